@@ -78,6 +78,7 @@ from .storage.stores import JobStores
 from .tiers.config import TierConfig
 from .tiers.tier import Tier, allowed_tiers, by_name, load_tiers
 from .upstreams.clients import UpstreamClients
+from .upstreams.features import TierServers, verify_features
 from .upstreams.triton.model_control import default_key_file
 
 if TYPE_CHECKING:
@@ -112,14 +113,20 @@ class Runtime(msgspec.Struct, frozen=True):
     heartbeat: PeerHeartbeat
     kind: PeerKind
     watchers: tuple[Callable[[], Coroutine[object, object, None]], ...]  # run as long as it is used
+    http_tiers: tuple[TierServers, ...] = ()  # chat tiers over HTTP, whose features are verified at start
 
     @property
     def job_trace(self) -> JobTrace | None:
         return None if self.tracing is None else self.tracing.jobs
 
     async def start(self) -> None:
-        """Start the background tasks. Raises ConfigError if the keys in Redis have the layout of another version."""
+        """Start the background tasks.
+
+        Raises:
+            ConfigError: The keys in Redis have the layout of another version, or a server lacks a feature.
+        """
         await self.pools.prepare()
+        await verify_features(self.http_tiers, self.pools.clients)
         for watch in self.watchers:
             self.tasks.start_soon(watch)
         if self.kind == "worker":
@@ -198,6 +205,11 @@ def build_runtime(
         PeerHeartbeat(accounts.redis, shared, kind=kind),
         kind,
         (pools.watch, warmer.watch, lag.watch),
+        tuple(
+            TierServers(f"tiers[{index}].upstream", tier.model, tier.config.upstream)
+            for index, tier in enumerate(tiers)
+            if tier.config.upstream.is_http and "chat" in tier.config.can
+        ),
     )
 
 

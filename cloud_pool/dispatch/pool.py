@@ -369,6 +369,11 @@ class Pools:
         with anyio.move_on_after(_PREPARE_S):
             await self._refresh_all()
 
+    @property
+    def clients(self) -> UpstreamClients:
+        """The clients of all pools."""
+        return self._clients
+
     async def watch(self) -> None:
         """Watch all pools and refresh DNS names, until cancelled."""
         async with anyio.create_task_group() as tasks:

@@ -49,6 +49,7 @@ from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sol
 from ..degradation.tier_health import Stress, caller_position
 from ..dispatch.endpoint_selection import prefix_key
 from ..tiers.tier import InferencePrompt, Tier
+from ..upstreams.features import check_features
 from ..upstreams.inference import Delta, InferenceRequest
 from ..upstreams.triton.messages import SamplingParameters, from_request
 from ..upstreams.triton.trtllm import check_parameters
@@ -359,6 +360,7 @@ def _question(context: RequestContext) -> Request:
 def _http_requests(context: RequestContext, request: Request, tier: Tier) -> list[InferenceRequest]:
     """Return the requests for a server with OpenAI's API, one for each sequence. Raises UnsupportedFeature."""
     tier.check_ability(request.kind)
+    check_features(request, tier.name, tier.config.upstream)
     made = []
     for sequence in range(request.sequences):
         prompt, seed = sequence // request.n, request.sampling.seed

@@ -11,6 +11,9 @@ from causeway_server.router.config import Positive, Seconds, doc
 from causeway_server.router.errors import ConfigError
 
 UpstreamKind = Literal["triton", "trtllm", "trtllm_llmapi", "openai"]
+Feature = Literal["tools", "logprobs", "schemas"]
+FEATURES: tuple[Feature, ...] = ("tools", "logprobs", "schemas")
+"""Features that servers with OpenAI's API may lack. `schemas`: JSON answers."""
 
 
 class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,6 +35,17 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("File with the servers' bearer token on one line, read again when it changes. Empty: none.")
     ] = ""
     ca_file: Annotated[str, doc("PEM file of the CA of the servers' certificates. Empty: the system's CAs.")] = ""
+    without: Annotated[
+        tuple[Feature, ...],
+        doc("Features that the servers lack, of `tools`, `logprobs` and `schemas`: requests for them get 400."),
+    ] = ()
+    verify_features: Annotated[
+        bool,
+        doc(
+            "Ask a server of each tier for every other feature at start, with a token each, and refuse to start where "
+            "it refuses one."
+        ),
+    ] = True
     connect_timeout_s: Annotated[Seconds, doc("Maximum time to connect to a server, TLS included.")] = 2.0
     token_timeout_s: Annotated[
         Seconds,
@@ -52,7 +66,7 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check(self, where: str) -> None:
         """Raise ConfigError for a combination of keys that cannot work. `where`: path of the section."""
         if not self.is_http:
-            for key in ("urls", "key_file", "ca_file"):
+            for key in ("urls", "key_file", "ca_file", "without"):
                 if getattr(self, key):
                     raise ConfigError("Only an upstream of `kind: openai` has this key.", where=f"{where}.{key}")
             return

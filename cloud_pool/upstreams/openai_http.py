@@ -15,7 +15,7 @@ import asyncio
 import math
 import ssl
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -26,8 +26,10 @@ from causeway_server.router.errors import (
     CloudSaturated,
     CloudTimeout,
     CloudUnavailable,
+    CloudUnprocessable,
     ConfigError,
     DeadlineExceeded,
+    InvalidRequest,
     StreamBroken,
 )
 from causeway_server.router.openai.embeddings import decode_embeddings
@@ -42,15 +44,20 @@ from causeway_server.router.serving.upstream.server import (
     ServerAddress,
     StreamReader,
 )
-from causeway_server.router.types import Chunk, Message, Request
+from causeway_server.router.types import Chunk, Message, Request, ResponseFormat, Tool
 
-from .config import UpstreamConfig
+from .config import Feature, UpstreamConfig
 from .inference import PROBE_S, Delta, InferenceRequest
 from .token_meter import CallMeter
 from .triton.messages import SamplingParameters
 
 _MAX_AWAY_S = 60.0  # upper bound of a server's Retry-After
 _PROBE_CHAT = Request(kind="chat", model="", messages=(Message("user", "a"),), max_tokens=1, stream=True)
+_FEATURE_CHATS: Mapping[Feature, Request] = {
+    "tools": msgspec.structs.replace(_PROBE_CHAT, tools=(Tool("noop"),)),
+    "logprobs": msgspec.structs.replace(_PROBE_CHAT, logprobs=1),
+    "schemas": msgspec.structs.replace(_PROBE_CHAT, response_format=ResponseFormat("json_object")),
+}
 _PROBE_EMBEDDING = Request(kind="embedding", model="", prompts=("a",))
 
 
@@ -158,6 +165,26 @@ class OpenAIUpstream:
         async with aclosing(self.generate(request)) as deltas:
             async for _ in deltas:
                 pass
+
+    async def refusal_of(self, model: str, feature: Feature, timeout_s: float) -> str:
+        """Return why the server refuses a request with this feature; "" if it takes it, or gives no answer now."""
+        request = InferenceRequest(
+            model=model,
+            prompt="",
+            parameters=SamplingParameters(),
+            openai=_FEATURE_CHATS[feature],
+            deadline=self._clock() + timeout_s,
+            request_id=f"{feature}-check",
+        )
+        try:
+            async with aclosing(self.generate(request)) as deltas:
+                found = [delta.chunk async for delta in deltas if delta.chunk is not None]
+        except (InvalidRequest, CloudUnprocessable) as error:
+            return error.message
+        except CausewayError:
+            return ""
+        is_missing = feature == "logprobs" and not any(chunk.logprobs for chunk in found)
+        return "Its answer has no logprobs." if is_missing else ""
 
     def last_received_at(self, model: str) -> float:
         return self._received_at.get(model, -math.inf)

@@ -17,6 +17,7 @@ from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.http.config import ServerConfig
 from causeway_server.cloud_pool.tiers.config import TierAbility, TierConfig
 from causeway_server.cloud_pool.upstreams.config import UpstreamConfig
+from causeway_server.router.errors import ConfigError
 from tests.edge_node.device import Answer
 
 Event = dict[str, object]
@@ -50,7 +51,7 @@ def http_tier(*urls: str, name: str = "large", upstream: UpstreamConfig | None =
     return TierConfig(
         name=name,
         can=ABLE,
-        upstream=upstream or UpstreamConfig(kind="openai", urls=urls),
+        upstream=upstream or UpstreamConfig(kind="openai", urls=urls, verify_features=False),
         **{"model": "m", **fields},  # type: ignore[arg-type]
     )
 
@@ -72,10 +73,14 @@ async def serving(
         degradation=degradation or DegradationConfig(warm_up_after_idle_s=0.0),
     )
     async with anyio.create_task_group() as tasks, aiohttp.ClientSession() as session:
-        app = build(config, tasks)
-        await app.start()
+        app, failed = build(config, tasks), None
         try:
+            await app.start()
             yield Gateway(app, session, audit)
+        except ConfigError as error:  # raised below, as a task group would wrap it
+            failed = error
         finally:
             await app.stop()
     await app.close()
+    if failed is not None:
+        raise failed

@@ -29,7 +29,9 @@ def messages(*parts: object) -> list[object]:
 
 
 def http(url: str, *abilities: TierAbility, name: str = "large") -> TierConfig:
-    return TierConfig(name=name, model=name, can=abilities, upstream=UpstreamConfig(kind="openai", urls=(url,)))
+    return TierConfig(
+        name=name, model=name, can=abilities, upstream=UpstreamConfig(kind="openai", urls=(url,), verify_features=False)
+    )
 
 
 @pytest.fixture

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from causeway_server.cloud_pool.upstreams.config import UpstreamConfig
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig, RetryBudgetConfig
+from causeway_server.cloud_pool.upstreams.config import Feature, UpstreamConfig
+from causeway_server.router.errors import ConfigError
 from tests.dialects import ERRORS, HI, REASON, REFUSALS, STREAMS, TOOLS, UNREADABLE_STREAMS, WHOLES, read_of
 from tests.edge_node.raw_upstream import RawUpstream, delta, document, events, reply, whole
 from tests.edge_node.scripted import CLOUD_WORDS, ScriptedCloud
@@ -235,7 +237,7 @@ async def test_a_stall_before_the_first_token_ends_at_the_deadline(gateway: Gate
 async def test_a_stall_between_tokens_ends_the_answer(cloud: ScriptedCloud, tmp_path: Path) -> None:
     """`token_timeout_s` bounds it, long before the deadline."""
     cloud.fault = "drip"
-    upstream = UpstreamConfig(kind="openai", urls=(cloud.url,), token_timeout_s=0.05)
+    upstream = UpstreamConfig(kind="openai", urls=(cloud.url,), token_timeout_s=0.05, verify_features=False)
     async with serving(tmp_path, http_tier(upstream=upstream)) as gateway:
         answer = await gateway.ask(stream=True)
         assert answer.text == CLOUD_WORDS[0]
@@ -252,7 +254,7 @@ async def test_a_stream_that_breaks_is_an_error_event(gateway: Gateway, cloud: S
 async def test_the_token_is_read_again_when_its_file_changes(cloud: ScriptedCloud, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("first\n")
-    upstream = UpstreamConfig(kind="openai", urls=(cloud.url,), key_file=str(key))
+    upstream = UpstreamConfig(kind="openai", urls=(cloud.url,), key_file=str(key), verify_features=False)
     async with serving(tmp_path, http_tier(upstream=upstream)) as gateway:
         await gateway.ask()
         key.write_text("second-one\n")
@@ -272,3 +274,82 @@ async def test_unknown_fields_of_request_and_answer_travel_with_what_they_belong
     assert answer.json["choices"][0]["message"]["reasoning_details"] == [{"type": "x"}]
     (sent,) = raw.bodies
     assert json.dumps(mark)[1:-1] in json.dumps(sent["messages"])
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+def refusing(feature: str) -> bytes:
+    return document({"error": {"message": f"{feature} need a parser."}}, status="400 Bad Request")
+
+
+async def test_a_feature_that_the_server_refuses_is_found_at_start(raw: RawUpstream, tmp_path: Path) -> None:
+    """The key is named, and what to do; the features that are listed are not tried."""
+    raw.replies = [refusing("tools")]
+    upstream = UpstreamConfig(kind="openai", urls=(raw.url,), without=("logprobs", "schemas"))
+    with pytest.raises(ConfigError, match=r"tools need a parser.*--tool-call-parser.*add `tools`") as raised:
+        async with serving(tmp_path, http_tier(upstream=upstream)):
+            pass
+    assert raised.value.where == "tiers[0].upstream.without"
+    assert [("tools" in body, "logprobs" in body) for body in raw.bodies] == [(True, False)]
+
+
+async def test_logprobs_that_do_not_come_are_absent(raw: RawUpstream, tmp_path: Path) -> None:
+    raw.replies = [events(*HI)]
+    upstream = UpstreamConfig(kind="openai", urls=(raw.url,), without=("tools", "schemas"))
+    with pytest.raises(ConfigError, match="has no logprobs"):
+        async with serving(tmp_path, http_tier(upstream=upstream)):
+            pass
+
+
+@pytest.mark.parametrize(
+    "reply_bytes", [b"", document({}, status="503 Service Unavailable"), document({}, status="401 Unauthorized")]
+)
+async def test_a_server_that_gives_no_answer_does_not_keep_the_gateway_from_starting(
+    raw: RawUpstream, tmp_path: Path, reply_bytes: bytes
+) -> None:
+    raw.replies = [reply_bytes]
+    async with serving(tmp_path, http_tier(upstream=UpstreamConfig(kind="openai", urls=(raw.url,)))) as gateway:
+        raw.replies = [events(*HI)]
+        assert gateway.app.url
+
+
+@pytest.mark.parametrize(
+    ("feature", "fields", "param"),
+    [
+        ("tools", {"tools": TOOLS}, "tools"),
+        ("logprobs", {"logprobs": True}, "logprobs"),
+        ("schemas", {"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+async def test_a_request_for_an_absent_feature_is_refused_by_name(
+    raw: RawUpstream, tmp_path: Path, feature: Feature, fields: dict[str, Any], param: str
+) -> None:
+    upstream = UpstreamConfig(kind="openai", urls=(raw.url,), without=(feature,), verify_features=False)
+    async with serving(tmp_path, http_tier(upstream=upstream)) as gateway:
+        answer = await gateway.ask(**fields)
+    assert (answer.status, answer.code) == (400, "unsupported_feature")
+    assert answer.json["error"]["param"] == param
+    assert not raw.bodies
+
+
+# --- a server that restarts -------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_restarts_under_100_streams_loses_none_that_had_not_begun(tmp_path: Path) -> None:
+    """Each is answered once, by the other server; nothing runs on upstream, and all permits are free."""
+    first, second = await ScriptedCloud().start(), await ScriptedCloud().start()
+    first.gate = asyncio.Event()
+    tier = http_tier(first.url, second.url, concurrency=64, retry_budget=RetryBudgetConfig(share=1.0))
+    async with serving(tmp_path, tier, load_balancing=LoadBalancingConfig()) as gateway:
+        asked = [asyncio.create_task(gateway.ask(stream=True)) for _ in range(100)]
+        await until(lambda: len(first.bodies) + len(second.bodies) == 100)
+        waiting = first.running
+        assert waiting
+        await first.stop()
+        answers = await asyncio.gather(*asked)
+        assert {(answer.status, answer.text, answer.done) for answer in answers} == {(200, CLOUD, True)}
+        assert len(second.bodies) >= 100 - len(first.bodies) + waiting
+        assert second.running == 0
+        await until(lambda: gateway.app.runtime.admissions["large"].scheduler.running == 0)
+    await second.stop()
