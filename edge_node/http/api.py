@@ -21,6 +21,7 @@ import logging
 import os
 import random
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -461,5 +462,5 @@ def _refusal(http: HttpExchange, error: CausewayError) -> web.Response:
 
 
 def new_decision_id() -> str:
-    """Return a new decision id: unique, but not secret."""
-    return f"{_random.getrandbits(96):024x}"
+    """Return a new decision id: unique, but not secret. It begins with the time, so that files append their rows."""
+    return f"{int(time.time() * 1000.0):012x}{_random.getrandbits(48):012x}"

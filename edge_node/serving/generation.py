@@ -56,6 +56,7 @@ from causeway_server.router.types import (
     Message,
     PartRecord,
     Request,
+    RequestFeatures,
     Snapshot,
     Target,
     TextPart,
@@ -110,6 +111,7 @@ class Generation:
     arrived: float
     deadline: float
     job: JobTerms | None = None
+    features: RequestFeatures | None = None  # None: not computed
     estimated: bool = False  # estimate that `usd` uses for an attempt that reported no usage
     traceparent: str = ""  # the client's request
     trace: RequestTrace | None = None

@@ -44,7 +44,15 @@ from causeway_server.router.serving.reply import (
 )
 from causeway_server.router.tool_calls.schema import with_own_ids
 from causeway_server.router.trackers import MAX_CLIENTS, network_of
-from causeway_server.router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
+from causeway_server.router.types import (
+    CacheStatus,
+    Chunk,
+    DecisionRecord,
+    Outcome,
+    Request,
+    RequestFeatures,
+    Usage,
+)
 
 from ..backends.backend import JobTerms
 from ..clock import Clock
@@ -330,6 +338,14 @@ class RequestContext:
         return self.head is not None
 
     @property
+    def features(self) -> RequestFeatures:
+        """The features of the request, which equal requests share."""
+        memo = self.memo
+        if memo.features is None:
+            memo.features = features_of(self.request)
+        return memo.features
+
+    @property
     def cache(self) -> CacheStatus:
         if self.head is not None:
             return self.head.cache
@@ -398,15 +414,13 @@ class RequestContext:
 
     def finish(self, now: float, unix_s: float) -> DecisionRecord:
         """Return the record of this request with its one Outcome. `now`: its end, monotonic seconds."""
-        generation, memo = self.generation, self.memo
-        if memo.features is None:
-            memo.features = features_of(self.request)
+        generation, features = self.generation, self.features
         return DecisionRecord(
             id=self.id,
             created=unix_s,
-            request=memo.features,
+            request=features,
             estimates=generation.estimates,
-            unrecorded=concerned(generation.unrecorded, memo.features.modalities),
+            unrecorded=concerned(generation.unrecorded, features.modalities),
             snapshot=generation.snapshot,
             decision=generation.decision,
             outcome=self._outcome(now),

@@ -26,6 +26,7 @@ from causeway_server.router.decision.decide import (
     CachePlanner,
     RequestMemo,
     decide,
+    decide_memoized,
     early_bypass,
     until_first_cloud,
     without_down,
@@ -263,6 +264,7 @@ class Service:
             arrived=context.arrived,
             deadline=context.deadline,
             job=context.job,
+            features=context.features,
         )
         generation.traceparent, generation.trace = context.traceparent, context.trace
         context.follow(generation)
@@ -430,7 +432,11 @@ class Service:
         if policy.compared and request.model == AUTO:
             await self.on_demand.compare(generation)
         snapshot = generation.snapshot if generation.job is None else without_down(generation.snapshot)
-        decision = decide(policy, request, snapshot, generation.estimates)
+        features = generation.features
+        if features is None:
+            decision = decide(policy, request, snapshot, generation.estimates)
+        else:
+            decision = decide_memoized(policy, request, snapshot, generation.estimates, features)
         if generation.job is not None:
             decision = until_first_cloud(decision)
         generation.decision = decision

@@ -303,9 +303,10 @@ class Attempt:
     def record(self, now: float) -> AttemptRecord:
         started = self._started if self._started is not None else (self._ended if self._ended is not None else now)
         ended = self._ended if self._ended is not None else now
+        target = self.plan.target
         return AttemptRecord(
-            target=self.plan.target.name,
-            at=self.plan.target.at,
+            target=target.name,
+            at=target.at,
             state=self.state.value,
             started_ms=_milliseconds(started - self._arrived),
             ttft_ms=None if self._first_token is None else _milliseconds(self._first_token - started),

@@ -115,6 +115,30 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
     )
 
 
+_MAX_DECISIONS: Final = 256  # that are kept of a policy
+
+
+def decide_memoized(
+    policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates, features: RequestFeatures
+) -> Decision:
+    """Return what `decide` returns, from memory where features and availability alone decide. Raises as `decide`.
+
+    Args:
+        features: The request's, from `features_of`.
+    """
+    if not policy.reads_only_features or len(features.modalities) > 1 or request.resume:
+        return decide(policy, request, snapshot, estimates)
+    key = (features, snapshot.down, snapshot.absent, snapshot.uncalibrated)
+    known = policy.decisions.get(key)
+    if known is None:
+        known = decide(policy, request, snapshot, estimates)
+        if len(policy.decisions) >= _MAX_DECISIONS:
+            policy.decisions.clear()
+        if known.attempts:  # else the reasons name what else is missing
+            policy.decisions[key] = known
+    return known
+
+
 def _named(policy: Policy, request: Request) -> Route | None:
     """Return the targets that the client named; None if the policy's routes choose."""
     named = None

@@ -18,6 +18,7 @@ from ..documents.strict_yaml import Problem
 from ..errors import PolicyError
 from ..types import (
     AUTO,
+    Decision,
     ExactCache,
     Fusion,
     Handoff,
@@ -117,6 +118,8 @@ class Policy:
     offered: tuple[Target, ...] = field(init=False)  # the targets that a client may name
     compared: tuple[Target, ...] = field(init=False)  # the targets that `best_of` orders, each once
     target_names: frozenset[str] = field(init=False)
+    reads_only_features: bool = field(init=False)  # whether `decide` reads no signal but those of `RequestFeatures`
+    decisions: dict[object, Decision] = field(init=False, default_factory=dict)  # of `decide_memoized`
     named: Mapping[str, Route] = field(init=False)  # the targets of each name that a client may send as `model`
 
     def __post_init__(self) -> None:
@@ -128,6 +131,8 @@ class Policy:
         ordered = (route for route in self.routes if route.best_of is not None)
         compared = dict.fromkeys(target for route in ordered for target in route.targets)
         object.__setattr__(self, "compared", tuple(compared))
+        alone = self.route_needs.request_only and not self.compared and self.shadow is None
+        object.__setattr__(self, "reads_only_features", alone)
         object.__setattr__(self, "target_names", frozenset(target.name for target in self.targets))
         object.__setattr__(self, "named", _named_routes(self.targets, self.adapted))
 

@@ -143,6 +143,7 @@ class ModelMetrics:
         self._usage = histogram(
             "gen_ai_client_token_usage", "Tokens per request.", (*_MODEL, "gen_ai_token_type"), _TOKENS
         )
+        self._sizes: dict[tuple[str, ...], tuple[list[float], ...]] = {}  # labels → usage of input and output
 
     def observe(
         self,
@@ -164,8 +165,12 @@ class ModelMetrics:
             tokens: Tokens that arrived, for the time of each one after the first.
         """
         labels = (OPERATIONS[kind], *models)
-        self._usage.observe((*labels, "input"), usage.prompt_tokens)
-        self._usage.observe((*labels, "output"), usage.completion_tokens)
+        sizes = self._sizes.get(labels)
+        if sizes is None:
+            sizes = self._sizes[labels] = tuple([self._usage.series((*labels, of)) for of in ("input", "output")])
+        for series, count in zip(sizes, (usage.prompt_tokens, usage.completion_tokens), strict=True):
+            series[bisect_left(_TOKENS, count)] += 1
+            series[-1] += count
         self._duration.observe((*labels, error), duration_s)
         if ttft_s is not None:
             self._ttft.observe(labels, ttft_s)

@@ -125,7 +125,7 @@ class CloudBackend:
             rtt_ms=self._probe.rtt_ms(now),
             breaker=self.health.breaker.state(now),
             tier=self._probe.tier,
-            unavailable_models=tuple(model for model, until in self._skip_until.items() if now < until),
+            unavailable_models=self._skipped(now) if self._skip_until else (),
         )
 
     # --- Backend -----------------------------------------------------------------------------------------------------
@@ -187,6 +187,9 @@ class CloudBackend:
         if call.job is not None:
             lines += field_lines({"Idempotency-Key": call.job.key})  # a server without jobs may still support it
         return lines
+
+    def _skipped(self, now: float) -> tuple[str, ...]:
+        return tuple([model for model, until in self._skip_until.items() if now < until])
 
     def refuse_skipped(self, call: BackendRequest, now: float) -> None:
         """Raise CloudUnavailable until the server's Retry-After has passed."""

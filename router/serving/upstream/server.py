@@ -10,7 +10,7 @@ import base64
 import logging
 import math
 import ssl
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -166,7 +166,6 @@ class OpenAIServer:
         *,
         body: bytes | None = None,
         lines: str = "",
-        renew: bool = True,
     ) -> HttpResponse:
         """Send a request. Return a response of any status but 401 of a stale token; the caller must release it.
 
@@ -179,16 +178,21 @@ class OpenAIServer:
             HttpClientError: There is no answer.
             TimeoutError: There was no answer in time.
         """
+        response = await self._sent(method, target, until, body, lines)
+        if response.status == 401 and await self._renewed(self._sent_token, until):
+            response.release()
+            return await self._sent(method, target, until, body, lines)
+        return response
+
+    def _sent(
+        self, method: str, target: str, until: float, body: bytes | None, lines: str
+    ) -> Coroutine[None, None, HttpResponse]:
         assert self._client is not None, "start() comes first"
         token = self._credentials.token
         if token != self._sent_token:
             self._lines = self._common_lines(token)
             self._sent_token = token
-        response = await self._client.request(method, target, self._lines + lines, until, body)
-        if response.status == 401 and renew and await self._renewed(token, until):
-            response.release()
-            return await self.request(method, target, until, body=body, lines=lines, renew=False)
-        return response
+        return self._client.request(method, target, self._lines + lines, until, body)
 
     async def send(
         self,
@@ -202,7 +206,10 @@ class OpenAIServer:
     ) -> HttpResponse:
         """Send a request, like `request`, and report to the observer. Raises BackendError instead."""
         try:
-            response = await self.request(method, target, until, body=body, lines=lines)
+            response = await self._sent(method, target, until, body, lines)
+            if response.status == 401 and await self._renewed(self._sent_token, until):
+                response.release()
+                response = await self._sent(method, target, until, body, lines)
         except HttpClientError as error:
             failure = client_error(error, call.name, "send")
             if failure.phase == "connect":
@@ -256,11 +263,11 @@ class OpenAIServer:
             fields["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
         return field_lines(fields)
 
-    async def _renewed(self, refused: str, until: float) -> bool:
+    async def _renewed(self, refused: str | None, until: float) -> bool:
         """Return whether there is another token than the refused one, no later than `until` (the loop's clock, s)."""
         try:
             async with asyncio.timeout_at(until):
-                return await self._credentials.renew(refused)
+                return await self._credentials.renew(refused or "")
         except TimeoutError:
             return False
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from causeway_server.router.decision.decide import decide, plan_cache
+from causeway_server.router.decision.decide import decide, decide_memoized, features_of, plan_cache
 from causeway_server.router.errors import InvalidRequest, ModelNotFound
 from causeway_server.router.policy.compiled import Policy, parse_policy
 from causeway_server.router.types import (
@@ -472,3 +472,57 @@ def test_a_decision_uses_only_targets_of_its_route(request: Request, snapshot: S
     else:
         assert decision.reasons[-1].code == "no_route"
     assert decision == decide(STRICT, request, snapshot, known)
+
+
+# --- decisions that are remembered -----------------------------------------------------------------------------------
+
+PLAIN_RULES = (
+    "routes:\n  - name: bulk\n    when: request.max_tokens > 500 || 'bulk' in request.tags\n    use: [large]\n"
+    "  - name: rest\n    use: [small, large]\n"
+)
+WITH_DEVICE = PLAIN_RULES.replace("request.max_tokens > 500", "device.temperature_c > 80.0")
+UP, NO_CLOUD, ABSENT = Snapshot(), Snapshot(down=frozenset({"large"})), Snapshot(absent=frozenset({"small"}))
+ASKED = [
+    Request(kind="chat", model="auto", messages=(Message("user", "hi"),)),
+    Request(kind="chat", model="auto", messages=(Message("user", "another text"),)),
+    Request(kind="chat", model="small", messages=(Message("user", "hi"),)),
+    Request(kind="chat", model="auto", messages=(Message("user", "hi"),), max_tokens=900),
+    Request(kind="chat", model="auto", messages=(Message("user", "hi"),), hints=RoutingHints(tags=("bulk",))),
+    Request(kind="chat", model="auto", messages=(Message("user", "hi"),), hints=RoutingHints(prefer="only_on_device")),
+    Request(kind="chat", model="auto", messages=(Message("user", "hi"),), tools=(Tool("f"),)),
+    Request(kind="chat", model="auto", messages=(Message("user", (ImagePart("data:,x"),)),)),
+    Request(kind="embedding", model="auto", prompts=("hi",)),
+]
+
+
+@pytest.mark.parametrize("rules", [PLAIN_RULES, WITH_DEVICE], ids=["features", "device"])
+def test_a_remembered_decision_is_the_one_that_would_be_made(rules: str) -> None:
+    policy = made(rules)
+    for _ in range(2):
+        for request in ASKED:
+            for snapshot in (UP, NO_CLOUD, ABSENT, COOL):
+                remembered = decide_memoized(policy, request, snapshot, SHORT, features_of(request))
+                assert remembered == decide(policy, request, snapshot, SHORT)
+    assert bool(policy.decisions) == (rules is PLAIN_RULES)
+
+
+def test_a_request_with_the_features_of_an_earlier_one_is_not_decided_again() -> None:
+    policy = made(PLAIN_RULES)
+    first, second = (decide_memoized(policy, one, UP, SHORT, features_of(one)) for one in ASKED[:2])
+    assert first is second
+    assert decide_memoized(policy, ASKED[0], NO_CLOUD, SHORT, features_of(ASKED[0])) is not first
+
+
+def test_remembered_decisions_are_bounded() -> None:
+    policy = made(PLAIN_RULES)
+    for limit in range(1, 400):
+        request = msgspec.structs.replace(ASKED[0], max_tokens=limit)
+        decide_memoized(policy, request, UP, SHORT, features_of(request))
+    assert 0 < len(policy.decisions) <= 256
+
+
+def test_a_model_that_no_target_has_is_refused_each_time() -> None:
+    policy, request = made(PLAIN_RULES), msgspec.structs.replace(ASKED[0], model="nothing")
+    for _ in range(2):
+        with pytest.raises(ModelNotFound):
+            decide_memoized(policy, request, UP, SHORT, features_of(request))

@@ -669,3 +669,51 @@ def test_a_continue_token_is_accepted_only_if_answers_can_be_continued() -> None
     assert parse_completion(body, RoutingHints(), resumes=True).resume == "token"
     with pytest.raises(UnsupportedFeature):
         parse_completion(body, RoutingHints())
+
+
+TEXTS = [
+    [{"role": "user", "content": "hi"}],
+    [{"role": "system", "content": "Short."}, {"role": "user", "content": 'é "quoted" \n\t \\ \u2028'}],
+    [{"role": "user", "content": ""}, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Why?"}],
+]
+OF_TEXTS = [
+    {},
+    {"temperature": 0},
+    {"temperature": 0.7, "max_tokens": 5},
+    {"temperature": 2, "max_completion_tokens": 5, "stream": True},
+    {"stream": False, "user": "u"},
+    {"temperature": -0.0},
+]
+
+
+@pytest.mark.parametrize("more", OF_TEXTS)
+@pytest.mark.parametrize("messages", TEXTS)
+def test_a_chat_of_texts_means_what_it_means_with_another_field(
+    messages: list[dict[str, str]], more: dict[str, object]
+) -> None:
+    """`n` of 1 is the default, and leads to the parser of all other chats."""
+    hints = RoutingHints(client="c", tags=("a",))
+    body = chat(messages=messages, **more)
+    for spelled in (body, json.dumps(json.loads(body), ensure_ascii=False, separators=(",", ":")).encode()):
+        assert parse_chat(spelled, hints) == parse_chat(chat(messages=messages, **more, n=1), hints)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"a","model":"b","messages":[{"role":"user","content":"hi"}]}',
+        b'{"model":"a","messages":[{"role":"user","content":"hi","content":"ho"}]}',
+        b'{"model":"a","messages":[{"role":"user","content":"hi"}],"temperature":1,"temperature":0}',
+        b'{"model":"a","messages":[{"role":"user","content":"hi"}],"temperature":3}',
+        b'{"model":"a","messages":[{"role":"user","content":"hi"}],"temperature":true}',
+        b'{"model":"a","messages":[{"role":"user","content":"hi"}],"max_tokens":1,"max_completion_tokens":2}',
+        b'{"model":"a","messages":[{"role":"nobody","content":"hi"}]}',
+        b'{"model":"a","messages":[{"role":"user","content":null}]}',
+        b'{"model":"","messages":[{"role":"user","content":"hi"}]}',
+        b'{"model":"a","messages":[]}',
+        b'{"model":"a","messages":[{"role":"user","content":"hi"}]} x',
+    ],
+)
+def test_a_chat_of_texts_that_is_wrong_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_chat(body, NONE)
