@@ -98,21 +98,21 @@ _GAUGES_S = 5.0
 
 
 class Runtime(msgspec.Struct, frozen=True):
-    """The tiers and the service over them: call `start`, and `close` after the background tasks have ended."""
+    """The tiers and the service over them. Call `start`, and `close` after the background tasks have ended."""
 
-    tasks: TaskGroup  # the parent of background tasks
-    tiers: Mapping[str, Tier]  # by name and alias
+    tasks: TaskGroup  # parent of the background tasks
+    tiers: Mapping[str, Tier]  # tiers by name and alias
     metrics: Metrics
     accounts: Accounts
     pools: Pools
-    admissions: Mapping[str, AdmissionController]  # by the tier's name
+    admissions: Mapping[str, AdmissionController]  # admission by the tier's name
     service: Service
-    parts: RequestParts | None  # None: no tier takes parts
+    parts: RequestParts | None  # reader of audio, images and files; None if no tier takes parts
     caching_service: CachingService
     tracing: Tracing | None
     heartbeat: PeerHeartbeat
     kind: PeerKind
-    watchers: tuple[Callable[[], Coroutine[object, object, None]], ...]  # run as long as it is used
+    watchers: tuple[Callable[[], Coroutine[object, object, None]], ...]  # loops that run from `start` to `close`
     http_tiers: tuple[TierServers, ...] = ()  # chat tiers over HTTP, whose features are verified at start
 
     @property
@@ -137,7 +137,9 @@ class Runtime(msgspec.Struct, frozen=True):
         self.accounts.start(self.tasks)
 
     async def close(self) -> None:
-        """Close what the background tasks used, after their end: a probe needs its channel until its last step."""
+        """Close what the background tasks used. Call it after they have ended, because a probe needs its channel until
+        its last step.
+        """
         await self.caching_service.close()
         await self.accounts.close()
         await self.pools.close()
@@ -401,7 +403,7 @@ class App(msgspec.Struct, frozen=True):
     operator: Listener
     runner: RequestRunner
     jobs: JobsGateway | None
-    grpc: GrpcServer | None  # the gRPC address, if it is configured
+    grpc: GrpcServer | None  # gRPC server, if an address for it is configured
     detector: SpeechDetection | None
 
     @property
@@ -437,7 +439,7 @@ class App(msgspec.Struct, frozen=True):
             self.runtime.tasks.start_soon(self.jobs.watch)
 
     async def drain(self) -> None:
-        """Accept no new requests; requests in progress have `drain_s` to finish."""
+        """Accept no new requests. Requests in progress have `drain_s` to finish."""
         self.server.begin_draining()
         async with anyio.create_task_group() as drains:
             drains.start_soon(self.listener.drain, self.config.server.drain_s)
@@ -554,7 +556,7 @@ def build_server(
     Args:
         tiers: Tiers by name and alias.
         parts: Reader of audio, images and files; None: no tier is an encoder.
-        detect: Speech detection; None: live sessions detect no turns.
+        detect: Speech detection; None if live sessions do not detect turns.
         on_drain: Callback for the moment when the gateway begins to drain.
     """
     sessions = Sessions(
@@ -587,7 +589,7 @@ def _encoded_document(paths: Mapping[str, str]) -> bytes:
 
 
 def build_speech_detection(parts: RequestParts | None, spec: WorkerSpec | None) -> SpeechDetection | None:
-    """Build the speech detection of live sessions; None if sessions take no audio or no detector is installed.
+    """Build the speech detection of live sessions; return None if sessions accept no audio or no detector is installed.
 
     Args:
         spec: Name of the detector; None: the installed one.
@@ -653,7 +655,7 @@ class JobsGateway:
         )
 
     async def watch(self) -> None:
-        """Check the store and update the gauges every 5 s until cancelled. Logs once why jobs are refused."""
+        """Check the store and update the gauges every 5 s until cancelled. Log once why jobs are refused."""
         await keep_running("the check of the job store", self._watch)
 
     async def _watch(self) -> None:
@@ -684,7 +686,7 @@ def build_jobs(config: Config, runtime: Runtime, bodies: BodyMemory) -> JobsGate
     settings = with_shared_redis(config.jobs, config.redis)
     if not settings.redis:
         if config.redis:
-            log.warning("Jobs are off: `redis` is a cluster, which they do not support. Set `jobs.redis`.")
+            log.warning("Jobs are off, because `redis` is a cluster, which they do not support. Set `jobs.redis`.")
         return None
     identify, ledger = runtime.accounts.authenticator.identify, runtime.accounts.ledger
     return JobsGateway(
@@ -741,7 +743,7 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
         grpc = "" if app.grpc is None else f" grpc={app.grpc.address}"
         print(f"ready url={app.url} operator={app.operator_url}{grpc}", flush=True)
         await stop.wait()
-        log.info("draining")
+        log.info("The gateway is draining.")
         await app.drain()
         await app.stop()
 

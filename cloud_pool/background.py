@@ -55,8 +55,9 @@ _FLUSH_S = 3.0
 class WorkerAccounts(msgspec.Struct, frozen=True):
     """A worker's access to its tenants' limits and usage."""
 
-    limits: Callable[[str], TenantLimits] = lambda _: TenantLimits()  # of a tenant, for the lines of its batches
-    add_usage: AddUsage | None = None  # gets what all workers' accepted reports billed; None: other workers move it
+    limits: Callable[[str], TenantLimits] = lambda _: TenantLimits()  # limits of a tenant, for the lines of its batches
+    # stores the usage that all workers' accepted reports billed; None if other workers do this
+    add_usage: AddUsage | None = None
 
 
 class WorkerRuntime:
@@ -92,11 +93,13 @@ class WorkerRuntime:
         self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, accounts.limits)
 
     async def start(self, stop: StopSignal) -> bool:
-        """Wait for Redis. Returns False if `stop` came first. Raises ConfigError if Redis is not durable."""
+        """Wait for Redis. Return False if `stop` was set first. Raises ConfigError if Redis is not durable."""
         return await open_all(stop, self._stores.durability.wait)
 
     async def run(self, stop: StopSignal) -> None:
-        """Work until `stop` is set and the worker has drained. Another worker repeats a webhook that is cut off."""
+        """Work until `stop` is set and the worker has drained. Another worker repeats a webhook that this
+        interrupts.
+        """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep_running, "the sender of webhooks", self._sender.run)
             tasks.start_soon(keep_running, "the processor of batches", self._batches.run)
@@ -106,7 +109,7 @@ class WorkerRuntime:
             tasks.cancel_scope.cancel()
 
     async def close(self) -> None:
-        """Move the last bills and close all connections, after `run` or without it."""
+        """Write the last bills and close all connections, after `run` or without it."""
         if self._usage is not None:
             with anyio.move_on_after(_FLUSH_S):
                 await self._usage.flush()
@@ -173,7 +176,7 @@ class Background:
         self._operator = operator_listener(config, routes)
 
     async def listen(self, closing: list[Closing]) -> str:
-        """Listen at the operators' address. Returns its part of the ready line. Raises ConfigError."""
+        """Listen at the operators' address. Return the address for the ready line. Raises ConfigError."""
         await self._operator.start()
         closing.insert(0, self._operator.close)
         return f" operator={self._operator.url}"
@@ -193,7 +196,7 @@ async def run_worker(
     *,
     serves_operators: bool = False,
 ) -> None:
-    """Run jobs until `stop`, then drain. Prints one line when it begins to claim jobs. Raises ConfigError.
+    """Run jobs until `stop`, then drain. Print one line when it begins to claim jobs. Raises ConfigError.
 
     1. Serve metrics to operators, also while waiting for Redis.
     2. Wait for Redis, as long as it takes, unless the worker is stopped.
@@ -236,7 +239,7 @@ async def run_pipeline(
     *,
     serves_operators: bool = False,
 ) -> None:
-    """Answer messages until `stop`, then drain, with the steps of `run_worker`. Prints one line when it begins to
+    """Answer messages until `stop`, then drain, with the steps of `run_worker`. Print one line when it begins to
     receive or to stand by. Raises ConfigError.
     """
     from .brokers.open import open_sink, open_source
@@ -300,7 +303,7 @@ def _build_message_runner(background: Background, metrics: StreamMetrics) -> Mes
 
 
 async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) -> None:
-    """Replay messages until the end of the range or `stop`. Prints a line per message, and the totals. Raises
+    """Replay messages until the end of the range or `stop`. Print a line per message, and the totals. Raises
     ConfigError.
     """
     from .brokers.open import open_history, open_sink

@@ -44,14 +44,14 @@ class GatewaySessionConfig(SessionConfig, frozen=True, forbid_unknown_fields=Tru
     max_sessions: Annotated[
         Positive,
         doc(
-            "Maximum live sessions of this gateway; one tenant may hold half. A further one gets 429 unless a "
-            "disconnected session can make room."
+            "Maximum live sessions of this gateway; one tenant may hold half. Further sessions get 429, "
+            "unless a disconnected session can be evicted."
         ),
     ] = 1024
 
 
 OPERATOR_PORT_OFFSET = 100
-"""Distance from `server.port` to the operators' port, unless the latter is configured."""
+"""Distance from `server.port` to the operators' port, if the latter is not configured."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,13 +60,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tiers: Annotated[
         tuple[TierConfig, ...],
         Meta(min_length=1),
-        doc("Tiers that clients may request, each a model upstream under a name of its own."),
+        doc("Tiers that clients may request. Each is a model upstream and has its own name."),
     ] = (TierConfig(),)
     triton_key_file: Annotated[
         str,
         doc(
-            "Key for Triton's model control, the `--key-file` of `causeway-cloud triton`. Empty: the account's own, "
-            "`~/.local/state/causeway-triton/key`."
+            "File with the key for Triton's model control, as in `causeway-cloud triton --key-file`. "
+            "Empty: the account's own, `~/.local/state/causeway-triton/key`."
         ),
     ] = ""
     load_balancing: LoadBalancingConfig = LoadBalancingConfig()
@@ -79,7 +79,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = ""
     model_dirs: Annotated[
-        tuple[str, ...], doc("Folders searched for artifacts before the account's own and the ones that ship.")
+        tuple[str, ...],
+        doc("Folders searched for artifacts before the account's own folder and the artifacts that ship."),
     ] = ()
     redis: Annotated[RedisAddress, doc("Redis of all gateways and workers: a URL, or the keys below. Empty: none.")] = (
         ""
@@ -93,9 +94,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: PartsConfig = PartsConfig()
     grpc: GrpcConfig = GrpcConfig()
     tracing: TracingConfig = TracingConfig()
-    audit_file: Annotated[str, doc("File of audit records, one per request, no content. `-`: stdout. Empty: none.")] = (
-        ""
-    )
+    audit_file: Annotated[
+        str, doc("File of audit records: one per request, without content. `-`: stdout. Empty: none.")
+    ] = ""
     log: Annotated[
         Literal["debug", "info", "warning", "error"],
         doc("Log level: `debug`, `info`, `warning` or `error`. Prompts and answers are never logged."),
@@ -107,7 +108,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def web_origins(self) -> WebOrigins:
-        """Web pages that may use the public address."""
+        """Return the web origins whose pages may use the public address."""
         needs_key = bool(self.server.token_file) or self.identity.signed
         hosts = listener_hosts(self.server.host, self.server.hosts, needs_key=needs_key)
         return WebOrigins(self.server.origins, hosts, "server.origins")
@@ -119,7 +120,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def operator_web_origins(self) -> WebOrigins:
-        """Web origins allowed at the operators' address: none, because only programs use it."""
+        """Return the web origins allowed at the operators' address: none, because only programs use it."""
         hosts = listener_hosts(self.operator.host, self.server.hosts, needs_key=self.has_operator_tokens)
         return WebOrigins(hosts=hosts)
 
@@ -136,14 +137,14 @@ _PATHS = re.compile(r"(.+_)?file|state_dir|model_dirs")  # keys that hold paths
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
-    """Command-line flags; None: the flag is absent."""
+    """The command-line flags; None if a flag is absent."""
 
     host: str | None = None
     port: int | None = None
     token_file: str | None = None
     operator_port: int | None = None
-    triton: str | None = None  # for every tier
-    tiers: tuple[str, ...] = ()  # names, instead of the file's
+    triton: str | None = None  # Triton's address, for every tier
+    tiers: tuple[str, ...] = ()  # names of tiers, instead of those in the file
     model_dirs: tuple[str, ...] = ()
     redis: str | None = None
     log: Literal["debug", "info", "warning", "error"] | None = None
@@ -219,7 +220,9 @@ def _plain(tree: strict_yaml.Tree, positions: dict[str, str], folder: Path) -> o
 
 
 def _scalar(scalar: strict_yaml.Scalar) -> object:
-    """Convert a scalar. Raises ConfigError for YAML types without an equivalent here (dates, octal numbers)."""
+    """Convert a scalar. Raises ConfigError for YAML types that the configuration does not use (dates, octal
+    numbers).
+    """
     text, kind = scalar.text, scalar.kind
     try:
         if kind == "int":
@@ -281,11 +284,13 @@ def _check_operator(config: Config) -> None:
     operator = config.operator
     if not config.has_operator_tokens and not is_loopback(operator.host):
         raise ConfigError(
-            f"Listening on {operator.host} needs tokens: set this key or identity.key_file.",
+            f"Listening on {operator.host} needs tokens. Set this key or identity.key_file.",
             where="operator.token_file",
         )
     if config.operator_server.port > MAX_PORT:
-        raise ConfigError(f"server.port + {OPERATOR_PORT_OFFSET} is not a port: set this key.", where="operator.port")
+        raise ConfigError(
+            f"The port server.port + {OPERATOR_PORT_OFFSET} does not exist. Set this key.", where="operator.port"
+        )
 
 
 def _check_endpoints(tier: TierConfig, where: str) -> None:

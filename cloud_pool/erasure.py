@@ -1,4 +1,4 @@
-"""Erasure of all data of a subject, kind by kind, until no more is found. Each step can be repeated.
+"""The erasure of all data of a subject, kind by kind, until no more is found. Each step can be repeated.
 
 The receipt names the subject and counts what was erased; it is signed with an Ed25519 key of `causeway-cloud keys new`.
 
@@ -51,7 +51,7 @@ class ErasureSubject(msgspec.Struct, frozen=True, omit_defaults=True):
         option, text = ("--device", device) if device is not None else ("--user", user)
         of, _, name = str(text).partition("/")
         if not of or not name:
-            raise ConfigError(f"Write the tenant before it, as acme/{name or of or 'kiosk-17'}.", where=option)
+            raise ConfigError(f"Write the tenant before the name, as acme/{name or of or 'kiosk-17'}.", where=option)
         return cls(of, device=name) if device is not None else cls(of, user=name)
 
     @property
@@ -93,14 +93,14 @@ class Receipt(msgspec.Struct, frozen=True):
     subject: ErasureSubject
     started: str
     finished: str
-    resumed: bool  # an earlier run was interrupted; the counts are of all
-    erased: dict[str, int]  # by kind
+    resumed: bool  # whether an earlier run was interrupted; the counts are of all runs
+    erased: dict[str, int]  # number of erased items by kind
     left: list[Retained]
 
 
 class _SignedReceipt(msgspec.Struct, frozen=True):
     receipt: Receipt
-    jws: str  # the same receipt, signed: RFC 7515, compact
+    jws: str  # the same receipt, signed: compact JWS, RFC 7515
 
 
 def sign(receipt: Receipt, key: Ed25519PrivateKey) -> bytes:
@@ -123,7 +123,7 @@ def verify(data: bytes, keys: Jwks) -> Receipt:
     except (jwt.InvalidTokenError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"The file is not a receipt, or was modified: {error}") from error
     if receipt != signed.receipt:
-        raise ConfigError("The receipt was modified: its signature belongs to another one.")
+        raise ConfigError("The receipt was modified: its signature belongs to another receipt.")
     return receipt
 
 
@@ -149,10 +149,10 @@ class _JobKeys(msgspec.Struct):
     """Keys below the job prefix that begin with `kind:`: records whose fields name their owner."""
 
     stores: JobStores
-    name: str  # as in the receipt
+    name: str  # name in the receipt
     kind: str = ""
-    fields: tuple[str, ...] = ("owner",)  # of a record, its owner first
-    script: str = ""  # erases a record
+    fields: tuple[str, ...] = ("owner",)  # fields of a record, its owner first
+    script: str = ""  # script that erases a record
 
     async def _scan(self) -> AsyncIterator[list[str]]:
         """Yield pages of key names without the prefix and kind."""
@@ -196,7 +196,9 @@ class Batches(_JobKeys):
 
 
 class Jobs(_JobKeys):
-    """Jobs with their request, result, text, events, idempotency key and dead letter. A batch belongs to no user."""
+    """Jobs with their request, result, text, events, idempotency key and dead letter. Batches do not belong to a
+    user.
+    """
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         wanted = subject.user_digest
@@ -274,7 +276,7 @@ class _SharedKeys(msgspec.Struct):
     """Keys of the Redis that gateways share, which may be a cluster."""
 
     client: redis.asyncio.Redis
-    name: str  # as in the receipt
+    name: str  # name in the receipt
 
     async def _scan(self, pattern: str) -> AsyncIterator[str]:
         async for key in self.client.scan_iter(match=pattern, count=_PAGE):
@@ -285,7 +287,7 @@ class _SharedKeys(msgspec.Struct):
 
 
 class TenantUsage(_SharedKeys):
-    """A tenant's usage by day, rates and reservations; they belong to no single device or user."""
+    """A tenant's usage by day, rates and reservations; they do not belong to a single device or user."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         if subject.device or subject.user:
@@ -299,7 +301,7 @@ class TenantUsage(_SharedKeys):
 class CachedAnswers(_SharedKeys):
     """The whole shared cache: a key is a one-way digest that does not reveal the owner of an answer."""
 
-    prefix: str  # of its keys
+    prefix: str  # prefix of its keys
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         async for key in self._scan(f"{self.prefix.translate(_GLOB)}:{{*}}:*"):
@@ -328,7 +330,7 @@ def job_kinds(stores: JobStores) -> tuple[ErasedKind, ...]:
 def gateway_kinds(
     shared: redis.asyncio.Redis, cache: redis.asyncio.Redis | None, cache_prefix: str
 ) -> tuple[ErasedKind, ...]:
-    """Return the kinds of the gateways' Redis and of the shared cache; None as `cache` leaves the cache alone."""
+    """Return the kinds of the gateways' Redis and of the shared cache. `cache`: None if the cache is not erased."""
     usage = TenantUsage(shared, "usage")
     return (usage,) if cache is None else (usage, CachedAnswers(cache, "cached_answers", cache_prefix))
 
@@ -358,7 +360,7 @@ class Erasure:
         """Erase everything and return the receipt, whose counts are kept until `forget`.
 
         Args:
-            left: Kinds of data that are not erased here.
+            left: Kinds of data that are not erased.
 
         Raises:
             ErasureConflict: The subject still gets new data; the data found before is erased.
@@ -402,7 +404,7 @@ class Erasure:
         return total
 
     async def _erase(self, kind: ErasedKind, names: Sequence[str], progress: str) -> int:
-        """Erase these items concurrently, so that Redis flushes them together."""
+        """Erase these items concurrently, so that Redis writes them to disk together."""
 
         async def erase_one(name: str) -> bool:
             erased = await kind.erase(name)
@@ -417,13 +419,15 @@ class Erasure:
         return results.count(True)
 
     async def _rewrite(self) -> Retained:
-        """Have Redis rewrite its files without the erased data, and return what remains."""
+        """Let Redis rewrite its files without the erased data, and return the copies that remain."""
         what = "append-only files and snapshots of Redis"
         try:
             await self._db.command("BGREWRITEAOF")
         except JobStoreRefused:
-            return Retained(what, "until Redis rewrites them: run BGREWRITEAOF, which this user may not")
-        return Retained(what, "until the rewrite that has begun is over; copies of them are yours to delete")
+            return Retained(
+                what, "until Redis rewrites them: run BGREWRITEAOF, which this user is not permitted to run"
+            )
+        return Retained(what, "until the rewrite that has begun is over; you must delete copies of them yourself")
 
 
 def _time(unix_ms: int) -> str:

@@ -1,4 +1,5 @@
-"""The life of a gateway or background process: its tasks, start steps that wait for servers, and the final closing.
+"""The lifecycle of a gateway or background process: its tasks, start steps that wait for servers, and the final
+closing.
 
 A background task that fails ends the process: its error leaves `run_with_tasks`, the log gets a line, and the exit
 status is 1. `keep_running` restarts a loop after an unexpected fault.
@@ -28,7 +29,9 @@ class StopSignal(Protocol):
 
 
 async def run_with_tasks(work: Callable[[TaskGroup, list[Closing]], Awaitable[None]]) -> None:
-    """Run `work` with a group for background tasks and a list of what is closed after they end. Raises ConfigError."""
+    """Run `work` with a group for background tasks and a list of things to close after they have ended. Raises
+    ConfigError.
+    """
     errors = []
     closing: list[Closing] = []
     async with anyio.create_task_group() as tasks:
@@ -44,7 +47,7 @@ async def run_with_tasks(work: Callable[[TaskGroup, list[Closing]], Awaitable[No
 
 
 async def open_all(stop: StopSignal, *steps: Callable[[], Awaitable[None]]) -> bool:
-    """Run the start steps. Returns False if `stop` was set first. Raises ConfigError."""
+    """Run the start steps. Return False if `stop` was set first. Raises ConfigError."""
     errors: list[ConfigError] = []
     async with anyio.create_task_group() as tasks:
 
@@ -80,5 +83,5 @@ async def keep_running(
         try:
             return await run()
         except Exception as error:
-            log.error("%s failed unexpectedly and begins again in %g s: %s", name, RESTART_S, redacted(error))
+            log.error("%s failed unexpectedly and starts again in %g s: %s", name, RESTART_S, redacted(error))
         await sleep(RESTART_S)

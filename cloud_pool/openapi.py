@@ -63,36 +63,48 @@ _ACCEPTANCE: Errors = (
 _JOB_ENDS: Errors = (TokenRevoked, errors.ResultTooLarge, errors.JobCancelled)
 _FILES: Errors = (FileStoreUnavailable,)
 _NAMED_FILES: Errors = (*_FILES, errors.NotFound, FileContentLost)  # of requests that name uploaded files
-_KEY = Parameter("Idempotency-Key", "The same request with the same key is the same job or batch.", "header")
+_KEY = Parameter(
+    "Idempotency-Key",
+    "Key for repeating a request: the same request with the same key is the same job or batch.",
+    "header",
+)
 _TRACE = Parameter("traceparent", "W3C trace context of the client.", "header")
 _TAGS = Parameter(
-    "x-causeway-tags", "At most 32 tags of at most 64 characters, separated by commas; case does not count.", "header"
+    "x-causeway-tags", "At most 32 tags of at most 64 characters, separated by commas, case-insensitive.", "header"
 )
 _DEADLINE = Parameter(
-    "x-causeway-deadline-ms", "The time left, milliseconds.", "header", Annotated[int, Meta(ge=1, le=999_999_999)]
+    "x-causeway-deadline-ms",
+    "Time until the deadline, in milliseconds.",
+    "header",
+    Annotated[int, Meta(ge=1, le=999_999_999)],
 )
-_PRIORITY = Parameter("x-causeway-priority", "Which requests go first.", "header", Priority)
+_PRIORITY = Parameter("x-causeway-priority", "Priority of the request.", "header", Priority)
 _ROUTING = (
     *(_TAGS, _DEADLINE, _PRIORITY, _TRACE),
     Parameter(
-        "x-causeway-critical", "Only the full answer of the named tier will do.", "header", Literal["true", "false"]
+        "x-causeway-critical",
+        "Whether only the full answer of the named tier is acceptable.",
+        "header",
+        Literal["true", "false"],
     ),
-    Parameter("x-request-id", "Names the request in logs and answers; else a random one does.", "header"),
+    Parameter("x-request-id", "Id of the request in logs and answers; by default a random one.", "header"),
     Parameter(
         "Cache-Control", "`no-store`, `no-cache` or `private`: neither read nor write the shared cache.", "header"
     ),
 )
-_PREFER = Parameter("Prefer", "`respond-async, wait=SECONDS` (RFC 7240): what takes longer becomes a job.", "header")
+_PREFER = Parameter(
+    "Prefer", "`respond-async, wait=SECONDS` (RFC 7240): a request that takes longer becomes a job.", "header"
+)
 _PAGE = (
-    Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
-    Parameter("after", "The id of the last one of the page before."),
+    Parameter("limit", "Maximum number of entries; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
+    Parameter("after", "The id of the last entry of the previous page."),
 )
 _ANSWERED = {
     "x-request-id": "the request's id",
-    "x-causeway-tier": "the tier that answered",
-    "x-causeway-degraded": "why it is second choice",
-    "x-causeway-cache": "what the shared cache did",
-    "x-causeway-modalities": "what became of audio, images and files, such as `audio=ok,image=timeout`",
+    "x-causeway-tier": "tier that answered",
+    "x-causeway-degraded": "reason why the answer is not the first choice",
+    "x-causeway-cache": "outcome in the shared cache",
+    "x-causeway-modalities": "state of audio, images and files, such as `audio=ok,image=timeout`",
 }
 
 
@@ -112,7 +124,7 @@ def gateway_document(served: Collection[str] | None = None) -> dict[str, Any]:
     """Build the document.
 
     Args:
-        served: Paths that this gateway serves (without a Redis it has no jobs); None: all.
+        served: Paths that this gateway serves (without a Redis it has no jobs); None for all.
     """
     operations = [operation for operation in gateway_operations() if served is None or operation.path in served]
     bearer = {"description": "A static or a signed token; a gateway on loopback may need none."}
@@ -135,7 +147,7 @@ def gateway_operations() -> list[Operation]:
         *model_operations("client", (*_IDENTITY, *_MODELS)),
         realtime_operation(
             "chat",
-            "The tier of the session's answers; needed without `session_id`.",
+            "The tier of the session's answers; required without `session_id`.",
             _ROUTING,
             (*_IDENTITY, errors.PermissionDenied, errors.MissingField, errors.UnknownField, errors.ModelNotAllowed),
         ),
@@ -155,7 +167,7 @@ def _operation(method: Literal["GET", "POST", "DELETE"], path: str, summary: str
 
 
 def _jobs() -> Iterator[Operation]:
-    accepted = ApiResponse(202, {JSON: JobView}, "It is stored.", {"Location": "the job"})
+    accepted = ApiResponse(202, {JSON: JobView}, "The object is stored.", {"Location": "the job"})
     yield _operation(
         "POST",
         "/v1/jobs",
@@ -219,7 +231,7 @@ def _health() -> Iterator[Operation]:
     yield Operation(
         method="GET",
         path="/readyz",
-        summary="Whether a tier can answer, found out by an inference.",
+        summary="Readiness: whether a tier can answer, determined by an inference.",
         responses=(ApiResponse(200, body), ApiResponse(503, body, "No tier can answer.")),
         errors=ANY_REQUEST,
     )

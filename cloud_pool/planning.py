@@ -69,7 +69,7 @@ class ReplicaMeasurement(msgspec.Struct, frozen=True):
 
     prefill_tokens_per_s: Rate
     decode: Annotated[tuple[ThroughputPoint, ...], Meta(min_length=1)]
-    overhead_s: Amount = 0.0  # of each request, independent of its lengths
+    overhead_s: Amount = 0.0  # fixed time of each request, independent of its lengths
 
 
 class ReplicaProfile(ReplicaMeasurement, frozen=True, kw_only=True):
@@ -80,26 +80,26 @@ class ReplicaProfile(ReplicaMeasurement, frozen=True, kw_only=True):
 
 
 class PlanTargets(msgspec.Struct, frozen=True, kw_only=True):
-    utilisation: Annotated[float, Meta(gt=0, lt=1)] = 0.7  # at 1 the queue grows without bound
-    spare_replicas: Count = 1  # replicas that may be lost at the peak
-    zones: Positive = 1  # above 1: any one zone may be lost
+    utilisation: Annotated[float, Meta(gt=0, lt=1)] = 0.7  # 0 to 1; at 1 the queue grows without bound
+    spare_replicas: Count = 1  # number of replicas that may be lost at the peak
+    zones: Positive = 1  # number of zones; above 1, any one zone may be lost
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
-    needed: int  # without redundancy
+    needed: int  # number of replicas without redundancy
     per_zone: int
-    slots: int  # of a replica
-    request_s: float  # the replica's time for one request
-    replica_rps: float  # at saturation
-    utilisation: float  # at the peak
-    utilisation_after_loss: float  # at the peak, with the spare replicas or a zone lost
+    slots: int  # concurrent sequences of a replica
+    request_s: float  # time of a replica for one request
+    replica_rps: float  # requests per second of a replica at saturation
+    utilisation: float  # utilisation at the peak
+    utilisation_after_loss: float  # utilisation at the peak, with the spare replicas or a zone lost
     wait_probability: float
     wait_mean_s: float
     wait_p99_s: float
     usd_per_hour: float
     usd_per_month: float
-    usd_per_1k_tokens: float  # prompt and answer together, if the peak lasted all day
+    usd_per_1k_tokens: float  # cost of prompt and answer tokens together, if the peak lasted all day
 
 
 def plan(load: ExpectedLoad, replica: ReplicaProfile, targets: PlanTargets) -> CapacityPlan:
@@ -334,7 +334,7 @@ def _fitted(sequences: int, base: _Cost, long_prompt: _Cost, long_answer: _Cost)
     answer_s = (long_answer.seconds - base.seconds) / max(long_answer.completion - base.completion, 1.0)
     if min(prompt_s, answer_s) < _MIN_TOKEN_S:
         raise ConfigError(
-            f"With {sequences} sequences, longer requests took no more time: measure again on an idle machine."
+            f"With {sequences} sequences, longer requests did not take more time. Measure again on an idle machine."
         )
     overhead_s = max(0.0, base.seconds - base.prompt * prompt_s - base.completion * answer_s)
     return ReplicaMeasurement(1.0 / prompt_s, (ThroughputPoint(sequences, 1.0 / answer_s),), overhead_s)

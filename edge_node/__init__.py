@@ -1,8 +1,8 @@
 """The daemon on the device and its command line.
 
-Read `serving/service.py` first: its docstring is the table of hops of one request. `app.py` wires everything; `http/`,
-`serving/` and `backends/` are one request's way in, through and back; `storage/`, `signals/` and `observability/` are
-the state that it reads and writes. Other ways in: `jobs/` (an outbox), `sessions.py` (live sessions), `mqtt/`; `parts/`
+Read `serving/service.py` first: its docstring is the table of hops of one request. `app.py` wires everything; A request
+passes through `http/`, `serving/` and `backends/`; `storage/`, `signals/` and `observability/` hold the state that it
+reads and writes. Requests also come from `jobs/` (an outbox), `sessions.py` (live sessions) and `mqtt/`; `parts/`
 serves audio requests. `daemon/` is start and stop, `config/` the settings, `cli/` the commands, `agent/` installs a
 fleet's bundles, `console/` is the page at `/console`.
 """

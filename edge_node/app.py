@@ -1,4 +1,5 @@
-"""The composition root: constructs and wires the daemon's components, those of `daemon.optional_parts` on demand.
+"""The composition root: it constructs and wires the daemon's components, some of them on demand
+(`daemon.optional_parts`).
 
     app = build(config)
     await app.start()      # listens; engines still load in the background
@@ -88,11 +89,11 @@ __all__ = ["App", "build"]
 
 @dataclass(frozen=True, repr=False)  # the configuration may contain a key
 class _Device:
-    """The input of every builder: the configuration under the bundle, this device's folders, and measured signals."""
+    """The inputs of every builder: the configuration under the bundle, this device's folders, and measured signals."""
 
     config: Config
     state_dir: Path | None
-    model_dirs: list[Path]  # the agent puts another bundle's folder first
+    model_dirs: list[Path]  # folders of models; the agent puts another bundle's folder first
     clock: Clock
     environ: Mapping[str, str]
     metrics: Metrics
@@ -281,7 +282,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
 
 
 def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> WaysIn:
-    """Construct the sources of requests: files, jobs, audio, live sessions, a broker's messages."""
+    """Construct the parts from which requests come: files, jobs, audio, live sessions, a broker's messages."""
     config, clock, part_encoders = device.config, device.clock, backends.encoders
     files = DeviceFileStore(device.state_dir, config.files, config.server.max_body_bytes, clock)
     reader = RequestReader(config.server, files)
@@ -324,7 +325,7 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
 
 
 def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
-    """Construct the HTTP API of all ways in, the console and the inspection."""
+    """Construct the HTTP API of all these parts, the console and the inspection."""
     config, reader, policies = device.config, parts.reader, parts.policies
     inspection = Inspection(
         service=parts.service,

@@ -1,9 +1,9 @@
 """Time as an argument: monotonic seconds for durations and deadlines, Unix seconds for display.
 
-The monotonic clock is that of asyncio's loops, so a deadline means the same everywhere in the process. On Linux it
-counts from boot, so together with the boot id it is also valid across restarts of the process: the cache computes an
-entry's age from it, even if the wall clock was set in between. Between two boots only a synchronised wall clock tells
-how much time has passed.
+The monotonic clock is the one that asyncio's loops use, so a deadline means the same everywhere in the process. On
+Linux it counts from boot, so together with the boot id it is also valid across restarts of the process: the cache
+computes an entry's age from it, even if the wall clock was set in between. Between two boots only a synchronised wall
+clock tells how much time has passed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ def read_boot_id() -> str:
 
 
 def is_synchronised() -> bool:
-    """Return whether the kernel reports that the wall clock is synchronised, as NTP clients tell it (adjtimex(2)).
+    """Return whether the kernel reports that the wall clock is synchronised, which NTP clients tell it (adjtimex(2)).
 
-    Setting the date by hand clears that state, and so does a boot. Systems other than Linux do not report it: True.
+    Setting the date by hand clears that state, and so does a boot. Returns True on systems other than Linux, which do
+    not report it.
     """
     if not sys.platform.startswith("linux"):
         return True
@@ -47,7 +48,7 @@ def _libc() -> ctypes.CDLL:
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """Both clocks, and the boot in which `monotonic` counts. Tests pass their own functions.
+    """Both clocks, and the id of the boot in which `monotonic` is valid. Tests pass their own functions.
 
     `synchronised`: whether the wall clock can be trusted across boots.
     """
@@ -66,29 +67,30 @@ class Anchor(msgspec.Struct, frozen=True):
     """A moment at which the wall clock was synchronised."""
 
     boot_id: str
-    unix: float  # s
-    elapsed: float  # the device's own time, s
+    unix: float  # Unix seconds
+    elapsed: float  # device time, seconds
 
 
 class ClockMark(msgspec.Struct, frozen=True):
     """A moment on all clocks, as stored with each commit. `anchor`: the newest; None if there was none."""
 
     boot_id: str
-    monotonic: float  # s
-    unix: float  # s
-    elapsed: float  # the device's own time, s
+    monotonic: float  # monotonic seconds
+    unix: float  # Unix seconds
+    elapsed: float  # device time, seconds
     anchor: Anchor | None = None
 
 
 class DeviceTime:
     """The device's own time since its file was created: seconds that also pass over restarts and reboots.
 
-    Call `restore` first. Whatever the wall clock does:
+    Call `restore` first. It does not depend on jumps of the wall clock:
 
     1. Within a boot the monotonic clock counts, also over restarts of the daemon.
     2. The time between two boots is counted once the wall clock is synchronised (by NTP, according to the kernel),
        from a moment at which it was synchronised before: a device without a battery clock starts in the past.
-    3. If it never is, the time between two boots is not counted: entries live longer, and none is overdue.
+    3. If it never is synchronised, the time between two boots is not counted: entries live longer, and none expires too
+    early.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the daemon, made when the first client asks for it."""
+"""The OpenAPI document of the daemon, which is made when the first client asks for it."""
 
 from __future__ import annotations
 
@@ -58,24 +58,34 @@ from .storage.decisions import MAX_QUERY_LIMIT
 # The reference in ``edge_node/README.md`` is generated from this table.
 RESPONSE_HEADERS: Mapping[str, str] = {
     "x-causeway-decision": "id of the decision record, see `GET /v1/decisions/{id}`",
-    "x-causeway-route": "where the answer came from: `edge`, `cloud` or `cache`",
+    "x-causeway-route": "origin of the answer: `edge`, `cloud` or `cache`",
     "x-causeway-target": "name of the policy's target that made the answer",
     "x-causeway-reason": "name of the rule that chose the target, or `fallback: CODE`, `handoff: CODE`, `cache`, "
     "`stale: CODE`, `model_named`, `continued`",
-    "x-causeway-cache": "`hit`; `semantic` (the answer to a question that means the same); `stale` (an old answer "
-    "after an error); `miss`; `coalesced` (shared with an identical request in progress); `bypass` (the policy allows "
-    "no caching)",
-    "x-causeway-cache-reason": "why the cache was bypassed; only with `x-causeway-cache: bypass`",
+    "x-causeway-cache": (
+        "`hit`; `semantic` (the answer to an earlier question with the same meaning); "
+        "`stale` (an old answer after an error); `miss`; `coalesced` (shared with an "
+        "identical request in progress); `bypass` (the policy allows no caching)"
+    ),
+    "x-causeway-cache-reason": "reason why the cache was bypassed; only with `x-causeway-cache: bypass`",
     "x-causeway-policy": "`name@revision` of the active policy",
-    "x-causeway-degraded": "`true` if the answer is second choice: a fallback, a stale answer or a lower cloud tier",
-    "x-causeway-modalities": "what became of the parts that the target got as text or soft tokens, such as "
-    "`audio=ok,image=timeout`: `ok`, `timeout`, `failed`, or `skipped` (the policy waits for the first branch only); "
-    "of parts that a cloud target got, what our gateway says",
-    "x-causeway-loosened": "offered tools, separated by commas, whose arguments are not held to their schemas, "
-    "because a keyword cannot be; the decision record names it",
-    "x-causeway-variant": "the model that answered in the place of the target's own, for a share of the requests",
-    "x-request-id": "same as `x-causeway-decision`; of its own where a request is refused before its decision",
-    "Preference-Applied": "`respond-async`: the request was taken as a job",
+    "x-causeway-degraded": (
+        "`true` if the answer is not the policy's first choice: a fallback, a stale answer or a lower cloud tier"
+    ),
+    "x-causeway-modalities": (
+        "state of the parts that the target received as text or soft tokens, such "
+        "as `audio=ok,image=timeout`: `ok`, `timeout`, `failed`, or `skipped` (the "
+        "policy waits for the first branch only); for parts that a cloud target "
+        "received, the states that the gateway reports"
+    ),
+    "x-causeway-loosened": (
+        "offered tools, separated by commas, whose arguments are not constrained to "
+        "their schemas, because a keyword is not supported; the decision record names "
+        "it"
+    ),
+    "x-causeway-variant": "model that answered instead of the target's own, for a share of the requests",
+    "x-request-id": "same as `x-causeway-decision`; a separate id if a request is refused before its decision",
+    "Preference-Applied": "`respond-async`: the request was accepted as a job",
     "Retry-After": "seconds to wait before a retry, on 429 and 503",
 }
 CLIENT = "client"  # needs an API key if `server.keys` lists any
@@ -99,8 +109,8 @@ _BACKENDS = (
     *(errors.BackendError, errors.EngineCrashed, errors.CloudUnavailable),
 )
 _PAGE = (
-    Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
-    Parameter("after", "The id of the last one of the page before."),
+    Parameter("limit", "Maximum number of entries; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
+    Parameter("after", "The id of the last entry of the previous page."),
 )
 _JOB_STORE = (errors.JobStoreUnavailable,)
 _NAMED_FILES = (errors.NotFound, FileFolderUnavailable)  # responses to requests that name uploaded files
@@ -124,7 +134,7 @@ class DecisionList(Struct):
 
 def edge_document() -> dict[str, Any]:
     """Return the document. It is the same for each daemon of this version."""
-    bearer = {"description": "An API key of `server.keys`; without keys none is needed."}
+    bearer = {"description": "An API key of `server.keys`; not needed if no keys are configured."}
     webhooks = [job_ended_operation()]
     return openapi_document(
         "Causeway edge", daemon_version(), edge_operations(), bearer, token_optional=True, webhooks=webhooks
@@ -187,12 +197,16 @@ def _decisions() -> Iterator[Operation]:
         DecisionList,
         errors=(*ANY_REQUEST, *_AUTH, errors.PermissionDenied),
         parameters=(
-            Parameter("route", "Where the answer came from.", kind=Route),
-            Parameter("target", "The policy's target."),
-            Parameter("status", "How the request ended.", kind=Status),
-            Parameter("client", "Name of an API key; another than one's own needs the right `decisions`."),
-            Parameter("since", "Unix seconds.", kind=Annotated[float, Meta(ge=0)]),
-            Parameter("limit", "At most so many; default 100.", kind=Annotated[int, Meta(ge=1, le=MAX_QUERY_LIMIT)]),
+            Parameter("route", "Origin of the answer.", kind=Route),
+            Parameter("target", "Name of the policy's target."),
+            Parameter("status", "Result of the request.", kind=Status),
+            Parameter(
+                "client", "Name of an API key; the name of another key than the caller's needs the right `decisions`."
+            ),
+            Parameter("since", "Time in Unix seconds.", kind=Annotated[float, Meta(ge=0)]),
+            Parameter(
+                "limit", "Maximum number of entries; default 100.", kind=Annotated[int, Meta(ge=1, le=MAX_QUERY_LIMIT)]
+            ),
         ),
     )
     responses = (*ANY_REQUEST, *_AUTH, errors.NotFound)
@@ -212,7 +226,7 @@ def _jobs() -> Iterator[Operation]:
     yield _operation(
         "POST",
         "/v1/jobs",
-        "Accept a job, also while the cloud is away.",
+        "Accept a job, also while the cloud is unreachable.",
         EdgeJobView,
         request={JSON: AnyOf((WireChat, WireCompletion), JobFields)},
         parameters=(*_ROUTING, *_FOR_JOBS),
@@ -276,14 +290,14 @@ def _console() -> Iterator[Operation]:
             path,
             "A file of the console, the same for everyone.",
             ApiResponse(200, {media_type(file): None}),
-            ApiResponse(304, meaning="It has not changed."),
+            ApiResponse(304, meaning="The file has not changed."),
             parameters=(etag,),
         )
-    yield _operation("GET", "/console/state", "The device at this moment.", dict[str, object])
+    yield _operation("GET", "/console/state", "The device's present state.", dict[str, object])
     yield _operation(
         "POST",
         "/console/what-if",
-        "Decide a recorded request again, with other signals, without running it.",
+        "Decide a recorded request again with other signals, without running it.",
         dict[str, object],
         request={JSON: WhatIfQuestion},
         errors=(*ANY_REQUEST, *BODY, *_AUTH, errors.NotFound),
@@ -292,8 +306,8 @@ def _console() -> Iterator[Operation]:
 
 def _health() -> Iterator[Operation]:
     for path in ("/healthz", "/health"):
-        yield _open(path, "The daemon routes requests.", ApiResponse(200, {JSON: HealthReport}))
+        yield _open(path, "Liveness: the daemon routes requests.", ApiResponse(200, {JSON: HealthReport}))
     ready = {JSON: Readiness}
     unready = ApiResponse(503, ready, "No target can answer.")
-    yield _open("/readyz", "Whether a target can answer.", ApiResponse(200, ready), unready)
+    yield _open("/readyz", "Readiness: whether a target can answer.", ApiResponse(200, ready), unready)
     yield _open("/metrics", "Metrics for Prometheus.", ApiResponse(200, {TEXT: None}))

@@ -46,9 +46,9 @@ class SessionAudio(msgspec.Struct, frozen=True):
     """The device's audio services for sessions.
 
     Attributes:
-        entry: Provides the service that transcribes and speaks.
-        transcribes: Whether sessions take audio.
-        detect: Speech detector; None: sessions detect no turns.
+        entry: The lazily constructed service that transcribes and speaks.
+        transcribes: Whether sessions accept audio.
+        detect: Speech detector; None if sessions do not detect turns.
         max_clips: Maximum number of audio clips in one conversation.
         speaks: Whether sessions can answer with speech.
         voice: The voice of sessions that name none.
@@ -125,7 +125,7 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
         self._traceparent = client.traceparent
 
     async def answer(self, live: LiveSession[DeviceClient], start: StartResponse) -> None:
-        """Answer a response as a request of the service. Raises CausewayError."""
+        """Answer a `response.create` as a request to the service. Raises CausewayError."""
         daemon, tracing, traceparent = self._daemon, self._daemon.tracing, self._traceparent
         arrived = daemon.clock.monotonic()
         await live.understood()
@@ -155,6 +155,6 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
 
 
 def _described(head: AnswerHead) -> dict[str, object]:
-    """Return the contents of the ``x-causeway-*`` headers of an HTTP answer, for `response.done`."""
+    """Return the ``x-causeway-*`` headers of an HTTP answer as fields of `response.done`."""
     names = ("route", "target", "model", "reason", "cache", "policy", "degraded")
     return {"decision": head.id} | {name: getattr(head, name) for name in names}

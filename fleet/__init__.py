@@ -1,1 +1,3 @@
-"""The fleet: checking policies and running their test cases."""
+"""The fleet: checks of policies and their test cases, and the control plane that rolls policies and models out to
+devices.
+"""

@@ -1,4 +1,4 @@
-"""`causeway-fleet serve`: start a control plane from a fleet's folder, listen, and drain on stop."""
+"""The process of `causeway-fleet serve`: start a control plane from a fleet's folder, listen, and drain on stop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .store.database import STATEMENT_S, Store
 from .trust.keys import TRUST_FILE
 
 BOOTSTRAP_FILE = "bootstrap-token"
-# The files of the control plane in the data folder, by any version.
+# The files of the control plane in the state folder, by any version.
 _OWN_FILES = re.compile(r"fleet\.db.*|token-key\.jwk.*|bootstrap-token.*|.*\.partial")
 _DRAIN_S = 5.0  # time for handlers to finish when the server stops
 log = logging.getLogger(__name__)
@@ -53,18 +53,18 @@ class ServeSettings(msgspec.Struct, frozen=True):
     Attributes:
         folder: The fleet's folder, with `fleet.yaml`, `trust.yaml` and `published`.
         keys: The folder with the private keys of the online roles.
-        data: The folder with this server's own state: the token key, and SQLite's database.
-        database: The database's URL; "": SQLite in `data`.
+        state_dir: The folder with this server's own state: the token key, and SQLite's database.
+        database: The database's URL; "": SQLite in `state_dir`.
         issuer: The claim `iss` of the tokens, which must equal the gateways' `identity.issuer`.
         port: The port; 0: any free port.
         max_files: Maximum number of open files of connections; the process's file limit may allow fewer.
-        statement_s: See `Store.open`.
-        survey_s: See `Controller`.
+        statement_s: Time limit of a database statement, see `Store.open`.
+        survey_s: Time between surveys of devices, see `Controller`.
     """
 
     folder: Path
     keys: Path
-    data: Path
+    state_dir: Path
     database: str = ""
     issuer: str = "causeway"
     host: str = "127.0.0.1"
@@ -83,17 +83,25 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
         StoreUnavailable: The database does not answer.
     """
     fleet = read_fleet_folder(settings.folder)
-    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = load_token_key(settings.data / "token-key.jwk", settings.issuer)  # refuses a key that others could read
-    shared = is_shared(settings.data, _OWN_FILES)
-    fault = "a folder of all accounts" if shared else next(map(str, close_to_others(settings.data, _OWN_FILES)), "")
+    settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = load_token_key(settings.state_dir / "token-key.jwk", settings.issuer)  # refuses a key that others could read
+    shared = is_shared(settings.state_dir, _OWN_FILES)
+    fault = (
+        "a folder that all accounts can write"
+        if shared
+        else next(map(str, close_to_others(settings.state_dir, _OWN_FILES)), "")
+    )
     if fault:
         raise ConfigError(
-            f"{settings.data} cannot be kept from other accounts: {fault}. Name a folder of its own.", where="--data"
+            (
+                f"{settings.state_dir} cannot be protected from other accounts: {fault}. Name a folder that only "
+                "this server uses."
+            ),
+            where="--state-dir",
         )
     if not settings.database:  # SQLite gives the files beside it the same rights.
-        os.close(os.open(settings.data / "fleet.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    database = settings.database or f"sqlite:///{settings.data.resolve() / 'fleet.db'}"
+        os.close(os.open(settings.state_dir / "fleet.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    database = settings.database or f"sqlite:///{settings.state_dir.resolve() / 'fleet.db'}"
     async with AsyncExitStack() as closing_last:
         store = await Store.open(database, settings.statement_s)
         closing_last.push_async_callback(store.close)
@@ -158,7 +166,9 @@ async def serve(settings: ServeSettings) -> None:
 
 
 def all_routes(plane: ControlPlane, operators: OperatorApi | None = None) -> list[ApiRoute]:
-    """Return every route of the control plane with `/openapi.json`; `operators`: None: only the routes for devices."""
+    """Return every route of the control plane with `/openapi.json`; `operators` is None if only the routes for devices
+    are served.
+    """
     routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *console_routes()]
     routes += health_routes(plane, None if operators is None else operators.controller)
     if operators is not None:
@@ -189,14 +199,14 @@ def _openapi(routes: Sequence[ApiRoute]) -> ApiRoute:
 
 
 def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorApi:
-    """Wire the operators' side: sign-in, controller, routes. The bootstrap token is made at the first start.
+    """Build the parts for operators: sign-in, controller, routes. The first start creates the bootstrap token.
 
     Raises:
         ConfigError: `operators.yaml` or `trust.yaml` has errors, or an online role has no key in `keys`.
     """
     folder, store, clock = settings.folder, plane.store, plane.clock
     doc = read_operators(folder)
-    file = settings.data / BOOTSTRAP_FILE
+    file = settings.state_dir / BOOTSTRAP_FILE
     if not file.exists():
         log.info("Operators sign in with the token in %s.", file)
     publisher = Publisher(folder, settings.keys)

@@ -1,8 +1,9 @@
-"""Models: the engine that runs them on a device and inside Triton, and router signals.
+"""The engine that runs models on a device and inside Triton, the learned router signals, and tools that bring and
+publish models.
 
 Reading order: `catalog` (artifacts), `llama_cpp` (the engine), `chat` and `constraints` (what models read and what they
 must answer), `signals` (the router signals), `semantic` (which questions mean the same), `parts` (audio clips and
-images), then how models come: `pull`, `publish`, `calibrate`; `cli`. `train` is a distribution of its own.
+images), then the tools: `pull`, `publish`, `calibrate` and `cli`. `train` is a distribution of its own.
 
 Importing this package turns the telemetry of ONNX Runtime off, in this process and its children.
 """

@@ -1,4 +1,4 @@
-"""Child processes of our own modules: their start over a socketpair, and their environment."""
+"""Start of child processes that run our own modules: each gets a socketpair and a minimal environment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from causeway_server.router.child_environment import minimal_environment
 
 _ROOMS = Path(__file__).resolve().parents[1]
 _ROOT = _ROOMS.parent if _ROOMS.name == "causeway_server" else _ROOMS / ".venv" / "checkout"
-"""The folder with `causeway_server`: site-packages of a wheel; of a checkout, the folder with the link that is made by
-`make setup`. Another Python finds our packages by it; our own finds them without."""
+"""The folder that contains `causeway_server`: site-packages for a wheel; for a checkout, the folder with the link that
+`make setup` makes. Another Python needs it on its path to find our packages.
+"""
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """Return the environment of a child that finds our packages: the minimal one, and `more`."""
+    """Return a minimal environment, plus `more`, in which a child finds our packages."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**minimal_environment(os.environ), **more, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -36,10 +37,10 @@ def child_command(module: str, *arguments: str, python: str = sys.executable) ->
 def start_child(
     module: str, environ: Mapping[str, str], python: str = sys.executable
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a module of ours with the argument FD, where FD is one end of a socketpair.
+    """Start one of our modules as a child with the argument FD, where FD is one end of a socketpair.
 
     Returns:
-        The process, and the other end, which does not block.
+        The process, and the other end of the socketpair, which is non-blocking.
 
     Raises:
         OSError: The process cannot be started.
@@ -63,12 +64,12 @@ def start_child(
 
 
 def outlive_signals(oom_score: int) -> None:
-    """Ignore SIGINT and SIGTERM in a child, which ends when its link is closed.
+    """Ignore SIGINT and SIGTERM in a child. The child ends when its socket is closed.
 
-    Ctrl-C and a service manager's stop reach the whole process group; the daemon drains first.
+    Ctrl-C and a service manager's stop reach the whole process group, but the daemon drains before its children end.
 
     Args:
-        oom_score: Out of memory, the kernel kills processes with a higher one first; the daemon has 0.
+        oom_score: Out-of-memory score: the kernel kills processes with a higher score first; the daemon has 0.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

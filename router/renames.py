@@ -75,6 +75,7 @@ _PRINT_JSON = (
     *(f"causeway-cloud {name}" for name in ("doctor", "usage", "plan", "jobs reconcile")),
     *(f"causeway-edge {name}" for name in (*_ASK, "doctor", "fleet status")),
     *(f"causeway-edge jobs {name}" for name in ("list", "show", "retry", "purge")),
+    "causeway-fleet route",
 )
 GATEWAY_METRICS = "causeway_cloud_"
 """The prefix of the gateway's metrics in the version before."""
@@ -128,6 +129,8 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
         Renamed("causeway-edge listen --seconds", "causeway-edge listen --duration-s"),
         Renamed("causeway-cloud plan --at", "causeway-cloud plan --sequences"),
         Renamed("causeway-cloud keys issue --days", "causeway-cloud keys issue --lifetime-s"),
+        Renamed("causeway-fleet serve --data", "causeway-fleet serve --state-dir"),
+        Renamed("causeway-models calibrate --run", "causeway-models calibrate --run-dir"),
         *_same("causeway-models ", "causeway-train ", *_TRAINING),
         Renamed("causeway-models train-scope", advice="Nothing read the signal that it trained."),
         Renamed("causeway-models evaluate-scope", advice="Nothing read the signal that it measured."),

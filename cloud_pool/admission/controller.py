@@ -223,7 +223,7 @@ class AdmissionController:
         Raises:
             Shed: 429 with `retry_after_s`, at once.
             QueueFull: 429 with `retry_after_s`, at once or when it is displaced from the queue.
-            DeadlineExceeded: At once or while it waits.
+            DeadlineExceeded: The deadline passed, at once or during the wait.
         """
         now = self._clock()
         tickets = [Ticket(priority, tenant, weight, tokens, now, now + left_s, preemptible) for _ in range(sequences)]

@@ -1,4 +1,4 @@
-"""OpenAI's batches over jobs.
+"""OpenAI's batches, implemented by jobs.
 
 batch_api     /v1/files and /v1/batches over HTTP
 input_file    JSONL to lines, with the errors of each

@@ -1,4 +1,6 @@
-"""OpenAI's /v1/files and /v1/batches over jobs. Source: https://platform.openai.com/docs/api-reference/batch"""
+"""OpenAI's /v1/files and /v1/batches, implemented by jobs. Source:
+https://platform.openai.com/docs/api-reference/batch
+"""
 
 from __future__ import annotations
 
@@ -151,9 +153,10 @@ class BatchApi:
     stores: JobStores
     trace: JobTrace | None = None
     _: KW_ONLY
-    bodies: BodyMemory = field(default_factory=BodyMemory)  # bounds the bodies in memory; the server releases them
-    allowed: Callable[[Principal], AllowedTiers] = lambda _: None  # the tiers that a principal may use
-    audit: AuditLog = NO_AUDIT  # gets a record of what is acknowledged
+    # memory limit of request bodies; the server releases their bytes
+    bodies: BodyMemory = field(default_factory=BodyMemory)
+    allowed: Callable[[Principal], AllowedTiers] = lambda _: None  # returns the tiers that a principal may use
+    audit: AuditLog = NO_AUDIT  # audit log, which gets a record of each accepted file and batch
 
     def __post_init__(self) -> None:
         self._off_peak = OffPeakHours(self.config.off_peak)
@@ -227,7 +230,7 @@ class BatchApi:
         batch_request, headers = validate(load(body), BatchRequest), read_headers(request.headers.items())
         endpoint = next((known for known in ENDPOINTS if known == batch_request.endpoint), None)
         if endpoint is None:
-            raise UnsupportedFeature(f"`endpoint` is one of {', '.join(ENDPOINTS)}.", param="endpoint")
+            raise UnsupportedFeature(f"`endpoint` must be one of {', '.join(ENDPOINTS)}.", param="endpoint")
         if batch_request.completion_window != COMPLETION_WINDOW:
             raise UnsupportedFeature(f"`completion_window` must be {COMPLETION_WINDOW}.", param="completion_window")
         if batch_request.window and not self._off_peak:
@@ -255,10 +258,12 @@ class BatchApi:
         return json_response(batch_view(batch))
 
     def _grants(self, principal: Principal) -> Grants:
-        """Return the grants of the lines, which are read later, without the token."""
+        """Return the grants for the lines, which are read later, when the token is not at hand."""
         allowed = self.allowed(principal)
         if allowed is not None and not allowed:
-            raise ModelNotAllowed("Your tenant and your token allow no model together: a batch can have no line.")
+            raise ModelNotAllowed(
+                "No model is allowed by both your tenant and your token, so no line of a batch could run."
+            )
         models = None if allowed is None else tuple(sorted(allowed))
         return Grants(models=models, modalities=principal.grants.modalities)
 

@@ -27,15 +27,15 @@ from ..storage.file_store import FilePart, FileStore, StoredFile
 MAX_ERRORS = 100  # reported of one file
 _MAX_CUSTOM_ID = 512
 CheckBody = Callable[[bytes], tuple[str, float]]
-"""Function that checks a body and returns its tier and token estimate. Raises InvalidRequest or PermissionDenied."""
+"""Checks a body, and returns its tier and token estimate. Raises InvalidRequest or PermissionDenied."""
 _KEPT_PARTS = 8
 
 
 class RawLine(msgspec.Struct, frozen=True):
     """A line that is not blank."""
 
-    number: int  # in the file, from 1; only LineSplitters that begin at the file's start know it
-    data: bytes  # of a line that is too long, only so much that this shows
+    number: int  # line number in the file, from 1; only valid if the LineSplitter began at the file's start
+    data: bytes  # content; for a line that is too long, only enough to show that
     end: int  # offset of the next line in the file, bytes
 
 
@@ -43,8 +43,8 @@ class RawLine(msgspec.Struct, frozen=True):
 class LineSplitter:
     """Splits a file that arrives in pieces. Holds one line in memory."""
 
-    offset: int  # where in the file the next piece begins, bytes
-    max_line_bytes: int  # of a longer line one byte more is kept
+    offset: int  # offset in the file at which the next piece begins, bytes
+    max_line_bytes: int  # limit of a line; one byte more is kept of a longer line
     _number: int = 0
     _rest: bytearray = field(default_factory=bytearray)
 
@@ -80,7 +80,7 @@ class BatchLine(msgspec.Struct, frozen=True):
 
     custom_id: str
     tier: str
-    tokens: float  # that it may use, estimated
+    tokens: float  # estimate of the tokens that it may use
     body: bytes
 
 
@@ -117,7 +117,9 @@ class _CustomId(msgspec.Struct, frozen=True):
 def parse_line(data: bytes, endpoint: Endpoint, check_body: CheckBody, max_line_bytes: int) -> BatchLine:
     """Check a line and return it. Raises InvalidLine."""
     if len(data) > max_line_bytes:
-        raise InvalidLine("line_too_long", f"A line has at most {max_line_bytes} bytes (jobs.batches.max_line_bytes).")
+        raise InvalidLine(
+            "line_too_long", f"A line may have at most {max_line_bytes} bytes (jobs.batches.max_line_bytes)."
+        )
     try:
         wire = msgspec.json.decode(data.removeprefix(BOM), type=_InputLine)
     except msgspec.ValidationError as error:
@@ -126,7 +128,7 @@ def parse_line(data: bytes, endpoint: Endpoint, check_body: CheckBody, max_line_
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidLine("invalid_json_line", "This line is not a JSON object.") from None
     if not 1 <= len(wire.custom_id) <= _MAX_CUSTOM_ID:
-        raise InvalidLine("invalid_custom_id", f"`custom_id` has 1 to {_MAX_CUSTOM_ID} characters.", "custom_id")
+        raise InvalidLine("invalid_custom_id", f"`custom_id` must have 1 to {_MAX_CUSTOM_ID} characters.", "custom_id")
     if wire.method != "POST":
         raise InvalidLine("invalid_method", "`method` must be POST.", "method")
     if wire.url != endpoint:
@@ -151,8 +153,8 @@ def read_custom_id(data: bytes) -> str:
 class InputCheck:
     """A check of a file, line by line.
 
-    A line with an error fails alone, in its turn. The file is refused if it has too many lines, no request, no valid
-    line at all, or two lines with the same `custom_id`, whose outcomes would be ambiguous.
+    A line with an error fails alone. The whole file is refused if it has too many lines, no request, no valid line, or
+    two lines with the same `custom_id`, because their outcomes would be ambiguous.
     """
 
     endpoint: Endpoint
@@ -160,12 +162,14 @@ class InputCheck:
     _: KW_ONLY
     max_lines: int
     max_line_bytes: int
-    lines: int = 0  # that are not blank, valid or not
-    errors: list[BatchLineError] = field(default_factory=list)  # at most MAX_ERRORS; of the file, if it is `refused`
-    done: bool = False  # no further line needs to be read
+    lines: int = 0  # number of lines that are not blank, valid or not
+    # errors of lines, at most MAX_ERRORS; errors of the file if it is `refused`
+    errors: list[BatchLineError] = field(default_factory=list)
+    done: bool = False  # whether no further line needs to be read
     _valid: int = 0
     _refused: bool = False
-    _custom_ids: set[bytes] = field(default_factory=set)  # digests: an id may be long, and lines are many
+    # digests of the ids, because ids may be long and lines are many
+    _custom_ids: set[bytes] = field(default_factory=set)
 
     @property
     def refused(self) -> bool:
@@ -182,11 +186,11 @@ class InputCheck:
     def finish(self) -> None:
         """Finish the check at the end of the file."""
         if not self.lines and not self.errors:
-            self.errors.append(BatchLineError("empty_file", "The file holds no request."))
+            self.errors.append(BatchLineError("empty_file", "The file contains no request."))
 
     def _check(self, line: RawLine) -> None:
         if self.lines >= self.max_lines:
-            message = f"A batch has at most {self.max_lines} lines (jobs.batches.max_lines). Split the file."
+            message = f"A batch may have at most {self.max_lines} lines (jobs.batches.max_lines). Split the file."
             self.errors.append(BatchLineError("too_many_lines", message, line.number))
             self.done = self._refused = True
             return
@@ -215,7 +219,7 @@ class InputCheck:
 
 
 class InputReader:
-    """Reader of lines, with a cache of the last part of a few files, because the next lines are mostly in it."""
+    """Reads lines, and caches the last part of a few files, because the next lines are mostly in it."""
 
     def __init__(self, files: FileStore, max_line_bytes: int) -> None:
         self._files = files
@@ -278,7 +282,7 @@ async def check_input(
     """Return the finished check. Raises JobStoreUnavailable or FileContentLost.
 
     Args:
-        renew_lease: Function called before each part, which takes at most a second.
+        renew_lease: Called before each part; reading a part takes at most a second.
     """
     check = InputCheck(
         batch.endpoint, body_check(parser, batch), max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes

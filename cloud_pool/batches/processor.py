@@ -1,7 +1,7 @@
 """Processing of batches. Every worker runs it; one worker at a time advances a batch, and each step can be repeated.
 
-1. validating: check the file. If it has no valid line, or two with one id, the batch fails with all errors listed; else
-   it is in_progress, and a line with an error fails alone.
+1. validating: check the file. If it has no valid line, or two lines with the same id, the batch fails with all errors
+listed. Otherwise it is in_progress, and lines with errors fail alone.
 2. in_progress: lines become jobs of priority bulk, at most `max_open_jobs` at once. As these end, their outcomes go to
    the output files, and the next lines become jobs. A given line is always the same job.
 3. cancelling: cancel its open jobs.
@@ -65,7 +65,7 @@ from .input_file import (
 
 log = logging.getLogger(__name__)
 MAX_UNCOLLECTED = 4
-"""Maximum lead of submitted lines over the first uncollected one, in windows; outcomes are collected in order."""
+"""Maximum lead of submitted lines over the first uncollected one, in windows. Outcomes are collected in order."""
 
 
 def window(batch: Batch, limits: BatchConfig) -> int:
@@ -81,7 +81,7 @@ def window(batch: Batch, limits: BatchConfig) -> int:
 
 @dataclass(eq=False, repr=False)
 class BatchExpansion:
-    """Expansion of a batch into jobs, a window of lines at a time: the next ones when earlier ones have ended.
+    """Expands a batch into jobs, a window of lines at a time. Further lines follow when earlier ones have ended.
 
     The store accepts only the line after the last submitted one and advances the batch with it, so workers that expand
     the same batch at once, or a worker that dies, neither lose nor repeat a line.
@@ -114,7 +114,7 @@ class BatchExpansion:
             return  # cancelled, or there is no room: the next step sees that
 
     async def _quota_error(self, batch: Batch) -> QuotaExceeded | None:
-        """Return why lines would have no room for their output. Raises QueueFull if the tenant is not the cause."""
+        """Return why there is no room for the lines' output. Raises QueueFull if the tenant is not the cause."""
         limits, usage = self.config.batches, await self.stores.files.usage(batch.owner)
         max_bytes, key = limits.max_bytes, "max_bytes"
         if self.stores.files.in_redis:
@@ -125,8 +125,8 @@ class BatchExpansion:
         if usage.bytes < max_bytes:
             return None
         return QuotaExceeded(
-            f"Your tenant's files have {usage.bytes} of {max_bytes} bytes (jobs.batches.{key}): there is no room for "
-            "more output. Delete files, then send this line again."
+            f"Your tenant's files have {usage.bytes} of {max_bytes} bytes (jobs.batches.{key}), so there "
+            "is no room for more output. Delete files, then send this line again."
         )
 
     async def _submit(self, batch: Batch, number: int, line: RawLine, full: QuotaExceeded | None) -> None:
@@ -248,7 +248,7 @@ class _Rows:
 
 @dataclass(eq=False, repr=False)
 class BatchCollection:
-    """Collection of outcomes: written to the output files in the input's order, after which the jobs are deleted.
+    """Collects outcomes: they are written to the output files in the input's order, and then the jobs are deleted.
 
     1. Outcomes become parts of the output and the error file, which are not visible yet.
     2. One script lists the parts in these files, moves the batch on and deletes the jobs. If another worker has
@@ -288,7 +288,7 @@ class BatchCollection:
         return await self._write(batch, rows, offset)
 
     async def _write(self, batch: Batch, rows: _Rows, never_ran_until: int | None) -> Batch:
-        """Write the rows and move the batch on (1, 2)."""
+        """Write the rows and update the batch (1, 2)."""
         parts: list[tuple[ResultPart, FilePart]] = []
         # Another worker may write the same lines at the same time: no two parts have the same name.
         name = f"{rows.last}-{secrets.token_hex(6)}"
@@ -316,7 +316,7 @@ class BatchProcessor:
     stores: JobStores
     parser: SubmissionParser
     config: JobsConfig
-    limits: Callable[[str], TenantLimits] = lambda _: TenantLimits()  # of a tenant
+    limits: Callable[[str], TenantLimits] = lambda _: TenantLimits()  # limits of a tenant
 
     def __post_init__(self) -> None:
         self._reader = InputReader(self.stores.files, self.config.batches.max_line_bytes)
@@ -360,7 +360,7 @@ class BatchProcessor:
                 with suppress(JobStoreUnavailable):
                     await self.stores.batches.schedule_step(batch.id, _STORE_DELAY_S)
         except Exception as error:  # of one batch, which the others survive
-            log.error("%s waits for a minute after an unexpected fault: %s", batch.id, redacted(error))
+            log.error("%s waits for a minute after an unexpected error: %s", batch.id, redacted(error))
             with suppress(JobStoreUnavailable):
                 await self.stores.batches.schedule_step(batch.id, _FAULT_DELAY_S)
         finally:
@@ -372,7 +372,7 @@ class BatchProcessor:
             try:
                 deleted = await self.stores.files.delete_due()
             except JobStoreUnavailable as error:
-                log.warning("Files are not deleted: %s", error.message)
+                log.warning("Files could not be deleted: %s", error.message)
             if not deleted:
                 await anyio.sleep(_FILES_INTERVAL_S)
 
@@ -380,7 +380,7 @@ class BatchProcessor:
         try:
             file = await self.stores.files.lookup(batch.input)
             if file is None:
-                raise FileContentLost(f"The file {batch.input} is gone.")
+                raise FileContentLost(f"The file {batch.input} no longer exists.")
             if batch.state == "validating":
                 await self._validate(batch, file)  # (1)
             elif batch.state == "finalizing":
@@ -421,7 +421,7 @@ class BatchProcessor:
             await self.stores.batches.schedule_step(batch.id, 0.0 if more else _STEP_INTERVAL_S)
 
     def _worth_collecting(self, batch: Batch, *, over: bool) -> bool:
-        """Return whether a window of lines has ended, or the last ones: parts should be few and large."""
+        """Return whether enough lines have ended: a whole window, or the last ones. Parts should be few and large."""
         if batch.ended - batch.collected >= self.config.batches.max_open_jobs:
             return True
         return batch.ended == batch.submitted and (over or batch.submitted == batch.total)
@@ -443,7 +443,7 @@ class BatchProcessor:
         await self.stores.batches.transition(batch.id, state)
 
     async def _fail(self, batch: Batch, error: FileContentLost) -> None:
-        """End a batch whose lines cannot be read any more, and keep the existing answers."""
+        """End a batch whose lines can no longer be read, and keep the answers so far."""
         log.error("%s failed: %s", batch.id, error.message)
         await self._collection.collect(await self._cancel_jobs(batch))
         fault = BatchLineError(error.code, f"{error.message} Upload it again.")

@@ -1,4 +1,4 @@
-"""NATS JetStream, by nats-py (extra `nats`): a subject as a source, as a sink, and as a history.
+"""The adapter for NATS JetStream, by nats-py (extra `nats`): a subject as a source, as a sink, and as a history.
 
 A pipeline has one consumer, `<name>-<random>`, which belongs to one connection. Each session creates a new consumer
 that starts after the contiguously acknowledged messages, and deletes the previous one. So all unacknowledged messages
@@ -6,7 +6,7 @@ are redelivered at once and in order, whereas redeliveries of an old consumer wo
 different time. Messages acknowledged beyond a gap are redelivered too; the pipeline recognises them.
 
 1. A session begins with the first `receive`, and again after the connection was lost or the consumer was deleted.
-2. The consumer sends what it is asked for: `_requested` counts what may still come.
+2. The consumer sends as many messages as were requested: `_requested` counts those that may still come.
 3. A message that the consumer sends again, because its wait ran out, is a further delivery of the same position.
 """
 
@@ -68,7 +68,7 @@ async def translated() -> AsyncIterator[None]:
         yield
     except nats.errors.MaxPayloadError as error:
         raise MessageTooLarge(
-            "NATS does not accept a message of this size: see `max_payload` of its configuration."
+            "NATS does not accept a message of this size. See `max_payload` in its configuration."
         ) from error
     except FAULTS as error:
         reason = error.description if isinstance(error, nats.js.errors.APIError) else None
@@ -151,7 +151,7 @@ class _Subject:
 
 
 def headers_of(message: Msg) -> dict[str, str]:
-    """Return a message's headers; of several lines with one name, the last.
+    """Return a message's headers; of several lines with the same name, the last.
 
     nats-py itself returns strings; if `fast-mail-parser` is installed, it returns a list of lines for each name.
     """
@@ -171,7 +171,7 @@ def incoming(message: Msg) -> IncomingMessage:
 
 
 class JetStreamSource(_Subject):
-    """A MessageSource: a subject, with or without wildcards. Only the holder of the pipeline's lease may receive."""
+    """A MessageSource for a subject, with or without wildcards. Only the holder of the pipeline's lease may receive."""
 
     needs_lease = True
 
@@ -205,7 +205,7 @@ class JetStreamSource(_Subject):
             self._session.lost = True
 
     async def lost_lanes(self) -> set[str]:
-        """Wait for ever: a subject has no lanes."""
+        """Wait forever, because a subject has no lanes."""
         await anyio.sleep_forever()
         return set()
 
@@ -314,7 +314,7 @@ class _ConsumerSession:
         await self._client.publish(self._next, json.dumps(request).encode(), self._inbox)
 
     def _on_status(self, headers: Mapping[str, str]) -> bool:
-        """Return whether more of the requested messages can come."""
+        """Return whether further ones of the requested messages can come."""
         status = headers["Status"]
         if status == "100":
             return True
@@ -326,13 +326,13 @@ class _ConsumerSession:
 
 
 def _floor(consumer: ConsumerInfo) -> int:
-    """Return the last sequence up to which everything is acknowledged."""
+    """Return the sequence number up to which all messages are acknowledged."""
     acknowledged = consumer.ack_floor.stream_seq if consumer.ack_floor is not None else 0
     return max(acknowledged or 0, (consumer.config.opt_start_seq or 1) - 1)
 
 
 class JetStreamHistory(_Subject):
-    """A MessageHistory: the messages in the streams of a subject; wildcards are allowed.
+    """A MessageHistory of the messages in a subject's streams; wildcards are allowed.
 
     They are read by a consumer that ends with the range, so no pipeline's consumer is affected.
     """
@@ -362,7 +362,7 @@ class JetStreamHistory(_Subject):
 
 
 class JetStreamSink(_Subject):
-    """A MessageSink: a subject to publish to.
+    """A MessageSink that publishes to a subject.
 
     Messages carry `Nats-Msg-Id`: a stream drops a duplicate within its duplicate window (2 minutes by default).
     """
@@ -376,7 +376,7 @@ class JetStreamSink(_Subject):
 
     @property
     def max_bytes(self) -> int:
-        """NATS's `max_payload`."""
+        """Return the maximum message size: NATS's `max_payload`."""
         return self.client.max_payload
 
     async def open(self) -> None:
@@ -390,7 +390,7 @@ class JetStreamSink(_Subject):
                 await anyio.sleep(RECONNECT_S)
 
     async def position(self, lane: str) -> str:
-        """Return the last sequence that this process knows."""
+        """Return the last sequence number that this process knows."""
         return str(self._last)
 
     async def publish(self, message: OutgoingMessage, lane: str, position: str, *, repeated: bool) -> bool:

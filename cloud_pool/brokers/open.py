@@ -1,4 +1,4 @@
-"""Adapters by address. The client libraries are extras, imported on demand."""
+"""The choice of the adapter for an address. The client libraries are extras, which are imported on demand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from causeway_server.router.errors import ConfigError
 
 from .port import BrokerLogin, MessageHistory, MessageSink, MessageSource, TopicAddress
 
-_MISSING = "The client of this broker is not installed: run `pip install 'causeway-router[{extra}]'`."
+_MISSING = "The client for this broker is not installed: run `pip install 'causeway-router[{extra}]'`."
 
 
 def open_source(address: TopicAddress, name: str, login: BrokerLogin, *, ack_wait_s: float) -> MessageSource:

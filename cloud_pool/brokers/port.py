@@ -79,7 +79,7 @@ class TopicAddress(msgspec.Struct, frozen=True):
 
     kind: BrokerKind
     tls: bool
-    hosts: tuple[str, ...]  # host:port
+    hosts: tuple[str, ...]  # host:port of each server
     topic: str
 
     def sibling(self, suffix: str) -> TopicAddress:
@@ -122,10 +122,10 @@ def _host(text: str, kind: BrokerKind, where: str) -> str:
 class MessageRange(msgspec.Struct, frozen=True, kw_only=True):
     """A range of messages of a topic, inclusive at both ends; by time or by number, never both."""
 
-    since: float | None = None  # unix s, by the broker's clock
+    since: float | None = None  # Unix seconds, by the broker's clock
     until: float = float("inf")
-    lane: str | None = None  # None: of every lane
-    first: int = 0  # sequence or offset
+    lane: str | None = None  # lane to read; None for all lanes
+    first: int = 0  # first sequence number or offset
     last: int | None = None
 
     def holds(self, lane: str, number: int, published_at: float) -> bool:
@@ -153,7 +153,9 @@ def parse_range(text: str, kind: BrokerKind) -> MessageRange:
         return MessageRange(since=since or 0.0, until=float("inf") if until is None else until)
     lanes = {found[1] for found in ends if found}
     if len(lanes) > 1:
-        raise ConfigError("Both ends name the same partition: replay one after the other.", where="--replay")
+        raise ConfigError(
+            "Both ends must name the same partition. Replay one partition after the other.", where="--replay"
+        )
     numbers = [int(found[2]) for found in ends if found]
     return MessageRange(
         lane=lanes.pop() if kind == "kafka" else None,
@@ -195,11 +197,11 @@ class IncomingMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     body: bytes
     headers: Mapping[str, str] = _NO_HEADERS  # names in lower case
-    key: str = ""  # the broker's own key; "": none
-    lane: str = ""  # the partition that it came from; "": the broker has none
-    position: str  # its place in the topic: the same in each delivery, and no other message's
-    published_at: float  # unix s, by the broker's clock
-    receipt: object = None  # the adapter's own
+    key: str = ""  # key that the broker assigns; "" for none
+    lane: str = ""  # partition that the message came from; "" if the broker has none
+    position: str  # place in the topic: the same in each delivery, and unique to the message
+    published_at: float  # Unix seconds, by the broker's clock
+    receipt: object = None  # data of the adapter itself
 
 
 class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,17 +216,19 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True):
 class TopicLag(msgspec.Struct, frozen=True):
     """Messages that a pipeline has not finished yet."""
 
-    waiting: int  # messages that were not delivered yet
-    unacknowledged: int  # delivered, and not acknowledged
+    waiting: int  # messages that have not been delivered yet
+    unacknowledged: int  # messages that were delivered but not acknowledged
 
 
 class MessageSource(Protocol):
-    """Messages of a topic for one pipeline. Every method raises BrokerUnavailable while the broker does not answer.
+    """Receives the messages of a topic for one pipeline. Every method raises BrokerUnavailable while the broker does
+    not answer.
 
     1. A message is delivered until it is acknowledged: again after a lost connection, a killed pipeline or broker.
-    2. First deliveries come in the order of the topic (of each lane, where it has lanes). After a loss all messages
-       that were not acknowledged come again, in this order, before any new one.
-    3. Where `needs_lease`, only one process may receive at a time; elsewhere the broker divides the lanes.
+    2. First deliveries come in the order of the topic (within each lane, if it has lanes). After a lost connection all
+    unacknowledged messages come again, in this order, before any new one.
+    3. If `needs_lease` is set, only one process may receive at a time; otherwise the broker divides the lanes among
+    processes.
     """
 
     needs_lease: bool
@@ -242,20 +246,20 @@ class MessageSource(Protocol):
         """Extend the acknowledgement deadline of messages in progress, so that they are not redelivered for now."""
 
     async def reset(self) -> None:
-        """Drop all unacknowledged deliveries: the next `receive` gets them again, in order."""
+        """Drop all unacknowledged deliveries. The next `receive` gets them again, in order."""
 
     async def lost_lanes(self) -> set[str]:
-        """Wait until other processes have lanes that this one had, and return these lanes."""
+        """Wait until other processes have taken over lanes of this process, and return these lanes."""
 
     async def lag(self) -> TopicLag:
         """Return the consumer lag of the whole topic, or of the lanes of this process."""
 
     async def close(self) -> None:
-        """Disconnect. Unacknowledged messages are delivered to the next process."""
+        """Disconnect. Unacknowledged messages are delivered to another process."""
 
 
 class MessageHistory(Protocol):
-    """Messages of a topic, read independently of all pipelines: nothing is acknowledged, and no cursor moves."""
+    """Reads messages of a topic independently of all pipelines: no message is acknowledged, and no cursor moves."""
 
     async def open(self) -> None:
         """Connect, waiting for the broker indefinitely. Raises ConfigError for a topic that does not exist."""
@@ -267,7 +271,7 @@ class MessageHistory(Protocol):
 
 
 class MessageSink(Protocol):
-    """A topic to publish to. Every method raises BrokerUnavailable while the broker does not answer."""
+    """Publishes to a topic. Every method raises BrokerUnavailable while the broker does not answer."""
 
     @property
     def max_bytes(self) -> int:
@@ -277,7 +281,7 @@ class MessageSink(Protocol):
         """Connect, waiting for the broker indefinitely. Raises ConfigError for a topic that does not exist."""
 
     async def position(self, lane: str) -> str:
-        """Return a position in the topic before everything that will be published for the lane from now on.
+        """Return a position in the topic before all messages that will be published for the lane from now on.
 
         If the broker can enforce it, no other process publishes for the lane afterwards without searching the topic
         first.
@@ -288,7 +292,7 @@ class MessageSink(Protocol):
 
         Args:
             lane: Lane of the message that this one answers.
-            position: Position from before the first attempt to publish it.
+            position: Result of `position` before the first attempt to publish it.
             repeated: Whether it may be in the topic: an earlier call, perhaps of another process, had an unknown
                 outcome.
 

@@ -1,6 +1,6 @@
-"""A cache of answers in Redis for all gateways, and single-flight: identical requests share one generation.
+"""The cache of answers in Redis, which all gateways share, and single-flight: identical requests share one generation.
 
-    caching_service    in front of the service: from the cache, from a generation in progress, or generated
+    caching_service    in front of the service: the answer is cached, in progress, or generated
     shared_generation  one generation on this gateway with its subscribers, which may start over
     leader             generation of an answer under a lease, or following the leader on another gateway
     shared_cache       rules and keys, and the store

@@ -1,6 +1,6 @@
 """The cache in front of the service: each reply comes from the cache, from a generation in progress, or is generated.
 
-1. The request must not use the cache, or there is none: straight from the service.         bypass
+1. The request must not use the cache, or there is none: the service answers.               bypass
 2. An identical request is in progress on this gateway: subscribe to its generation.        coalesced
 3. Otherwise start a generation with one call to Redis: there is a stored answer.           hit
 4.                                                      another gateway leads: follow it.   coalesced
@@ -42,11 +42,11 @@ from .store import CacheStatus, FollowLimitReached, GenerationKey, LeaderLease, 
 
 STATUS_HEADER = "x-causeway-cache"
 OnFirstToken = Callable[[str], None]
-"""Callback that gets the tier."""
+"""Called at the first token with the answering tier."""
 
 
 class Billing:
-    """Billing facts of one request's answer: its source, its head, and whether it is billed to the request.
+    """The billing of one request's answer: its source, its head, and the part of it that is billed to the request.
 
     The properties are final from the first chunk on.
     """
@@ -60,7 +60,7 @@ class Billing:
 
     @property
     def billable(self) -> bool:
-        """Whether tokens were generated that are billed to this request."""
+        """Return whether tokens were generated that are billed to this request."""
         return self._head.stale_s is None and (self._detached or self.usage is not None)
 
     @property
@@ -70,7 +70,9 @@ class Billing:
 
     @property
     def goes_on(self) -> bool:
-        """Whether other requests wait for the generation that is billed to this request, although it has left."""
+        """Return whether the generation that is billed to this request continues for other requests, although this one
+        has left.
+        """
         if self._detached or self._subscriber is None:
             return False
         return bool(self._subscriber.generation.subscribers)
@@ -93,7 +95,7 @@ class Billing:
 
         Args:
             reported: Usage that the answer itself reported.
-            on_usage: Callback, called at once, or at the end of a generation that goes on for other subscribers.
+            on_usage: Called at once, or at the end of a generation that continues for other subscribers.
 
         Returns:
             False if `on_usage` will be called later.
@@ -110,8 +112,8 @@ class Billing:
         self._subscriber, self._detached, self.status = subscriber, False, "miss"
 
     def detached(self, *, resumed: bool) -> None:
-        """Record that the request is answered separately, because sharing failed or is not allowed. `resumed`: in
-        mid-answer.
+        """Record that the request is answered separately, because sharing failed or is not allowed. `resumed`: whether
+        this happens in mid-answer.
         """
         self._detached = True
         if self._subscriber is not None and not resumed:
@@ -123,7 +125,7 @@ class Billing:
             self.status = "stale"
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Record a chunk that has arrived; the client may not have any yet."""
+        """Record a chunk that has arrived. The client may not have received it yet."""
         if self._subscriber is not None and not self._detached:
             generation = self._subscriber.generation
             self.status = "miss" if self.usage else "coalesced" if generation.cached_age_s is None else "hit"
@@ -140,12 +142,12 @@ _LOOKUP_OUTCOMES: Mapping[type, str] = {
     RemoteLeader: "follow",
     FollowLimitReached: "follow_limit",
 }
-"""Outcomes of a lookup in traces."""
+"""Names of the outcomes of a look-up in traces."""
 log = logging.getLogger(__name__)
 
 
 class CachingService:
-    """The caching service, owner of this gateway's generations.
+    """Answers requests from the cache or the service, and owns this gateway's generations.
 
     Args:
         cache: Shared cache; None: every request goes straight to the service.
@@ -183,9 +185,9 @@ class CachingService:
     def reply(
         self, context: RequestContext, on_first_token: OnFirstToken = lambda _: None
     ) -> tuple[Billing, AsyncGenerator[Piece, None]]:
-        """Return the billing of an answer, and its pieces.
+        """Return the billing of an answer, and a generator of its pieces.
 
-        Iterating the pieces raises CausewayError; closing the generator leaves the answer to other requests.
+        Iterating the pieces raises CausewayError; closing the generator ends only this request's part in the answer.
 
         `on_first_token` is called with the tier, possibly more than once, when a token that is billed to this request
         arrives.
@@ -203,8 +205,8 @@ class CachingService:
     async def _pieces(
         self, cache: SharedCache, billing: Billing, context: RequestContext, key: GenerationKey | None
     ) -> AsyncGenerator[Piece, None]:
-        """Yield a request's pieces in one generator, because each nested one is resumed per token. `key` None: not
-        shared.
+        """Yield a request's pieces. This is a single generator, because each nested one would be resumed per token.
+        `key`: None if the answer is not shared.
         """
         own, emitted = _OwnPieces(billing, context.id), EmittedPrefix()
         try:
@@ -299,7 +301,7 @@ class CachingService:
     async def _look_up(
         self, cache: SharedCache, generation: CoalescedGeneration
     ) -> CachedAnswer | LeaderLease | RemoteLeader | FollowLimitReached | None:
-        """Look the answer up; None: Redis is unavailable."""
+        """Look up the answer; return None if Redis is unavailable."""
         span, outcome = generation.start_span("lookup"), "redis_unavailable"
         may_follow = self.following < cache.config.max_followed
         try:
@@ -356,7 +358,9 @@ class _SharedReader:
         self._over = False
 
     async def next(self) -> Chunk | None:
-        """Return the next chunk that the client lacks; None after the last. Raises like `CoalescedSubscriber.next`."""
+        """Return the next chunk that the client has not received; None after the last. Raises like
+        `CoalescedSubscriber.next`.
+        """
         while not self._over:
             try:
                 chunk = await self._subscriber.next()
@@ -380,7 +384,9 @@ class _SharedReader:
 
 
 class _OwnPieces:
-    """The pieces for a request's client: chunks with the client's own ids, and the head before the first one."""
+    """Converts shared pieces for a request's client: chunks with the client's own ids, and the head before the first
+    one.
+    """
 
     def __init__(self, billing: Billing, request_id: str) -> None:
         self._billing = billing

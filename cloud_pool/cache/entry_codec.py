@@ -1,11 +1,11 @@
-"""Encoding of answers in Redis, and of batches of chunks for other gateways.
+"""The encoding of answers in Redis, and of batches of chunks for other gateways.
 
     byte 0         format: 1 plain, 2 zlib
     bytes 1..16    BLAKE2b of key, format and the rest, keyed with the secret if there is one
     the rest       msgpack: headers, and the chunks as `router.openai.encode_chunks` writes them
 
-The digest covers the key, so an entry that was moved to another key, cut or written by another version is refused.
-Reading is bounded: an entry that inflates beyond the limit is refused too.
+The digest covers the key, so an entry that was moved to another key, truncated or written by another version is
+refused. Decompression is bounded: an entry that would exceed the limit is refused, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _batch = msgspec.msgpack.Decoder(_Batch).decode
 
 
 class EntryCodec:
-    """Encoder and decoder of entries. `secret` prevents forging by processes that do not know it."""
+    """Encodes and decodes entries. `secret` prevents other processes from forging entries."""
 
     def __init__(self, secret: bytes, *, compress_above_bytes: int, max_entry_bytes: int) -> None:
         self._secret = blake2b(secret).digest() if secret else b""
@@ -61,7 +61,9 @@ class EntryCodec:
         self._max_entry_bytes = max_entry_bytes
 
     def pack(self, key: str, head: AnswerHead, request: Request, chunks: Iterable[Chunk]) -> bytes | None:
-        """Encode an entry; None for an answer that must not be stored: broken, truncated, too large or uncacheable."""
+        """Encode an entry; return None for an answer that must not be stored because it is broken, truncated, too large
+        or uncacheable.
+        """
         chunks = tuple(chunks)
         if any(chunk.resume for chunk in chunks):  # truncated for lack of capacity
             return None
@@ -84,7 +86,7 @@ class EntryCodec:
         """Decode an entry. Raises CorruptEntry."""
         form, digest, body = entry[:1], entry[1:_HEAD_BYTES], entry[_HEAD_BYTES:]
         if not hmac.compare_digest(digest, self._digest(key, form, body)):
-            raise CorruptEntry("wrong digest")
+            raise CorruptEntry("The digest does not match.")
         try:
             if form == _DEFLATED:
                 body = _inflated(body, self._max_entry_bytes * _MAX_INFLATION)
@@ -109,7 +111,7 @@ def unpack_batch(data: bytes, have: int) -> tuple[AnswerHead | None, tuple[Chunk
     except ValueError as error:  # msgspec's errors are ValueErrors too
         raise CorruptEntry(type(error).__name__) from None
     if batch.first > have:
-        raise CorruptEntry("A batch is missing.")
+        raise CorruptEntry("A batch of chunks is missing.")
     return batch.head, chunks[have - batch.first :]
 
 
@@ -118,7 +120,7 @@ def _inflated(body: bytes, limit_bytes: int) -> bytes:
     decompressor = zlib.decompressobj()
     inflated = decompressor.decompress(body, limit_bytes)
     if not decompressor.eof:
-        raise CorruptEntry("The entry is cut, or exceeds the maximum size.")
+        raise CorruptEntry("The entry is truncated, or exceeds the maximum size.")
     return inflated
 
 

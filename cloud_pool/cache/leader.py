@@ -24,12 +24,12 @@ _RELEASE_S = 1.0  # to end the lease, also while this gateway stops
 
 
 class GenerationLeader(msgspec.Struct):
-    """An attempt at an answer, billed to the subscriber that has waited longest.
+    """Makes one attempt at an answer, which is billed to the subscriber that has waited longest.
 
     1. It succeeds: the generation is finished and the answer stored.
-    2. The question is at fault (InvalidRequest): every subscriber gets the error.
+    2. The request is invalid (InvalidRequest): every subscriber gets the error.
     3. It fails otherwise: only the billed subscriber gets the error, the others may try again.
-    4. The last subscriber leaves: the attempt goes on while another gateway waits, otherwise it stops.
+    4. The last subscriber leaves: the attempt continues while another gateway waits, otherwise it stops.
     """
 
     cache: SharedCache
@@ -37,7 +37,7 @@ class GenerationLeader(msgspec.Struct):
     generation: CoalescedGeneration
     lease: LeaderLease | None
     has_remote_followers: bool = False  # whether another gateway has asked for this answer
-    published: int = 0  # chunks
+    published: int = 0  # number of published chunks
     wakeup: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
     def on_remote_follower(self) -> None:
@@ -48,7 +48,7 @@ class GenerationLeader(msgspec.Struct):
             self._wake()
 
     async def run(self) -> None:
-        """Generate the answer; then the generation is finished, or the other subscribers may try again. Raises no
+        """Generate the answer. Afterwards the generation is finished, or the other subscribers may try again. Raises no
         CausewayError.
         """
         error: CausewayError | None = Draining("This gateway is shutting down.", retry_after_s=1.0)
@@ -99,8 +99,8 @@ class GenerationLeader(msgspec.Struct):
             self.generation.fail(billed, error)  # (3), (4)
 
     async def _end_lease(self, error: CausewayError | None, context: RequestContext | None = None) -> None:
-        """End the lease, storing the answer if there is one. `context`: context of the billed request; None: there was
-        none.
+        """End the lease, storing the answer if there is one. `context`: context of the billed request; None if there
+        was none.
         """
         lease, self.lease = self.lease, None
         if lease is None:
@@ -135,7 +135,7 @@ class GenerationLeader(msgspec.Struct):
         self.wakeup.set()
 
     async def _maintain(self, scope: anyio.CancelScope) -> None:
-        """Renew the lease, publish to other gateways, and stop the generation when no request wants it any more."""
+        """Renew the lease, publish to other gateways, and stop the generation when no request needs it any more."""
         while True:
             with anyio.move_on_after(self.cache.config.lease_s / 3) as interval:
                 await self.wakeup.wait()
@@ -187,21 +187,21 @@ class GenerationLeader(msgspec.Struct):
         return interest
 
     def _unpublished(self) -> bytes:
-        """Return the chunks that may not have arrived; a call that timed out may still have delivered its chunks."""
+        """Return the chunks that may not have arrived. A call that timed out may still have delivered its chunks."""
         first = self.published
         return pack_batch(first, None if first else self.generation.head, self.generation.pieces(first))
 
 
 class GenerationFollower(msgspec.Struct):
-    """Follower that copies the chunks of a remote leader into the local generation."""
+    """Follows a remote leader: copies its chunks into the local generation."""
 
     cache: SharedCache
     generation: CoalescedGeneration
     leader: RemoteLeader
-    last: bytes = b"0"  # the id of the last entry that was read
+    last: bytes = b"0"  # id of the last entry that was read
 
     async def run(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Follow until the generation is finished, or until this leader will publish nothing more."""
+        """Follow until the generation is finished, or this leader will publish no more chunks."""
         announced_at, poll_s = clock(), self.cache.config.lease_s / 3
         try:
             while True:
@@ -220,7 +220,7 @@ class GenerationFollower(msgspec.Struct):
             self.cache.metrics.fault("corrupt")
 
     async def _consume(self, entries: list[StreamEntry]) -> bool:
-        """Return whether the leader has ended. Raises CorruptEntry."""
+        """Process entries, and return whether the leader has ended. Raises CorruptEntry."""
         for entry in entries:
             self.last = entry.id
             if entry.kind not in (b"chunks", b"end"):

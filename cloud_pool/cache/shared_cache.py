@@ -1,8 +1,8 @@
-"""The shared cache for the rest of the gateway: which answers may be cached, under which key, and the store.
+"""The shared cache as the rest of the gateway uses it: rules for answers that may be cached, their keys, and the store.
 
-The rules are the edge's: no sampled answers, no tools, nothing private. Three rules are specific to the cloud: the
-tier's temperature applies to requests without one; an answer that repeats the prompt (`echo`) is not cached, because
-prompts never enter the cache; and a key belongs to one tenant.
+The rules are those of the edge: no sampled answers, no tools, no private requests. Three rules are specific to the
+cloud: the tier's temperature applies to requests without one; an answer that repeats the prompt (`echo`) is not cached,
+because prompts never enter the cache; and a key belongs to one tenant.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .entry_codec import EntryCodec
 from .store import AnswerStore, CacheMetrics, RedisUnavailable
 
 NO_STORE = "no-store"
-"""Tag for `Cache-Control: no-store`, which is private without being in `private_tags`."""
+"""The tag that `Cache-Control: no-store` stands for. It is private without being in `private_tags`."""
 
 
 def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
@@ -59,14 +59,16 @@ def is_private(request: Request, config: CacheConfig) -> bool:
 
 
 class CacheKeys:
-    """Deriver of cache keys from `secret` (so that they are unguessable), `version` and all that shapes a prompt."""
+    """Derives cache keys from `secret`, which makes them unguessable, from `version`, and from everything that shapes a
+    prompt.
+    """
 
     def __init__(self, config: CacheConfig, secret: bytes = b"") -> None:
         self._salt = (hashlib.blake2b(secret).digest() if secret else b"", config.version)
         self._scopes: dict[str, bytes] = {}  # by tier
 
     def key(self, request: Request, tier: Tier, tenant: str) -> str:
-        """Return 32 hex digits, a one-way digest from which no prompt can be read."""
+        """Return the key, 32 hex digits: a one-way digest that does not reveal the prompt."""
         scope = self._scopes.get(tier.name)
         if scope is None:
             identity = msgspec.msgpack.encode(
@@ -78,7 +80,9 @@ class CacheKeys:
 
 
 def _resolved(request: Request, tier: Tier) -> Request:
-    """Return the request as the tier sees it: with the tier's name for an alias, and its temperature if none is set."""
+    """Return the request as the tier sees it: with the tier's name instead of an alias, and the tier's temperature if
+    none is set.
+    """
     sampling = request.sampling
     if sampling.temperature is None:
         sampling = msgspec.structs.replace(sampling, temperature=tier.chat_format.temperature)
@@ -86,7 +90,7 @@ def _resolved(request: Request, tier: Tier) -> Request:
 
 
 def cached_usage(usage: Usage) -> Usage:
-    """Return the usage of an answer that used no tokens of the tier: all prompt tokens count as cached."""
+    """Return the usage of a cached answer: all prompt tokens count as cached, and no tokens of the tier were used."""
     return msgspec.structs.replace(usage, cached_tokens=usage.prompt_tokens)
 
 
@@ -94,7 +98,7 @@ _MIN_SECRET_BYTES = 16
 
 
 class SharedCache:
-    """Rules, keys and store of one gateway.
+    """The rules, the keys and the store of one gateway.
 
     Args:
         config: Section `cache` of the configuration.
@@ -103,7 +107,7 @@ class SharedCache:
         registry: Registry of the cache's metrics.
         secret: Content of `cache.secret_file`.
         clock: Monotonic clock, in seconds.
-        now_ms: Replacement for Redis's clock in tests; negative: Redis's clock.
+        now_ms: Replacement for Redis's clock in tests; negative to use Redis's clock.
 
     Raises:
         ConfigError: `address` is unusable.
@@ -132,7 +136,7 @@ class SharedCache:
         self._tiers = tiers
 
     def key(self, request: Request, tenant: str) -> str | None:
-        """Return the cache key; None: the request bypasses the cache."""
+        """Return the cache key; None if the request bypasses the cache."""
         tier = self._tiers.get(request.model)
         if tier is None or bypass_reason(request, tier, self.config):
             return None
@@ -141,7 +145,7 @@ class SharedCache:
     async def find_stale(self, request: Request, tenant: str) -> CachedAnswer | None:
         """Return the last answer to the same request if it is younger than `ttl_s` + `stale_if_error_s`.
 
-        Bounded in time; never raises.
+        The call is bounded in time and never raises.
         """
         key = self.key(request, tenant)
         if key is None:

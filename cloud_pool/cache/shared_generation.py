@@ -1,9 +1,9 @@
 """A generation on this gateway and its subscribers.
 
 The answer may start over when its leader failed or died: the chunks so far are dropped, and each subscriber filters out
-what it has already passed on. Greedy answers to one question mostly begin alike. Where the new answer does not begin
-with the text that was sent, or where more than plain text was sent, the stream ends with an error: a client never gets
-a mixture of two answers.
+what it has already passed on. Greedy answers to the same request mostly begin alike. If the new answer does not begin
+with the text that was sent, or if more than plain text was sent, the stream ends with an error, so that a client never
+gets a mixture of two answers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 
 class SharingFailed(Exception):
-    """Sharing has failed: each subscriber generates for itself."""
+    """Sharing has failed. Each subscriber must generate its own answer."""
 
 
 class GenerationUsage:
-    """Usage of a generation that is billed to one request, which it may outlast for other subscribers."""
+    """The usage of a shared generation that is billed to one request. The generation may continue for other subscribers
+    after that request.
+    """
 
     def __init__(self) -> None:
         self.total = Usage()
@@ -71,14 +73,16 @@ class CoalescedSubscriber(AnswerReader):
 
         Raises:
             GenerationRestarted: The answer starts over.
-            SharingFailed: The caller has to generate without sharing.
+            SharingFailed: The caller must generate without sharing.
             CausewayError: The answer failed, or its deadline has passed.
         """
         return await self.generation.read(self, self.context.deadline)
 
 
 class CoalescedGeneration(SharedAnswer[Chunk, CoalescedSubscriber]):
-    """A generation shared by requests of this gateway. `cached_age_s`: age of a stored answer; None: not stored."""
+    """A generation that requests of this gateway share. `cached_age_s`: age of a stored answer; None if it was not
+    stored.
+    """
 
     def __init__(self, key: GenerationKey, buffer_bytes: int) -> None:
         super().__init__(buffer_bytes)
@@ -94,7 +98,7 @@ class CoalescedGeneration(SharedAnswer[Chunk, CoalescedSubscriber]):
 
     @property
     def _trace(self) -> Trace | None:
-        """Trace of the subscriber that has waited longest."""
+        """Return the trace of the subscriber that has waited longest."""
         return self.subscribers[0].context.trace if self.subscribers else None
 
     def start_span(self, operation: CacheOperation) -> Span | None:
@@ -118,7 +122,7 @@ class CoalescedGeneration(SharedAnswer[Chunk, CoalescedSubscriber]):
         super().restart()
 
     def abandon(self, scope: anyio.CancelScope) -> None:
-        """Stop the work in `scope`: there are no subscribers, and none may join any more."""
+        """Stop the work in `scope`, because there are no subscribers, and let no request join any more."""
         self.abandoned = True
         scope.cancel()
 
@@ -168,7 +172,7 @@ class EmittedPrefix:
 
 
 class ResumeFilter:
-    """Filter that removes chunks sent before: `texts` by choice, the ends of `ended` choices, and the usage."""
+    """Removes chunks that were sent before: `texts` by choice, the ends of `ended` choices, and the usage."""
 
     def __init__(self, texts: dict[int, str], ended: frozenset[int] = frozenset(), *, counted: bool = False) -> None:
         self._counted = counted
@@ -176,7 +180,7 @@ class ResumeFilter:
         self._ended = ended
 
     def filter(self, chunk: Chunk) -> Chunk | None:
-        """Return the new part of the chunk; None if there is none. Raises StreamBroken."""
+        """Return the part of the chunk that is new; None if there is none. Raises StreamBroken."""
         if chunk.usage is not None:
             return None if self._counted else chunk
         left = self._left.get(chunk.index, "")

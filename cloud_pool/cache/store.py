@@ -1,4 +1,4 @@
-"""Calls to Redis, each bounded in time. After a fault, which is counted, Redis is skipped for a moment.
+"""Calls to Redis, each bounded in time. After a fault, which is counted, Redis is not used for a moment.
 
 The scripts in `lua` run in Redis atomically, each behind `common.lua`; arguments and replies are in each file. KEYS[1]
 is `<prefix>:{<key>}`: all keys of one answer are in one hash slot.
@@ -9,8 +9,8 @@ is `<prefix>:{<key>}`: all keys of one answer are in one hash slot.
     ...:flow:<rank>:<fence>   stream  kind and data: `chunks`, `end` (the last chunks), `failed`, or `wake`, for an
                                       answer that ended before its leader learned that a follower waits
 
-A rank is a priority: an urgent request never follows a leader that queues behind it. Times are Redis's own, in ms, so
-that gateways with different clocks agree; tests pass a time instead (ARGV[1] >= 0). Every key has a time to live.
+A rank is a priority: an urgent request never follows a leader of lower priority. Times are Redis's own, in ms, so that
+gateways with different clocks agree; tests pass a time instead (ARGV[1] >= 0). Every key has a time to live.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class CacheMetrics:
-    """Prometheus metrics of the shared cache. No label holds a value that a caller can choose. The faults:
+    """Prometheus metrics of the shared cache. Callers cannot choose label values. The faults:
 
     redis_unavailable    a call that Redis did not answer, or that was skipped after a failure
     wakeups_unavailable  the subscription for other gateways' wake-ups is down
@@ -68,13 +68,13 @@ class CacheMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "causeway_gateway_cache_requests",
-            "Requests by outcome in the shared cache: hit, stale, miss, coalesced, bypass.",
+            "Requests by their outcome in the shared cache: hit, stale, miss, coalesced, bypass.",
             ("outcome",),
             registry=registry,
         )
         self._faults = Counter(
             "causeway_gateway_cache_faults",
-            "Faults of the shared cache by kind; requests go on without it.",
+            "Faults of the shared cache, by kind; the requests continue without it.",
             ("fault",),
             registry=registry,
         )
@@ -87,7 +87,7 @@ class CacheMetrics:
 
 
 class RedisUnavailable(Exception):
-    """Redis did not answer, or is skipped after a fault. The request continues without it."""
+    """Redis did not answer, or is not used because of a recent fault. The request continues without the cache."""
 
 
 class GenerationKey(msgspec.Struct, frozen=True):
@@ -98,7 +98,9 @@ class GenerationKey(msgspec.Struct, frozen=True):
 
 
 class LeaderLease(msgspec.Struct, frozen=True):
-    """A lease held by this gateway, which generates the answer. `took_over`: from a leader whose lease expired."""
+    """A lease of this gateway, which generates the answer. `took_over`: whether it was taken from a leader whose lease
+    had expired.
+    """
 
     key: GenerationKey
     fence: str
@@ -113,7 +115,7 @@ class RemoteLeader(msgspec.Struct, frozen=True):
 
 
 class FollowLimitReached(msgspec.Struct, frozen=True):
-    """The answer is generated elsewhere, but this gateway already follows the maximum number of answers."""
+    """The answer is generated on another gateway, but this gateway already follows the maximum number of answers."""
 
 
 class StreamEntry(msgspec.Struct, frozen=True):
@@ -191,7 +193,7 @@ class AnswerStore:
             return RemoteLeader(key, value.decode()) if outcome == b"follow" else FollowLimitReached()
 
     async def find_stale(self, cache_key: str, max_age_s: float) -> CachedAnswer | None:
-        """Return the entry if it is no older than `max_age_s`. Raises RedisUnavailable."""
+        """Return the entry unless it is older than `max_age_s`. Raises RedisUnavailable."""
         key = GenerationKey(cache_key, "")
         reply = await self._run("stale", key, _ms(max_age_s), timeout_s=self._config.redis_timeout_s)
         if not isinstance(reply, list) or len(reply) != 2:
@@ -211,7 +213,7 @@ class AnswerStore:
     # --- leading (all raise RedisUnavailable) ------------------------------------------------------------------------
 
     async def renew(self, lease: LeaderLease) -> bool | None:
-        """Renew the lease; return whether another gateway waits for the answer. None: the lease is lost."""
+        """Renew the lease; return whether another gateway waits for the answer, or None if the lease is lost."""
         return _interest(await self._run("renew", lease.key, lease.fence, self._lease_ms))
 
     async def publish(self, lease: LeaderLease, data: bytes) -> bool | None:
@@ -219,7 +221,7 @@ class AnswerStore:
         return _interest(await self._run("publish", lease.key, lease.fence, self._lease_ms, data))
 
     async def finish(self, lease: LeaderLease, value: bytes, rest: bytes) -> bool:
-        """End the lease with an answer. Returns False if the lease was lost.
+        """End the lease with an answer. Return False if the lease was lost.
 
         Args:
             lease: Lease of this gateway.
@@ -240,7 +242,7 @@ class AnswerStore:
     # --- following ---------------------------------------------------------------------------------------------------
 
     async def announce_interest(self, leader: RemoteLeader) -> bool:
-        """Tell the leader that this gateway waits. False: the leader will publish nothing more. Raises
+        """Tell the leader that this gateway waits. Return False if the leader will publish no more chunks. Raises
         RedisUnavailable.
         """
         return bool(await self._run("watch", leader.key, leader.fence, self._interest_ms))
@@ -292,7 +294,7 @@ class AnswerStore:
         return self._clock() < self._suspended_until
 
     def suspend(self, seconds: float) -> None:
-        """Skip Redis for this many seconds: calls raise RedisUnavailable at once."""
+        """Stop using Redis for this many seconds: calls raise RedisUnavailable at once."""
         self._suspended_until = self._clock() + seconds
 
     @property
@@ -301,7 +303,9 @@ class AnswerStore:
 
     @property
     def _interest_ms(self) -> int:
-        """Duration of an announced interest; a follower renews it three times within this time."""
+        """Return the validity of an announced interest in milliseconds. A follower renews it three times within this
+        time.
+        """
         return _ms(2 * self._config.lease_s)
 
     def _base(self, key: GenerationKey) -> str:
@@ -327,7 +331,7 @@ class AnswerStore:
     def _unavailable(self, error: Exception) -> NoReturn:
         if not self.is_suspended:  # the first of many concurrent failures
             # Where Redis answers, its message may quote arguments: only the error's code is logged.
-            code = f"Redis at {self._address} answers with {type(error).__name__} {str(error).partition(' ')[0][:32]}"
+            code = f"Redis at {self._address} answered with {type(error).__name__} {str(error).partition(' ')[0][:32]}"
             reason = redis_fault(error, self._address) if is_unreachable(error) else code
             log.warning("The shared cache is unavailable: %s", reason)
         self._metrics.fault("redis_unavailable")

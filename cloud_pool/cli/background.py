@@ -1,4 +1,4 @@
-"""`causeway-cloud worker` and `causeway-cloud stream`."""
+"""The commands `causeway-cloud worker` and `causeway-cloud stream`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _DEAD = ".dead"
 _OPERATOR_PORT = click.option(
     "--operator-port",
     type=click.IntRange(0, 65535),
-    help="Serve metrics and operators on this port of operator.host; 0: any free one; without it: not at all.",
+    help=(
+        "Serve metrics and operators on this port of operator.host; 0: any free port. Without it they are not served."
+    ),
 )
 
 
@@ -46,15 +48,20 @@ def worker(process: ConfiguredProcess) -> None:
     required=True,
     help="Topic of messages: nats://host:4222/SUBJECT (wildcards allowed) or kafka://host:9092/TOPIC.",
 )
-@click.option("--out", "sink", help="Topic of answers, and of messages that expired.")
-@click.option("--dead", help="Topic of dead letters; default: --out with `.dead` behind it.")
+@click.option("--out", "sink", help="Topic of answers, and of expiry notices for expired messages.")
+@click.option("--dead", help="Topic of dead letters; default: the topic of --out with `.dead` appended.")
 @click.option(
     "--replay",
     metavar="FROM..TO",
-    help="Instead of --out: answer a range again, to stdout, and end. By time, sequence, or PARTITION-OFFSET of Kafka.",
+    help=(
+        "Instead of --out: answer a range of messages again, to stdout, and exit. The range is given by "
+        "time, sequence, or PARTITION-OFFSET of Kafka."
+    ),
 )
-@click.option("--audit", help="Topic of a replay's outcomes, in place of stdout.")
-@click.option("--name", default="stream", show_default=True, help="Of the pipeline: its processes share its progress.")
+@click.option("--audit", help="Topic of a replay's outcomes, instead of stdout.")
+@click.option(
+    "--name", default="stream", show_default=True, help="Name of the pipeline. Its processes share their progress."
+)
 @_OPERATOR_PORT
 @configured_command
 def stream(
@@ -82,7 +89,7 @@ def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: s
     from ..streams.config import StreamTopics
 
     if sink is None:
-        raise ConfigError("Name the topic for the answers.", where="--out")
+        raise ConfigError("Name the topic of the answers.", where="--out")
     if audit is not None:
         raise ConfigError("Use this option only with --replay.", where="--audit")
     out = parse_topic(sink, "--out")
@@ -100,7 +107,10 @@ def _replay(config: Config, name: str, source: str, published: str | None, wante
     from ..streams.replay import ReplayTopics
 
     if published is not None:
-        raise ConfigError("A replay publishes no outcomes: use --audit instead of --out and --dead.", where="--replay")
+        raise ConfigError(
+            "A replay does not publish to the pipeline's topics: use --audit instead of --out and --dead.",
+            where="--replay",
+        )
     address = parse_topic(source, "--in")
     topics = ReplayTopics(
         name=_checked_name(name),

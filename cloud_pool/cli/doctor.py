@@ -1,4 +1,6 @@
-"""`causeway-cloud doctor`: checks the requirements of gateways and workers, without changing anything."""
+"""The command `causeway-cloud doctor`, which checks the requirements of gateways and workers without changing
+anything.
+"""
 
 from __future__ import annotations
 

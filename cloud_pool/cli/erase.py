@@ -1,4 +1,4 @@
-"""`causeway-cloud erase`: erases all data of a tenant, device or user, with a signed receipt."""
+"""The command `causeway-cloud erase`, which erases all data of a tenant, device or user and makes a signed receipt."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .process import OTHER_NAMES, PATH, PROGRAM, ConfigSource, redis_options
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _ALWAYS_LEFT = (
-    Retained("backups, and copies that leave Causeway", "Causeway does not know them: delete them, or let them expire"),
-    Retained("audit files, logs and traces", "ids and times, no content: they expire as you rotate them"),
+    Retained("backups, and copies outside Causeway", "Causeway does not know them: delete them, or let them expire"),
+    Retained("audit files, logs and traces", "ids and times, no content: they expire as you rotate these files"),
     Retained("revocations of tokens", "kept, so that no revoked token works again"),
     Retained("effects of streams", "keys are one-way digests: they expire after `streams.effect_ttl_s`"),
 )
@@ -35,14 +35,14 @@ _ALWAYS_LEFT = (
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--tenant", help="Erase a tenant: all its devices and users.")
 @click.option("--device", help="Erase a device, as tenant/device.")
-@click.option("--user", help="Erase the jobs of a user, as tenant/user: requests that name it as `user`.")
-@click.option("--sign", "private", type=_FILE, help="Signs the receipt: a private key of `keys new`.")
-@click.option("--receipt", "file", type=PATH, help="File for the receipt; without it, stdout.")
-@click.option("--dry-run", is_flag=True, help="Print how much there is, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--keep-cache", is_flag=True, help="Leave the shared cache, whose entries expire by themselves.")
-@click.option("--verify", "signed", type=_FILE, help="Verify a receipt with --keys instead.")
-@click.option("--keys", "key_file", type=_FILE, help="JWKS file, for --verify.")
+@click.option("--user", help="Erase the jobs of a user, as tenant/user, which are the requests that name it as `user`.")
+@click.option("--sign", "private", type=_FILE, help="Private key that signs the receipt, from `keys new`.")
+@click.option("--receipt", "file", type=PATH, help="File for the receipt; default: stdout.")
+@click.option("--dry-run", is_flag=True, help="Print the amount of data, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--keep-cache", is_flag=True, help="Do not erase the shared cache, whose entries expire by themselves.")
+@click.option("--verify", "signed", type=_FILE, help="Instead of erasing, verify this receipt with --keys.")
+@click.option("--keys", "key_file", type=_FILE, help="JWKS file with the public key, for --verify.")
 @redis_options
 def erase(
     source: ConfigSource,
@@ -59,7 +59,7 @@ def erase(
 ) -> None:
     """Erase all data of a tenant, device or user. Prints a signed receipt.
 
-    Revoke its tokens first. A run that was interrupted is continued by the same command.
+    Revoke the subject's tokens first. If a run was interrupted, the same command continues it.
     """
     if signed is not None:
         if key_file is None:
@@ -80,7 +80,7 @@ def erase(
         click.echo(f"There is no data of {subject.name}. {OTHER_NAMES}", err=True)
     if key is None:
         return
-    ask(PROGRAM, f"Erase {subject.name} for good?", yes=yes)
+    ask(PROGRAM, f"Erase all data of {subject.name} permanently?", yes=yes)
     if file is not None:
         file.open("ab").close()  # where no receipt can be written, nothing is erased
     document = sign(asyncio.run(_erase(config, subject, keep_cache)), key)
@@ -99,11 +99,15 @@ async def _count(config: Config, subject: ErasureSubject, keep_cache: bool) -> d
 async def _erase(config: Config, subject: ErasureSubject, keep_cache: bool) -> Receipt:
     left = list(_ALWAYS_LEFT)
     if keep_cache:
-        left.append(Retained("the shared cache", "by --keep-cache: until `cache.ttl_s` + `cache.stale_if_error_s`"))
+        left.append(
+            Retained(
+                "the shared cache", "kept by --keep-cache until `cache.ttl_s` + `cache.stale_if_error_s` have passed"
+            )
+        )
     if subject.device or subject.user:
-        left.append(Retained("usage", "it is counted by tenant, tier and day, of no device and no user"))
+        left.append(Retained("usage", "it is counted by tenant, tier and day, not by device or user"))
     if subject.user:
-        left.append(Retained("files and batches", "a file has lines of many users: erase its device"))
+        left.append(Retained("files and batches", "a file has lines of many users: erase the device"))
     async with _opened(config, keep_cache) as erasure:
         return await erasure.erase(subject, left)
 

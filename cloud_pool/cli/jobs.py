@@ -36,7 +36,9 @@ def dlq(context: click.Context, source: ConfigSource) -> None:
 
 
 @dlq.command("list")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Maximum number of dead letters."
+)
 @click.pass_obj
 @report_errors
 def list_dead_letters(source: ConfigSource, limit: int) -> None:
@@ -51,30 +53,32 @@ def list_dead_letters(source: ConfigSource, limit: int) -> None:
 
 @dlq.command("retry")
 @click.argument("jobs", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All that `list` shows by default.")
+@click.option("--all", "every", is_flag=True, help="All dead letters that `list` shows by default.")
 @click.pass_obj
 @report_errors
 def retry(source: ConfigSource, jobs: tuple[str, ...], every: bool) -> None:
-    """Queue dead letters again, with all attempts and a new deadline. Lines of a batch stay: send a new batch."""
+    """Queue dead letters again, with all attempts and a new deadline. Lines of a batch cannot be retried: send a new
+    batch.
+    """
     _for_each_job(source.load(), jobs, every, "queued again", lambda store, job: store.retry(job))
 
 
 @dlq.command("purge")
 @click.argument("jobs", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All that `list` shows by default; asks before.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--all", "every", is_flag=True, help="All dead letters that `list` shows by default, after confirmation.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
 @report_errors
 def purge(source: ConfigSource, jobs: tuple[str, ...], every: bool, yes: bool) -> None:
     """Delete dead letters with their requests."""
     if every and not jobs:
-        ask(PROGRAM, "Delete all dead letters, with their requests, for good?", yes=yes)
+        ask(PROGRAM, "Delete all dead letters, with their requests, permanently?", yes=yes)
     _for_each_job(source.load(), jobs, every, "purged", lambda store, job: store.purge(job))
 
 
 @click.group(context_settings=_HELP)
 def jobs() -> None:
-    """Examine jobs as a whole."""
+    """Check the jobs in Redis as a whole."""
 
 
 @jobs.command("reconcile")
@@ -82,10 +86,10 @@ def jobs() -> None:
 @format_option
 @click.argument("files", nargs=-1, type=_AUDIT_FILE)
 def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ...]) -> None:
-    """Name acknowledged jobs and batches that Redis has lost. A failover can lose them.
+    """List the accepted jobs and batches that Redis has lost, for example by a failover.
 
-    FILES are the audit files of all gateways, and of workers if the last run is of interest, also those that were
-    rotated; by default the configuration's own. Exits with status 1 if anything is missing.
+    FILES are the audit files of all gateways, rotated ones included, and of workers to see the last runs; default: the
+    file of the configuration. Exits with status 1 if a job or batch is missing.
     """
     from ..jobs.reconciliation import Reconciliation, reconcile
 
@@ -94,7 +98,7 @@ def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ..
     async def work(stores: JobStores) -> Reconciliation:
         audit_files = files or tuple(Path(name) for name in (config.audit_file,) if name not in ("", "-"))
         if not audit_files:
-            raise ConfigError("Name the audit files: the configuration has none.", where="audit_file")
+            raise ConfigError("Name the audit files, because the configuration has none.", where="audit_file")
         return await reconcile(stores.database, config.jobs, audit_files)
 
     result = _run(config, work)
@@ -105,7 +109,7 @@ def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ..
             at = datetime.fromtimestamp(lost.accepted_at, tz=UTC).isoformat(timespec="milliseconds")
             click.echo("\t".join((at, lost.id, f"{lost.tenant}/{lost.device}", lost.tier or "-", lost.last_run or "-")))
         checked = result.acknowledged - result.too_old
-        summary = f"{checked} acceptances checked, {len(result.lost)} lost, {result.too_old} too old to tell"
+        summary = f"{checked} acceptances checked, {len(result.lost)} lost, {result.too_old} too old to decide"
         click.echo(f"{summary}, {result.unreadable_lines} unreadable lines.", err=True)
         if not result.acknowledged:
             click.echo(
@@ -118,7 +122,7 @@ def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ..
 def _for_each_job(
     config: Config, jobs: tuple[str, ...], every: bool, done: str, act: Callable[[JobStore, str], Awaitable[bool]]
 ) -> None:
-    """Apply `act` and print a line per job. Exits with status 1 if one of them failed."""
+    """Apply `act` and print a line per job. Exit with status 1 if it failed for one of them."""
     if bool(jobs) == every:
         refuse("Name the jobs, or use --all.")
 

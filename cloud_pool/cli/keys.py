@@ -1,4 +1,4 @@
-"""The commands `causeway-cloud keys` (new, issue, rotate, revoke, show). They need no gateway."""
+"""The commands `causeway-cloud keys` (new, issue, rotate, revoke, show). They do not need a gateway."""
 
 from __future__ import annotations
 
@@ -63,25 +63,35 @@ def new(private: Path, key_file: Path) -> None:
     type=click.Choice(SCOPES),
     default=("chat", "jobs"),
     show_default=True,
-    help="What the token permits; repeatable.",
+    help="Scope that the token permits; repeatable.",
 )
 @click.option(
     "--priority",
     type=click.Choice(tuple(RANK)),
     default="standard",
     show_default=True,
-    help="The highest that a request may ask for.",
+    help="Highest priority that a request may have.",
 )
-@click.option("--critical", is_flag=True, help="Permit x-causeway-critical: true.")
-@click.option("--model", "models", multiple=True, help="A model that it may use; repeatable; none: all its tenant's.")
+@click.option("--critical", is_flag=True, help="Permit requests with x-causeway-critical: true.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="Model that the token may use; repeatable; default: all models of its tenant.",
+)
 @click.option(
     "--modality",
     "modalities",
     multiple=True,
     type=click.Choice(MODALITIES),
-    help="A kind of content that messages may have; repeatable; none: all.",
+    help="Kind of content that messages may have; repeatable; default: all.",
 )
-@click.option("--region", "regions", multiple=True, help="A gateways' identity.region; repeatable; none: all.")
+@click.option(
+    "--region",
+    "regions",
+    multiple=True,
+    help="Region (identity.region of gateways) in which the token is valid; repeatable; default: all.",
+)
 @click.option(
     "--lifetime-s",
     type=click.FloatRange(min=0, min_open=True),
@@ -89,9 +99,14 @@ def new(private: Path, key_file: Path) -> None:
     show_default="30 days",
     help="Lifetime of the token in seconds.",
 )
-@click.option("--issuer", default=_DEFAULTS.issuer, show_default=True, help="As in the gateways' identity.issuer.")
 @click.option(
-    "--audience", default=_DEFAULTS.audience, show_default=True, help="As in the gateways' identity.audience."
+    "--issuer", default=_DEFAULTS.issuer, show_default=True, help="Issuer, equal to the gateways' identity.issuer."
+)
+@click.option(
+    "--audience",
+    default=_DEFAULTS.audience,
+    show_default=True,
+    help="Audience, equal to the gateways' identity.audience.",
 )
 @report_errors
 def issue(
@@ -108,7 +123,7 @@ def issue(
     issuer: str,
     audience: str,
 ) -> None:
-    """Print a token for a device. Its id, for `keys revoke`, goes to stderr."""
+    """Print a token for a device. The token's id, for `keys revoke`, goes to stderr."""
     key = issuing.read_private(private)
     grants = Grants(
         priority=priority,
@@ -139,11 +154,11 @@ def issue(
     type=click.FloatRange(min=0),
     default=600.0,
     show_default=True,
-    help="Seconds until it encrypts: all gateways and workers must have the file by then.",
+    help="Seconds until the key encrypts. All gateways and workers must have the file by then.",
 )
 @report_errors
 def rotate(file: Path, after_s: float) -> None:
-    """Add a key that encrypts jobs, and print its id. FILE is their `jobs.encryption_key_file`.
+    """Add a key that encrypts jobs, and print its id. FILE is `jobs.encryption_key_file` of the gateways and workers.
 
     The first key of a new file encrypts at once. No key is removed: older ones decrypt what they have encrypted.
     """
@@ -156,12 +171,12 @@ def rotate(file: Path, after_s: float) -> None:
 @redis_options
 @click.option("--token-id", help="Revoke one token, by its id.")
 @click.option("--device", help="Revoke all tokens of tenant/device issued until now.")
-@click.option("--key", "kid", help="Revoke a signing key and with it all its tokens: remove it from --keys.")
+@click.option("--key", "kid", help="Revoke a signing key and all tokens that it signed, by removing it from --keys.")
 @click.option("--keys", "key_file", type=PATH, help="JWKS file, for --key.")
 def revoke(
     source: ConfigSource, token_id: str | None, device: str | None, kid: str | None, key_file: Path | None
 ) -> None:
-    """Revoke a token, a device or a key. Gateways refuse it within seconds."""
+    """Revoke a token, a device or a key. Gateways refuse revoked ones within seconds."""
     if (token_id is not None) + (device is not None) + (kid is not None) != 1:
         raise click.UsageError("Give exactly one of --token-id, --device and --key.")
     if kid is not None:
@@ -193,8 +208,8 @@ async def _revoke(config: Config, token_id: str | None, device: str | None, now:
         required = await PromotableReplicas(client).required(replicas)
         if required and not await is_replicated(client, required, timeout_s):
             raise click.ClickException(
-                f"Revoked, but fewer than {required} replicas confirmed the revocation in {timeout_s:g} s: a failover "
-                "could lose it. Run the command again."
+                f"Revoked, but fewer than {required} replicas confirmed it in {timeout_s:g} s, so a "
+                "failover could lose the revocation. Run the command again."
             )
 
 
@@ -203,7 +218,7 @@ async def _revoke(config: Config, token_id: str | None, device: str | None, now:
 @click.option("--keys", "key_file", type=PATH, help="List the keys of this JWKS file.")
 @redis_options
 def show(source: ConfigSource, token: str | None, key_file: Path | None) -> None:
-    """Show a token's claims, a key set, or the revocations. Claims are not verified; revocations are in Redis."""
+    """Show a token's claims, a key set, or the revocations in Redis. Claims are not verified."""
     if token is not None:
         _show_token(token)
     if key_file is not None:

@@ -1,4 +1,6 @@
-"""`causeway-cloud`: serve, triton, doctor, worker, stream, dlq, jobs, keys, usage, erase, plan, config, openapi."""
+"""The program `causeway-cloud`, with the commands serve, triton, doctor, worker, stream, dlq, jobs, keys, usage, erase,
+plan, config and openapi.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,14 @@ _ON_DEMAND = {
         *(".jobs", "dlq"),
         "Manage dead letters, the jobs that have used up their attempts. Commands: list, retry, purge.",
     ),
-    "jobs": (".jobs", "jobs", "Name accepted jobs and batches that Redis has lost. Command: reconcile."),
+    "jobs": (".jobs", "jobs", "List accepted jobs and batches that Redis has lost. Command: reconcile."),
     "erase": (".erase", "erase", "Erase all data of a tenant, device or user. Prints a signed receipt."),
     "plan": (".plan", "plan_command", "Compute how many replicas a load needs, and what they cost."),
     "usage": (".usage", "usage_command", "Show a tenant's usage and cost on a day."),
 }
-"""Commands whose slow imports (half a second) `--help` avoids: module, command and help."""
+"""Commands that are imported on demand, because their slow imports (half a second) would delay `--help`: module,
+command and help.
+"""
 
 
 @click.group("causeway-cloud", cls=ProgramGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,22 +50,28 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--host", help="Address to listen on; any other than loopback needs --token-file.")
-@click.option("--port", type=_PORT, help="0: any free port; the ready line names it.")
-@click.option("--token-file", type=PATH, help="Bearer tokens: lines of `<device> <token>` or `<device> sha256:<hex>`.")
-@click.option("--operator-port", type=_PORT, help="For metrics and operators; 0: any free port; default: --port + 100.")
+@click.option("--host", help="Address to listen on. Any address except loopback needs --token-file.")
+@click.option("--port", type=_PORT, help="Port; 0: any free port, which the ready line names.")
+@click.option(
+    "--token-file",
+    type=PATH,
+    help="File of bearer tokens, with lines of `<device> <token>` or `<device> sha256:<hex>`.",
+)
+@click.option(
+    "--operator-port", type=_PORT, help="Port for metrics and operators; 0: any free port; default: --port + 100."
+)
 @configured_command
 def serve(process: ConfiguredProcess) -> None:
-    """Serve OpenAI requests from Triton. Prints `ready url=… operator=…` on stdout. SIGHUP reads endpoints again."""
+    """Serve OpenAI requests from Triton. Prints `ready url=… operator=…` on stdout. SIGHUP reloads the endpoints."""
     from ..app import run  # on demand: gRPC and aiohttp take half a second to import
 
     until_stopped(lambda stop: run(process.config, stop, process.reread), run_fast)
 
 
 @main.command("config")
-@click.option("--schema", is_flag=True, help="Print the JSON schema of the file, for editors, instead.")
+@click.option("--schema", is_flag=True, help="Instead, print the JSON schema of the file, for editors.")
 def list_config_keys(*, schema: bool) -> None:
-    """List all configuration keys with default and meaning."""
+    """List all configuration keys with their defaults and meanings."""
     if schema:
         click.echo(schema_of(Config, "Causeway gateway"), nl=False)
         return
@@ -72,9 +82,9 @@ def list_config_keys(*, schema: bool) -> None:
 @main.command()
 @click.argument("file", type=PATH)
 def migrate(file: Path) -> None:
-    """Rewrite a configuration of the version before with today's names.
+    """Rewrite a configuration of the previous version with the present names.
 
-    Layout and comments stay, and the file is kept as FILE.before.
+    Layout and comments are kept, and the original is saved as FILE.before.
     """
     try:
         for line in migrate_file(file, "gateway.yaml").report(str(file)):
@@ -85,14 +95,14 @@ def migrate(file: Path) -> None:
 
 @main.command()
 def openapi() -> None:
-    """Print the OpenAPI document of a gateway with jobs. Each gateway serves its own as /openapi.json."""
+    """Print the OpenAPI document of a gateway with jobs. Each gateway serves its own document as /openapi.json."""
     from ..openapi import gateway_document
 
     click.echo(msgspec.json.format(msgspec.json.encode(gateway_document())))
 
 
 def _on_demand(name: str, module: str, attribute: str, help_text: str) -> click.Command:
-    """Return a command that imports the real one when it is called, and passes all its arguments on."""
+    """Return a command that imports the real command when it is called, and passes on all arguments."""
 
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def run(arguments: tuple[str, ...]) -> None:

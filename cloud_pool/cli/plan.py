@@ -1,4 +1,6 @@
-"""`causeway-cloud plan`: the replicas needed for a load, their waiting time and cost, from a measured replica."""
+"""The command `causeway-cloud plan`, which computes the replicas for a load, their waiting time and cost, from one
+measured replica.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from .process import format_option
 
 
 class _LengthsType(click.ParamType[Lengths]):
-    """A length: `300`, `300:0.8` (mean and spread), or a file with one length per line."""
+    """The option type of a length: `300`, `300:0.8` (mean and spread), or a file with one length per line."""
 
     name = "LENGTHS"
 
@@ -48,7 +50,7 @@ class _LengthsType(click.ParamType[Lengths]):
 
 
 class _PointType(click.ParamType[ThroughputPoint]):
-    """A throughput: `8=310` is 310 tokens per second of eight sequences together."""
+    """The option type of a throughput: `8=310` is 310 tokens per second of eight sequences together."""
 
     name = "SEQUENCES=TOKENS/S"
 
@@ -70,21 +72,25 @@ class _PointType(click.ParamType[ThroughputPoint]):
 @click.option("--completion", type=_LengthsType(), required=True, help="Answer tokens, in the same forms.")
 @click.option("--prefill", type=float, help="Prompt tokens per second of one replica.")
 @click.option(
-    "--decode", "points", type=_PointType(), multiple=True, help="Answer tokens per second of one replica; repeatable."
+    "--decode",
+    "points",
+    type=_PointType(),
+    multiple=True,
+    help="Answer tokens per second of one replica, as SEQUENCES=TOKENS/S; repeatable.",
 )
 @click.option("--overhead-ms", type=float, default=0.0, help="Fixed time per request.")
-@click.option("--measure", "url", help="Measure a replica at this OpenAI URL (ending in /v1) instead.")
-@click.option("--model", default="assistant-large", show_default=True, help="For --measure.")
-@click.option("--token", envvar="CAUSEWAY_TOKEN", default="", help="For --measure.")
+@click.option("--measure", "url", help="Instead, measure a replica at this OpenAI URL, which ends in /v1.")
+@click.option("--model", default="assistant-large", show_default=True, help="Model name, for --measure.")
+@click.option("--token", envvar="CAUSEWAY_TOKEN", default="", help="Bearer token, for --measure.")
 @click.option("--sequences", type=click.IntRange(min=1), multiple=True, default=(1, 4, 16), show_default=True,
               help="Concurrent sequences for --measure; repeatable.")  # fmt: skip
 @click.option(
     "--slots",
     type=click.IntRange(min=0),
     default=0,
-    help="Concurrent sequences of a replica; 0: those of its fastest point.",
+    help="Concurrent sequences of a replica; 0: those of its fastest measured point.",
 )
-@click.option("--utilisation", type=float, default=0.7, show_default=True, help="Target at the peak.")
+@click.option("--utilisation", type=float, default=0.7, show_default=True, help="Target utilisation at the peak.")
 @click.option(
     "--spare",
     type=click.IntRange(min=0),
@@ -93,9 +99,13 @@ class _PointType(click.ParamType[ThroughputPoint]):
     help="Replicas that may be lost without overload.",
 )
 @click.option(
-    "--zones", type=click.IntRange(min=1), default=1, show_default=True, help="Above 1: any one zone may be lost."
+    "--zones",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of zones. Above 1, any one zone may be lost.",
 )
-@click.option("--usd-per-hour", type=float, default=0.0, help="Cost of one replica.")
+@click.option("--usd-per-hour", type=float, default=0.0, help="Cost of one replica per hour in US dollars.")
 @format_option
 def plan_command(
     peak_rps: float,
@@ -151,10 +161,16 @@ def _show(capacity: CapacityPlan, measured: ReplicaMeasurement, zones: int) -> N
     mean = _time(capacity.wait_mean_s)
     for name, value in (
         ("a replica, measured", rates),
-        ("a request", f"{capacity.request_s * 1000:.1f} ms of it: {capacity.replica_rps:.2f} requests/s at most"),
+        (
+            "a request",
+            f"{capacity.request_s * 1000:.1f} ms of a replica's time: at most {capacity.replica_rps:.2f} requests/s",
+        ),
         ("replicas", f"[bold]{capacity.replicas}[/bold]{spread} ({capacity.needed} without redundancy)"),
         ("concurrency of the tier", f"{capacity.slots}, the slots of one replica"),
-        ("utilisation at the peak", f"{capacity.utilisation:.0%}, after a loss {capacity.utilisation_after_loss:.0%}"),
+        (
+            "utilisation at the peak",
+            f"{capacity.utilisation:.0%}, or {capacity.utilisation_after_loss:.0%} after a loss",
+        ),
         (
             "waiting at the peak",
             f"{capacity.wait_probability:.1%} wait; mean {mean}, p99 {_time(capacity.wait_p99_s)}",

@@ -24,10 +24,10 @@ PROGRAM = "causeway-cloud"
 PATH = click.Path(path_type=Path)
 T = TypeVar("T")
 OTHER_NAMES = (
-    f"Devices of a token file are of the tenant `{DEFAULT_TENANT}`; "
-    "the audit file names each request's tenant and device."
+    f"Devices of a token file belong to the tenant `{DEFAULT_TENANT}`. The audit file names each "
+    "request's tenant and device."
 )
-"""Hint for a tenant without data: it may have another name."""
+"""A hint for a tenant without data, which may have another name."""
 
 
 def refuse(message: str) -> NoReturn:
@@ -36,7 +36,7 @@ def refuse(message: str) -> NoReturn:
 
 
 def report_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn CausewayError and OSError of a command into `refuse`; click handles a broken output pipe."""
+    """Turn CausewayError and OSError of a command into a call of `refuse`. click handles a broken output pipe."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -57,13 +57,15 @@ format_option = click.option(
     default="human",
     show_default=True,
     callback=lambda _context, _option, value: value == "json",
-    help="Form of the output.",
+    help="Output for people, or JSON.",
 )
-"""Option `--format human|json`; the command gets `as_json`."""
+"""The option `--format human|json`; the command gets `as_json`."""
 
 
 class ConfigSource(NamedTuple):
-    """Options that name the gateways' Redis. They are read on use, because other work needs no valid configuration."""
+    """The options that name the gateways' Redis. They are read at first use, because some commands need no valid
+    configuration.
+    """
 
     path: Path | None
     redis: str | None
@@ -78,7 +80,9 @@ class ConfigSource(NamedTuple):
 
 
 def redis_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name the gateways' Redis; the command gets the `source`, and its errors end in `refuse`."""
+    """Add the options that name the gateways' Redis. The command gets a `source`; its errors are printed by
+    `refuse`.
+    """
 
     @report_errors
     @wraps(command)
@@ -99,7 +103,7 @@ def poll_grpc_in_one_thread() -> None:
 
 
 class ConfiguredProcess(NamedTuple):
-    """The start arguments of `serve`, `worker` and `stream`. `reread` reads the configuration again."""
+    """The start arguments of `serve`, `worker` and `stream`. `reread`: reads the configuration again."""
 
     config: Config
     reread: Callable[[], Config]
@@ -107,10 +111,15 @@ class ConfiguredProcess(NamedTuple):
 
 
 _OPTIONS = (
-    click.option("--config", "path", type=PATH, help="The gateways' YAML file; flags win over it."),
+    click.option("--config", "path", type=PATH, help="The gateways' YAML file. Flags override it."),
     click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share."),
     click.option("--triton", help="host:port of Triton's gRPC, for every tier."),
-    click.option("--tier", "tiers", multiple=True, help="A tier, named like its artifact and its model; repeatable."),
+    click.option(
+        "--tier",
+        "tiers",
+        multiple=True,
+        help="Name of a tier, which is also the name of its artifact and its model; repeatable.",
+    ),
     click.option(
         "--model-dir", "model_dirs", multiple=True, type=PATH, help="Folder searched for artifacts first; repeatable."
     ),
@@ -119,7 +128,8 @@ _OPTIONS = (
 
 
 def configured_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the shared options to a command, which gets a ConfiguredProcess first. Its ConfigError ends the process.
+    """Add the shared options to a command, whose first argument becomes a ConfiguredProcess. A ConfigError ends the
+    process.
 
     Options that are configuration flags go into the configuration; the command gets the others.
     """

@@ -1,6 +1,7 @@
-"""`python3 -m causeway_server.cloud_pool.cli.readiness_probe [url]`: exit status 0 if the gateway is ready, else 1.
+"""The program `python3 -m causeway_server.cloud_pool.cli.readiness_probe [url]`, whose exit status is 0 if the gateway
+is ready, else 1.
 
-The default is the operators' address of a gateway on loopback, whose response names what is not ready.
+The default URL is the operators' address of a gateway on loopback. Its response names the parts that are not ready.
 
 For exec probes of Kubernetes: it uses only the standard library, so that it starts quickly.
 """

@@ -36,16 +36,21 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of gRPC.")
-@click.option("--grpc-port", type=_PORT, default=8001, show_default=True, help="0: any free port.")
-@click.option("--metrics-port", type=_PORT, default=8002, show_default=True, help="0: any free port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of Triton's gRPC.")
+@click.option("--grpc-port", type=_PORT, default=8001, show_default=True, help="Port of gRPC; 0: any free port.")
+@click.option(
+    "--metrics-port", type=_PORT, default=8002, show_default=True, help="Port of the metrics; 0: any free port."
+)
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address of the metrics, over HTTP.")
 @click.option(
     "--key-file",
     type=PATH,
     default=default_key_file,
     show_default="~/.local/state/causeway-triton/key",
-    help="Key of the model control, made if it is missing; gateways and workers read it as `triton_key_file`.",
+    help=(
+        "File with the key of the model control, which is made if it is missing. Gateways and workers "
+        "read it as `triton_key_file`."
+    ),
 )
 @click.option(
     "--model",
@@ -53,8 +58,10 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
     multiple=True,
     default=(DEFAULT_TIER,),
     show_default=True,
-    help="NAME, or NAME=ARTIFACT to serve an artifact under another name; repeatable."
-    " `speech`, `images` and `files` are encoders of such parts.",
+    help=(
+        "Model to serve: NAME, or NAME=ARTIFACT to serve an artifact under another name; repeatable. "
+        "`speech`, `images` and `files` are encoders of parts."
+    ),
 )
 @click.option(
     "--model-dir", "model_dirs", multiple=True, type=PATH, help="Folder searched for artifacts first; repeatable."
@@ -74,53 +81,65 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
     help="Sequences that a model decodes together.",
 )
 @click.option(
-    "--context-tokens", type=click.IntRange(min=0), default=0, help="Context of one sequence; 0: the model's."
+    "--context-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Context of one sequence in tokens; 0: the model's own.",
 )
 @click.option(
-    "--threads", type=click.IntRange(min=0), default=0, help="Threads of a model; 0: found by trying, as many as help."
+    "--threads",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Threads of a model; 0: the number that trials find best.",
 )
 @click.option(
     "--gpu-layers",
     callback=_gpu_layers,
     default="auto",
     show_default=True,
-    help="Layers on the GPU; -1: all; auto: as fit.",
+    help="Layers on the GPU; -1: all; auto: as many as fit.",
 )
 @click.option(
     "--encoder-python",
     default=sys.executable,
-    help="Python with the extras `voice` and `images`, for encoders; default: the one of this command.",
+    help="Python that has the extras `voice` and `images`, for encoders; default: the Python of this command.",
 )
 @click.option(
     "--max-audio-s",
     type=click.FloatRange(min=1),
     default=PartLimits().audio_s,
     show_default=True,
-    help="Of an audio clip.",
+    help="Maximum length of an audio clip, in seconds.",
 )
 @click.option(
-    "--max-pixels", type=click.IntRange(min=1), default=PartLimits().pixels, show_default=True, help="Of an image."
+    "--max-pixels",
+    type=click.IntRange(min=1),
+    default=PartLimits().pixels,
+    show_default=True,
+    help="Maximum pixels of an image.",
 )
 @click.option(
     "--max-text-bytes",
     type=click.IntRange(min=1),
     default=PartLimits().text_bytes,
     show_default=True,
-    help="Of a file of text.",
+    help="Maximum size of a text file, in bytes.",
 )
 @click.option(
     "--drain-s",
     type=click.FloatRange(min=0),
     default=10.0,
     show_default=True,
-    help="On SIGTERM, how long running requests may take.",
+    help="Time for running requests after SIGTERM, in seconds.",
 )
 @click.option(
     "--trace-endpoint",
     default="",
     help="OpenTelemetry collector (OTLP over HTTP), as http://host:4318; empty: no traces.",
 )
-@click.option("--restart/--no-restart", default=True, help="Start the server again after a crash.", show_default=True)
+@click.option(
+    "--restart/--no-restart", default=True, help="Whether to start the server again after a crash.", show_default=True
+)
 def triton(
     host: str,
     grpc_port: int,
@@ -155,7 +174,7 @@ def triton(
             for text in models
         )
         if twice := [name for name, count in Counter(model.name for model in served).items() if count > 1]:
-            raise ConfigError(f"Two models are served as {twice[0]!r}: rename one, as NAME=ARTIFACT.", where="--model")
+            raise ConfigError(f"Two models are served as {twice[0]!r}. Rename one with NAME=ARTIFACT.", where="--model")
     except (ConfigError, ArtifactError) as error:
         refuse(str(error))
     # They import gRPC, which `poll_grpc_in_one_thread` of the other commands must precede.
@@ -196,8 +215,8 @@ def triton(
 
 
 def _served_encoder(text: str, limits: PartLimits, python: str, model_dirs: tuple[Path, ...]) -> ServedModel | None:
-    """Return the encoder's model; None for a language model. Raises ConfigError if its packages or its model are
-    missing.
+    """Return the encoder's model; None if `text` names a language model. Raises ConfigError if the encoder's packages
+    or model are missing.
     """
     name, _, artifact = text.partition("=")
     encoder = artifact or name
@@ -242,8 +261,10 @@ def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> 
         folders = ", ".join(map(str, search_path(model_dirs)))
         names = ", ".join(sorted(models)) or "(none)"
         raise ConfigError(
-            f"No model named {wanted!r}: there are the language models {names} (looked in {folders}), and the encoders"
-            f" {', '.join(ENCODERS)}. `causeway-models pull` or `add` brings others.",
+            (
+                f"No model named {wanted!r}. There are the language models {names} (searched in {folders}) "
+                f"and the encoders {', '.join(ENCODERS)}. `causeway-models pull` or `add` installs others."
+            ),
             where="--model",
         )
     artifact = find_artifact(wanted, model_dirs)

@@ -1,4 +1,6 @@
-"""`causeway-cloud usage`: a tenant's usage on a day; and access to the gateways' Redis for commands."""
+"""The command `causeway-cloud usage`, which shows a tenant's usage on a day, and the access of commands to the
+gateways' Redis.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ async def gateways_redis(config: Config) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 def replication_of_gateways_redis(config: Config) -> tuple[int, float]:
-    """Return how many replicas must confirm a write, and within how many seconds; the same as for an accepted job."""
+    """Return how many replicas must confirm a write, and within how many seconds, which is the same as for an accepted
+    job.
+    """
     jobs = with_shared_redis(config.jobs, config.redis)
     if jobs.redis != config.redis:  # jobs have a Redis of their own
         jobs = JobsConfig(redis=config.redis)
@@ -66,10 +70,10 @@ def _day(_context: click.Context, _option: click.Parameter, text: str | None) ->
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("tenant")
 @redis_options
-@click.option("--day", callback=_day, help="UTC, as 2026-11-21; default: today.")
+@click.option("--day", callback=_day, help="Day in UTC, such as 2026-11-21; default: today.")
 @format_option
 def usage_command(source: ConfigSource, tenant: str, day: str, as_json: bool) -> None:
-    """Show what a tenant used on a day, and what it costs."""
+    """Show a tenant's usage on a day, and its cost."""
     rows = asyncio.run(_read(source.load(), tenant, day))
     if as_json:
         click.echo(msgspec.json.encode(rows).decode())

@@ -1,4 +1,4 @@
-"""Parts of one job that are still read after its first answer was made without them."""
+"""The parts of one job that are still being read after its first answer was made without them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from causeway_server.router.types import Modality, PartRecord, Request
 
 
 class DeferredParts:
-    """The parts of one job, for its answer and for the revisions of it. `close` ends the reading.
+    """The parts of one job, for its answer and for its revisions. `close` ends the reading.
 
     Args:
         graph: Encoder graph of this job alone.
@@ -25,7 +25,7 @@ class DeferredParts:
 
     @property
     def by(self) -> float:
-        """Time until which parts are read, monotonic seconds."""
+        """The time until which parts are read, in monotonic seconds."""
         return self._terms.by
 
     async def facts(self, deadline: float) -> RequestFacts:

@@ -21,17 +21,20 @@ MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
 ClaimName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
 DEFAULT_TENANT = "default"
-"""Tenant of static tokens, and of every caller of a loopback gateway without tokens."""
+"""The tenant of static tokens, and of all callers of a loopback gateway without tokens."""
 
 
 class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Grants of a token beside its scopes. A request's headers can ask for less, never for more."""
+    """The grants of a token, in addition to its scopes. A request's headers can ask for less than these, never for
+    more.
+    """
 
-    priority: Priority = "standard"  # the highest that a request may have
+    priority: Priority = "standard"  # highest priority that a request may have
     critical: bool = False  # whether a request may be critical
-    models: Annotated[tuple[ModelName, ...], Meta(min_length=1)] | None = None  # names or aliases; None: all
-    modalities: Annotated[tuple[Modality, ...], Meta(min_length=1)] | None = None  # of messages; None: all
-    regions: Annotated[tuple[ClaimName, ...], Meta(min_length=1)] | None = None  # of gateways; None: all
+    models: Annotated[tuple[ModelName, ...], Meta(min_length=1)] | None = None  # models by name or alias; None for all
+    # kinds of content in messages; None for all
+    modalities: Annotated[tuple[Modality, ...], Meta(min_length=1)] | None = None
+    regions: Annotated[tuple[ClaimName, ...], Meta(min_length=1)] | None = None  # regions of gateways; None for all
 
     def bounded_priority(self, wanted: Priority) -> Priority:
         """Return `wanted`, or the highest granted priority if that is lower."""
@@ -47,26 +50,26 @@ class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                 raise PermissionDenied(f"This token may not send {modality}: it allows {allowed}.", param="messages")
 
     def require_region(self, region: str) -> None:
-        """Raise PermissionDenied if the token is for other regions. `region`: region of this gateway, "" if it has
+        """Raise PermissionDenied if the token is for other regions. `region`: this gateway's region, "" if it has
         none.
         """
         if self.regions is not None and region not in self.regions:
             here = f"this gateway is in {region}" if region else "this gateway has no `identity.region`"
-            raise PermissionDenied(f"This token is for the regions {', '.join(self.regions)}; {here}.")
+            raise PermissionDenied(f"This token is for the regions {', '.join(self.regions)}, but {here}.")
 
 
 NO_GRANTS = Grants()
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """A device of a tenant. Jobs and results belong to a device: compare `owner`."""
+    """A device of a tenant. Jobs and results belong to a device, which `owner` names."""
 
     tenant: str
     device: str
     scopes: frozenset[str]
     grants: Grants = NO_GRANTS
-    token_id: str = ""  # a signed token's `jti`; "" for a static one
-    issued: float = 0.0  # a signed token's `iat`, unix, s
+    token_id: str = ""  # `jti` of a signed token; "" for a static token
+    issued: float = 0.0  # `iat` of a signed token, Unix seconds
 
     @property
     def owner(self) -> str:
@@ -75,14 +78,16 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def caller(self) -> str:
-        """Holder of a share in this gateway's bounded pools: the tenant, or the device of a static token."""
+        """The holder of a share in this gateway's bounded pools: the tenant, or for a static token the device."""
         return self.owner if self.tenant == DEFAULT_TENANT else self.tenant
 
     def require(self, scope: Scope) -> None:
         """Raise PermissionDenied if the token lacks `scope`."""
         if scope not in self.scopes:
-            raise PermissionDenied(f"This token may not do this: it lacks the scope `{scope}`.")
+            raise PermissionDenied(f"This token does not permit this: it lacks the scope `{scope}`.")
 
 
 ANYONE = Principal(DEFAULT_TENANT, "", frozenset(SCOPES), Grants(priority="interactive", critical=True))
-"""The caller of a gateway without tokens, which listens on loopback only; its headers are granted in full."""
+"""The caller of a gateway without tokens, which listens only on loopback. Everything that its headers ask for is
+granted.
+"""

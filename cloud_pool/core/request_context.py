@@ -34,25 +34,27 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     request: Request
     tier: Tier
-    deadline: float  # monotonic, s
+    deadline: float  # monotonic seconds
     priority: Priority = "standard"
     traceparent: str = ""
     trace: Trace | None = None
     tenant: str = ""
-    weight: float = 1.0  # of the tenant's share among waiting requests
-    tokens: float = 1.0  # estimated cost of a sequence, prompt and answer together
-    critical: bool = False  # only the named tier's full answer will do: no fallback, no truncation, no stale answer
-    allowed_tiers: frozenset[str] | None = None  # that its caller may use, fallback included; None: all
-    memory: Memory | None = None  # of parts, a live session's own; None: the tenant's, or none if it is private
-    late: DeferredParts | None = None  # reads the parts of a job whose answer may be revised
-    meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # what it costs upstream
+    weight: float = 1.0  # weight of the tenant's share among waiting requests
+    tokens: float = 1.0  # estimated tokens of a sequence, prompt and answer together
+    # whether only the named tier's full answer is acceptable: no fallback, no truncation, no stale answer
+    critical: bool = False
+    allowed_tiers: frozenset[str] | None = None  # tiers that the caller may use, also as fallback; None for all
+    # memory of parts that a live session owns; None for the tenant's, or for none if the request is private
+    memory: Memory | None = None
+    late: DeferredParts | None = None  # reader of the parts of a job whose answer may be revised
+    meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # counter of upstream cost
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
     """The response headers that describe an answer, known with its first chunk and equal for all its clients.
 
-    `keep` False: a fallback answer, for the clients that wait for it now and not for the cache. `stale_s`: the age of a
-    stale answer that is used instead of an error.
+    `keep`: False for a fallback answer, which is for the waiting clients only and not for the cache. `stale_s`: age of
+    a stale answer that is used instead of an error.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
@@ -61,14 +63,14 @@ class AnswerHead(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """Name of the answering tier for clients; "" if the headers have none."""
+        """The name of the answering tier for clients; "" if the headers do not name it."""
         return next((value for name, value in self.headers if name == _TIER_HEADER), "")
 
 
 Piece = AnswerHead | Chunk
-"""A piece of an answer: one AnswerHead, followed by Chunks."""
+"""A piece of an answer. The first piece is an AnswerHead; Chunks follow."""
 Generate = Callable[[RequestContext], AsyncGenerator[Piece, None]]
-"""Type of `Service.answer`. Raises CausewayError; closing the generator stops the work in Triton."""
+"""The type of `Service.answer`. Raises CausewayError; closing the generator stops the work in Triton."""
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
@@ -105,7 +107,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class BodyMemory:
-    """Accounting of requests in progress, and of the bytes of large bodies and of audio in sessions.
+    """Accounts for requests in progress, and for the bytes of large bodies and of audio in sessions.
 
     Each is a pool with a share for each caller (`router.trackers`). A body counts until its request ends, since the
     parsed request holds most of it. Bodies of up to FREE_BYTES do not count: the number of connections bounds these,
@@ -128,7 +130,7 @@ class BodyMemory:
         if registry is not None:
             gauge = Gauge(
                 "causeway_gateway_body_bytes",
-                "Request bodies above 64 KiB, and audio clips of sessions, in memory.",
+                "Bytes in memory of request bodies above 64 KiB and of sessions' audio clips.",
                 registry=registry,
             )
             gauge.set_function(lambda: self.held_bytes)
@@ -154,8 +156,11 @@ class BodyMemory:
         """Count a request in progress until `release`. Raises QueueFull if its caller has used up its share."""
         if not self._requests.hold(id(request), caller):
             raise QueueFull(
-                f"Your tenant has {self._requests.held_by(caller)} requests in progress here, its share of "
-                f"{self._requests.capacity} connections. Wait until some end.",
+                (
+                    f"Your tenant has {self._requests.held_by(caller)} requests in progress on this gateway, "
+                    f"which is its share of {self._requests.capacity} connections. Wait until some of them "
+                    "end."
+                ),
                 retry_after_s=_RETRY_AFTER_S,
             )
 
@@ -171,14 +176,18 @@ class BodyMemory:
             return
         if pool.held_by(caller):
             raise RateLimited(
-                f"Your tenant's request bodies and audio have {pool.held_by(caller)} bytes at once, and with {size} "
-                f"more they would exceed its share of {self.max_bytes} (server.max_body_memory_bytes). Send fewer "
-                "large requests at a time.",
+                (
+                    f"Your tenant's request bodies and audio take {pool.held_by(caller)} bytes, and {size} "
+                    f"more would exceed its share of {self.max_bytes} bytes (server.max_body_memory_bytes). "
+                    "Send fewer large requests at the same time."
+                ),
                 retry_after_s=_RETRY_AFTER_S,
             )
         raise Shed(
-            f"The request bodies in progress have {pool.held} of {self.max_bytes} bytes "
-            "(server.max_body_memory_bytes): this one has no room now.",
+            (
+                f"The request bodies in progress take {pool.held} of {self.max_bytes} bytes "
+                "(server.max_body_memory_bytes), so there is no room for this one now."
+            ),
             retry_after_s=_RETRY_AFTER_S,
         )
 

@@ -1,8 +1,8 @@
-"""Degradation in the cloud: lower tiers first, then a truncated answer, a stale one, or an error with Retry-After.
+"""Degradation in the cloud: an answer of a lower tier, a truncated or stale answer, or an error with Retry-After.
 
 Reading order:
 
-    config           the tiers in order, how fast to back off and to return
+    config           the tiers in order, and the speed of backing off and returning
     tier_health      one tier's share of the work, with hysteresis; arrival rate, and how much work fits; pure
     fallback         tier states → the fallback steps of one request; owns health, breakers and times to first token;
                      keeps tiers warm

@@ -15,15 +15,15 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class ShareRamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a tier's share of the movable requests goes down and comes back.
+    """The rules by which a tier's share of the movable requests goes down and comes back.
 
     Under stress the share is multiplied by `decrease_factor` once per two `stable_for_s`: the effect of a step
     shows only then, and requests that would wait too long go to another tier anyway. Requests that are displaced by
-    more urgent ones lose share each `step_interval_s`. A tier that responds keeps at least `min_share`: these
-    requests show how it is. A tier that was stable for `stable_for_s` and has capacity gets `increase_step` back
-    each `step_interval_s`. A stable but busy tier undoes one `decrease_factor` each `busy_step_interval_s`, for a
-    lasting load would only push it down again. After each relapse both pauses double, up to `max_backoff_s`, and
-    the next step goes half the way to the share that was too much.
+    more urgent ones lose share each `step_interval_s`. A tier that responds keeps at least `min_share`, because these
+    requests show its state. A tier that was stable for `stable_for_s` and has capacity gets `increase_step` back each
+    `step_interval_s`. A stable but busy tier undoes one `decrease_factor` each `busy_step_interval_s`, because a
+    lasting load would soon lower its share again. After each relapse both pauses double, up to `max_backoff_s`, and the
+    next step goes half the way to the share that was too high.
     """
 
     stable_for_s: Annotated[Pause, doc("Time for which a tier must be stable before its share increases.")] = 1.0
@@ -47,17 +47,23 @@ class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     first_token_timeout_factor: Annotated[
         float,
         Meta(ge=1),
-        doc("Multiple of a tier's `ttft_objective_s` without a first token after which the next tier is tried."),
+        doc(
+            "Multiple of a tier's `ttft_objective_s`. If there is no first token within this time, the "
+            "next tier is tried."
+        ),
     ] = 3.0
     critical_tenants: Annotated[
-        tuple[str, ...], doc("Tenants whose requests are all critical, whatever their header or token says.")
+        tuple[str, ...], doc("Tenants whose requests are all critical, whatever their headers or tokens say.")
     ] = ()
     continue_key_file: Annotated[
-        str, doc("File with Fernet keys, one per line: the first signs, all verify. Empty: no answer is truncated.")
+        str,
+        doc("File with Fernet keys, one per line: the first signs, all verify. Empty: answers are never truncated."),
     ] = ""
     continue_ttl_s: Annotated[Seconds, doc("Validity of a continue token.")] = 600.0
     truncate_to_tokens: Annotated[Positive, doc("Length of a truncated answer, in tokens.")] = 128
-    warm_up_after_idle_s: Annotated[Pause, doc("Idle time after which a tier gets a tiny request. 0: never.")] = 60.0
+    warm_up_after_idle_s: Annotated[
+        Pause, doc("Idle time after which a tier gets a tiny request to keep it warm. 0: never.")
+    ] = 60.0
 
     def check(self, tiers: Collection[str]) -> None:
         """Check the section. Raises ConfigError."""

@@ -5,9 +5,9 @@ https://github.com/fyi/spec/blob/master/Spec.md: AES-128-CBC, HMAC-SHA256 and th
 read from one file. It is valid for one tenant and one question, for a limited time.
 
 Only one choice of plain text can be continued. The prompt is rendered as before and the text so far follows it, so a
-greedy model continues as if it had never been cut, unless its tokenizer splits the text differently from how the model
-wrote it. Tools, schemas, stop strings, penalties and several choices have a state that the text does not show: such
-answers are never truncated.
+greedy model continues as if its answer had never been cut, unless the tokenizer splits the text into other tokens than
+the model wrote. Tools, schemas, stop strings, penalties and several choices have a state that the text does not show:
+such answers are never truncated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARAM = "causeway.continue"
 _SCOPE = b"continue"
 _VERSION = 1
 _HALF_CHARACTER = "\ufffd"
-"""Output of an engine for an incomplete character, whose other bytes would have come with the next token."""
+"""The output of an engine for an incomplete character whose remaining bytes would have come with the next token."""
 
 
 class PartialAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +45,7 @@ class PartialAnswer(msgspec.Struct, frozen=True, array_like=True):
 class _TokenContent(msgspec.Struct, frozen=True, array_like=True):
     version: int
     tenant: str
-    question: bytes  # the request's fingerprint
+    question: bytes  # fingerprint of the request
     so_far: PartialAnswer
 
 
@@ -58,7 +58,8 @@ class ContinueTokens(msgspec.Struct, frozen=True):
 
     keys: MultiFernet
     ttl_s: float
-    wall_clock: Callable[[], float] = time.time  # unix, s: gateways and their restarts share it
+    # Unix seconds; the wall clock is comparable between gateways and across restarts
+    wall_clock: Callable[[], float] = time.time
 
     def issue(self, tenant: str, request: Request, so_far: PartialAnswer) -> str:
         content = _ENCODER.encode(_TokenContent(_VERSION, tenant, question_digest(request), so_far))
@@ -68,7 +69,7 @@ class ContinueTokens(msgspec.Struct, frozen=True):
         """Return the content of the request's token.
 
         Raises:
-            InvalidRequest: The token is not valid, has expired or belongs to another question.
+            InvalidRequest: The token is not valid, has expired or belongs to another request.
             PermissionDenied: The token belongs to another tenant.
         """
         try:
@@ -76,13 +77,14 @@ class ContinueTokens(msgspec.Struct, frozen=True):
             content = _DECODER.decode(plain)
         except (InvalidToken, UnicodeEncodeError, msgspec.DecodeError, UnicodeDecodeError):
             raise InvalidRequest(
-                f"`{PARAM}` is not a valid token, or has expired. Send the question again without it.", param=PARAM
+                f"`{PARAM}` is not a valid token, or has expired. Send the request again without it.", param=PARAM
             ) from None
         if content.tenant != tenant:
             raise PermissionDenied(f"`{PARAM}` was issued to another tenant.", param=PARAM)
         if content.version != _VERSION or content.question != question_digest(request):
             raise InvalidRequest(
-                f"`{PARAM}` belongs to another question. Send it with the very request that was truncated.", param=PARAM
+                f"`{PARAM}` belongs to another request. Send it with exactly the request that was truncated.",
+                param=PARAM,
             )
         return content.so_far
 
@@ -105,7 +107,7 @@ def load_continue_tokens(
 
 
 def question_digest(request: Request) -> bytes:
-    """Return a digest that is the same for the truncated request and for the one that asks for the rest."""
+    """Return a digest that is equal for the truncated request and for the request that asks for the rest."""
     return fingerprint(msgspec.structs.replace(request, resume=""), _SCOPE)
 
 
@@ -124,7 +126,7 @@ def is_resumable(request: Request) -> bool:
 
 
 def continued(tier: Tier, prompt: str, text: str) -> str:
-    """Return the prompt followed by the text so far. A control token that the text spells remains plain text."""
+    """Return the prompt followed by the text so far. Text that spells a control token stays plain text."""
     chat_format = tier.chat_format
     if any(token in text for token in chat_format.special):
         for letter in sorted({token[0] for token in chat_format.special if token}):
@@ -134,19 +136,19 @@ def continued(tier: Tier, prompt: str, text: str) -> str:
 
 
 class Truncator(msgspec.Struct):
-    """Truncation of one answer to `limit` tokens, with the continue token on its last chunk."""
+    """Truncates one answer to `limit` tokens, and adds the continue token to its last chunk."""
 
     continue_tokens: ContinueTokens
     tenant: str
     request: Request
     tier: str
     limit: int
-    partial: PartialAnswer  # what earlier parts contain
+    partial: PartialAnswer  # content of the earlier parts of the answer
     texts: list[str] = []
     tokens: int = 0
 
     def seen(self, chunk: Chunk) -> Chunk:
-        """Return the chunk as it is sent: the last one of an answer that reached the limit carries the token."""
+        """Return the chunk to send: the last chunk of an answer that reached the limit carries the token."""
         self.tokens += chunk.tokens
         if chunk.finish_reason != "length" or self.tokens < self.limit:
             self.texts.append(chunk.text)

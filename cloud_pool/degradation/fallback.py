@@ -2,9 +2,9 @@
 
 `TierFallback` owns health, breakers and times to first token; `plan` is pure:
 
-1. Tiers at or below the requested one that are well enough and offer this request a share, best first.
-2. Tiers whose lowered share excludes this request: better than an error, if all of (1) refuse.
-3. Only broken tiers: they are tried all the same, because what looks broken may just have recovered.
+1. Tiers at or below the requested one that are healthy enough and offer this request a share, best first.
+2. Tiers whose lowered share excludes this request, which is better than an error if all of (1) refuse.
+3. If all tiers are broken, they are tried nevertheless, because a tier that looks broken may just have recovered.
 4. When every working tier is under stress, answers that can be continued are truncated.
 5. A critical request has exactly one step: the tier that it names, whatever its state.
 """
@@ -41,7 +41,7 @@ from .tier_health import (
 )
 
 REQUESTED = "requested"
-"""Reason that stands for the requested tier itself, in headers and metrics."""
+"""The reason that stands for the requested tier itself, in headers and metrics."""
 _TIMEOUT_FACTOR: dict[Priority, float] = {"interactive": 1.0, "standard": 2.0, "bulk": 10.0}
 _PRESENT_S = 2.0  # a priority with a request in this time is present
 _HALF_LIFE_S = 0.5  # short: an overload that is over must be forgotten within seconds
@@ -51,18 +51,18 @@ Kind = Literal["tier", "partial", "continued", "stale"]
 class FallbackRequest(msgspec.Struct, frozen=True):
     tier: str
     left_s: float
-    position: float = 0.5  # its caller's position in the line, 0 to 1
-    critical: bool = False  # this tier or none
-    allowed: frozenset[str] | None = None  # tiers that may answer; None: all
-    resumable: bool = False  # a truncated answer could be continued as if it had never been cut
+    position: float = 0.5  # caller's position in the line, 0 to 1
+    critical: bool = False  # whether no other tier may answer
+    allowed: frozenset[str] | None = None  # tiers that may answer; None for all
+    resumable: bool = False  # whether a truncated answer could be continued as if it had never been cut
 
 
 class FallbackStep(msgspec.Struct, frozen=True):
     tier: str
-    skipped: tuple[tuple[str, Stress], ...] = ()  # the tiers above it, and the stress of each
-    truncated: bool = False  # its answer is truncated
-    last: bool = False  # no step follows: it has all the time that is left
-    forced: bool = False  # tried although it seems broken: the breaker is bypassed
+    skipped: tuple[tuple[str, Stress], ...] = ()  # skipped tiers above this one, with the stress of each
+    truncated: bool = False  # whether the answer is truncated
+    last: bool = False  # whether no step follows, so that this one has all the remaining time
+    forced: bool = False  # whether the tier is tried although it seems broken; the breaker is bypassed
 
     def reason(self, failed: Mapping[str, Stress]) -> str:
         """Return `requested`, or each skipped tier with its stress: "large=slow; medium=saturated".
@@ -83,7 +83,7 @@ class FallbackStep(msgspec.Struct, frozen=True):
 
 class FallbackPlan(msgspec.Struct, frozen=True):
     fallback_steps: tuple[FallbackStep, ...]
-    tier_healths: tuple[tuple[str, TierHealth], ...]  # of each tier in the plan, after this request
+    tier_healths: tuple[tuple[str, TierHealth], ...]  # health of each tier in the plan, after this request
 
 
 def plan(
@@ -133,7 +133,7 @@ def _assess(view: TierSnapshot, tier_health: TierHealth, share_ramp: ShareRamp, 
 
 
 def _is_under_stress(assessment: _TierAssessment) -> bool:
-    """Return whether the tier has too much to do, or had until a moment ago."""
+    """Return whether the tier is overloaded, or was until a moment ago."""
     return (assessment.stress or assessment.tier_health.stress) in ("saturated", "slow")
 
 
@@ -176,7 +176,7 @@ class TierSignals(msgspec.Struct, frozen=True):
 
     availability: EndpointAvailability
     pressure: QueuePressure
-    objective_s: float = 0.0  # of the time to first token; 0: none
+    objective_s: float = 0.0  # objective of the time to first token, seconds; 0 for none
 
 
 class _Tier:
@@ -191,7 +191,7 @@ class _Tier:
 
 
 class TierFallback:
-    """Planner of each request's fallback steps, and recorder of their outcomes.
+    """Plans each request's fallback steps, and records their outcomes.
 
     `signals`: signals by the tier's name; a tier outside the configured order has no fallback.
     """
@@ -248,8 +248,8 @@ class TierFallback:
     # --- outcomes of a step ------------------------------------------------------------------------------------------
 
     def may_try(self, fallback_step: FallbackStep) -> bool:
-        """Ask the breaker. If it returns True, the caller reports exactly one outcome: `on_first_token`, `on_failure`,
-        `on_timeout` or `on_cancel`.
+        """Ask the breaker whether an attempt is allowed. If so, the caller must report exactly one outcome:
+        `on_first_token`, `on_failure`, `on_timeout` or `on_cancel`.
         """
         return self._tiers[fallback_step.tier].breaker.allow(self._clock()) or fallback_step.forced
 
@@ -265,7 +265,7 @@ class TierFallback:
     def on_first_token(self, tier: str, seconds: float) -> None:
         """Record the first token, `seconds` after the request was handed to Triton.
 
-        The wait before that shows in admission; waiting bulk requests do not show how fast the tier is.
+        The wait before that is measured by admission, and does not show how fast the tier is.
         """
         now, known = self._clock(), self._tiers[tier]
         known.breaker.success(now)
@@ -274,7 +274,9 @@ class TierFallback:
             known.ttft.add(seconds, now)
 
     def on_failure(self, tier: str, error: CausewayError) -> Stress:
-        """Record an error before the first token, and return the tier's stress; "": the request is at fault."""
+        """Record an error before the first token, and return the stress that it indicates; "" if the request itself is
+        invalid.
+        """
         now, known = self._clock(), self._tiers[tier]
         stress = stress_of_error(error)
         (known.breaker.failure if stress == "broken" else known.breaker.cancelled)(now)
@@ -284,8 +286,8 @@ class TierFallback:
         """Record that the step's time ended without a first token, and return the tier's stress.
 
         Args:
-            seconds: Time since the request was handed to Triton; None: it got no permit. The breaker counts it only
-                after the tier's own timeout, because callers may have short deadlines.
+            seconds: Time since the request was handed to Triton; None if it got no permit. The breaker counts the
+                timeout only after the tier's own limit, because callers may have short deadlines.
         """
         now, known = self._clock(), self._tiers[tier]
         if seconds is None:
@@ -304,7 +306,7 @@ class TierFallback:
     # --- warm-up -----------------------------------------------------------------------------------------------------
 
     def mark_cold(self, tier: str) -> None:
-        """Ignore the tier's times to first token until it is warmed up: its model was just loaded."""
+        """Ignore the tier's times to first token until it is warmed up, because its model was just loaded."""
         self._tiers[tier].warm = False
 
     def mark_warm(self, tier: str) -> None:
@@ -340,7 +342,9 @@ class TierFallback:
         return view
 
     def _others(self, name: str, priority: Priority, now: float, *, below: bool) -> list[Priority]:
-        """Return the present priorities: those below that could still move, or those above that have not come back."""
+        """Return the priorities that are present: those below this one that could still move, or those above it that
+        have not come back.
+        """
         arrived_at, rank, min_share = self._tiers[name].arrived_at, RANK[priority], self.config.share_ramp.min_share
         present = [other for other in RANK if now - arrived_at[other] < _PRESENT_S]
         if below:
@@ -370,7 +374,7 @@ class TierFallback:
 
 
 def _is_saturated(signals: TierSignals, priority: Priority, queue_s: float, now: float) -> bool:
-    """Return whether the tier is saturated for this priority; a queue of less urgent work does not count."""
+    """Return whether the tier is saturated for this priority. A queue of less urgent work does not count."""
     is_saturated = signals.pressure.saturated(now)
     if priority == "interactive":
         return is_saturated and queue_s > signals.objective_s
@@ -380,14 +384,16 @@ def _is_saturated(signals: TierSignals, priority: Priority, queue_s: float, now:
 
 
 def stress_of_error(error: CausewayError) -> Stress:
-    """Return the stress indicated by an error before the first token; "": the next tier would answer the same."""
+    """Return the stress that an error before the first token indicates; "" if the next tier would return the same
+    error.
+    """
     if isinstance(error, BackendError) and not isinstance(error, CloudRejected):
         return "broken"
     return "saturated" if error.status in (429, 503) else ""
 
 
 def _from(order: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return the tier and those below it."""
+    """Return the tier and those below it in the order."""
     return tuple(order[order.index(name) :]) if name in order else (name,)
 
 
@@ -396,7 +402,7 @@ class DegradationMetrics:
         counter = partial(Counter, registry)
         self._answers = counter(
             "causeway_gateway_tier_answers",
-            "Answers by requested tier, answering tier, and the stress of the tier right above the answering one.",
+            "Answers by requested tier, answering tier, and stress of the tier directly above the answering one.",
             ("requested", "tier", "reason"),
         )
         self._degraded = counter(
@@ -412,7 +418,7 @@ class DegradationMetrics:
         )
         self._breaker = Gauge(
             "causeway_gateway_breaker_open",
-            "1 while the tier's breaker is open or half open.",
+            "Whether the tier's breaker is open or half open (1 or 0).",
             ("tier",),
             registry=registry,
         )
@@ -440,24 +446,24 @@ class EndpointCheck(Protocol):
     """A tier's endpoints: `dispatch.pool.Pool`."""
 
     async def check(self) -> Mapping[str, str]:
-        """Send each endpoint a tiny request; return its error code by address, "" if it answered."""
+        """Send each endpoint a tiny request; return the error code by address, "" for an endpoint that answered."""
         ...
 
 
 class TierWarmer(msgspec.Struct, frozen=True):
     """Warm-up of tiers while `watch` runs: an idle or reloaded tier answers a tiny request.
 
-    The first answer after a pause pays for cold caches, connections and pages. Callers should not pay for that, and its
-    time must not make a tier look slow: until a warm-up succeeds, times to first token do not count against the tier.
+    The first answer after a pause pays for cold caches, connections and pages. Callers should not wait for that, and a
+    tier must not look slow because of it: until a warm-up succeeds, times to first token are ignored.
     """
 
     fallback: TierFallback
-    pools: Mapping[str, EndpointCheck]  # by tier
-    models: Mapping[str, str]  # the model's name in Triton, by tier
-    idle_s: float  # a tier that was idle for so long is warmed up; 0: never
-    clock: Callable[[], float] = time.monotonic  # s
-    not_before: dict[str, float] = {}  # by tier, after an attempt
-    busy: set[str] = set()  # tiers whose warm-up runs
+    pools: Mapping[str, EndpointCheck]  # endpoints by tier
+    models: Mapping[str, str]  # name of the model in Triton, by tier
+    idle_s: float  # idle time after which a tier is warmed up, seconds; 0: never
+    clock: Callable[[], float] = time.monotonic  # monotonic clock, seconds
+    not_before: dict[str, float] = {}  # earliest time of the next attempt, by tier
+    busy: set[str] = set()  # tiers whose warm-up is running
 
     def __post_init__(self) -> None:
         if self.idle_s:

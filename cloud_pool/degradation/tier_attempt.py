@@ -1,6 +1,6 @@
 """An attempt at a tier: a permit and the first delta of the answer, within the time that the fallback step allows.
 
-The sequences of one request run in Triton side by side, and their streams are read as one.
+The sequences of one request run in Triton concurrently, and their streams are merged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TierRuntime(msgspec.Struct, frozen=True):
 
 
 class TierFailed(Exception):
-    """The tier itself failed before its first delta: another tier may be tried."""
+    """The tier itself failed before its first delta, so another tier may be tried."""
 
     def __init__(self, error: CausewayError, stress: Stress) -> None:
         super().__init__(error.code)
@@ -73,8 +73,8 @@ def sole_attempt(
 
 
 class TierAttempt:
-    """An attempt. After `begin` the later deltas are in `stream`, or, for several sequences, numbered by sequence in
-    `merged`.
+    """An attempt at one tier. After `begin`, the later deltas are in `stream`, or for several sequences, numbered by
+    sequence, in `merged`.
     """
 
     def __init__(
@@ -102,22 +102,21 @@ class TierAttempt:
         """Return the first delta and its sequence's number.
 
         Args:
-            resources: Exit stack that gives back the permit and stops the work when it is closed.
+            resources: Exit stack that returns the permit and stops the work when it is closed.
             context: Request of the client.
             build_requests: Function that renders a request for each sequence; called only with a permit, because it is
                 expensive.
             key: Prefix key for load balancing.
 
         Raises:
-            TierFailed: Another tier may do better.
-            CausewayError: No other tier would do better; faults of the request itself are reported by the requested
-                tier.
+            TierFailed: Another tier may succeed.
+            CausewayError: No other tier would succeed. Faults of the request itself are reported by the requested tier.
         """
         tier, began = self._step.tier, self._clock()
         if not self._fallback.may_try(self._step):
             wait_s = self._fallback.retry_after_s(tier)
             raise TierFailed(
-                BreakerOpen(f"{tier} failed repeatedly; its breaker is open", retry_after_s=wait_s), "broken"
+                BreakerOpen(f"{tier} failed repeatedly, so its breaker is open.", retry_after_s=wait_s), "broken"
             )
         left_s = context.deadline - began
         timeout_s = self._fallback.first_token_timeout_s(self._step, context.priority, left_s)
@@ -145,7 +144,7 @@ class TierAttempt:
             raise
 
     def report_tokens(self, tokens: int) -> None:
-        """Report the tokens of the whole answer, prompt and answer, at its end."""
+        """Report the tokens of the whole answer at its end, prompt included."""
         if self._permit is not None:
             self._permit.used_tokens = tokens
 
@@ -154,9 +153,9 @@ class TierAttempt:
         return None if self._sent_at is None else self._clock() - self._sent_at
 
     def _report_overload(self, *, full: bool = False) -> None:
-        """Tell admission that the tier is overloaded: Triton's queue is full, or the first token is late.
+        """Tell admission that the tier is overloaded, because Triton's queue is full or the first token is late.
 
-        A request that was admitted with little time left does not show the tier's load.
+        Requests that were admitted with little time left are ignored.
         """
         seconds, permit = self._in_triton_s, self._permit
         if permit is not None and seconds is not None and (full or self._fallback.is_late(self._step.tier, seconds)):
@@ -164,9 +163,9 @@ class TierAttempt:
 
     def _timeout_error(self, priority: Priority, seconds: float) -> CausewayError:
         if self._sent_at is not None:
-            return CloudTimeout(f"{self._step.tier} gave no token in {seconds:.1f} s.")
+            return CloudTimeout(f"{self._step.tier} sent no token within {seconds:.1f} s.")
         wait_s = self._admission.scheduler.expected_wait_s(priority)
-        return QueueFull(f"{self._step.tier} had no capacity in {seconds:.1f} s.", retry_after_s=wait_s)
+        return QueueFull(f"{self._step.tier} had no capacity within {seconds:.1f} s.", retry_after_s=wait_s)
 
     async def _first(
         self, resources: AsyncExitStack, context: RequestContext, build_requests: BuildRequests, key: bytes
@@ -207,9 +206,9 @@ class TierAttempt:
     async def _sequence(
         self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes
     ) -> AsyncGenerator[Delta, None]:
-        """Yield the deltas of one of several sequences; its permit is given back at its end.
+        """Yield the deltas of one of several sequences. Its permit is returned at its end.
 
-        If one fails or is cancelled, the whole request does, which gives back all its permits.
+        If one sequence fails or is cancelled, the whole request is, which returns all its permits.
         """
         await permit.granted()
         stream, delta, took_s = await self._send(permit, build, key)
@@ -230,7 +229,9 @@ class TierAttempt:
     async def _send(
         self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes
     ) -> tuple[AsyncGenerator[Delta, None], Delta, float]:
-        """Send a sequence, again after each preemption. Returns its deltas, the first one, and the seconds until it."""
+        """Send a sequence, and send it again after each preemption. Return its deltas, the first delta, and the seconds
+        until it arrived.
+        """
         while True:
             try:
                 async with AsyncExitStack() as work:
@@ -253,7 +254,9 @@ class TierAttempt:
 
 
 async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield each stream's items as they come, with the stream's index. The first error, or closing, ends all."""
+    """Yield each stream's items as they come, with the stream's index. The first error ends all streams, as closing
+    does.
+    """
     # At most one item waits for each stream, so a slow reader slows Triton's streams down.
     ready: asyncio.Queue[tuple[int, T] | CausewayError | None] = asyncio.Queue(len(streams))
     failure: CausewayError | None = None

@@ -1,16 +1,17 @@
-"""A tier's health: the share of the movable work that it is offered, and the reason for a lowered share.
+"""The health of a tier: the share of the movable requests that it is offered, and the reason for a lowered share.
 
 Pure: a TierHealth, a snapshot and `now` give the next TierHealth. A tier under stress loses its share step by step, so
-that an overload settles near what the tier can do; on and off would make it flap. The share returns only after the tier
-was stable (`stable_for_s`), then step by step as well, as far as there is room: a load that swings faster than that
-never moves it up. If the share has to be lowered right after it was raised, the raised value becomes its ceiling and
-the share before is restored. After such a relapse the next step goes half the way to the ceiling, after twice the
-pause, up to `max_backoff_s`, unless there is room for twice the work that would come back.
+that an overload settles near the tier's capacity; switching it on and off would make it flap. The share returns only
+after the tier was stable (`stable_for_s`), and again step by step, as far as there is room. A load that swings faster
+than that never raises it. If the share has to be lowered right after it was raised, the raised value becomes its
+ceiling and the share before is restored. After such a relapse the next step goes half the way to the ceiling, after
+twice the pause, up to `max_backoff_s`, unless there is room for twice the work that would come back.
 
 The share counts requests, but callers select which ones: each caller has a position in a line that is the same at every
-gateway, and the callers before the share's end keep the tier. So a caller sees another tier only when the share moves
-across its position, and not with every request. Where callers send more or less than an even part, the end moves until
-the requests match the share (`credit`); the requests of a caller that is most of the load are then spread evenly.
+gateway, and the callers before the share's end keep the tier. So a caller changes tiers only when the share moves
+across its position, and not with every request. If callers send unequal numbers of requests, the share's end moves
+until the requests match the share (`credit`). The requests of a caller that makes most of the load are then spread
+evenly.
 """
 
 from __future__ import annotations
@@ -24,46 +25,47 @@ import msgspec
 from .config import ShareRamp
 
 Stress = Literal["", "broken", "saturated", "slow", "unable"]
-"""Reason for a lowered share. `unable`, found only by an attempt: the tier cannot serve the request."""
+"""The reason for a lowered share. `unable`, which only an attempt finds: the tier cannot serve the request."""
 BUSY = 0.7
-"""Share of used permits from which on free capacity does not count as room."""
+"""Share of used permits above which free capacity does not count as room."""
 CLEAR = 0.8
-"""Share of the objective below which a tier stops counting as slow, once its share was lowered for slowness."""
+"""Share of the objective below which a tier that was slow no longer counts as slow."""
 _QUEUE_SHORTENS = 0.9
 _NEARLY = 0.99
 _FINE = 0.04  # of a share: nearer to the ceiling than twice this, the ceiling itself is tried
 _CREDIT_RANGE = 32.0  # requests too few, or too many, that move the end of the line from one end to the other
 _POSITION_BYTES = 8
 MEMORY_S = 1.5
-"""Memory of the arrival rate; short, so that work that no longer arrives is forgotten soon."""
+"""Time constant of the arrival rate in seconds; short, so that requests that no longer arrive are forgotten soon."""
 ROOM = 0.9
-"""Share of a tier's permits that may be in use after work has come back, because arrivals are uneven."""
+"""Share of a tier's permits that may be in use after requests have come back, because arrivals are uneven."""
 
 
 class TierSnapshot(msgspec.Struct, frozen=True):
-    """Snapshot of a tier's current state."""
+    """A snapshot of a tier's current state."""
 
     name: str
-    broken: bool = False  # no endpoint is healthy, or the breaker is open
-    saturated: bool = False  # its admission
-    queue_s: float = 0.0  # the expected wait for a permit at this priority
-    first_token_timeout_s: float = math.inf  # the longest wait that is acceptable at this priority
-    busy: float = 0.0  # share of its permits in use
-    fitting_share: float = math.inf  # share of the work that would find a permit, besides what runs there
-    waits: bool = False  # work of another priority has to move first: this health stays as it is
-    ttft_s: float | None = None  # recent mean; None: no recent request
-    objective_s: float = 0.0  # of the time to first token; 0: none
+    broken: bool = False  # whether no endpoint is healthy, or the breaker is open
+    saturated: bool = False  # whether its admission is saturated
+    queue_s: float = 0.0  # expected wait for a permit at this priority
+    first_token_timeout_s: float = math.inf  # longest acceptable wait at this priority
+    busy: float = 0.0  # share of its permits that are in use
+    # share of the arriving requests that would find a permit, in addition to the running ones
+    fitting_share: float = math.inf
+    waits: bool = False  # whether requests of another priority must move first, so that this health does not change
+    ttft_s: float | None = None  # recent mean; None without a recent request
+    objective_s: float = 0.0  # objective of the time to first token, seconds; 0 for none
 
 
 class TierHealth(msgspec.Struct, frozen=True):
-    share: float = 1.0  # 0..1
-    credit: float = 0.0  # requests owed to the share; moves the end of the line
-    stress: Stress = ""  # what lowered the share; "": it is whole
-    stressed_at: float = -math.inf  # monotonic, s: last seen under stress
-    stepped_at: float = -math.inf  # when the share last changed
-    queue_s: float = 0.0  # the wait at the last step down; no further step while it shrinks
-    ceiling: float = math.inf  # the share that was too much right after it was raised
-    before: float = 0.0  # the share before the last step up
+    share: float = 1.0  # 0 to 1
+    credit: float = 0.0  # requests owed to the share; moves the share's end
+    stress: Stress = ""  # what lowered the share; "" for a full share
+    stressed_at: float = -math.inf  # last time under stress, monotonic seconds
+    stepped_at: float = -math.inf  # time of the last change of the share
+    queue_s: float = 0.0  # wait at the last step down; there is no further step while it shrinks
+    ceiling: float = math.inf  # share that was too high right after it was raised
+    before: float = 0.0  # share before the last step up
     relapses: int = 0
 
 
@@ -187,7 +189,7 @@ def offer_share(tier_health: TierHealth, position: float) -> tuple[bool, TierHea
 def caller_position(tenant: str, client: str, conversation: bytes) -> float:
     """Return a caller's position in the line, 0 to 1, the same at every gateway.
 
-    It is the device's position; if the request names no device, the conversation's.
+    It is derived from the device, or if the request names no device, from the conversation.
     """
     caller = f"{tenant}/{client}".encode() if client else conversation
     digest = hashlib.blake2b(caller, digest_size=_POSITION_BYTES).digest()
@@ -212,7 +214,8 @@ class ArrivalRate:
 
 
 def fitting_share(rate: float, held_s: float | None, running: int, limit: int) -> float:
-    """Return the share of the arriving work that would find a permit besides what runs (Little's law).
+    """Return the share of the arriving requests that would find a permit in addition to the running ones (Little's
+    law).
 
     Args:
         rate: Arrivals per second.
@@ -221,7 +224,7 @@ def fitting_share(rate: float, held_s: float | None, running: int, limit: int) -
         limit: Number of permits.
 
     Returns:
-        0 and more, above 1 where there is room to spare; infinity where nothing is known.
+        A number from 0 on, above 1 if there is room to spare; infinity if nothing is known.
     """
     wanted = rate * (held_s or 0.0)
     return max(0.0, ROOM * limit - running) / wanted if wanted else math.inf

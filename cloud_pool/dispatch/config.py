@@ -24,7 +24,7 @@ class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How endpoints are selected, ejected and readmitted."""
+    """The rules by which endpoints are selected, ejected and readmitted."""
 
     consecutive_failures: Annotated[
         Positive,

@@ -1,7 +1,7 @@
 """Conversion of Chunks to OutputChunks, and their delivery to the client of one call.
 
 While a client does not read, gRPC holds one write back, and accepts no status before it. So the writer outlives the
-answer: the producer learns soon that the client is gone, and the call ends with its last write.
+answer: the producer learns soon that the client has left, and the call ends with the last write.
 
 A write costs as much as ten streamed tokens over HTTP, so texts that arrive during a write are sent together.
 """
@@ -31,7 +31,7 @@ _TEXT = {"index", "text"}
 
 
 class OutputEncoder:
-    """Encoder of one answer with `choices` choices: call `chunk` for each chunk, then `end`."""
+    """Encodes an answer with `choices` choices: call `chunk` for each chunk, then `end`."""
 
     def __init__(self, choices: int) -> None:
         self._choices = choices
@@ -143,8 +143,8 @@ def _logprob(token: TokenLogprob | TokenAlternative) -> Any:
 class Outbox(msgspec.Struct):
     """The queue of messages for one call, and their writes."""
 
-    call: Any  # gRPC's context of it
-    stalled_s: float  # a client that takes no message for so long counts as gone
+    call: Any  # context of the call in gRPC
+    stalled_s: float  # time without a read after which a client counts as gone, seconds
     waiting: deque[Any] = msgspec.field(default_factory=deque)
     added: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     taken: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
@@ -180,7 +180,7 @@ class Outbox(msgspec.Struct):
         await self._until(lambda: not self.waiting)
 
     def close(self) -> None:
-        """Let `run` end after the messages that were put so far."""
+        """Let `run` end after the messages that were queued so far."""
         self.closed = True
         self.added.set()
 
@@ -197,7 +197,7 @@ class Outbox(msgspec.Struct):
 
 
 def _joined(before: Any, after: Any) -> bool:
-    """Append a Delta to the previous one if both are texts of one choice; return whether it was appended."""
+    """Append a Delta to the previous one if both are texts of the same choice; return whether it was appended."""
     first, second = before.delta, after.delta
     if not _fields(before) == {"delta"} == _fields(after) or first.index != second.index:
         return False

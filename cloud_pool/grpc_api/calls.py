@@ -1,9 +1,10 @@
-"""A call of `Generate` from its metadata to its status: a request like any other, with one outcome.
+"""The handling of a `Generate` call from its metadata to its status. It is a request like any other, with one outcome.
 
 1. The token is verified before the input is read.
 2. The input must end within `server.read_timeout_s`; its chunks count as a body in memory as they come.
 3. A call that is cancelled, or whose deadline passes, cancels its handler, and with it the work in Triton.
-4. A client that reads nothing for `STALLED_S` is gone: the work stops and its permit is free. gRPC cannot reset one
+4. A client that reads nothing for `STALLED_S` counts as gone: the work stops and its permit is released. gRPC cannot
+reset one
    stream from the server's side, so the call itself ends when the client reads or leaves, or its connection is too old.
 """
 
@@ -58,12 +59,12 @@ class GenerateCalls(msgspec.Struct):
 
     admission: RequestAdmission
     runner: RequestRunner
-    bodies: BodyMemory  # bounds the input in memory
-    shares: FairShare  # of the calls in progress: each tenant has its own
-    read_timeout_s: float  # for the whole input of a call
-    stalled_s: float = STALLED_S  # a client that reads nothing for so long counts as gone
-    active: int = 0  # calls in progress
-    idle: asyncio.Event = msgspec.field(default_factory=asyncio.Event)  # set while there are none
+    bodies: BodyMemory  # memory limit of the input
+    shares: FairShare  # limit of the calls in progress, with a share for each tenant
+    read_timeout_s: float  # time limit for the whole input of a call, seconds
+    stalled_s: float = STALLED_S  # time without a read after which a client counts as gone, seconds
+    active: int = 0  # number of calls in progress
+    idle: asyncio.Event = msgspec.field(default_factory=asyncio.Event)  # set while there are no calls
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -121,8 +122,10 @@ class GenerateCalls(msgspec.Struct):
         principal = self.admission.caller(headers.get("authorization", ""), entry)  # (1)
         if not self.shares.hold(id(call), principal.caller):
             raise QueueFull(
-                f"Your tenant has {self.shares.held_by(principal.caller)} calls in progress, its share of "
-                f"{self.shares.capacity} (grpc.max_calls).",
+                (
+                    f"Your tenant has {self.shares.held_by(principal.caller)} calls in progress, which is its "
+                    f"share of {self.shares.capacity} (grpc.max_calls)."
+                ),
                 retry_after_s=_RETRY_S,
             )
         inbound = _with_deadline(read_headers(_lines(call), entry.id), call.time_remaining())
@@ -152,7 +155,7 @@ class GenerateCalls(msgspec.Struct):
                 "last InputChunk."
             ) from None
         except DecodeError:
-            raise InvalidRequest("A message is no InputChunk of causeway.v1.") from None
+            raise InvalidRequest("A message is not an InputChunk of causeway.v1.") from None
         return collected
 
 
@@ -163,7 +166,7 @@ def _lines(call: Any) -> list[tuple[str, str]]:
 
 
 def _with_deadline(headers: RequestHeaders, remaining_s: float | None) -> RequestHeaders:
-    """Return the headers with the earlier of gRPC's deadline and the header's."""
+    """Return the headers with the earlier of two deadlines: gRPC's and the header's."""
     if remaining_s is None:
         return headers
     remaining_ms = int(remaining_s * 1000)
@@ -172,7 +175,7 @@ def _with_deadline(headers: RequestHeaders, remaining_s: float | None) -> Reques
 
 
 def status_code(error: CausewayError) -> StatusCode:
-    """Return the code of an error's HTTP status."""
+    """Return the gRPC code of an error's HTTP status."""
     other = StatusCode.INVALID_ARGUMENT if error.status < 500 else StatusCode.INTERNAL
     return _BY_HTTP_STATUS.get(error.status, other)
 

@@ -21,9 +21,9 @@ from ..http.request_admission import Parse
 
 _JSON = dict[str, Any]
 _NOT_A_PARAMETER = {
-    "messages": "it is a field of the request. Set that",
-    "stream": "a call is always streamed. Remove it",
-    "stream_options": "a call always ends with its usage. Remove it",
+    "messages": "it is a field of the request, so set that",
+    "stream": "a call is always streamed, so remove it",
+    "stream_options": "a call always ends with its usage, so remove it",
 }
 _LARGEST_WHOLE = 2.0**53  # of a double: beyond it neighbours are more than one apart
 _encode = msgspec.json.Encoder().encode
@@ -48,7 +48,10 @@ class RequestInput:
             self._add(kind, getattr(chunk, kind))
         else:
             raise InvalidRequest(
-                "The first InputChunk of a call has `request`, every further one `text`, `audio` or `image`.",
+                (
+                    "The first InputChunk of a call must have `request`, and every further one `text`, "
+                    "`audio` or `image`."
+                ),
                 param=kind or "input",
             )
 
@@ -61,7 +64,9 @@ class RequestInput:
                 raise InvalidRequest(f"`parameters.{name}`: {reason}.", param=f"parameters.{name}")
         body = _object(self._request, "parameters", "")
         if "prompt" in body and "messages" in body:
-            raise InvalidRequest("`messages` make a chat and `prompt` a completion. Send one of them.", param="prompt")
+            raise InvalidRequest(
+                "`messages` are for a chat and `prompt` is for a completion. Send only one of them.", param="prompt"
+            )
         self._add_parts_to(body)
         parse = parse_completion if "prompt" in body else parse_chat
         return _encode({**body, "stream": True}), partial(parse, resumes=True)
@@ -87,7 +92,7 @@ class RequestInput:
         begun = holder.get(name, "" if messages else None)
         if not isinstance(begun, str):
             raise InvalidRequest(
-                f"`{kinds[0]}` continues the last message's `content` or `prompt`, if that is text.", param=kinds[0]
+                f"`{kinds[0]}` can only continue text, in the last message's `content` or in `prompt`.", param=kinds[0]
             )
         parts = [part.as_json() for part in self._parts]
         if kinds[0] == "text":
@@ -101,7 +106,7 @@ class RequestInput:
         else:
             other = next(kind for kind in kinds if kind != "text")
             raise InvalidRequest(
-                f"`{other}` is a part of a message, and a `prompt` has none. Send `messages`.", param=other
+                f"`{other}` is a part of a message, which a `prompt` cannot have. Send `messages`.", param=other
             )
 
 
@@ -113,7 +118,9 @@ def _object(message: Any, struct: str, path: str) -> _JSON:
         if name == struct:
             continue
         if name in members:
-            raise InvalidRequest(f"`{path}{name}` is also in `{path}{struct}`. Set it once.", param=f"{path}{name}")
+            raise InvalidRequest(
+                f"`{path}{name}` is also in `{path}{struct}`. Set only one of them.", param=f"{path}{name}"
+            )
         members[name] = _field(value, f"{path}{name}")
     return members
 
@@ -145,7 +152,7 @@ def _value(value: Any, path: str) -> Any:
 
 def _finite(value: float, path: str) -> float:
     if not math.isfinite(value):
-        raise InvalidRequest(f"`{path}` is no number of JSON.", param=path)
+        raise InvalidRequest(f"`{path}` is not a number that JSON can express.", param=path)
     return value
 
 
@@ -171,7 +178,11 @@ def _head(kind: str, value: Any, *, continued: bool) -> str:
     field = _HEADS[kind]
     head: str = getattr(value, field)
     if not head and not continued:
-        raise InvalidRequest(f"`{kind}.{field}` is missing in the first InputChunk of it.", param=f"{kind}.{field}")
+        raise InvalidRequest(
+            f"`{kind}.{field}` is missing in the first InputChunk of this part.", param=f"{kind}.{field}"
+        )
     if head and kind == "image" and not _IMAGE.fullmatch(head):
-        raise InvalidRequest("`image.media_type`: send the image's type, as image/png.", param="image.media_type")
+        raise InvalidRequest(
+            "`image.media_type` must be the image's type, such as image/png.", param="image.media_type"
+        )
     return head

@@ -1,10 +1,8 @@
 """The gRPC address: `Generate`, health and reflection, bounded in connections, streams, messages and time.
 
 The health of our service is the state of /readyz, determined at each `Check` and reported to each `Watch`; the server's
-own health, under the empty name, is SERVING until it drains. Health and reflection need no token, and reveal no more
-than that.
-
-It speaks plain HTTP/2, as the HTTP address speaks plain HTTP: TLS ends in front of both.
+own health, under the empty name, is SERVING until it drains. Health and reflection do not need a token. The server
+speaks plain HTTP/2, as the HTTP address speaks plain HTTP: a proxy in front of both must terminate TLS.
 
 gRPC's library refuses connections beyond its bound and cannot close one, so idle connections would lock out new ones.
 Therefore the public socket relays its bytes to gRPC's own Unix socket. When the bound is reached, the oldest connection
@@ -46,7 +44,7 @@ _CANCEL_S = 2.0  # for handlers that were cancelled
 
 
 class _Side(asyncio.Protocol):
-    """An end of a relayed connection: passes its bytes to the other end, and buffers them until that end exists."""
+    """An end of a relayed connection. It passes its bytes to the other end, and buffers them until that end exists."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -183,7 +181,7 @@ class GrpcFront:
         self._by_inner.pop(client.inner, None)
 
     def connect(self, client: _Client) -> None:
-        """Open the connection to gRPC for a client's connection."""
+        """Open the connection to gRPC that belongs to a client's connection."""
         task = asyncio.ensure_future(self._join(client))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)

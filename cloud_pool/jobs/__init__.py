@@ -1,4 +1,4 @@
-"""Asynchronous jobs on Redis: accepted once, run at least once, with exactly one effect.
+"""Asynchronous jobs on Redis: each is accepted once, runs at least once, and has exactly one effect.
 
     http/        /v1/jobs, /v1/webhooks/secret
     submission   a caller's body -> a checked job
@@ -10,6 +10,6 @@
 Every claim increments the job's `fence`. A worker that was presumed dead, or whose job was cancelled, holds an old
 fence, and its report is refused: a second run of a job never has a second effect.
 
-README.md describes what acceptance promises on disk and with replicas, and how a caller repeats a request whose outcome
-it cannot know. `storage.durability` refuses jobs on a Redis whose settings break that promise.
+README.md describes the guarantees of an acceptance on disk and with replicas, and how a caller repeats a request whose
+outcome it does not know. `storage.durability` refuses jobs on a Redis whose settings break that promise.
 """

@@ -1,4 +1,4 @@
-"""Reconciliation: jobs and batches acknowledged to callers, by the audit files, that Redis has lost.
+"""Reconciliation: find jobs and batches that were accepted according to the audit files, but that Redis has lost.
 
 A failover to a replica that lagged, or a restored backup, loses the latest writes, including the acceptance of jobs.
 The gateways' audit files still have them: each job and batch is in one before its caller gets an answer.
@@ -28,24 +28,24 @@ class LostAcceptance(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     device: str
     tier: str
-    accepted_at: float  # unix, s; Redis's clock
-    last_run: str = ""  # outcome of the job's last run in the same files; "": none is known
+    accepted_at: float  # time of the acceptance, Unix seconds by Redis's clock
+    last_run: str = ""  # outcome of the job's last run in the same files; "" if none is known
 
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
-    """The audit files compared with Redis."""
+    """The result of comparing the audit files with Redis."""
 
     acknowledged: int
-    too_old: int  # of these: their records may have been removed at the end of their time to live
-    lost: tuple[LostAcceptance, ...]  # by time
+    too_old: int  # number of acceptances so old that their records may have expired
+    lost: tuple[LostAcceptance, ...]  # lost acceptances, ordered by time
     unreadable_lines: int
 
 
 async def reconcile(database: RedisClient, config: JobsConfig, files: Iterable[Path]) -> Reconciliation:
     """Find the acceptances in the audit files of gateways and workers that Redis does not have.
 
-    A record lives for `result_ttl_s` after its job's end (`file_ttl_s` for a batch), so an older acceptance proves
-    nothing. A purged dead letter counts as lost.
+    A record lives for `result_ttl_s` after its job's end (`file_ttl_s` for a batch), so an older acceptance is not
+    evidence of a loss. A purged dead letter counts as lost.
 
     Raises:
         OSError: A file cannot be read.

@@ -38,15 +38,15 @@ from ..storage.record import NewJob, Window, user_digest
 from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, encoders_of, find_tier
 
 CheckCost = Callable[[str, str, Request, int, int], int]
-"""Function that returns the maximum cost of a request in micro-USD, from tenant, tier, request, body bytes and the
-tier's token limit.
+"""Returns the maximum cost of a request in micro-USD, from tenant, tier, request, body bytes and the tier's token
+limit.
 
 Raises InvalidRequest if it exceeds the tenant's daily budget.
 """
 
 
 class NamedFileReader:
-    """Reader of the files named in bodies."""
+    """Reads the files that bodies name."""
 
     def __init__(self, files: FileStore) -> None:
         self._files = files
@@ -81,14 +81,17 @@ class NamedFileReader:
     async def _find(self, reference: Reference, owner: str) -> StoredFile:
         try:
             if not is_file_id(reference.id):
-                raise NotFound(f"There is no file {reference.id[:80]!r} of yours.")
+                raise NotFound(f"You have no file {reference.id[:80]!r}.")
             file = await self._files.get(reference.id, owner)
         except NotFound as error:
-            message = f"`{reference.path}`: {error.message} It expired, was deleted, or never was here."
+            message = f"`{reference.path}`: {error.message} It has expired, was deleted, or never existed."
             raise NotFound(message, param=reference.path) from None
         if file.purpose not in PART_PURPOSES:
             raise InvalidRequest(
-                f"`{reference.path}`: {file.id} has the purpose {file.purpose}. Upload it with user_data to name it.",
+                (
+                    f"`{reference.path}`: {file.id} has the purpose {file.purpose}. Only files uploaded with "
+                    "the purpose user_data can be named."
+                ),
                 param=reference.path,
             )
         return file
@@ -110,8 +113,10 @@ def refuse_named_files(body: bytes) -> None:
     if named is not None:
         reference = named.references[0]
         raise UnsupportedFeature(
-            f"`{reference.path}`: requests name uploaded files over HTTP, in gRPC calls and in batches. Send the bytes "
-            "in base64.",
+            (
+                f"`{reference.path}`: uploaded files can only be named in chat requests and jobs over HTTP. "
+                "Send the bytes in base64."
+            ),
             param=reference.path,
         )
 
@@ -121,22 +126,22 @@ class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
     principal: Principal
     body: bytes
-    sent: bytes = b""  # the body as it came, with the ids of uploaded files; empty: the same
+    sent: bytes = b""  # the body as it was sent, with ids of uploaded files; empty if it names none
     priority: Priority = "standard"
-    deadline_ms: int | None = None  # time left
-    key: str = ""  # Idempotency-Key
+    deadline_ms: int | None = None  # milliseconds until the deadline
+    key: str = ""  # value of Idempotency-Key
     tags: tuple[str, ...] = ()
-    endpoint: Endpoint | None = None  # of a plain request; None: the body names it
+    endpoint: Endpoint | None = None  # endpoint of a plain request; None if the body names it
 
 
 class CloudJobFields(JobFields, frozen=True):
-    """Our fields in a job's body, at the gateway."""
+    """The fields that we add to a job's body, at the gateway."""
 
     window: Literal["off_peak"] | None = None
 
 
 class SubmissionParser:
-    """Parser and checker of submissions. `tiers`: tiers by name and alias."""
+    """Parses and checks submissions. `tiers`: tiers by name and alias."""
 
     def __init__(self, config: JobsConfig, tiers: Mapping[str, Tier], check_cost: CheckCost = lambda *_: 0) -> None:
         """Create the parser. Raises ConfigError for an invalid `jobs.webhooks.allowed_networks`."""
@@ -165,7 +170,7 @@ class SubmissionParser:
         allowed = allowed_tiers(self._tiers, limits.models, principal.grants.models)
         request = self.validate(extensions.endpoint, body, principal.owner, submission.tags, allowed)
         if submission.endpoint is not None and request.stream:
-            message = "A job's answer cannot be streamed: remove `stream` or `Prefer: respond-async`."
+            message = "A job's answer cannot be streamed. Remove `stream` or `Prefer: respond-async`."
             raise InvalidRequest(message, param="stream")
         principal.grants.require_modalities(request)
         self.check_parts(request)
@@ -175,7 +180,7 @@ class SubmissionParser:
         self._check_cost(principal.tenant, tier.name, limits.bounded(request), body_bytes, tier.max_tokens)
         deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
         if deadline_ms is not None and deadline_ms <= 0:
-            raise InvalidRequest("`deadline_ms` is the time left, more than 0.", param="deadline_ms")
+            raise InvalidRequest("`deadline_ms` is the time left, so it must be above 0.", param="deadline_ms")
         window = self.window(extensions.window or "", limits)
         not_before_ms = extensions.not_before_ms
         time_ms = self._time_ms(deadline_ms, not_before_ms, window, now_ms)
@@ -262,6 +267,6 @@ class SubmissionParser:
 
 
 def submission_digest(priority: Priority, tags: tuple[str, ...], endpoint: Endpoint | None, sent: bytes) -> str:
-    """Return the digest of everything that must be the same under the same Idempotency-Key."""
+    """Return the digest of everything that must be equal in requests with the same Idempotency-Key."""
     plain = (endpoint,) if endpoint is not None else ()
     return body_digest(",".join((priority, *tags, *plain)), sent)

@@ -1,6 +1,6 @@
 """The gateway's Prometheus metrics, one registry for all rooms, and the time lost by its event loop.
 
-No label holds a value that a caller can choose.
+Callers cannot choose label values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Metrics:
         self._tokens = counter("causeway_gateway_tokens", "Tokens by type: input or output.", ("tier", "type"))
         self._reloads = counter(
             "causeway_gateway_model_reloads",
-            "Models that this gateway loaded again after their process in Triton had died.",
+            "Models that this gateway reloaded after their process in Triton had died.",
             ("model",),
         )
         self.models = ModelMetrics(registry)
@@ -73,11 +73,11 @@ class Metrics:
 
 @dataclass(eq=False, repr=False)
 class EventLoopLag:
-    """Time that this process lost because it or the machine was busy; 0 unless `watch` runs.
+    """Measures the time that this process lost because it or the machine was busy; 0 unless `watch` runs.
 
     A first token that arrives during a lag may have been there long before the gateway read it, so it does not describe
-    the tier. If the concurrency limit were cut for it, a gateway on a busy machine would refuse work that its tiers can
-    do.
+    the tier. If the concurrency limit were lowered because of it, a gateway on a busy machine would refuse requests
+    that its tiers can serve.
     """
 
     _: KW_ONLY

@@ -45,7 +45,7 @@ class Tracing(SpanExport):
         self.jobs = JobTrace(self.tracer)
 
     def begin(self, request: Request, id: str, traceparent: str) -> Trace:  # noqa: A002 -- of the request
-        """Start a request's trace. `traceparent`: the client's, "" for none."""
+        """Begin a request's trace. `traceparent`: the client's, "" for none."""
         parent = context_of(traceparent)
         attributes = {"causeway.request": id, **request_attributes(request)}
         name = span_name(request.kind, request.model)
@@ -91,7 +91,7 @@ class JobTrace:
     def _follow(
         self, name: str, traceparent: str, kind: SpanKind, attributes: Attributes, start_ns: int | None = None
     ) -> trace.Span:
-        """Start a child of the span that sent the job, linked to it if that span was traced."""
+        """Start a child of the span that sent the job, and link it to that span if it was traced."""
         sent = context_of(traceparent)
         sender = trace.get_current_span(sent).get_span_context()
         links = (Link(sender),) if sender.is_valid else ()
@@ -123,7 +123,7 @@ class Trace:
         return Span(self._tracer.start_span(f"cache {operation}", parent, SpanKind.CLIENT, attributes))
 
     def add_link(self, other: Trace) -> None:
-        """Link to the request whose generation answers this one too."""
+        """Add a link to the request whose generation answers this one, too."""
         self._span.add_link(other._span.get_span_context())
 
     def admitted(self) -> None:
@@ -154,7 +154,7 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """Parent for spans that other processes create: Triton, a worker."""
+        """Return the parent for spans that other processes create, such as Triton or a worker."""
         context = self._span.get_span_context()
         return traceparent_of(context.trace_id, context.span_id, context.trace_flags)
 

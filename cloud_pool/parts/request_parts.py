@@ -4,8 +4,8 @@ Encoder tiers are branches of the encoder graph: a part goes through a tier's ad
 
     part ── permit of the tier ── endpoint ── Triton: decoder child, encoder child ── fact
 
-A file that cannot be read is the client's error, and the tier is healthy. Only a fault of the tier itself (no
-capacity, no endpoint, a dead process) counts as its failure, for its breaker, retries and repair.
+A file that cannot be read is the client's error and does not affect the tier's health. Only a fault of the tier itself
+(no capacity, no endpoint, a dead process) counts as its failure, for its breaker, retries and repair.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from ..upstreams.triton.messages import EncodeJob, PartFailed, PartRead, PartRep
 
 HEADER = "x-causeway-modalities"
 FORGETS = PartMemory(0)
-"""Memory that stores nothing, for private requests."""
+"""A memory that stores nothing, for private requests."""
 
 
 class TierBranch:
-    """Branch that reads one kind of part by a tier, for one request (`models.parts.graph.branch.Branch`).
+    """Reads one kind of part with a tier, for one request (`models.parts.graph.branch.Branch`).
 
     Its WorkerFailed is caused by the tier's CausewayError, if the tier has failed.
     """
@@ -107,11 +107,13 @@ def _reply(delta: Delta) -> PartReply | None:
     try:
         return read_reply(delta.text) if delta.text else None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CloudFailed(f"The tier's model is not an encoder of ours: {error}", phase="first_token") from None
+        raise CloudFailed(f"The tier's model is not one of our encoders: {error}", phase="first_token") from None
 
 
 def _taken(reply: PartReply | None, tell: Tell | None) -> ReadPart | None:
-    """Return the part as read; None for a reply of another kind. Raises Refusal, WorkerTimeout or WorkerFailed."""
+    """Return the part that was read; None for a reply of another kind. Raises Refusal, WorkerTimeout or
+    WorkerFailed.
+    """
     if isinstance(reply, SegmentFound) and tell is not None:
         tell(reply.segment)
     if isinstance(reply, Refused):
@@ -131,7 +133,7 @@ class ReadParts(msgspec.Struct, frozen=True):
 
     request: Request
     found: RequestFacts
-    written: Request  # with its parts as text
+    written: Request  # request with its parts as text
 
     def for_model(self, transcripts: Transcripts) -> Request:
         """Return the request with its parts as text, in the form in which a model reads transcripts."""
@@ -149,7 +151,7 @@ class ReadParts(msgspec.Struct, frozen=True):
 
 
 class RequestParts:
-    """Reader of the parts of requests.
+    """Reads the parts of requests.
 
     Args:
         runtimes: All tiers by name.
@@ -174,7 +176,7 @@ class RequestParts:
 
     @property
     def max_parts(self) -> int:
-        """Maximum number of parts of a request."""
+        """The maximum number of parts of a request."""
         return self._config.max_parts
 
     def session_memory(self) -> PartMemory:
@@ -222,7 +224,8 @@ class RequestParts:
         """Return the transcript of audio by the context's tier; empty if there is no speech.
 
         Args:
-            tell: Callback for each segment as soon as it is understood, unless all of it was known; must not raise.
+            tell: Callback for each segment as soon as it is transcribed, unless the whole clip was cached; must not
+                raise.
             param: Name of the audio in errors.
 
         Raises:
@@ -244,7 +247,7 @@ class RequestParts:
         return transcript_of(found, seconds, words=request.words)
 
     def _known_to(self, context: RequestContext, tier: str = "") -> Memory:
-        """Return the memory for the caller's parts. `tier`: set if another tier than the default one reads them."""
+        """Return the memory of the caller's parts. `tier`: set if a tier other than the default one reads them."""
         if context.memory is not None:
             return context.memory
         return FORGETS if self._private(context.request) else TenantMemory(self._memory, context.tenant, tier)
@@ -286,7 +289,7 @@ def audio_request(model: str, hints: RoutingHints, *, stream: bool = False) -> R
 
 
 class JobMemory:
-    """A job's memory of its own parts for revisions, beside its tenant's memory."""
+    """A job's memory of its own parts for revisions, in addition to its tenant's memory."""
 
     def __init__(self, shared: Memory, max_parts: int) -> None:
         self._shared = shared
@@ -301,7 +304,7 @@ class JobMemory:
 
 
 class TenantMemory:
-    """A tenant's memory: facts only about parts that it has sent itself.
+    """A tenant's memory, with facts only about parts that the tenant has sent itself.
 
     They are stored by hash in this gateway's memory only, for some minutes.
 

@@ -1,4 +1,4 @@
-"""Access to Redis, shared by all users of it.
+"""Access to Redis, which all rooms share.
 
 config   addresses: one server, Sentinels or a cluster; TLS and users
 connect  clients of these, and the diagnosis of faults, such as eviction of keys

@@ -30,7 +30,7 @@ _FORMS = (
 
 
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Redis that needs more than a URL."""
+    """The address of a Redis that needs more settings than a URL."""
 
     url: Annotated[
         str,
@@ -46,7 +46,9 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("File with the password, read at each new connection, so that a changed password needs no restart.")
     ] = ""
     sentinel_username: Annotated[str, doc("ACL user at the Sentinels. Needs `sentinel_password_file`.")] = ""
-    sentinel_password_file: Annotated[str, doc("File with the password for the Sentinels. Empty: they need none.")] = ""
+    sentinel_password_file: Annotated[
+        str, doc("File with the password for the Sentinels. Empty: they do not need one.")
+    ] = ""
     ca_file: Annotated[str, doc("PEM file of the trusted CAs. Empty: the system's CAs.")] = ""
     cert_file: Annotated[str, doc("PEM file of the client certificate, for servers that require one.")] = ""
     key_file: Annotated[str, doc("PEM file with the private key of `cert_file`.")] = ""
@@ -57,13 +59,13 @@ RedisAddress = str | RedisConfig
 
 
 class RedisTarget(msgspec.Struct, frozen=True):
-    """A checked RedisConfig."""
+    """A parsed and checked RedisConfig."""
 
     config: RedisConfig
     topology: Topology
     tls: bool
-    hosts: tuple[tuple[str, int], ...] = ()  # of Sentinels, or of some of a cluster's nodes
-    master: str = ""  # its name at the Sentinels
+    hosts: tuple[tuple[str, int], ...] = ()  # hosts of the Sentinels, or of some of a cluster's nodes
+    master: str = ""  # name of the master at the Sentinels
     database: int = 0
 
 
@@ -116,7 +118,7 @@ def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
             raise ConfigError("A cluster has no databases: end the URL after the hosts.", where=where)
         return RedisTarget(config, topology, tls, hosts)
     if not master or not (database or "0").isdigit():
-        raise ConfigError("Name the master behind the hosts: redis+sentinel://host:port/MASTER/0.", where=where)
+        raise ConfigError("Name the master after the hosts: redis+sentinel://host:port/MASTER/0.", where=where)
     return RedisTarget(config, topology, tls, hosts, unquote(master), int(database or "0"))
 
 
@@ -127,7 +129,7 @@ def _scheme(address: RedisAddress) -> str:
 def _netloc_and_path(url: str) -> tuple[str, str]:
     """Return the part after the scheme: up to the first slash, and from there up to a query or a fragment.
 
-    Not `urlsplit`: newer versions of Python refuse a list of hosts with an IPv6 address in it.
+    `urlsplit` is not used, because newer versions of Python refuse a list of hosts with an IPv6 address in it.
     """
     rest = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0]
     netloc, slash, path = rest.partition("/")
@@ -150,7 +152,7 @@ def _check_files(config: RedisConfig, topology: Topology, tls: bool, where: str)
             "Set `sentinel_password_file` together with `sentinel_username`.", where=f"{where}.sentinel_username"
         )
     if config.sentinel_password_file and topology != "sentinel":
-        raise ConfigError("The URL is not one of Sentinels: remove this key.", where=f"{where}.sentinel_password_file")
+        raise ConfigError("The URL does not name Sentinels: remove this key.", where=f"{where}.sentinel_password_file")
     for name in ("ca_file", "cert_file", "key_file"):
         if getattr(config, name) and not tls:
             raise ConfigError("Certificates need TLS: begin the URL with `rediss`.", where=f"{where}.{name}")

@@ -39,7 +39,7 @@ from causeway_server.router.errors import ConfigError
 
 from .config import RedisAddress, RedisTarget, parse_redis, shown_address
 
-_TO_DO = "Start it, or correct its address (`redis` in the configuration, or --redis)."
+_TO_DO = "Start Redis, or correct its address (`redis` in the configuration, or --redis)."
 _WRONG_DATA = ("WRONGTYPE", "is not an integer", "is not a valid float", "would overflow", "arithmetic on", "with nil")
 _addresses: WeakKeyDictionary[redis.asyncio.Redis, str] = WeakKeyDictionary()
 """Addresses of clients, without a password, for messages about their faults."""
@@ -66,16 +66,16 @@ def redis_fault(error: Exception, address: str) -> str:
     if isinstance(error, AuthenticationError):
         return f"{name} refuses the login: {error}. Correct the user and the password in the configuration."
     if isinstance(error, MasterNotFoundError):
-        return f"{name}: the Sentinels name no master: {error}. {_TO_DO}"
+        return f"{name}: the Sentinels do not name a master: {error}. {_TO_DO}"
     if isinstance(error, RedisTimeoutError | TimeoutError):
-        return f"{name} does not answer in time. Look whether it is overloaded, stopped or cut off."
+        return f"{name} does not answer in time. Check whether it is overloaded, stopped or unreachable."
     if isinstance(error, RedisConnectionError | OSError):
         return f"{name} cannot be reached: {_reason(error)}. {_TO_DO}"
     return f"{name} answers with an error: {str(error) or type(error).__name__}"
 
 
 def is_wrong_data(error: BaseException | None) -> bool:
-    """Return whether a command failed because of the data in its keys, so that it fails again, and only there."""
+    """Return whether a command failed because of the data in its keys. It then fails again, and only for these keys."""
     return isinstance(error, ResponseError) and any(text in str(error) for text in _WRONG_DATA)
 
 
@@ -85,10 +85,10 @@ def is_unreachable(error: BaseException | None) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Return the operating system's words instead of redis-py's, which repeat the error number and the host."""
+    """Return the operating system's message instead of redis-py's, which repeats the error number and the host."""
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
-            return "its host name is not known"
+            return "its host name is unknown"
         if isinstance(cause, OSError) and cause.errno and not isinstance(cause, RedisError):
             return os.strerror(cause.errno).lower() if cause.errno > 0 else str(cause)
     return (str(error) or type(error).__name__).rstrip(".")
@@ -103,7 +103,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 async def eviction_fault(client: redis.asyncio.Redis) -> str:
     """Return why a Redis may evict keys, and the fix; "" if it does not. In a cluster all primaries are asked.
 
-    INFO is used because managed services allow it where they refuse CONFIG.
+    INFO is used because managed services that refuse CONFIG allow it.
 
     Raises:
         RedisError: Redis does not answer.
@@ -112,22 +112,22 @@ async def eviction_fault(client: redis.asyncio.Redis) -> str:
     try:
         nodes = await _memory(client)
     except NoPermissionError:
-        return f"{name} does not say whether it evicts keys: allow INFO to its user."
+        return f"{name} does not tell whether it evicts keys: permit INFO for its user."
     policies = sorted({str(node["maxmemory_policy"]) for node in nodes if _evicts(node)})
     if not policies:
         return ""
     return (
-        f"{name} evicts keys when its memory is full (maxmemory-policy {', '.join(policies)}), and with them tenants' "
-        "budgets, usage and revocations. Set maxmemory-policy to noeviction."
+        f"{name} evicts keys when its memory is full (maxmemory-policy {', '.join(policies)}), and so "
+        "loses tenants' budgets, usage and revocations. Set maxmemory-policy to noeviction."
     )
 
 
 @dataclass(eq=False, repr=False)
 class EvictionCheck:
-    """A check for eviction, at the start and every 30 s."""
+    """Checks for eviction at the start and every 30 s."""
 
-    client: redis.asyncio.Redis | None  # None: no Redis, no fault
-    fault: str = ""  # as `eviction_fault` found it last
+    client: redis.asyncio.Redis | None  # client; None without a Redis, which means no fault
+    fault: str = ""  # last result of `eviction_fault`
 
     async def watch(self) -> None:
         """Check until cancelled."""
@@ -136,7 +136,7 @@ class EvictionCheck:
             await anyio.sleep(_CHECK_AGAIN_S)
 
     async def check(self) -> None:
-        """Check once, and log what has changed. A Redis that does not answer changes nothing."""
+        """Check once, and log changes. If Redis does not answer, the last result is kept."""
         if self.client is None:
             return
         try:
@@ -170,18 +170,18 @@ _CLUSTER_CONNECTIONS = 1024  # to each node; a cluster's client does not wait fo
 class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Connection options of a client. Times are in seconds."""
 
-    connections: int = 64  # at most; beyond that calls wait for one
+    connections: int = 64  # maximum number of connections; further calls wait for one
     connect_timeout_s: float = 2.0
-    timeout_s: float | None = None  # of each reply; None: redis-py's
-    retry: Retry | None = None  # None: callers retry
-    raw: bool = False  # replies as RESP2 has them: lists, bytes, numbers
+    timeout_s: float | None = None  # time limit of each reply; None for redis-py's
+    retry: Retry | None = None  # retry policy; None if callers retry
+    raw: bool = False  # whether replies keep their RESP2 types: lists, bytes, numbers
 
 
 _SHARED = ConnectionOptions()
 
 
 class PasswordFile(CredentialProvider):
-    """A user's password, read for each connection, because it may change while the process runs."""
+    """A user's password file, which is read for each connection, because it may change while the process runs."""
 
     def __init__(self, username: str, path: Path) -> None:
         self._username = username
@@ -201,7 +201,7 @@ class PasswordFile(CredentialProvider):
 
 
 class _MasterPool(SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
-    """Connections to the master named by the Sentinels; beyond the pool's size calls wait for one."""
+    """Connections to the master that the Sentinels name. If all are in use, calls wait for one."""
 
     async def aclose(self) -> None:
         """Close the connections to the master and to the Sentinels."""
@@ -210,14 +210,14 @@ class _MasterPool(SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
 
 
 class _Cluster(redis.asyncio.RedisCluster):
-    """A cluster's client whose errors are all RedisError."""
+    """A cluster's client that raises only RedisError."""
 
     async def initialize(
         self,
         additional_startup_nodes_info: list[tuple[str, int]] | None = None,
         last_failed_node_name: str | None = None,
     ) -> _Cluster:
-        """Read which node has which slots. Raises RedisError."""
+        """Read the assignment of slots to nodes. Raises RedisError."""
         try:
             await super().initialize(additional_startup_nodes_info, last_failed_node_name)
         except RedisClusterException as error:  # no RedisError
@@ -226,9 +226,9 @@ class _Cluster(redis.asyncio.RedisCluster):
 
 
 async def _require_master(connection: Any) -> None:
-    """Raise RedisConnectionError if the server is a replica, as named by a Sentinel that lags behind a failover.
+    """Raise RedisConnectionError if the server is a replica, which a Sentinel that lags behind a failover may name.
 
-    Such a server refuses writes, but reads would miss what the new master has accepted.
+    Such a server refuses writes, but its reads would miss data that the new master has accepted.
     """
     await connection.on_connect()
     await connection.send_command("ROLE")
@@ -248,7 +248,7 @@ def open_redis(
         where: Configuration key of the address.
 
     Returns:
-        The client; of a cluster a RedisCluster, which has the same methods.
+        The client; for a cluster a RedisCluster, which has the same methods.
 
     Raises:
         ConfigError: The address, or a file that it names, is unusable.

@@ -1,10 +1,10 @@
-"""All keys in Redis: owner, type and bound of each; the version of their layout; scripts that use them.
+"""The list of all keys in Redis with owner, type and bound; the version of their layout; and the loading of scripts.
 
 A test finds keys that are missing here, or grow. `<jobs>` and `<cache>` stand for `jobs.key_prefix` and
 `cache.key_prefix`; an owner of jobs is `tenant/device`.
 
     ttl     the key has a time to live at all times
-    ends    the key is removed, or gets a time to live, when what it is about ends; everything has a deadline
+    ends    the key is removed, or gets a time to live, when its subject ends; everything has a deadline
     fixed   a fixed number of keys, one for the deployment, a tier or a priority; `bound` says what bounds their size
 
 Old and new processes share keys and records during a rolling upgrade. A key beside the others holds the layout's
@@ -44,7 +44,7 @@ class RedisKey(msgspec.Struct, frozen=True):
 
     pattern: str
     type: KeyType
-    owner: str  # the package that writes it
+    owner: str  # package that writes the key
     kind: KeyBound
     bound: str
     meaning: str
@@ -66,7 +66,7 @@ _JOBS = _keys(
     "<jobs>:",
     ("layout", "string", "fixed", "one number", "version of the keys and records of jobs"),
     ("replicated", "string", "fixed", "empty", "written before WAIT"),
-    ("accepted", "string", "fixed", "one number", "how many jobs were ever accepted"),
+    ("accepted", "string", "fixed", "one number", "number of jobs that were ever accepted"),
     ("tiers", "set", "fixed", "tiers", "tiers that ever had a job"),
     ("content_keys", "zset", "fixed", "trimmed by age", "ids of encryption keys by their last use"),
     ("job:<id>", "hash", "ends", _ENDED, "the record"),
@@ -82,29 +82,41 @@ _JOBS = _keys(
     ("tags:<tier>:<priority>", "zset", "ttl", "an hour", "tags of tenants that take no turns"),
     ("leases:<tier>:<priority>", "zset", "ends", "running jobs", "jobs by the end of their lease"),
     ("wake:<tier>", "list", "fixed", "64 tokens", "wakes workers that wait for jobs"),
-    ("late", "zset", "ends", "answers that wait for late parts", "jobs by the end of the lease of that"),
+    ("late", "zset", "ends", "answers that wait for late parts", "jobs by the end of the revision's lease"),
     ("waiting", "zset", "ends", _OPEN, "jobs by the time of their next attempt"),
     ("deadlines", "zset", "ends", _OPEN, "jobs by their deadline"),
-    ("blocked", "zset", "ends", "the reset of their limit", "tenants over a rate or budget"),
-    ("trials", "zset", "ends", "5 s after that", "of these, tenants whose jobs start one at a time at first"),
+    ("blocked", "zset", "ends", "until their limit is reset", "tenants over a rate or budget"),
+    ("trials", "zset", "ends", "5 s after the reset", "among these, tenants whose jobs start one at a time at first"),
     ("open:<tenant>", "zset", "ends", _OPEN, "a tenant's unfinished jobs"),
     ("open_bytes", "hash", "ends", "tenants with unfinished jobs", "bytes of their requests"),
     ("ended:<tenant>", "zset", "ttl", "`max_ended`, `max_ended_bytes`", "a tenant's ended jobs by their expiry"),
     ("ended_bytes:<tenant>", "string", "ttl", "one number", "bytes of these"),
     ("jobs:<owner>", "zset", "ttl", "trimmed by age; as long as a record may live", "all jobs of an owner"),
-    ("usage", "hash", "ends", "moved by workers every second", "what accepted reports have billed"),
-    ("usage_batch", "hash", "ends", "moved by workers every second", "the part of it that is being moved"),
+    ("usage", "hash", "ends", "moved by workers every second", "amounts that accepted reports have billed"),
+    ("usage_batch", "hash", "ends", "moved by workers every second", "the part of the bills that is being moved"),
     ("dead", "stream", "fixed", "about `max_dead_letters`", "dead letters"),
 )
 _WEBHOOKS = _keys(
     "storage",
     "<jobs>:",
     ("webhook:<id>", "hash", "ends", "the last attempt, after about four days", "a delivery"),
-    ("webhooks", "zset", "ends", "tenants with deliveries", "tenants by when a claim looks at them next"),
-    ("webhooks:<tenant>", "zset", "ends", "receivers with deliveries", "receivers by when a claim looks at them next"),
+    ("webhooks", "zset", "ends", "tenants with deliveries", "tenants by the time at which a claim checks them next"),
+    (
+        "webhooks:<tenant>",
+        "zset",
+        "ends",
+        "receivers with deliveries",
+        "receivers by the time at which a claim checks them next",
+    ),
     ("webhooks:<tenant>:<receiver>", "zset", "ends", "deliveries", "deliveries by due time"),
     ("webhook_sending:<tenant>", "hash", "ends", "deliveries being sent", "receivers of these"),
-    ("webhook_leases:<tenant>", "zset", "ends", "deliveries being sent", "these by the end of their lease"),
+    (
+        "webhook_leases:<tenant>",
+        "zset",
+        "ends",
+        "deliveries being sent",
+        "claimed deliveries by the end of their lease",
+    ),
     ("webhook_receiver:<tenant>:<receiver>", "hash", "ends", "the receiver's deliveries", "slots and breaker"),
     ("webhook_receivers", "zset", "ends", "receivers with deliveries", "receivers by the end of their pause"),
     ("webhooks_pending", "string", "fixed", "one number", "number of deliveries"),
@@ -120,24 +132,24 @@ _BATCHES = _keys(
     ("content_bytes", "hash", "fixed", "content stores", "bytes by content store"),
     ("files:<owner>", "zset", "ends", "quota of files", "an owner's files"),
     ("file_bytes:<tenant>", "zset", "ends", "quota of files", "a tenant's files by bytes"),
-    ("file_due", "zset", "ends", "files", "files by when their content is deleted"),
+    ("file_due", "zset", "ends", "files", "files by the time at which their content is deleted"),
     ("batch:<id>", "hash", "ends", "`file_ttl_s` after the batch's end", "a batch's record"),
     ("batches", "zset", "ends", "open batches", "batches by their next step"),
     ("batches:<owner>", "zset", "ttl", _QUOTA, "an owner's batches"),
-    ("tenant_batches:<tenant>", "zset", "ttl", _QUOTA, "a tenant's batches by when they no longer count"),
+    ("tenant_batches:<tenant>", "zset", "ttl", _QUOTA, "batches of a tenant by the time until which they count"),
 )
 _STREAMS = _keys(
     "streams",
     "<jobs>:",
-    ("stream:<pipeline>", "string", "ttl", "`streams.lease_s`", "the process that receives for a pipeline"),
-    ("effect:<pipeline>:<digest>", "hash", "ttl", "`streams.effect_ttl_s`", "what is known of a message"),
+    ("stream:<pipeline>", "string", "ttl", "`streams.lease_s`", "process that receives for a pipeline"),
+    ("effect:<pipeline>:<digest>", "hash", "ttl", "`streams.effect_ttl_s`", "state of a message"),
 )
 _IDENTITY = _keys(
     "accounts/identity",
     "causeway:{revoked}:",
-    ("version", "string", "fixed", "one number", "grows with each revocation"),
-    ("nonce", "string", "fixed", "one value", "another one after each revocation"),
-    ("epoch", "string", "fixed", "one number", "grows when a loss was repaired"),
+    ("version", "string", "fixed", "one number", "a number that grows with each revocation"),
+    ("nonce", "string", "fixed", "one value", "a nonce that changes with each revocation"),
+    ("epoch", "string", "fixed", "one number", "a number that grows when a loss was repaired"),
     ("tokens", "zset", "fixed", "trimmed by the tokens' expiry", "revoked tokens"),
     ("devices", "hash", "fixed", "trimmed by the longest lifetime of a token", "revoked devices"),
 )
@@ -153,21 +165,23 @@ _TENANTS = _keys(
     ),
     ("tokens", "hash", "ttl", "until the bucket is full", "token bucket of tokens"),
     ("usage:<day>", "hash", "ttl", "`usage_retention_days`", "usage of a day by tier and route"),
-    ("reserved", "hash", "ttl", "the longest reservation", "what requests in progress may cost"),
+    ("reserved", "hash", "ttl", "the longest reservation", "maximum cost of the requests in progress"),
     ("reserved:ends", "zset", "ttl", "the longest reservation", "reservations by their end"),
-    ("batch:<id>", "string", "ttl", "a day", "mark of usage that was added"),
-    ("charge:<id>", "string", "ttl", "two minutes", "mark of a charge of the buckets that was made"),
+    ("batch:<id>", "string", "ttl", "a day", "mark that usage was added"),
+    ("charge:<id>", "string", "ttl", "two minutes", "mark that a charge was made to the buckets"),
 )
 _SHARED = (
     *_keys("accounts", "causeway:", ("layout", "string", "fixed", "one number", "version of the keys of accounts")),
-    *_keys("accounts/tenants", "causeway:", ("tenants:gateways", "zset", "ttl", "seconds", "gateways that are there")),
+    *_keys(
+        "accounts/tenants", "causeway:", ("tenants:gateways", "zset", "ttl", "seconds", "gateways that are running")
+    ),
     *_keys("admission", "causeway:", ("permits:<tier>:<digest>", "hash", "ttl", "a minute", "peers and their demand")),
 )
 _CACHE = _keys(
     "cache",
     "<cache>:{<digest>}:",
     ("entry", "hash", "ttl", "`ttl_s` + `stale_if_error_s`", "a stored answer"),
-    ("lease:<rank>", "hash", "ttl", "a minute", "the gateway that generates the answer"),
+    ("lease:<rank>", "hash", "ttl", "a minute", "gateway that generates the answer"),
     ("flow:<rank>:<fence>", "stream", "ttl", "a minute; `max_buffer_bytes`", "an answer in progress"),
 )
 REDIS_KEYS: Final = (*_JOBS, *_WEBHOOKS, *_BATCHES, *_STREAMS, *_SHARED, *_IDENTITY, *_TENANTS, *_CACHE)
@@ -180,13 +194,16 @@ def declared(key: str) -> tuple[RedisKey, ...]:
 
 
 def layout_fault(stored: str, layout: int, what: str) -> str:
-    """Return why a process with `layout` refuses keys with the layout `found`, and the fix; "" if it accepts them."""
+    """Return why a process with `layout` refuses keys with the layout `stored`, and the fix; "" if it accepts them."""
     if stored in ("", str(layout)):
         return ""
-    fault = f"{what} in this Redis have layout {stored}, and this version of Causeway works with layout {layout}"
+    fault = f"{what} in this Redis have layout {stored}, but this version of Causeway works with layout {layout}"
     if stored.isdigit() and int(stored) > layout:
         return f"{fault}: a newer version wrote them. Upgrade this process."
-    return f"{fault}: an older version wrote them. Let that version finish its work, then give this one an empty Redis."
+    return (
+        f"{fault}: an older version wrote them. Let that version finish its work, then give this "
+        "version an empty Redis."
+    )
 
 
 async def ensure_accounts_layout(client: redis.asyncio.Redis) -> None:

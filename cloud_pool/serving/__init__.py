@@ -1,1 +1,1 @@
-"""Answering a request after parsing: tiers in order, a permit, Triton, chunks or vectors."""
+"""The service, which answers a parsed request: fallback steps, a permit, Triton, and chunks or vectors."""

@@ -1,4 +1,4 @@
-"""The way of a request through the tiers: Request → fallback steps → prompts → Triton → Chunks, the hops after parsing:
+"""The path of a parsed request through the tiers: Request → fallback steps → prompts → Triton → Chunks. Its hops:
 
 parts       audio, images and files → text in the prompt     parts.request_parts.RequestParts.read
 fallback    which tiers to try, in order, each with its reason  degradation.fallback.TierFallback
@@ -8,8 +8,8 @@ dispatch    one call for each sequence: n for each prompt       dispatch.dispatc
 Chunks      text → text and tool calls; usage at the end        AnswerBuilder
 
 1. A tier sends its first delta: the AnswerHead names the tier and the reason, and no other tier is tried any more.
-2. The tier refuses, fails or is too slow for a reason of its own: try the next tier within the same deadline.
-3. It fails for a reason that lies in the request: return that error.
+2. The tier refuses, fails or is too slow, and the request is not the cause: try the next tier within the same deadline.
+3. It fails because of the request: return that error.
 4. No tier is left: return a stale answer to the same question, if there is one.
 5. Otherwise raise the error with the soonest Retry-After of all tiers.
 """
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ..parts.request_parts import ReadParts, RequestParts
 
 FindStale = Callable[[Request, str], Awaitable[CachedAnswer | None]]
-"""Function from request and tenant to a stale answer to the same request. Never raises."""
+"""Returns a stale answer to the same request of a tenant, if there is one. Never raises."""
 
 
 async def nothing_stale(request: Request, tenant: str) -> CachedAnswer | None:
@@ -68,13 +68,13 @@ async def nothing_stale(request: Request, tenant: str) -> CachedAnswer | None:
 class Service(msgspec.Struct, frozen=True):
     """The service, which answers requests from the tiers."""
 
-    runtimes: Mapping[str, TierRuntime]  # by the tier's name
-    fallback: TierFallback  # decides which tiers are tried
-    continue_tokens: ContinueTokens | None = None  # of truncated answers; None: no answer is truncated
+    runtimes: Mapping[str, TierRuntime]  # runtimes by the tier's name
+    fallback: TierFallback  # planner of the tiers to try
+    continue_tokens: ContinueTokens | None = None  # issuer of continue tokens; None if no answer is truncated
     find_stale: FindStale = nothing_stale  # looks up a stale answer when every tier has failed
-    parts: RequestParts | None = None  # reads audio, images and files; None: no tier takes any
-    metrics: DegradationMetrics | None = None  # counts fallback and degraded answers
-    clock: Callable[[], float] = time.monotonic  # s
+    parts: RequestParts | None = None  # reader of audio, images and files; None if no tier takes any
+    metrics: DegradationMetrics | None = None  # counters of fallback and degraded answers
+    clock: Callable[[], float] = time.monotonic  # monotonic clock, seconds
 
     async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
         """Return the answer's head and the vectors of an embedding request, in order. Raises CausewayError.
@@ -177,7 +177,7 @@ class Service(msgspec.Struct, frozen=True):
     def _truncator(
         self, context: RequestContext, step: FallbackStep, tier: Tier, partial_answer: PartialAnswer | None
     ) -> Truncator | None:
-        """Return the truncator of the answer; None: it may have its full length."""
+        """Return the truncator of the answer; None if it may have its full length."""
         limit = self.fallback.config.truncate_to_tokens
         tokens = self.continue_tokens
         if tier.config.upstream.is_http:
@@ -328,7 +328,7 @@ def check_supported(request: Request) -> None:
         raise UnsupportedFeature("`suffix`: the tiers do not fill in the middle. Remove it.", param="suffix")
     if request.echo and request.logprobs is not None:
         raise UnsupportedFeature(
-            "`echo` with `logprobs`: the tiers give none for the prompt. Remove one.", param="echo"
+            "`echo` with `logprobs`: the tiers do not compute logprobs of the prompt. Remove one.", param="echo"
         )
 
 
@@ -337,14 +337,18 @@ def check_parts(request: Request, kinds: Collection[Modality]) -> None:
     path, kind = first_part(request, kinds)
     if path:
         raise UnsupportedFeature(
-            f"`{path}`: no tier here reads it. Send what is in it as text, or have the gateway's operator configure an"
-            f" encoder (a tier that `can: [{kind}]`).",
+            (
+                f"`{path}`: no tier of this gateway reads it. Send its content as text, or ask the gateway's "
+                f"operator to configure an encoder (a tier with `can: [{kind}]`)."
+            ),
             param=path,
         )
 
 
 def combined_error(failures: Sequence[TierFailed]) -> CausewayError:
-    """Return one error for several tiers: a saturated tier's if there is one, with the shortest Retry-After."""
+    """Combine the errors of several tiers into one: a saturated tier's if there is one, with the shortest
+    Retry-After.
+    """
     able = [failure for failure in failures if failure.stress != "unable"] or failures
     error = next((failure for failure in able if failure.stress == "saturated"), able[0]).error
     waits_s = [failure.error.retry_after_s for failure in failures if failure.error.retry_after_s is not None]
@@ -405,7 +409,7 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class AnswerBuilder:
-    """Builder of an answer's chunks from deltas: a choice for each sequence, n for each of the request's prompts.
+    """Builds an answer's chunks from deltas: a choice for each sequence, n for each of the request's prompts.
 
     `thinking`: how the model thinks before its answers. `answer_id`: id of the answer, from which call ids derive.
     """
@@ -442,12 +446,12 @@ class AnswerBuilder:
 
     @property
     def tokens(self) -> int:
-        """Tokens of prompts and choices so far."""
+        """Return the tokens of prompts and choices so far."""
         return self._prompt_tokens + self._completion_tokens
 
     @contextmanager
     def unless_ended(self) -> Iterator[None]:
-        """Suppress an error once every choice has its finish reason, because the answer is complete then."""
+        """Suppress an error if every choice has its finish reason, because the answer is then complete."""
         try:
             yield
         except CausewayError:
@@ -467,7 +471,7 @@ class AnswerBuilder:
 
 
 class _ChoiceBuilder:
-    """A choice of the answer: converts its text to text and tool calls."""
+    """Builds one choice of the answer: converts its text to text and tool calls."""
 
     def __init__(self, request: Request, index: int, thinking: Thinking, answer_id: str) -> None:
         self._index = index
@@ -528,7 +532,7 @@ class _ChoiceBuilder:
 def _finish_reason(name: str) -> FinishReason:
     reason = _FINISH_REASONS.get(name)
     if reason is None:
-        raise CloudFailed(f"The model ended the answer with {name!r}.", phase="stream")
+        raise CloudFailed(f"The model ended the answer with the unknown finish reason {name!r}.", phase="stream")
     return reason
 
 
@@ -537,7 +541,7 @@ _read_vector = msgspec.json.Decoder(Vector).decode
 
 
 async def _deltas(context: RequestContext, first: int, attempt: TierAttempt) -> list[Delta]:
-    """Return each input's first delta, which has its vector. Raises CausewayError. `first`: the first of all."""
+    """Return each input's first delta, which has its vector. `first`: the first of these. Raises CausewayError."""
     requests = [
         InferenceRequest(
             model=context.tier.model,

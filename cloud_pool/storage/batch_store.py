@@ -1,4 +1,4 @@
-"""Batches in Redis. `processor` advances them."""
+"""The store of batches in Redis. `processor` advances them."""
 
 from __future__ import annotations
 
@@ -71,29 +71,29 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     owner: str
-    input: str  # file id
+    input: str  # id of the input file
     endpoint: Endpoint
     state: BatchState
     created: int
     expires: int
-    metadata: str = "null"  # JSON
-    grants: str = "{}"  # JSON of Grants: what its lines may use
-    token_id: str = ""  # of the signed token that created it
-    token_issued: float = 0.0  # unix, s
-    tags: str = ""  # of each line, separated by commas
-    traceparent: str = ""  # of the span that created it
-    window: Window = ""  # when its lines may start
+    metadata: str = "null"  # metadata as JSON
+    grants: str = "{}"  # grants of its lines, as JSON of Grants
+    token_id: str = ""  # id of the signed token that created it
+    token_issued: float = 0.0  # Unix seconds
+    tags: str = ""  # tags of each line, separated by commas
+    traceparent: str = ""  # traceparent of the span that created it
+    window: Window = ""  # window in which its lines may start
     total: int = 0
-    submitted: int = 0  # lines that have become jobs
-    offset: int = 0  # of the next line in the input file, bytes
-    ended: int = 0  # of the submitted lines
-    collected: int = 0  # lines whose outcome is in the output files
+    submitted: int = 0  # number of lines that have become jobs
+    offset: int = 0  # offset of the next line in the input file, bytes
+    ended: int = 0  # number of submitted lines that have ended
+    collected: int = 0  # number of lines whose outcome is in the output files
     completed: int = 0
     failed: int = 0
-    late: int = 0  # 1: a line has expired
-    output: str = ""  # file id
-    errors: str = ""  # file id
-    line_errors: str = ""  # JSON, of an invalid input file
+    late: int = 0  # 1 if a line has expired
+    output: str = ""  # id of the output file
+    errors: str = ""  # id of the error file
+    line_errors: str = ""  # errors of an invalid input file, as JSON
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     completed_at: int | None = None
@@ -108,7 +108,7 @@ class LineOutcome(msgspec.Struct, frozen=True):
 
     custom_id: str
     state: JobState | None
-    error: bytes = b""  # JSON
+    error: bytes = b""  # error as JSON
     result: bytes = b""
 
 
@@ -166,28 +166,35 @@ class BatchStore:
     def _refusal(self, verdict: str, file: str) -> CausewayError:
         config = self.config
         if verdict == "conflict":
-            return IdempotencyConflict("The Idempotency-Key was used for another batch. Send that again, or a new key.")
+            return IdempotencyConflict(
+                "The Idempotency-Key was used for another batch. Send the same request, or use a new key."
+            )
         if verdict == "open":
             return QuotaExceeded(
-                f"Your tenant has {config.max_open_batches} batches in progress, the maximum "
-                "(jobs.batches.max_open_batches). Wait until one ends, or cancel one.",
+                (
+                    f"Your tenant has {config.max_open_batches} batches in progress, which is the maximum "
+                    "(jobs.batches.max_open_batches). Wait until one ends, or cancel one."
+                ),
                 retry_after_s=_RETRY_AFTER_S,
             )
         if verdict == "batches":
             return QuotaExceeded(
-                f"Your tenant has had {config.max_batches} batches in the last {config.file_ttl_s / 86_400:g} days, "
-                "the maximum (jobs.batches.max_batches). Put more lines into one batch.",
+                (
+                    f"Your tenant has had {config.max_batches} batches in the last "
+                    f"{config.file_ttl_s / 86400:g} days, which is the maximum (jobs.batches.max_batches). "
+                    "Put more lines into one batch."
+                ),
                 retry_after_s=_RETRY_AFTER_S,
             )
         if verdict == "files":
             return too_many_files(config)
-        return NotFound(f"There is no file {file[:80]!r} of yours with purpose batch.", param="input_file_id")
+        return NotFound(f"You have no file {file[:80]!r} with purpose batch.", param="input_file_id")
 
     async def get(self, name: str, owner: str) -> Batch:
         """Return a batch of `owner`. Raises NotFound, also for a batch of another owner."""
         batch = await self.lookup(name)
         if batch is None or batch.owner != owner:
-            raise NotFound(f"There is no batch {name[:80]!r} of yours.")
+            raise NotFound(f"You have no batch {name[:80]!r}.")
         return batch
 
     async def lookup(self, name: str) -> Batch | None:
@@ -210,7 +217,7 @@ class BatchStore:
     async def cancel(self, batch: Batch) -> None:
         """Start cancelling a batch. Raises JobAlreadyEnded."""
         if not await self.transition(batch.id, "cancelling"):
-            raise JobAlreadyEnded(f"The batch {batch.id} is {batch.state}: there is nothing to cancel.")
+            raise JobAlreadyEnded(f"The batch {batch.id} is {batch.state}, so it cannot be cancelled.")
 
     # --- the processor ---------------------------------------------------------------------------------------------
 
@@ -248,8 +255,8 @@ class BatchStore:
     async def line_outcomes(self, name: str, owner: str, lines: range, enough_bytes: int) -> list[LineOutcome]:
         """Return the outcomes of these lines, numbered from 1, up to the first line that has not ended.
 
-        Fewer lines are returned once their results reach `enough_bytes`. A line whose stored result was modified has
-        failed.
+        Fewer lines are returned once their results reach `enough_bytes`. A line whose stored result was tampered with
+        counts as failed.
 
         Raises ContentKeyMissing.
         """

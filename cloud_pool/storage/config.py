@@ -1,4 +1,4 @@
-"""Configuration of jobs, webhooks and batches. Whatever exceeds a bound is refused with 4xx, never dropped."""
+"""The configuration of jobs, webhooks and batches. Requests that exceed a bound are refused with 4xx, never dropped."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from causeway_server.router.jobs.webhooks import WebhookFormat
 from ..redis.config import RedisAddress, is_cluster, is_sentinel, parse_redis
 
 NO_CLUSTER: Final = (
-    "Jobs do not run on a Redis Cluster, because each step of a job changes keys of many slots at once: use one "
-    "server, or one behind Sentinels (redis+sentinel://)."
+    "Jobs do not run on a Redis Cluster, because each step of a job changes keys of many slots at once. "
+    "Use one server, or one behind Sentinels (redis+sentinel://)."
 )
 _DAY_S = 86_400.0
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
@@ -29,16 +29,20 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.webhooks`."""
 
     allowed_networks: Annotated[
-        tuple[str, ...], doc("Private networks that webhooks may reach, as `10.1.0.0/16`.")
+        tuple[str, ...], doc("Private networks that webhooks may reach, such as `10.1.0.0/16`.")
     ] = ()
-    allow_http: Annotated[bool, doc("Allow webhooks to `http://` URLs.")] = False
+    allow_http: Annotated[bool, doc("Whether webhooks may go to `http://` URLs.")] = False
     timeout_s: Annotated[Seconds, doc("Maximum time of one delivery.")] = 15.0
     concurrency: Annotated[Positive, doc("Maximum concurrent deliveries of one worker.")] = 64
-    concurrency_per_tenant: Annotated[Positive, doc("Maximum concurrent deliveries of one tenant, all workers.")] = 32
+    concurrency_per_tenant: Annotated[
+        Positive, doc("Maximum concurrent deliveries of one tenant, over all workers.")
+    ] = 32
     concurrency_per_receiver: Annotated[
         Positive, doc("Maximum concurrent deliveries of one tenant to one scheme, host and port, over all workers.")
     ] = 16
-    disable_after_410_s: Annotated[Seconds, doc("Time without deliveries for a URL after 410 Gone.")] = 7 * _DAY_S
+    disable_after_410_s: Annotated[
+        Seconds, doc("Time for which a URL gets no deliveries after it has answered 410 Gone.")
+    ] = 7 * _DAY_S
     format: Annotated[
         WebhookFormat,
         doc(
@@ -48,7 +52,7 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "standard"
     tenant_formats: Annotated[
         dict[str, WebhookFormat],
-        doc("Formats by tenant, for tenants that need another one than `jobs.webhooks.format`."),
+        doc("Formats by tenant, for tenants that need a format other than `jobs.webhooks.format`."),
     ] = {}
 
     def format_of(self, owner: str) -> WebhookFormat:
@@ -61,19 +65,19 @@ class S3Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     bucket: Annotated[str, doc("Name of the bucket. Empty: S3 is not used.")] = ""
     prefix: Annotated[str, doc("Prefix of all object names.")] = "causeway"
-    endpoint: Annotated[str, doc("URL of another S3 API, such as MinIO's. Empty: AWS.")] = ""
+    endpoint: Annotated[str, doc("URL of another S3-compatible API, such as MinIO's. Empty: AWS.")] = ""
     region: Annotated[str, doc("AWS region of the bucket.")] = "us-east-1"
 
 
 class FilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Section `jobs.files`: where the content of files lives. With neither it is in Redis, within small quotas."""
+    """Section `jobs.files`: the place of files' content. If none is set, content is in Redis, within small quotas."""
 
     path: Annotated[str, doc("Folder that all gateways and workers share, such as an NFS mount. Empty: none.")] = ""
     s3: S3Config = S3Config()
 
 
 class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Section `jobs.batches`. Quotas are of one tenant, whatever its devices are."""
+    """Section `jobs.batches`. Quotas apply to a tenant with all its devices."""
 
     max_file_bytes: Annotated[Positive, doc("Maximum size of one uploaded file.")] = 100 * 1024 * 1024
     max_files: Annotated[Positive, doc("Maximum files of one tenant, input and output.")] = 1000
@@ -90,13 +94,15 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 1000
     max_lines: Annotated[Positive, doc("Maximum lines of one batch.")] = 50_000
     max_line_bytes: Annotated[Positive, doc("Maximum size of one line.")] = 1024 * 1024
-    max_open_jobs: Annotated[Positive, doc("Maximum open jobs of one batch; further lines follow as these end.")] = 100
+    max_open_jobs: Annotated[
+        Positive, doc("Maximum open jobs of one batch. Further lines follow as these jobs end.")
+    ] = 100
     completion_window_s: Annotated[Seconds, doc("Duration of the completion window `24h`.")] = _DAY_S
     file_ttl_s: Annotated[Seconds, doc("Time for which a file is kept.")] = 7 * _DAY_S
 
 
 class OffPeakConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Section `jobs.off_peak`: when jobs that ask for it start, and what they cost."""
+    """Section `jobs.off_peak`: the hours in which jobs that ask for it start, and their price."""
 
     hours: Annotated[str, doc("Daily off-peak hours, such as `22:00-06:00`. Empty: none.")] = ""
     timezone: Annotated[str, doc("Time zone of the hours, such as `Europe/Berlin`.")] = "UTC"
@@ -109,31 +115,33 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     redis: Annotated[
         RedisAddress,
         doc(
-            "Redis of the jobs, a URL or keys as below `redis`. A cluster is refused, because jobs need all their "
-            "keys on one server. Empty: that of `redis`, unless it is a cluster."
+            "Redis of the jobs: a URL, or keys as in `redis`. A cluster is refused, because jobs need "
+            "all their keys on one server. Empty: the Redis of `redis`, unless it is a cluster."
         ),
     ] = ""
     replicas: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         doc(
-            "Minimum number of replicas that must confirm a job, file or batch before it is accepted (WAIT); with "
-            "Sentinels, all that are up must. 0: none. Default: 1 with Sentinels, otherwise 0."
+            "Minimum number of replicas that must confirm a job, file or batch before it is accepted "
+            "(WAIT); with Sentinels, all replicas that are up must confirm. 0: none. Default: 1 with "
+            "Sentinels, otherwise 0."
         ),
     ] = None
     replica_timeout_s: Annotated[
         float,
         Meta(gt=0, le=4),
-        doc("Maximum time to wait for replicas; then the request gets 503, although the job may exist."),
+        doc("Maximum time to wait for replicas. After it the request gets 503, although the job may exist."),
     ] = 1.0
     durability: Annotated[
         Literal["require", "warn"],
-        doc("Reaction to a Redis that may lose jobs on `kill -9`: `require` refuses jobs, `warn` only logs."),
+        doc("Reaction to a Redis that may lose jobs on `kill -9`: `require` refuses jobs, `warn` only logs a warning."),
     ] = "require"
     key_prefix: Annotated[str, doc("Prefix of all Redis keys.")] = "causeway:jobs"
     encryption_key_file: Annotated[
         str,
         doc(
-            "File with the keys that encrypt stored requests, results and files, equal for all processes. Empty: none."
+            "File with the keys that encrypt stored requests, results and files. It must be equal for "
+            "all processes. Empty: no encryption."
         ),
     ] = ""
     max_body_bytes: Annotated[Positive, doc("Maximum size of one job's request.")] = 1024 * 1024
@@ -149,15 +157,15 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_ended: Annotated[
         Positive,
         doc(
-            "Maximum ended jobs kept per tenant; beyond it, those that expire first are deleted early. A job that "
-            "never ran is kept for ten minutes."
+            "Maximum ended jobs kept per tenant. Beyond it, the jobs that expire first are deleted "
+            "early. A job that never ran is kept for ten minutes."
         ),
     ] = 10_000
     max_ended_bytes: Annotated[
         Positive,
-        doc("Maximum size of the answers kept per tenant; beyond it, those that expire first are deleted early."),
+        doc("Maximum size of the answers kept per tenant. Beyond it, the answers that expire first are deleted early."),
     ] = 256 * 1024 * 1024
-    max_dead_letters: Annotated[Positive, doc("Maximum dead letters; the oldest are deleted.")] = 10_000
+    max_dead_letters: Annotated[Positive, doc("Maximum dead letters. Beyond it, the oldest are deleted.")] = 10_000
     max_event_streams: Annotated[
         Positive, doc("Maximum clients that follow events per gateway; one tenant may have half.")
     ] = 256
@@ -172,20 +180,26 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_revise_s: Annotated[
         Seconds, doc("Maximum time in which late parts may revise an answer (`revise_within_ms`).")
     ] = 120.0
-    lease_s: Annotated[Seconds, doc("Lease of a worker; one that does not renew it in time counts as dead.")] = 15.0
+    lease_s: Annotated[Seconds, doc("Lease of a worker. A worker that does not renew it in time counts as dead.")] = (
+        15.0
+    )
     lease_check_s: Annotated[Seconds, doc("Interval at which a worker checks whether its jobs were cancelled.")] = 0.4
     reclaim_interval_s: Annotated[
-        Seconds, doc("Interval at which late jobs and jobs of dead workers are looked for.")
+        Seconds, doc("Interval at which a worker searches for late jobs and for jobs of dead workers.")
     ] = 1.0
     limit_retry_s: Annotated[
-        Seconds, doc("Maximum time after which a tenant over a limit tries one job, if the limit is not reset earlier.")
+        Seconds, doc("Time after which a tenant over a limit tries one job, if the limit is not reset earlier.")
     ] = 60.0
     backoff_s: Annotated[
-        Seconds, doc("Pause before the second attempt; doubles for each further one, with jitter.")
+        Seconds, doc("Pause before the second attempt. It doubles with each further attempt, with jitter.")
     ] = 1.0
     backoff_max_s: Annotated[Seconds, doc("Maximum pause between two attempts.")] = 60.0
-    concurrency: Annotated[Count, doc("Maximum jobs of one tier in one worker. 0: as many as the gateways leave.")] = 0
-    drain_s: Annotated[Pause, doc("Maximum time on SIGTERM for jobs to finish; others return to their queue.")] = 20.0
+    concurrency: Annotated[
+        Count, doc("Maximum jobs of one tier in one worker. 0: as many as the gateways' load allows.")
+    ] = 0
+    drain_s: Annotated[
+        Pause, doc("Maximum time for jobs to finish after SIGTERM. Other jobs return to their queue.")
+    ] = 20.0
     off_peak: OffPeakConfig = OffPeakConfig()
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()
@@ -193,7 +207,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def replicas_to_wait_for(self) -> int:
-        """Minimum number of replicas that must confirm what is accepted; 0: none."""
+        """Return the minimum number of replicas that must confirm accepted data; 0 for none."""
         return int(is_sentinel(self.redis)) if self.replicas is None else self.replicas
 
     @property
@@ -236,7 +250,7 @@ class OffPeakHours:
     """Off-peak hours of a configuration, in which jobs with `window: off_peak` may start. The time comes from Redis.
 
     The hours follow the wall clock of a time zone, so a night with a clock change is an hour shorter or longer. A start
-    time skipped by the change moves to the next existing time; of a repeated one, the first counts.
+    time that the change skips moves to the next existing time; of a repeated time, the first counts.
     """
 
     def __init__(self, config: OffPeakConfig) -> None:
@@ -245,13 +259,13 @@ class OffPeakHours:
         try:
             self._zone = ZoneInfo(config.timezone)
         except (KeyError, ValueError, OSError):
-            reason = f"{config.timezone!r} is no time zone of this machine (tzdata), such as Europe/Berlin"
+            reason = f"{config.timezone!r} is not a time zone of this machine (tzdata), such as Europe/Berlin"
             raise ConfigError(reason, where="jobs.off_peak.timezone") from None
         if not config.hours:
             return
         match = _HOURS.fullmatch(config.hours)
         if match is None or match[1] + match[2] == match[3] + match[4]:
-            raise ConfigError(f"Write them as 22:00-06:00, not {config.hours!r}.", where="jobs.off_peak.hours")
+            raise ConfigError(f"Write the hours as 22:00-06:00, not {config.hours!r}.", where="jobs.off_peak.hours")
         self._hours = time(int(match[1]), int(match[2])), time(int(match[3]), int(match[4]))
 
     def __bool__(self) -> bool:
@@ -259,7 +273,7 @@ class OffPeakHours:
         return self._hours is not None
 
     def windows(self, now_ms: int) -> list[OffPeakWindow]:
-        """Return the windows of the next week that are not over, in order."""
+        """Return the windows of the next week, in order, without those that are over."""
         if self._hours is None:
             return []
         today = datetime.fromtimestamp(now_ms / 1000.0, self._zone).date()
@@ -281,7 +295,7 @@ class OffPeakHours:
 
 def no_off_peak_hours() -> InvalidRequest:
     """Return the error for a job that asks for off-peak hours although none are configured."""
-    return InvalidRequest("This gateway has no off-peak hours (jobs.off_peak.hours).", param="window")
+    return InvalidRequest("This gateway has no off-peak hours configured (jobs.off_peak.hours).", param="window")
 
 
 def job_retry_delay_s(attempts: int, chance: float, *, base_s: float, max_s: float) -> float:

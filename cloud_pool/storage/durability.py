@@ -1,7 +1,7 @@
-"""Check that Redis keeps acknowledged data when it is killed, and that its jobs have this version's layout.
+"""The check that Redis keeps acknowledged data when it is killed, and that its jobs have this version's layout.
 
-A gateway starts without its Redis, because it answers interactive requests without it; it accepts no job before the
-check has passed. A worker waits for its Redis.
+A gateway starts without its Redis, because interactive requests do not need it; it accepts no job before the check has
+passed. A worker waits for its Redis.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JobStoreIsCluster(JobStoreUnavailable, code="job_store_is_cluster", retrya
 
 
 def durability_problems(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the settings that could lose an accepted job, each as `name is ...: set it to ...`."""
+    """Return the settings that could lose an accepted job, each as `NAME is VALUE: set it to VALUE`."""
     return tuple(
         f"{name} is {settings.get(name, 'unknown')}: set it to {value}"
         for name, value in _REQUIRED.items()
@@ -48,16 +48,16 @@ def durability_problems(settings: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(eq=False, repr=False)
 class DurabilityCheck:
-    """A check of Redis's settings and the layout of its keys, repeated after 30 s at the earliest."""
+    """Checks Redis's settings and the layout of its keys, again after 30 s at the earliest."""
 
     database: RedisClient
     mode: Literal["require", "warn"]  # `require` refuses jobs, `warn` logs the problems and accepts jobs
-    cipher: ContentCipher = NO_CIPHER  # must have all keys that other processes use
-    max_record_age_ms: int = 0  # no record lives longer, so that no older key is in use
+    cipher: ContentCipher = NO_CIPHER  # cipher, which must have all keys that other processes use
+    max_record_age_ms: int = 0  # maximum age of a record, so that no older key is in use
     _: KW_ONLY
-    timeout_s: float = 5.0  # of a check
+    timeout_s: float = 5.0  # time limit of a check, seconds
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
-    rng: Callable[[], float] = random.random  # uniform in [0, 1)
+    rng: Callable[[], float] = random.random  # random numbers, uniform in [0, 1)
     _valid_until: float = float("-inf")
     _warned: str = ""
 
@@ -90,7 +90,9 @@ class DurabilityCheck:
         if problems:
             message = f"This Redis could lose an accepted job: {'; '.join(problems)}"
             if self.mode == "require":
-                raise JobStoreNotDurable(f"{message}. To accept that, set jobs.durability: warn.", retry_after_s=30.0)
+                raise JobStoreNotDurable(
+                    f"{message}. To accept this risk, set jobs.durability: warn.", retry_after_s=30.0
+                )
             if message != self._warned:
                 log.warning(message)
             self._warned = message
@@ -126,7 +128,9 @@ class DurabilityCheck:
             raise JobStoreIsCluster(NO_CLUSTER, retry_after_s=30.0)
 
     async def _ensure_keys(self) -> None:
-        """Announce the sealing key. Raises ContentKeyMissing if another process seals with a key unknown here."""
+        """Announce the key that encrypts now. Raises ContentKeyMissing if another process encrypts with a key that this
+        process lacks.
+        """
         announced, now = self.database.key("content_keys"), await self.database.now_ms()
         if key := self.cipher.sealing_key:
             with suppress(JobStoreRefused):  # a full Redis: running jobs may end all the same
@@ -137,7 +141,7 @@ class DurabilityCheck:
             raise key_missing(*missing)
 
     async def _problems(self) -> tuple[str, ...]:
-        """Return the problems found. A Redis that hides its settings counts as not durable."""
+        """Return the problems of the settings. A Redis that hides its settings counts as not durable."""
         try:
             settings = as_fields(await self.database.command("CONFIG", "GET", *_REQUIRED, "maxmemory"))
         except JobStoreRefused as error:

@@ -4,8 +4,9 @@ A sealed value is MAGIC, the length of the key's id, that id, a random nonce of 
 tag. The tag also covers the kind of value, its tenant and its id, so that a value moved to another place cannot be
 opened. JSON and text never begin with MAGIC: values written before encryption was turned on are returned unchanged.
 
-Each line of the key file is a key: its id, the time from which it seals, and 32 bytes in base64. The newest key whose
-time has come seals; every key opens. The file is read again when it changes, and at once for an unknown key.
+Each line of the key file is a key: its id, the time from which it seals (encrypts), and 32 bytes in base64. The newest
+key whose time has come seals; every key can open (decrypt). The file is read again when it changes, and at once for an
+unknown key.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ContentKey(msgspec.Struct, frozen=True):
 
 
 class ContentCipher:
-    """Cipher of stored values. Without a key file it seals nothing, and opens only values that are not sealed.
+    """Cipher of stored values. Without a key file, values are stored and read unencrypted.
 
     Args:
         path: Key file; "": none.
@@ -67,7 +68,7 @@ class ContentCipher:
     """
 
     def __init__(self, path: str = "", clock: Callable[[], float] = time.time) -> None:
-        """Read the keys. Raises ConfigError."""
+        """Create the cipher, and read the keys. Raises ConfigError."""
         self._path = Path(path) if path else None
         self._clock = clock
         self._looked_at = clock()
@@ -77,7 +78,7 @@ class ContentCipher:
 
     @property
     def sealing_key(self) -> str:
-        """Id of the key that seals now; "" if values are not sealed."""
+        """Return the id of the key that seals now; "" if values are not sealed."""
         self._look(_LOOK_EVERY_S)
         if not self._keys:
             return ""
@@ -109,7 +110,7 @@ class ContentCipher:
 
         Raises:
             ContentKeyMissing: The key is not in the file.
-            RecordUnreadable: The value was modified, or belongs to another place.
+            RecordUnreadable: The value was modified, or was sealed for another place.
         """
         if not stored.startswith(MAGIC):
             return stored
@@ -122,10 +123,10 @@ class ContentCipher:
         try:
             return self._ciphers[key_id].decrypt(nonce, rest, _bound(stored[:nonce_at], kind, owner, *name))
         except (InvalidTag, ValueError):
-            raise RecordUnreadable("Sealed content was modified, or belongs to another record.") from None
+            raise RecordUnreadable("Encrypted content was modified, or belongs to another record.") from None
 
     def _look(self, after_s: float) -> None:
-        """Read the file again if it has changed. A faulty file leaves the keys as they are."""
+        """Read the file again if it has changed. If it is invalid, the keys stay as they are."""
         now = self._clock()
         if self._path is None or 0.0 <= now - self._looked_at < after_s:
             return
@@ -137,7 +138,7 @@ class ContentCipher:
         try:
             self._keys = read_keys(self._path)
         except ConfigError as error:
-            log.error("The keys stay as they were: %s", error)
+            log.error("The encryption keys stay as they were: %s", error)
             return
         self._ciphers = {key.id: AESGCM(key.secret) for key in self._keys}
 
@@ -145,7 +146,10 @@ class ContentCipher:
 def key_missing(*key_ids: str) -> ContentKeyMissing:
     """Return the error for keys that are missing from the file."""
     named = ", ".join(key_id[:32] for key_id in key_ids)
-    message = f"Jobs are encrypted with a key that this process lacks ({named}): give it the others' file as {WHERE}."
+    message = (
+        f"Jobs are encrypted with a key that this process lacks ({named}). Give it the key file of "
+        f"the other processes as {WHERE}."
+    )
     return ContentKeyMissing(message, retry_after_s=30.0)
 
 
@@ -161,7 +165,7 @@ def read_keys(path: Path) -> tuple[ContentKey, ...]:
     if len({key.id for key in keys}) < len(keys):
         raise ConfigError(f"{path}: two keys have the same id.", where=WHERE)
     if not keys:
-        raise ConfigError(f"{path} has no key: make one with `causeway-cloud keys rotate {path}`.", where=WHERE)
+        raise ConfigError(f"{path} contains no key. Make one with `causeway-cloud keys rotate {path}`.", where=WHERE)
     return tuple(sorted(keys, key=lambda key: key.seals_from))
 
 
@@ -187,10 +191,10 @@ def _parse(line: str, where: str) -> ContentKey:
         at = datetime.fromisoformat(seals_from)
     except (ValueError, binascii.Error):
         raise ConfigError(
-            f"{where}: a line is `ID TIME KEY`, as `causeway-cloud keys rotate` writes it.", where=WHERE
+            f"{where}: a line must be `ID TIME KEY`, as `causeway-cloud keys rotate` writes it.", where=WHERE
         ) from None
     if not _ID.fullmatch(key_id) or len(secret) != _KEY_BYTES or at.tzinfo is None:
-        reason = f"{where}: an id is of a-z and 0-9, a time has its zone, and a key has {_KEY_BYTES} bytes"
+        reason = f"{where}: an id consists of a-z and 0-9, a time has its zone, and a key has {_KEY_BYTES} bytes"
         raise ConfigError(reason, where=WHERE)
     return ContentKey(key_id, at.timestamp(), secret)
 

@@ -1,4 +1,4 @@
-"""Contents of files behind one small interface: a file is an ordered list of parts of a few MiB.
+"""The stores of files' contents, behind one small interface: a file is an ordered list of parts of a few MiB.
 
 Small contents are stored in Redis, others in a folder that gateways and workers share, or in a bucket behind the S3
 API. `file_store` lists a part only after it was written completely, so a killed writer leaves no visible part.
@@ -30,7 +30,9 @@ StoreName = Literal["redis", "path", "s3"]
 log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 30.0
 _MARKER = ".causeway-files"
-"""Marker file; if it is missing, the folder is not the one of the start, for example because it is not mounted."""
+"""The marker file. If it is missing, the folder is not the one that was opened at the start, for example because it is
+not mounted.
+"""
 T = TypeVar("T")
 _CONNECT_S = 3.0
 _REQUEST_S = 20.0
@@ -43,7 +45,7 @@ class FileStoreUnavailable(JobStoreUnavailable, code="file_store_unavailable"):
 
 
 class FileContentLost(CausewayError, code="file_content_lost"):
-    """A file's record exists but its content does not: software other than Causeway deleted it."""
+    """A file's record exists, but its content does not, because software other than Causeway deleted it."""
 
 
 class FileTooLarge(BodyTooLarge, code="file_too_large"):
@@ -53,8 +55,8 @@ class FileTooLarge(BodyTooLarge, code="file_too_large"):
 class ContentStore(Protocol):
     """A store of file parts. Names of files and parts consist of letters, digits, `.`, `_` and `-`.
 
-    Every method can be repeated. A store that does not answer or cannot write raises JobStoreUnavailable; outside Redis
-    this is a FileStoreUnavailable.
+    Every method can be repeated. If the store does not answer or cannot write, it raises JobStoreUnavailable (outside
+    Redis its subclass FileStoreUnavailable).
     """
 
     @property
@@ -62,8 +64,8 @@ class ContentStore(Protocol):
         """Name of this store in the records of files."""
 
     async def put(self, file: str, part: str, data: bytes) -> None:
-        """Write a part. It is stored completely and durably when this returns; after an error, completely or not at
-        all.
+        """Write a part. When this returns, it is stored completely and durably; after an error, it is stored completely
+        or not at all.
         """
 
     async def get(self, file: str, part: str) -> bytes:
@@ -74,7 +76,8 @@ class ContentStore(Protocol):
 
 
 class RedisContent:
-    """A ContentStore over the job store's connections, one hash per file. For small content: Redis keeps it in memory.
+    """A ContentStore over the job store's connections, with one hash per file. It is for small content, because Redis
+    keeps it in memory.
 
     Every method raises JobStoreUnavailable.
     """
@@ -90,7 +93,7 @@ class RedisContent:
     async def get(self, file: str, part: str) -> bytes:
         data = await self._db.command("HGET", self._db.key("content", file), part)
         if data is None:
-            raise FileContentLost(f"Redis has no part {part} of {file} any more.")
+            raise FileContentLost(f"Redis no longer has part {part} of {file}.")
         return as_bytes(data)
 
     async def delete(self, file: str) -> None:
@@ -114,7 +117,7 @@ class PathContent:
             if status.st_uid == os.geteuid():  # Prompts and answers of all tenants: not for other accounts.
                 self._root.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)
         except OSError as error:
-            reason = f"{folder} must be a folder that this process may write: {error.strerror}"
+            reason = f"{folder} must be a folder that this process may write to: {error.strerror}"
             raise ConfigError(reason, where="jobs.files.path") from error
 
     async def put(self, file: str, part: str, data: bytes) -> None:
@@ -138,7 +141,7 @@ class PathContent:
 
         data = await _in_thread(read)
         if data is None:
-            raise FileContentLost(f"jobs.files.path has no part {part} of {file} any more.")
+            raise FileContentLost(f"The folder jobs.files.path no longer has part {part} of {file}.")
         return data
 
     async def delete(self, file: str) -> None:
@@ -156,10 +159,10 @@ async def _in_thread(work: Callable[[], T]) -> T:
     try:
         return await to_thread.run_sync(work)
     except OSError as error:
-        log.warning("jobs.files.path: %s", error)
+        log.warning("The folder jobs.files.path failed: %s", error)
         reason = error.strerror or type(error).__name__
         raise FileStoreUnavailable(
-            f"The folder of files fails ({reason}). Try again later.", retry_after_s=_RETRY_AFTER_S
+            f"The folder of files failed ({reason}). Try again later.", retry_after_s=_RETRY_AFTER_S
         ) from error
 
 
@@ -185,9 +188,7 @@ class S3Content:
             reply = await self._store.get_async(f"{file}/{part}")
             return bytes(await reply.bytes_async())
 
-        return await _call(
-            read(), FileContentLost(f"The bucket of jobs.files.s3 has no part {part} of {file} any more.")
-        )
+        return await _call(read(), FileContentLost(f"The bucket of jobs.files.s3 no longer has part {part} of {file}."))
 
     async def delete(self, file: str) -> None:
 
@@ -231,9 +232,9 @@ async def _call(request: Coroutine[Any, Any, T], lost: FileContentLost | None = 
         if lost is not None and isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
             raise lost from None
         # The reason names bucket and endpoint: for the operator's log, not for clients.
-        log.warning("jobs.files.s3: %s", str(error).strip()[:500])
+        log.warning("The bucket of jobs.files.s3 failed: %s", str(error).strip()[:500])
         raise FileStoreUnavailable(
-            f"The store of files does not answer or refuses ({type(error).__name__}). Try again later.",
+            f"The store of files does not answer, or refuses access ({type(error).__name__}). Try again later.",
             retry_after_s=_RETRY_AFTER_S,
         ) from error
 
@@ -244,7 +245,7 @@ class ContentStores:
     def __init__(self, config: FilesConfig, database: RedisClient) -> None:
         """Open the stores. Raises ConfigError for settings that cannot be used."""
         if config.path and config.s3.bucket:
-            raise ConfigError("Set either path or s3.bucket.", where="jobs.files")
+            raise ConfigError("Set either path or s3.bucket, not both.", where="jobs.files")
         self.current: ContentStore = RedisContent(database)
         self._by_name: dict[str, ContentStore] = {"redis": self.current}
         if config.path:
@@ -257,5 +258,5 @@ class ContentStores:
         """Return the store with this name. Raises FileStoreUnavailable if it is no longer configured."""
         store = self._by_name.get(name)
         if store is None:
-            raise FileStoreUnavailable(f"This file is in a store ({name}) that jobs.files does not name any more.")
+            raise FileStoreUnavailable(f"This file is in a store ({name}) that jobs.files no longer names.")
         return store

@@ -1,6 +1,6 @@
-"""Records, quotas and expiry of files, in Redis; their content is in a content store.
+"""The store of files: records, quotas and expiry in Redis, and content in a content store.
 
-1. A writer reserves bytes before it writes them, so that no quota is exceeded. The file is visible once it is whole.
+1. A writer reserves bytes before it writes them, so that no quota is exceeded. The file is visible once it is complete.
 2. A file is deleted by its owner, or when it expires, or when its writer dies. Batches that read it keep its content.
 3. `delete_due`, which every worker repeats, deletes the content; the tenant is charged for the file until then.
 """
@@ -82,7 +82,7 @@ class FileStore:
 
     @property
     def store_name(self) -> StoreName:
-        """Content store of new files."""
+        """The content store of new files."""
         return self.contents.current.name
 
     @property
@@ -101,7 +101,7 @@ class FileStore:
 
     @asynccontextmanager
     async def write(self, owner: str, expected_bytes: int) -> AsyncIterator[FileWriter]:
-        """Write a new file. Unless the writer finishes it, no part of it remains.
+        """Open a writer for a new file. Unless the writer finishes it, no part of it remains.
 
         Args:
             expected_bytes: Expected size, or 0 if unknown: a file that does not fit is refused before it is read.
@@ -125,7 +125,7 @@ class FileStore:
         """Return a file of `owner`. Raises NotFound, also for a file of another owner."""
         file = await self.lookup(name)
         if file is None or file.owner != owner or file.state != "ready" or await self._is_over(file):
-            raise NotFound(f"There is no file {name[:80]!r} of yours.")
+            raise NotFound(f"You have no file {name[:80]!r}.")
         return file
 
     async def _is_over(self, file: StoredFile) -> bool:
@@ -151,7 +151,7 @@ class FileStore:
         await self._retire(file.id, file.store)
 
     async def erase(self, name: str) -> bool:
-        """Delete a file of any owner and in any state, with its content, at once. Returns False if it no longer
+        """Delete a file of any owner and in any state, with its content, at once. Return False if it no longer
         existed.
         """
         file = await self.lookup(name)
@@ -206,15 +206,19 @@ class FileStore:
                 raise too_many_files(config)
             case "bytes":
                 raise QuotaExceeded(
-                    f"Your tenant's files have {used} bytes, and with {size} more they would exceed {max_bytes} "
-                    f"(jobs.batches.{key}). Delete files, or wait until they expire.",
+                    (
+                        f"Your tenant's files have {used} bytes, and {size} more would exceed {max_bytes} "
+                        f"(jobs.batches.{key}). Delete files, or wait until they expire."
+                    ),
                     retry_after_s=_RETRY_AFTER_S,
                 )
             case "total":
                 raise FileStoreUnavailable(
-                    f"The files in Redis have {used} bytes, and with {size} more they would exceed {max_total} "
-                    "(jobs.batches.max_redis_total_bytes). Try again later; the operator can set jobs.files.path or "
-                    "jobs.files.s3.",
+                    (
+                        f"The files in Redis have {used} bytes, and {size} more would exceed {max_total} "
+                        "(jobs.batches.max_redis_total_bytes). Try again later; the operator can set "
+                        "jobs.files.path or jobs.files.s3."
+                    ),
                     retry_after_s=_RETRY_AFTER_S,
                 )
             case "gone":
@@ -266,19 +270,19 @@ class FileStore:
         await self.db.run("file_forget", name)
 
     def _too_large(self) -> FileTooLarge:
-        """Return the error that names the lowest bound, and how to raise it."""
+        """Return the error that names the lowest limit, and how to raise it."""
         bound = self.max_file_bytes
         if self.in_redis and bound < self.config.max_file_bytes:
             return FileTooLarge(
-                f"The file has more than {bound} bytes, the most that is kept in Redis "
-                "(jobs.batches.max_redis_file_bytes and max_redis_bytes). Split it; for larger files the operator sets "
-                "jobs.files.path or jobs.files.s3."
+                f"The file has more than {bound} bytes, the maximum in Redis "
+                "(jobs.batches.max_redis_file_bytes and max_redis_bytes). Split it. For larger files, "
+                "the operator must set jobs.files.path or jobs.files.s3."
             )
         return FileTooLarge(f"The file has more than {bound} bytes (jobs.batches.max_file_bytes). Split it.")
 
 
 class FileWriter:
-    """Writer of one file in parts of PART_BYTES, with one part in memory."""
+    """Writes one file in parts of PART_BYTES, with one part in memory."""
 
     def __init__(self, files: FileStore, name: str, owner: str) -> None:
         self.id = name
@@ -328,7 +332,9 @@ def _stored_file(fields: dict[str, bytes]) -> StoredFile:
 def too_many_files(config: BatchConfig) -> QuotaExceeded:
     """Return the error for a tenant that may have no more files."""
     return QuotaExceeded(
-        f"Your tenant may have {config.max_files} files (jobs.batches.max_files), output and error files of batches "
-        "included. Delete files, or wait until they expire.",
+        (
+            f"Your tenant may have {config.max_files} files (jobs.batches.max_files), including output and "
+            "error files of batches. Delete files, or wait until they expire."
+        ),
         retry_after_s=_RETRY_AFTER_S,
     )

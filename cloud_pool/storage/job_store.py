@@ -1,4 +1,4 @@
-"""Jobs in Redis: the scripts of `lua/`, with types. Times are Unix milliseconds from Redis's clock."""
+"""The store of jobs in Redis: typed calls of the scripts in `lua/`. Times are Unix milliseconds from Redis's clock."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _CANCELLED = encode_job_error(JobCancelled("The job was cancelled before the par
 
 
 def job_cost(job: NewJob, limits: TenantLimits) -> float:
-    """Return the job's cost in the fair queue of its tier: tokens over its tenant's weight."""
+    """Return the job's cost in the fair queue of its tier: tokens divided by its tenant's weight."""
     return min(max(1.0, job.tokens) / limits.weight, _MAX_COST)
 
 
@@ -73,7 +73,7 @@ def unfinished_jobs(config: JobsConfig, limits: TenantLimits) -> int:
 def same_key_conflict(other: str) -> IdempotencyConflict:
     """Return the error for a different request under the key of the job `other`."""
     return IdempotencyConflict(
-        f"The Idempotency-Key was used with another body, for {other}. Send that body again, or a new key."
+        f"The Idempotency-Key was used for {other} with another body. Send the same body, or use a new key."
     )
 
 
@@ -85,18 +85,19 @@ def refusal(verdict: str, job: NewJob, other: str, config: JobsConfig, limits: T
         return JobAlreadyEnded(f"The batch {job.batch} accepts no more lines.")
     if verdict == "queue_full":
         message = (
-            f"The queue of {job.tier}, {job.priority}, is full: {config.max_queued} jobs (jobs.max_queued), and more"
-            f" than {config.min_queued_per_tenant} of yours among them (jobs.min_queued_per_tenant)."
+            f"The queue of {job.tier} for {job.priority} jobs is full: {config.max_queued} jobs "
+            f"(jobs.max_queued), more than {config.min_queued_per_tenant} of them yours "
+            "(jobs.min_queued_per_tenant)."
         )
         return QueueFull(message, retry_after_s=_RETRY_AFTER_S)
     if verdict == "tenant_full":
         bound = "tenants max_jobs" if limits.max_jobs else "jobs.max_unfinished"
-        message = f"Your tenant has {unfinished_jobs(config, limits)} unfinished jobs, the maximum ({bound})."
+        message = f"Your tenant has {unfinished_jobs(config, limits)} unfinished jobs, which is the maximum ({bound})."
         return RateLimited(message, retry_after_s=_RETRY_AFTER_S)
     if verdict == "tenant_bytes":
         message = (
-            f"The requests of your tenant's unfinished jobs would exceed {config.max_unfinished_bytes} bytes, the"
-            " maximum (jobs.max_unfinished_bytes)."
+            f"The requests of your tenant's unfinished jobs would exceed {config.max_unfinished_bytes} "
+            "bytes, which is the maximum (jobs.max_unfinished_bytes)."
         )
         return RateLimited(message, retry_after_s=_RETRY_AFTER_S)
     return None
@@ -125,7 +126,7 @@ class JobStore:
     # --- callers ---------------------------------------------------------------------------------------------------
 
     async def accept(self, job: NewJob, limits: TenantLimits = _NO_LIMITS) -> AcceptedJob:
-        """Accept a job. It is on Redis's disk when this returns.
+        """Accept a job. When this returns, the job is on Redis's disk.
 
         Args:
             limits: Limits of the job's tenant.
@@ -172,7 +173,7 @@ class JobStore:
         """Return the id of the job that `owner` submitted under this digest of a key. Raises NotFound."""
         job = await self._db.command("HGET", self._db.key("idempotency", owner, key), "id")
         if not isinstance(job, bytes):
-            raise NotFound("No job was submitted under this `Idempotency-Key`, or its record is deleted.")
+            raise NotFound("No job was submitted under this `Idempotency-Key`, or its record has been deleted.")
         return as_text(job)
 
     async def get(self, job: str, owner: str) -> JobRecord:
@@ -249,7 +250,7 @@ class JobStore:
         if verdict == "absent":
             raise job_not_found(job)
         if verdict == "ended":
-            raise JobAlreadyEnded(f"The job {job} has ended: there is nothing to cancel.")
+            raise JobAlreadyEnded(f"The job {job} has ended, so it cannot be cancelled.")
 
     # --- workers: each report returns False if the job is another worker's by now; then nothing has changed. A report
     # that is accepted bills its run in the same transaction. -------------------------------------------------------
@@ -271,13 +272,15 @@ class JobStore:
             try:
                 records.append(parse_record(fields))
             except RecordUnreadable as error:
-                log.error("%s is a dead letter: %s", as_text(fields["id"]), error.message)
+                log.error("%s becomes a dead letter: %s", as_text(fields["id"]), error.message)
                 await self._db.run("quarantine", self._db.time, as_text(fields["id"]), *self._dead_letters_kept)
                 unreadable.append(as_text(fields["id"]))
         return ClaimedJobs(tuple(records), tuple(unreadable), _expired_jobs(expired), bool(as_int(more)))
 
     async def _off_peak_windows(self) -> str:
-        """Return the off-peak hours of the next days as scripts expect them; they compare them with Redis's time."""
+        """Return the off-peak hours of the next days in the form that scripts expect. They compare them with Redis's
+        time.
+        """
         computed_at, text = self._known_windows
         if self._off_peak and time.monotonic() - computed_at >= _WINDOWS_S:
             text = " ".join(f"{each.start}-{each.end}" for each in self._off_peak.windows(await self._db.now_ms()))
@@ -285,11 +288,13 @@ class JobStore:
         return text
 
     async def wait(self, tier: str) -> None:
-        """Wait until there may be a job of this tier, at most 2 s."""
+        """Wait until there may be a job of this tier, for at most 2 s."""
         await self._db.command("BLPOP", self._db.key("wake", tier), _MAX_WAIT_S)
 
     async def renew_leases(self, leases: Iterable[tuple[str, int]], *, renew: bool) -> LeaseStates:
-        """Return which of the leases (job, fence) are lost or followed; with `renew`, renew those that are not lost."""
+        """Return which of the leases (job, fence) are lost, and which jobs are followed; with `renew`, renew the leases
+        that are not lost.
+        """
         flat = [part for job, fence in leases for part in (job, fence)]
         if not flat:
             return LeaseStates()
@@ -364,17 +369,19 @@ class JobStore:
         return as_int(await self._db.run("release", self._db.time, job, fence)) > 0
 
     async def publish_progress(self, job: str, fence: int, progress: bytes) -> None:
-        """Append a progress event. `progress` is JSON."""
+        """Append a progress event. `progress`: JSON."""
         await self._db.run("publish_progress", job, fence, progress)
 
     async def promote_and_expire(self) -> DueJobs:
-        """Process what is due: queue waiting jobs, return jobs of lost workers to their queues, expire late ones."""
+        """Process the jobs that are due: queue waiting jobs, return jobs of lost workers to their queues, expire late
+        jobs.
+        """
         bounds = (self._result_ttl_ms, *self._dead_letters_kept)
         changed, expired = as_list(await self._db.run("promote_and_expire", self._db.time, *bounds))
         return DueJobs(as_int(changed), _expired_jobs(expired))
 
     async def unblock_all(self) -> int:
-        """Let all parked jobs try again, because limits may have changed. Returns the number of tenants."""
+        """Let all parked jobs try again, because limits may have changed. Return the number of tenants."""
         return as_int(await self._db.run("unblock_all", self._db.time))
 
     # --- operators -------------------------------------------------------------------------------------------------
@@ -402,14 +409,14 @@ class JobStore:
         return as_int(await self._db.run("purge", job)) > 0
 
     async def depths(self) -> QueueDepths:
-        """Count jobs by queue and state."""
+        """Return the number of jobs by queue and state."""
         queues, *counts = as_list(await self._db.run("depths", self._db.time))
         return QueueDepths(tuple(_depth(row) for row in as_list(queues)), *(as_int(count) for count in counts))
 
 
 def job_not_found(job: str) -> NotFound:
     """Return the error for a job that does not exist or belongs to another owner."""
-    return NotFound(f"There is no job {job[:80]!r} of yours.")
+    return NotFound(f"You have no job {job[:80]!r}.")
 
 
 def _parse(_: str, row: Reply) -> JobRecord | None:

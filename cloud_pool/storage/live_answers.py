@@ -20,18 +20,18 @@ _LOST = encode_job_error(RevisionDropped("Every worker that read the part was lo
 
 
 class LiveTexts:
-    """Texts of running jobs. Every method raises JobStoreUnavailable while Redis does not answer."""
+    """The texts of running jobs. Every method raises JobStoreUnavailable while Redis does not answer."""
 
     def __init__(self, database: RedisClient, cipher: ContentCipher) -> None:
         self._db = database
         self._cipher = cipher
 
     async def follow(self, job: str) -> None:
-        """Have the job's worker store the text of its runs for 10 s."""
+        """Make the job's worker store the text of its runs for 10 s."""
         await self._db.command("SET", self._db.key("followed", job), "", "PX", _FOLLOWED_MS)
 
     async def append(self, texts: Sequence[LiveText]) -> list[int]:
-        """Append texts of running jobs. Returns the number of characters stored per run; -1: another worker has the
+        """Append texts of running jobs. Return the number of characters stored per run; -1 if another worker has the
         job.
         """
         flat: list[Argument] = []
@@ -50,7 +50,7 @@ class LiveTexts:
 
 
 class AnswerRevisions:
-    """Reports of revisions, under the fence of the worker that has the answer; `JobStore.succeed` comes first.
+    """Reports revisions, under the fence of the worker that has the answer; `JobStore.succeed` comes first.
 
     Every method raises JobStoreUnavailable while Redis does not answer. A report returns False if another worker has
     the answer, or if no revision is wanted any more; then nothing has changed, and the run is not billed.
@@ -71,7 +71,7 @@ class AnswerRevisions:
         left: Iterable[Modality] = (),
         bill: RunBill | None = None,
     ) -> bool:
-        """Replace an answer; other arguments as in `JobStore.succeed`.
+        """Replace an answer. The other arguments are described at `JobStore.succeed`.
 
         Args:
             left: Kinds of part that may still revise the answer, under the next fence.
@@ -81,12 +81,14 @@ class AnswerRevisions:
         return as_int(await self._db.run("revise", self._db.time, *arguments)) > 0
 
     async def drop(self, job: str, fence: int, error: CausewayError, *, bill: RunBill | None = None) -> bool:
-        """Report that no further revision follows, and why. `bill`: bill of a failed run."""
+        """Report that no further revision follows, with the reason. `bill`: bill of a failed run."""
         arguments = (job, fence, encode_job_error(error), encode_bill(bill))
         return as_int(await self._db.run("drop_revision", self._db.time, *arguments)) > 0
 
     async def claim(self, tiers: Iterable[str], limit: int) -> ClaimedRevisions:
-        """Claim at most `limit` answers of these tiers whose worker is lost. Answers whose time is over are dropped."""
+        """Claim at most `limit` answers of these tiers whose workers are lost. Answers whose time is over are
+        dropped.
+        """
         bounds = (self._lease_ms, limit, self._config.max_attempts, _TOO_LATE, _LOST)
         rows, too_late, lost = as_list(await self._db.run("claim_revisions", self._db.time, *bounds, *tiers))
         flat, claimed = as_list(rows), []

@@ -1,4 +1,4 @@
-"""Outboxes of accepted reports in Redis: webhooks to deliver, and bills to add to the tenants' usage."""
+"""The outboxes in Redis, which accepted reports fill: webhooks to deliver, and bills to add to the tenants' usage."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _INTERVAL_S = 1.0
 _TIMEOUT_S = 5.0
 _DAY_S = 86_400
 AddUsage = Callable[[UsageBatch], Awaitable[None]]
-"""Function that adds usage. Raises RedisError or OSError."""
+"""Adds usage to a tenant. Raises RedisError or OSError."""
 
 
 class WebhookDelivery(DueWebhook, frozen=True, kw_only=True):
     """A delivery that is due."""
 
-    fence: int  # `claimed` is by Redis's clock
+    fence: int  # `claimed` is a time of Redis's clock
     traceparent: str = ""
 
 
 class WebhookOutbox(WebhookQueue[WebhookDelivery]):
     """Pending deliveries and the owners' signing secrets. Every method raises JobStoreUnavailable without Redis.
 
-    Deliveries wait by tenant and receiver (scheme, host and port), so that a slow or unavailable receiver holds back no
-    other. Tenants take turns, then their receivers, and both have a bounded number of deliveries in all workers. A
-    tenant's failures open only its own breaker: other tenants at the same host have separate slots and breakers.
+    Deliveries wait by tenant and receiver (scheme, host and port), so that a slow or unavailable receiver does not
+    delay others. Tenants take turns, then their receivers, and both have a bounded number of deliveries in all workers.
+    A tenant's failures open only its own breaker: other tenants at the same host have separate slots and breakers.
 
     `on_unreadable` is called for each delivery that failed here because its record is lost or damaged.
     """
@@ -67,7 +67,7 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
         reply = as_list(await self._db.run("webhook_claim", self._db.time, lease_ms, limit, *slots, _MAX_AGE_MS))
         rows, dropped, aside = (as_list(part) for part in reply)
         for name in map(as_text, dropped):
-            log.error("%s has failed: its record is lost.", name)
+            log.error("%s has failed, because its record is lost.", name)
             self.on_unreadable()
         for tenant, error in zip(map(as_text, aside[::2]), map(as_text, aside[1::2]), strict=True):
             code = error.split(" ")[0]  # the rest may quote data of the tenant
@@ -77,7 +77,7 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
             try:
                 deliveries.append(msgspec.convert(plain, WebhookDelivery, strict=False))
             except msgspec.ValidationError as error:
-                log.error("%s has failed: its record is damaged or of another version: %s", plain["id"], error)
+                log.error("%s has failed, because its record is damaged or of another version: %s", plain["id"], error)
                 await self._db.run("webhook_finish", self._db.time, plain["id"], plain["fence"], "failed", 0, 0, 0, 0)
                 self.on_unreadable()
         if deliveries:
@@ -86,7 +86,7 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
         return deliveries
 
     async def finish(self, delivery: WebhookDelivery, outcome: DeliveryOutcome, delay_s: float = 0.0) -> bool:
-        """Record an outcome. Returns False if another worker has claimed the delivery by now.
+        """Record an outcome. Return False if another worker has claimed the delivery meanwhile.
 
         Args:
             outcome: Outcome: delivered, failed, disabled, or retried after `delay_s`.
@@ -108,7 +108,7 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
 
 
 class UsageOutbox:
-    """Mover of bills from the job store to the tenants' usage, which may be in another Redis.
+    """Moves bills from the job store to the tenants' usage, which may be in another Redis.
 
     A batch keeps its id until it is stored, and the usage adds each id once, so that neither a killed worker nor two
     concurrent workers count a bill twice.
@@ -126,7 +126,7 @@ class UsageOutbox:
             await anyio.sleep(_INTERVAL_S)
 
     async def flush(self) -> bool:
-        """Move the bills. Returns False if a Redis does not answer: then they are kept."""
+        """Move the bills. Return False if a Redis does not answer; the bills are then kept."""
         try:
             while await self._move_batch():
                 pass
@@ -136,7 +136,7 @@ class UsageOutbox:
                     reason = self._database.explain(error)
                 else:
                     reason = redis_fault(error, "the tenants' address")
-                log.warning("Usage of jobs is not written yet: %s", reason)
+                log.warning("Usage of jobs could not be written yet: %s", reason)
             self._fault = type(error).__name__
             return False
         self._fault = ""
@@ -170,7 +170,7 @@ def _by_tenant(batch: str, fields: dict[str, bytes]) -> list[UsageBatch]:
             tenant, number, field = name.split("|", 2)
             day = datetime.fromtimestamp(int(number) * _DAY_S, UTC).strftime("%Y-%m-%d")
         except (ValueError, OverflowError, OSError):
-            log.error("A bill that cannot be read is lost: %s: %r", name, value)
+            log.error("A bill that cannot be read is lost: %s: %r.", name, value)
             continue
         amounts, released = sums.setdefault((tenant, day), {}), releases.setdefault((tenant, day), [])
         kind, _, release = field.partition("|")
@@ -179,7 +179,7 @@ def _by_tenant(batch: str, fields: dict[str, bytes]) -> list[UsageBatch]:
         elif value.lstrip(b"-").isdigit():
             amounts[field] = int(value)
         else:
-            log.error("A bill that cannot be read is lost: %s: %r", name, value)
+            log.error("A bill that cannot be read is lost: %s: %r.", name, value)
     return [
         UsageBatch(f"{batch}-{day}", tenant, day, amounts, tuple(releases[tenant, day]))
         for (tenant, day), amounts in sums.items()

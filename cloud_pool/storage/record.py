@@ -1,4 +1,4 @@
-"""A job: as submitted, as stored, and as the API shows it."""
+"""The record of a job: as submitted, as stored, and as the API shows it."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """A checked job, ready to be accepted."""
 
     id: str
-    owner: str  # tenant/device
+    owner: str  # `tenant/device`
     tier: str
     priority: Priority
     endpoint: Endpoint
     body: bytes  # an OpenAI request
-    deadline_ms: int  # unix
-    tokens: float = 0.0  # that it may use, of request and answers: what its tenant's turn costs
+    deadline_ms: int  # Unix milliseconds
+    tokens: float = 0.0  # estimate of the tokens of request and answers, which its tenant's turn costs
     webhook: str = ""
-    idempotency: str = ""  # digest of the caller's key; "": none
-    digest: str = ""  # of body and headers, compared under the same key
-    batch: str = ""  # the batch whose line this is
-    line: int = 0  # of the batch, from 1
-    offset: int = 0  # of the batch's next line in its input file, bytes
-    custom_id: str = ""  # of the batch's line
-    tags: tuple[str, ...] = ()  # from the headers; the body may have its own
-    traceparent: str = ""  # of the span that submits it
+    idempotency: str = ""  # digest of the caller's Idempotency-Key; "" for none
+    digest: str = ""  # digest of body and headers, compared under the same key
+    batch: str = ""  # id of the batch to whose lines it belongs
+    line: int = 0  # number of the line in the batch, from 1
+    offset: int = 0  # offset of the batch's next line in its input file, bytes
+    custom_id: str = ""  # `custom_id` of the batch's line
+    tags: tuple[str, ...] = ()  # tags from the headers; the body may have its own
+    traceparent: str = ""  # traceparent of the span that submits it
     user: str = ""  # digest of the request's `user`, by which its jobs can be erased
-    token_id: str = ""  # of the signed token that submits it; "": a static one, or none
-    token_issued: float = 0.0  # unix, s
-    not_before: int = 0  # unix, ms: it waits until then; 0: it is queued at once
-    window: Window = ""  # when it may start
-    revise_ms: int = 0  # from the start of a run, its answer may be revised; 0: it is not
+    token_id: str = ""  # id of the signed token that submits it; "" for a static token or none
+    token_issued: float = 0.0  # Unix seconds
+    not_before: int = 0  # start of the earliest run, Unix milliseconds; 0: it is queued at once
+    window: Window = ""  # window in which it may start
+    revise_ms: int = 0  # time from the start of a run in which its answer may be revised; 0: never
     ttl_ms: int = 0  # time to live after its end; 0: the configured one
 
 
@@ -54,7 +54,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     tier: str
     priority: Priority
     endpoint: Endpoint
-    body: bytes = b""  # only a claim reads it; deleted at the end, unless the job is a dead letter
+    body: bytes = b""  # only a claim reads it; it is deleted at the end, unless the job is a dead letter
     state: JobState
     created: int
     deadline: int
@@ -63,27 +63,27 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     postponed: int = 0
     fence: int = 0
-    error: bytes = b""  # JSON
+    error: bytes = b""  # error as JSON
     webhook: str = ""
     webhook_status: WebhookStatus = ""
     batch: str = ""
-    tags: str = ""  # separated by commas
+    tags: str = ""  # tags, separated by commas
     traceparent: str = ""
     token_id: str = ""
-    token_issued: float = 0.0  # unix, s
+    token_issued: float = 0.0  # Unix seconds
     cache: str = ""  # outcome of the shared cache for the answer
-    not_before: int = 0  # 0: it was queued at once
-    window: Window = ""  # when it may start
-    followed: int = 0  # 1: a client follows its events; only a claim knows
-    revise: int = 0  # from the start of a run, its answer may be revised, ms; 0: it is not
-    revision: int = 0  # of the answer
-    late: str = ""  # kinds of part, separated by commas, that may still revise the answer: the request is kept as long
-    late_until: int = 0  # when that ends
-    late_error: bytes = b""  # JSON: why no further revision came
+    not_before: int = 0  # start of the earliest run; 0: it was queued at once
+    window: Window = ""  # window in which it may start
+    followed: int = 0  # 1 if a client follows its events; only set by a claim
+    revise: int = 0  # time from the start of a run in which its answer may be revised, milliseconds; 0: never
+    revision: int = 0  # revision of the answer
+    late: str = ""  # kinds of part, separated by commas, that may still revise the answer; the request is kept as long
+    late_until: int = 0  # end of the time for revisions
+    late_error: bytes = b""  # reason, as JSON, why no further revision came
 
     @property
     def begun(self) -> int:
-        """Start of the latest run, or of the job itself; Unix milliseconds."""
+        """Return the start of the latest run, or of the job itself, in Unix milliseconds."""
         return self.created if self.started is None else self.started
 
     @property
@@ -103,7 +103,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LISTED_FIELDS: Final = tuple(name for name in JobRecord.__struct_fields__ if name != "body")
-"""All fields but the request, which may be large and which only a worker needs."""
+"""All fields except the request, which may be large and which only a worker needs."""
 
 
 def parse_record(fields: dict[str, bytes]) -> JobRecord:
@@ -123,12 +123,12 @@ def tenant_of(owner: str) -> str:
 
 
 def user_digest(tenant: str, user: str) -> str:
-    """Return the digest of the request's `user` for the job's record; "" without one."""
+    """Return the digest of the request's `user` for the job's record; "" if there is none."""
     return hashlib.sha256(f"{tenant}\0{user}".encode()).hexdigest()[:32] if user else ""
 
 
 def encode_bill(bill: RunBill | None) -> bytes:
-    """Return the bill as the scripts expect it; empty: nothing is billed."""
+    """Return the bill in the form that scripts expect; empty if nothing is billed."""
     return b"" if bill is None else msgspec.json.encode(bill)
 
 
@@ -136,8 +136,8 @@ class RunBill(msgspec.Struct, frozen=True):
     """Amounts that a run adds to its tenant's usage."""
 
     tenant: str
-    amounts: dict[str, int]  # by field
-    release: str  # the reservation to give back; "": none
+    amounts: dict[str, int]  # amounts by field
+    release: str  # reservation to give back; "" for none
 
 
 def job_view(record: JobRecord, result: bytes = b"") -> JobView:
@@ -169,7 +169,7 @@ class AcceptedJob(msgspec.Struct, frozen=True):
     """Result of `accept`."""
 
     id: str
-    known: bool  # accepted before, under the same idempotency key
+    known: bool  # whether it was accepted before, under the same idempotency key
 
 
 class ExpiredJob(msgspec.Struct, frozen=True):
@@ -184,13 +184,13 @@ class ClaimedJobs(msgspec.Struct, frozen=True):
     """Result of `claim`."""
 
     records: tuple[JobRecord, ...]
-    unreadable: tuple[str, ...] = ()  # jobs whose records this version cannot read: dead letters now
+    unreadable: tuple[str, ...] = ()  # jobs whose records this version cannot read, which are now dead letters
     expired: tuple[ExpiredJob, ...] = ()
-    more: bool = False  # more may be queued: claim again instead of waiting
+    more: bool = False  # whether more jobs may be queued, so that claiming again is better than waiting
 
 
 class RevisableAnswer(msgspec.Struct, frozen=True):
-    """A job whose answer may be revised for `left_s` seconds, with its request."""
+    """A job, with its request, whose answer may be revised for `left_s` seconds."""
 
     record: JobRecord
     left_s: float
@@ -208,7 +208,7 @@ class LeaseStates(msgspec.Struct, frozen=True):
     """Result of `renew_leases`, as job ids."""
 
     lost: frozenset[str] = frozenset()
-    followed: frozenset[str] = frozenset()  # of those that are not lost, whose events a client follows
+    followed: frozenset[str] = frozenset()  # jobs with a valid lease whose events a client follows
 
 
 class LiveText(msgspec.Struct, frozen=True):
@@ -239,8 +239,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
     owner: str
     tier: str
     attempts: int
-    code: str  # of the last error
-    died: int  # unix ms
+    code: str  # code of the last error
+    died: int  # Unix milliseconds
 
 
 class QueueDepth(msgspec.Struct, frozen=True):
@@ -248,9 +248,9 @@ class QueueDepth(msgspec.Struct, frozen=True):
 
     tier: str
     priority: str
-    queued: int  # without parked ones
+    queued: int  # number of queued jobs, without parked ones
     running: int
-    oldest_ms: int  # unix, of the oldest queued job; 0: nothing is queued
+    oldest_ms: int  # time at which the oldest queued job was queued, Unix milliseconds; 0 for an empty queue
 
 
 class QueueDepths(msgspec.Struct, frozen=True):
@@ -258,10 +258,10 @@ class QueueDepths(msgspec.Struct, frozen=True):
 
     queues: tuple[QueueDepth, ...]
     dead: int
-    waiting: int  # for their next attempt
+    waiting: int  # jobs that wait for their next attempt
     parked: int  # queued jobs of tenants over a rate or budget
     pending_deliveries: int
-    receivers: int  # of webhooks, with pending deliveries
-    receivers_open: int  # of these, whose breaker is open
+    receivers: int  # receivers of webhooks with pending deliveries
+    receivers_open: int  # number of these whose breaker is open
     receivers_half_open: int
-    now_ms: int  # unix
+    now_ms: int  # Unix milliseconds

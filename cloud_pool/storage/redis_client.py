@@ -1,4 +1,4 @@
-"""Redis client for jobs: it runs commands and scripts, returns plain replies and translates errors."""
+"""The Redis client of jobs: it runs commands and scripts, returns plain replies and translates errors."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ T = TypeVar("T")
 
 
 class JobStoreRefused(JobStoreUnavailable):
-    """Redis answers with an error: it cannot write, or it forbids the command."""
+    """Redis answered with an error: it cannot write, or it forbids the command."""
 
 
 class JobStoreLayoutMismatch(JobStoreUnavailable, code="job_store_layout", retryable=False):
-    """The keys in Redis have the layout of another Causeway version: nothing is read or changed."""
+    """The keys in Redis have the layout of another Causeway version, so nothing is read or changed."""
 
 
 class JobStoreNotReplicated(JobStoreUnavailable, code="job_store_not_replicated"):
-    """The accepted data is confirmed by too few replicas of Redis: a failover could lose it."""
+    """Too few replicas of Redis have confirmed accepted data, so a failover could lose it."""
 
 
 class ReplicasUnknown(RedisConnectionError):
@@ -61,12 +61,12 @@ class ReplicasUnknown(RedisConnectionError):
 
 
 class PromotableReplicas:
-    """The replicas that the Sentinels consider up, queried once a second at most.
+    """The number of replicas that the Sentinels consider up, queried at most once a second.
 
-    All of them must confirm a write, so that no failover can lose it; one of two is not enough. Each Sentinel reads the
-    replicas' offsets only every 10 s, and promotes the one with the higher offset then. A master that hung and
-    continues during a promotion still gets confirmations from the other replica, until the Sentinels reconfigure it a
-    second later.
+    All of them must confirm a write, so that no failover can lose it; one of two would not be enough. Each Sentinel
+    reads the replicas' offsets only every 10 s, and promotes the one with the higher offset then. A master that hung
+    and continues during a promotion still gets confirmations from the other replica, until the Sentinels reconfigure it
+    a second later.
 
     Args:
         client: Client of a master behind Sentinels, or of a single server, whose replicas are unknown.
@@ -81,7 +81,7 @@ class PromotableReplicas:
         self._asked_at = float("-inf")
 
     async def required(self, at_least: int) -> int:
-        """Return the number of replicas that must confirm a write: `at_least`; with Sentinels, all that are up; 0 for
+        """Return the number of replicas that must confirm a write: `at_least`, or with Sentinels all that are up; 0 for
         none.
 
         Raises:
@@ -98,8 +98,8 @@ class PromotableReplicas:
         return max(at_least, self._up)
 
     async def _ask(self, pool: SentinelConnectionPool) -> None:
-        """Store the highest answer, because an isolated Sentinel considers all replicas down. Without any, keep the
-        last.
+        """Store the highest answer, because an isolated Sentinel considers all replicas down. Without any answer, keep
+        the last number.
         """
         answers: list[int] = []
 
@@ -119,13 +119,13 @@ class PromotableReplicas:
 
 @dataclass(eq=False, repr=False)
 class RedisClient:
-    """Client that runs commands and scripts, and retries them when the connection breaks: all can be repeated."""
+    """Runs commands and scripts, and repeats them when the connection breaks, which is safe for all of them."""
 
-    config: JobsConfig  # names the server (not a cluster) and the prefix of all keys: KEYS[1] of each script
-    scripts: Mapping[str, str]  # Lua by name
+    config: JobsConfig  # names the server (not a cluster) and the prefix of all keys, which is KEYS[1] of each script
+    scripts: Mapping[str, str]  # Lua sources by name
     _: KW_ONLY
     replicated: frozenset[str] = frozenset()  # names of scripts whose effect the replicas of `config` must confirm
-    clock: Callable[[], float] | None = None  # replaces Redis's own in tests; unix time, s
+    clock: Callable[[], float] | None = None  # replacement for Redis's clock in tests, Unix seconds
 
     def __post_init__(self) -> None:
         """Create the client. Raises ConfigError for an invalid address."""
@@ -158,7 +158,7 @@ class RedisClient:
             raise _translate(error) from error
 
     async def run(self, script: str, *arguments: Argument) -> Reply:
-        """Run a script by its name; those in `replicated` return when enough replicas have what they wrote.
+        """Run a script by its name. A script in `replicated` returns when enough replicas have its writes.
 
         Raises:
             JobStoreNotReplicated: Too few replicas confirmed in time, although the script has run.
@@ -191,7 +191,8 @@ class RedisClient:
     async def _wait_for_replicas(self, command: tuple[Argument, ...]) -> Reply:
         """Run a command and wait on the same connection, because WAIT covers only the writes of its own connection.
 
-        A repeated call may have written nothing, and then WAIT would wait for nothing; hence the small write before it.
+        A repeated call may write nothing, so that WAIT would not wait for the earlier writes. Therefore a small write
+        precedes it.
         """
         required = await self._replicas.required(self.config.replicas_to_wait_for)
         pipeline = self._redis.pipeline(transaction=False)
@@ -206,8 +207,11 @@ class RedisClient:
         confirmed = as_int(replies[-1])
         if confirmed < required:
             raise JobStoreNotReplicated(
-                f"{confirmed} of {required} replicas confirmed in {self.config.replica_timeout_s:g} s: the request may "
-                "be accepted all the same. Send it again with the same Idempotency-Key.",
+                (
+                    f"{confirmed} of {required} replicas confirmed in {self.config.replica_timeout_s:g} s; "
+                    "the request may have been accepted nevertheless. Send it again with the same "
+                    "Idempotency-Key."
+                ),
                 retry_after_s=2.0,
             )
         return cast("Reply", replies[0])
@@ -224,7 +228,7 @@ class RedisClient:
 
     @property
     def time(self) -> int:
-        """Time argument for scripts, Unix milliseconds; negative: they ask Redis."""
+        """Return the time argument of scripts, in Unix milliseconds; negative to let them ask Redis."""
         return -1 if self.clock is None else int(self.clock() * 1000)
 
     async def now_ms(self) -> int:
@@ -253,7 +257,7 @@ def _translate(error: Exception) -> JobStoreUnavailable:
         code, _, rest = str(error).partition(" ")
         if code == _LAYOUT_ERROR:
             return _layout_mismatch(rest.partition(" ")[0])
-        return JobStoreRefused(f"The job store refuses: {_reason(error, code)}", retry_after_s=2.0)
+        return JobStoreRefused(f"The job store refused the command: {_reason(error, code)}.", retry_after_s=2.0)
     if isinstance(error, ReplicasUnknown):
         return JobStoreUnavailable(f"Jobs wait for the Sentinels: {error}", retry_after_s=2.0)
     return JobStoreUnavailable(f"The job store does not answer ({type(error).__name__}).", retry_after_s=2.0)
@@ -266,7 +270,7 @@ def _reason(error: ResponseError, code: str) -> str:
     if isinstance(error, ReadOnlyError):
         return "it is a read-only replica"
     if isinstance(error, NoPermissionError):
-        return "its user may not do this (ACL)"
+        return "its user lacks the permission (ACL)"
     if code == "MISCONF":
         return "it cannot write to its disk (MISCONF)"
     return code[:32] if code.isupper() else "a command failed"

@@ -1,4 +1,4 @@
-"""All stores of jobs over one connection pool to Redis, and their Lua scripts, by name, which need Redis 7.
+"""All stores of jobs over one connection pool to Redis, and their Lua scripts by name, which need Redis 7.
 
 Each script runs in Redis atomically and can be repeated, since its reply may get lost. `common.lua`, `fair_queue.lua`,
 `endings.lua`, `revisions.lua` and `billing.lua` precede every script, `webhooks/delivery.lua` some of those on
@@ -42,7 +42,7 @@ _LUA: Final = f"{__package__}.lua"
 _DELIVERY: Final = load_script(f"{_LUA}.webhooks", "delivery")
 _FILES: Final = load_script(f"{_LUA}.batches", "files")
 REPLICATED: Final = frozenset({"accept", "file_ready", "batch_create"})
-"""Scripts whose effect must be on enough replicas before the caller learns that it is accepted."""
+"""Scripts whose effect must be on enough replicas before the caller gets the acceptance."""
 
 
 def transitions_as_lua() -> str:

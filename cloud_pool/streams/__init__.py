@@ -1,7 +1,7 @@
-"""A pipeline from topic to topic: messages are OpenAI requests in CloudEvents, and each has one effect.
+"""Pipelines from topic to topic: messages are OpenAI requests in CloudEvents, and each has exactly one effect.
 
 pipeline      receives, works on many messages at once, drains
-settlement    those messages, and each one: run, record, publish in order by key, acknowledge
+settlement    the messages in progress, each: run, record, publish in order by key, acknowledge
 attempts      runs of one message to its answer or error, on the jobs' own runner
 outcome       the published outcome of a message: an answer, its expiry, a dead letter
 replay        a range of messages answered again for an audit

@@ -29,14 +29,14 @@ from .outcome import StreamMessage
 
 _DEVICE = "stream"
 _JOB_ONLY: Mapping[str, str] = {
-    "webhook": "its answer is published",
-    "deadline_ms": "its event has `expirytime`",
-    "not_before_ms": "it runs as soon as it can",
-    "window": "it runs as soon as it can",
-    "revise_within_ms": "it is answered once",
+    "webhook": "the topic of answers receives its answer",
+    "deadline_ms": "the event's `expirytime` is its deadline",
+    "not_before_ms": "it always runs as soon as it can",
+    "window": "it always runs as soon as it can",
+    "revise_within_ms": "it is always answered exactly once",
 }
 ReportFailure = Callable[[RunBill | None], Awaitable[None]]
-"""Callback for a failed run that may be repeated; it is billed. Raises JobStoreUnavailable."""
+"""Reports a failed run that may be repeated and is billed. Raises JobStoreUnavailable."""
 
 
 class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +51,13 @@ class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
 class MessageCallers(msgspec.Struct, frozen=True):
     """The senders of messages, and the limits of their tenants."""
 
-    identify: Callable[[str], Principal]  # from the value of `Authorization`; raises CausewayError
+    identify: Callable[[str], Principal]  # from the value of `Authorization` to the principal; raises CausewayError
     limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits()
 
 
 @dataclass(eq=False, repr=False)
 class MessageRunner:
-    """Runner of messages, until each has an answer or a final error."""
+    """Runs messages, until each has an answer or a final error."""
 
     config: StreamsConfig
     jobs: JobsConfig
@@ -66,8 +66,8 @@ class MessageRunner:
     callers: MessageCallers
     metrics: StreamMetrics
     _: KW_ONLY
-    clock: Callable[[], float] = time.time  # unix time, s
-    rng: Callable[[], float] = random.random  # uniform in [0, 1)
+    clock: Callable[[], float] = time.time  # Unix seconds
+    rng: Callable[[], float] = random.random  # random numbers, uniform in [0, 1)
 
     async def run(
         self, message: StreamMessage, authorization: str, attempts: int, report: ReportFailure, max_bytes: int
@@ -172,9 +172,11 @@ class MessageRunner:
 
 
 def _refuse_job_fields(body: bytes) -> None:
-    """Refuse the fields of a job that a message has elsewhere. Raises InvalidRequest."""
+    """Refuse fields of a job that a message must not have, because its event has them elsewhere. Raises
+    InvalidRequest.
+    """
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the parser says what is wrong
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         for name, reason in _JOB_ONLY.items():
             if bytes(fields.get(name, b"null")) != b"null":
-                raise InvalidRequest(f"A message has no `{name}`: {reason}.", param=name)
+                raise InvalidRequest(f"A message must not have `{name}`: {reason}.", param=name)

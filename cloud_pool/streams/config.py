@@ -1,4 +1,6 @@
-"""Configuration of pipelines. Retries, the time of an attempt and draining are those of jobs (`jobs.*`)."""
+"""The configuration of pipelines. Retries, the time limit of an attempt and draining are configured for jobs
+(`jobs.*`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tenant: Annotated[
         ClaimName | None,
-        doc("Tenant of messages without a token. Default: such messages are refused if the gateways require tokens."),
+        doc("Tenant of messages without a token. Default: if the gateways require tokens, such messages are refused."),
     ] = None
     priority: Annotated[
         Priority, doc("Highest priority of a message without a token: `interactive`, `standard` or `bulk`.")
@@ -28,14 +30,16 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in_flight: Annotated[Positive, doc("Maximum messages that one process handles at once.")] = 32
     batch: Annotated[Positive, doc("Maximum messages that start together.")] = 16
     batch_wait_s: Annotated[Pause, doc("Maximum time that the first message of a batch waits for more.")] = 0.005
-    max_age_s: Annotated[Pause, doc("Age at which a message expires, by its `time`. 0: `expirytime` alone counts.")] = (
+    max_age_s: Annotated[Pause, doc("Age at which a message expires, by its `time`. 0: only `expirytime` counts.")] = (
         0.0
     )
-    max_attempts: Annotated[Positive, doc("Deliveries and failed runs after which a message is a dead letter.")] = 5
-    effect_ttl_s: Annotated[Seconds, doc("Time for which handled messages are remembered, to skip duplicates.")] = (
-        _DAY_S
-    )
-    lease_s: Annotated[Seconds, doc("Lease of a process, which a standby replaces when it expires.")] = 10.0
+    max_attempts: Annotated[
+        Positive, doc("Number of deliveries and failed runs after which a message becomes a dead letter.")
+    ] = 5
+    effect_ttl_s: Annotated[
+        Seconds, doc("Time for which handled messages are remembered, so that duplicates are skipped.")
+    ] = _DAY_S
+    lease_s: Annotated[Seconds, doc("Lease of a process. When it expires, a standby takes over.")] = 10.0
     login: BrokerLogin = BrokerLogin()
 
     def check(self) -> None:
@@ -46,7 +50,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StreamTopics(msgspec.Struct, frozen=True, kw_only=True):
     """The topics that a pipeline reads and writes."""
 
-    name: str  # of the pipeline
+    name: str  # name of the pipeline
     source: TopicAddress
     sink: TopicAddress
     dead: TopicAddress

@@ -1,10 +1,10 @@
-"""State of each message in Redis: its number of deliveries, and its outcome until that is published.
+"""The state of each message in Redis: its number of deliveries, and its outcome until that is published.
 
     (none) ── claim ──► counted ── record ──► recorded ── published ──► published
 
 An outcome is recorded before it is published. A process that is killed between the two leaves it to the next one, which
-looks for it in the topic and publishes it if it is not there. So a message that comes again, by redelivery or because
-it was sent twice, is answered once.
+looks for it in the topic and publishes it if it is not there. So a message that arrives again, because it was
+redelivered or sent twice, is answered once.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ EffectState = Literal["", "recorded", "published"]
 
 
 class LeaseLost(Exception):
-    """The lease is lost: another process receives for this pipeline now."""
+    """The lease is lost, and another process now receives for this pipeline."""
 
 
 class KnownEffect(msgspec.Struct, frozen=True):
     """The known state of a message."""
 
-    attempts: int  # this delivery included
+    attempts: int  # number of attempts, including this delivery
     state: EffectState
-    outcome: bytes  # of a recorded one
-    position: str  # in the topic of outcomes, before the outcome
+    outcome: bytes  # outcome of a recorded message
+    position: str  # position in the topic of outcomes, before the outcome
 
 
 class EffectStore:
@@ -55,7 +55,7 @@ class EffectStore:
         self._ttl_ms = int(ttl_s * 1000)
 
     async def hold(self, lease_s: float) -> bool:
-        """Take or renew the lease; with 0 give it back. Returns False if another process has it."""
+        """Take or renew the lease; with 0, return it. Return False if another process has it."""
         arguments = (self._name, self._owner, int(lease_s * 1000))
         return as_int(await self._database.run("stream_hold", *arguments)) > 0
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a pipeline. No label value comes from a message."""
+"""Prometheus metrics of a pipeline. Messages cannot choose label values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ class StreamMetrics:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._messages = counter(
             "causeway_gateway_stream_messages",
-            "Messages that are done, by outcome: answered, expired (told so), dead (a dead letter), duplicate (its "
-            "outcome was published before).",
+            (
+                "Messages that are done, by outcome: answered, expired (an expiry notice was published), "
+                "dead (a dead letter), duplicate (its outcome was published before)."
+            ),
             ("outcome",),
         )
         self._retries = counter(
@@ -27,21 +29,23 @@ class StreamMetrics:
         )
         self.recovered = counter(
             "causeway_gateway_stream_recovered",
-            "Outcomes that an earlier process recorded and this one found in the topic, or published.",
+            "Outcomes that an earlier process recorded, and that this process found in the topic or published.",
         )
         self._lag = gauge(
             "causeway_gateway_stream_lag",
-            "Messages that are not acknowledged, those in progress included, of what this process receives; 0 while it "
-            "stands by. Scale on the sum.",
+            (
+                "Unacknowledged messages, including those in progress, that this process receives; 0 while "
+                "it stands by. Scale on the sum."
+            ),
         )
-        self._in_flight = gauge("causeway_gateway_stream_in_flight", "Messages that this process works on.")
+        self._in_flight = gauge("causeway_gateway_stream_in_flight", "Messages that this process is handling.")
         self._oldest = gauge(
             "causeway_gateway_stream_oldest_seconds",
-            "Time since the oldest message that this process works on was published.",
+            "Age of the oldest message that this process is handling, since its publication.",
         )
         self._active = gauge(
             "causeway_gateway_stream_active",
-            "1 while this process receives; 0 while it stands by or waits for its broker.",
+            "Whether this process receives (1), or stands by or waits for its broker (0).",
         )
         self._seconds = Histogram(
             "causeway_gateway_stream_seconds",

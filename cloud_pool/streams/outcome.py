@@ -30,14 +30,14 @@ OutcomeKind = Literal["answered", "expired", "dead"]
 _TYPE: Final = "causeway."
 _CONTENT_TYPE_HEADER: Final = "content-type"
 AUTHORIZATION: Final = "authorization"
-"""Header of a message with a token, which makes the token's device the sender."""
+"""The header of a message with a token. The token's device is then the sender."""
 
 
 class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was received, parsed once. `event` None: it is unreadable, for the reason `fault`."""
+    """A received message, parsed once. `event`: None if it is unreadable, for the reason `fault`."""
 
-    effect: str  # digest of what the message is about: another message with the same one has no effect of its own
-    key: str  # "": it has no order
+    effect: str  # digest of the message's subject; another message with the same digest has no effect of its own
+    key: str  # ordering key; "" for no order
     format: EventFormat
     event: CloudEvent | None = None
     fault: CausewayError | None = None
@@ -70,7 +70,7 @@ class _DeadLetterData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 def read_message(incoming: IncomingMessage, topic: str) -> StreamMessage:
-    """Parse a message. `topic`, with the position, distinguishes messages without an id."""
+    """Parse a message. `topic` and the position identify messages without an id."""
     kind: EventFormat = "json"
     try:
         kind = event_format(incoming.headers.get(_CONTENT_TYPE_HEADER, ""))
@@ -88,15 +88,20 @@ def read_message(incoming: IncomingMessage, topic: str) -> StreamMessage:
 
 
 def _refuse_routing_headers(headers: Iterable[str]) -> None:
-    """Refuse headers that would be lost, because a NATS client keeps one of several lines. Raises InvalidRequest."""
+    """Refuse headers that could be lost, because a NATS client keeps only one of several lines. Raises
+    InvalidRequest.
+    """
     for name in headers:
         if name.startswith(OURS):
-            message = f"A message has no header `{name[:64]}`: its event has `causewaytags` and `causewaypriority`."
+            message = (
+                f"A message must not have the header `{name[:64]}`, because its event has "
+                "`causewaytags` and `causewaypriority`."
+            )
             raise InvalidRequest(message, param=name[:64])
 
 
 class OutcomeWriter:
-    """Encoder of a pipeline's events. `name`: name of the pipeline; `now`: Unix time in seconds."""
+    """Encodes a pipeline's events. `name`: name of the pipeline; `now`: Unix seconds."""
 
     def __init__(self, name: str) -> None:
         self._source = f"/causeway/streams/{name}"

@@ -1,11 +1,12 @@
-"""A pipeline at work: receives messages and has them settled, several at a time.
+"""The loop of a pipeline: it receives messages and settles several of them at a time.
 
-1. Only the holder of the lease receives, where the broker needs one; the others stand by.
-2. A batch is looked up in Redis in one call: what is known of each message says how it is settled.
+1. If the broker needs a lease, only its holder receives; the other processes stand by.
+2. A batch is looked up in Redis in one call. The known state of each message determines how it is settled.
 3. A message that is delivered again while it is worked on only changes which delivery is acknowledged.
-4. When the lease is lost, all work stops, and when a lane is, all work of the lane: their new holder gets every message
-   that is not acknowledged.
-5. On SIGTERM nothing more is received; what does not end within `jobs.drain_s` is left to the next process.
+4. If the lease is lost, all work stops; if a lane is lost, all work of that lane. The new holder gets every
+unacknowledged message.
+5. After SIGTERM no more messages are received. Messages that are not done within `jobs.drain_s` are left to another
+process.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ log = logging.getLogger(__name__)
 class StreamPipeline:
     """A pipeline from one topic to another."""
 
-    topic: str  # name of the source's topic, which tells messages without an id apart
+    topic: str  # name of the source's topic, which distinguishes messages without an id
     ports: StreamPorts
     settler: MessageSettler
     config: StreamsConfig
     metrics: StreamMetrics
     _: KW_ONLY
-    drain_s: float  # on SIGTERM
-    measure_s: float = 2.0  # between two looks at the lag
+    drain_s: float  # time to finish after SIGTERM, seconds
+    measure_s: float = 2.0  # interval between two measurements of the lag, seconds
     _works: WorkTable = field(default_factory=WorkTable)
 
     async def run(self, stop: StopSignal) -> None:
@@ -103,7 +104,7 @@ class StreamPipeline:
             works.cancel_scope.cancel()
             upkeep.cancel_scope.cancel()
         if lost.is_set():
-            log.warning("Another process receives now: this one stands by.")  # (4)
+            log.warning("Another process receives now, so this one stands by.")  # (4)
         self._works.clear()
 
     async def _drain(self, lost: anyio.Event) -> None:
@@ -188,13 +189,13 @@ class StreamPipeline:
                 await self._uncount(lost)
 
     async def _uncount(self, works: Iterable[MessageWork]) -> None:
-        """Take back the attempts of messages that another process will run. Raises JobStoreUnavailable."""
+        """Undo the attempts of messages that another process will run. Raises JobStoreUnavailable."""
         for work in works:
             if work.twin is None and not work.published:
                 await self.ports.effects.count(work.message.effect, -1)
 
     async def _keep(self) -> None:
-        """Tell the broker which messages are in progress."""
+        """Extend the acknowledgement deadlines of the messages in progress."""
         while True:
             await anyio.sleep(self.config.lease_s / 3)
             with contextlib.suppress(BrokerUnavailable):

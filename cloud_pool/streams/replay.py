@@ -1,7 +1,8 @@
-"""Replay of a range of messages for an audit: no cursor moves, Redis is not written, and no tenant is billed.
+"""The replay of a range of messages for an audit: no cursor moves, nothing is written to Redis, and no tenant is
+billed.
 
-Expired messages are answered too, by today's models. An outcome is shown, or published to an audit topic; never to the
-pipeline's own topics.
+Expired messages are answered, too, by the present models. An outcome is shown, or published to an audit topic; never to
+the pipeline's own topics.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ _MAX_BYTES = 1 << 30  # of an outcome that is only shown
 
 
 class _ReplayedMessage(msgspec.Struct, frozen=True):
-    """A line about a message."""
+    """The output line about one message."""
 
     position: str
-    published_at: float  # unix s
-    outcome: msgspec.Raw  # a CloudEvent
+    published_at: float  # Unix seconds
+    outcome: msgspec.Raw  # the CloudEvent
 
 
 @dataclass(eq=False, repr=False)
 class MessageReplay:
     """A replay of messages of one topic."""
 
-    name: str  # of the replay, for ids in the topic of audits
-    topic: str  # as the pipeline knows it
+    name: str  # name of the replay, for ids in the audit topic
+    topic: str  # name of the topic, as the pipeline knows it
     history: MessageHistory
     runner: MessageRunner
     writer: OutcomeWriter
-    audit: MessageSink | None  # gets the outcomes; None: `show` gets a line about each
+    audit: MessageSink | None  # sink of the outcomes; None if `show` prints a line about each
     show: Callable[[str], None]
     _: KW_ONLY
     in_flight: int
-    counts: Counter[str] = field(default_factory=Counter)  # of outcomes, by kind
+    counts: Counter[str] = field(default_factory=Counter)  # number of outcomes by kind
 
     def __post_init__(self) -> None:
         self._slots = anyio.Semaphore(self.in_flight)
@@ -104,13 +105,13 @@ class MessageReplay:
 
 
 async def _report_nothing(_bill: RunBill | None) -> None:
-    """Bill nothing, not even a failed run."""
+    """Ignore the bill, also of a failed run."""
 
 
 class ReplayTopics(msgspec.Struct, frozen=True, kw_only=True):
     """Source and target of a replay."""
 
-    name: str  # of the pipeline
+    name: str  # name of the pipeline
     source: TopicAddress
     wanted: MessageRange
-    audit: TopicAddress | None  # None: stdout
+    audit: TopicAddress | None  # topic of the outcomes; None for stdout

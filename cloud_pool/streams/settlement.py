@@ -1,9 +1,9 @@
-"""Settlement of messages in progress, each from its claim to its acknowledgement, with exactly one outcome.
+"""The settlement of messages in progress, each from its claim to its acknowledgement, with exactly one outcome.
 
 1. A message without an outcome runs, and its outcome is recorded, unless another process has recorded one first.
 2. A recorded outcome may have been published by the process that recorded it.
 3. It is published after the previous message with the same key.
-4. It is marked as published, and only then the message is acknowledged.
+4. It is marked as published. Only then is the message acknowledged.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 
 class DeliveredTooOften(CausewayError, code="worker_lost"):
-    """The message was delivered too often: every process that ran it ended without an outcome."""
+    """The message was delivered too often, because every process that ran it ended without an outcome."""
 
 
 async def pause() -> None:
-    """Wait between two tries."""
+    """Wait between two attempts."""
     await anyio.sleep(_RETRY_S * random.uniform(1.0, 2.0))
 
 
@@ -61,16 +61,17 @@ async def retry_until_done(step: Callable[[], Awaitable[T]]) -> T:
 class MessageWork:
     """A message that this process works on.
 
-    `before`: the message of the same key that publishes first. `twin`: a message with the same id, because it was sent
-    twice.
+    `before`: the message with the same key that must be published first. `twin`: another message with the same id,
+    because the message was sent twice.
     """
 
     message: StreamMessage
-    incoming: IncomingMessage  # the latest delivery
+    incoming: IncomingMessage  # latest delivery
     before: MessageWork | None = None
     twin: MessageWork | None = None
-    run: str = field(default_factory=lambda: secrets.token_hex(8))  # tells a repeated record from another process's
-    position: str = ""  # in the topic of outcomes, before the outcome
+    # id of this run, which distinguishes a repeated record from another process's
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+    position: str = ""  # position in the topic of outcomes, before the outcome
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ended: anyio.Event = field(default_factory=anyio.Event)
     published: bool = False
@@ -89,7 +90,7 @@ class WorkTable:
         return len(self._by_position)
 
     def all(self) -> list[MessageWork]:
-        """Return the works that have not ended."""
+        """Return the messages that are not done."""
         return list(self._by_position.values())
 
     def deliver(self, incoming: IncomingMessage) -> bool:
@@ -110,7 +111,7 @@ class WorkTable:
         return work
 
     def leave(self, work: MessageWork) -> None:
-        """Remove a work that has ended, or whose message another process has now."""
+        """Remove a message that is done, or that another process now has."""
         if self._by_position.get(work.incoming.position) is work:
             del self._by_position[work.incoming.position]
         if self._by_effect.get(work.message.effect) is work:
@@ -123,7 +124,7 @@ class WorkTable:
         self._changed = anyio.Event()
 
     async def change(self) -> None:
-        """Wait until a message has left."""
+        """Wait until a message has been removed."""
         await self._changed.wait()
 
     def clear(self) -> None:
@@ -135,8 +136,8 @@ class StreamPorts(msgspec.Struct, frozen=True):
     """Source, sinks and records of a pipeline."""
 
     source: MessageSource
-    sink: MessageSink  # gets answers, and what expired
-    dead: MessageSink  # gets dead letters
+    sink: MessageSink  # topic for answers and expiry notices
+    dead: MessageSink  # topic for dead letters
     effects: EffectStore
 
 
@@ -149,13 +150,13 @@ class MessageSettler:
     writer: OutcomeWriter
     metrics: StreamMetrics
     _: KW_ONLY
-    max_attempts: int  # deliveries and failed runs
+    max_attempts: int  # maximum number of deliveries and failed runs
 
     def __post_init__(self) -> None:
         self._sinks = {"answered": self.ports.sink, "expired": self.ports.sink, "dead": self.ports.dead}
 
     async def settle(self, work: MessageWork, known: KnownEffect | None) -> None:
-        """Settle a message; `known` None: its outcome is that of the twin. Raises LeaseLost."""
+        """Settle a message. `known`: None if its outcome is its twin's. Raises LeaseLost."""
         message, repeated = work.message, False
         outcome: StreamOutcome | None = None
         if work.twin is not None:
@@ -183,10 +184,10 @@ class MessageSettler:
             self.metrics.count(outcome.kind, time.time() - work.incoming.published_at)
 
     async def make_outcome(self, work: MessageWork, attempts: int) -> StreamOutcome | None:
-        """Run a message and record its outcome. None: another process has recorded one first."""
+        """Run a message and record its outcome; return None if another process has recorded one first."""
         message = work.message
         if attempts > self.max_attempts:
-            error = DeliveredTooOften("The message was delivered too often: it may end the process that runs it.")
+            error = DeliveredTooOften("The message was delivered too often. It may crash the process that runs it.")
             return await self._record(work, self._dead(work, error, attempts - 1), None)
 
         async def report(bill: RunBill | None) -> None:

@@ -1,8 +1,8 @@
-"""An encoder model behind the Python backend, without Triton's types: parts in, facts out.
+"""The encoder model in the Python backend, without Triton's types: it turns parts into facts.
 
-Decoder and encoder are children of the model's process: a file that kills one of them costs that request, and the next
-one gets a new child. Both are started, and the encoder's model is loaded, before the model is ready. Parts are encoded
-one after the other, because concurrent encoding is no faster.
+Decoder and encoder are children of the model's process: if a file kills one of them, only that request fails, and the
+next one gets a new child. Both are started, and the encoder's model is loaded, before the model is ready. Parts are
+encoded one after the other, because concurrent encoding is not faster.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class EncoderOptions(msgspec.Struct, frozen=True):
 
 
 class PartRequest(msgspec.Struct, frozen=True):
-    """A request to an encoder; `job` None: a probe of the process, which needs no child."""
+    """A request to an encoder. `job`: None for a probe of the process, which needs no child."""
 
     job: EncodeJob | None
     data: bytes = b""
-    deadline_s: float | None = None  # time left
-    call_name: str = ""  # by which it can be cancelled
+    deadline_s: float | None = None  # seconds until the deadline
+    call_name: str = ""  # name by which the call can be cancelled
 
 
 class EncoderRuntime:

@@ -1,7 +1,7 @@
-"""`causeway-cloud triton`: keeps one Triton Inference Server running.
+"""The launcher of `causeway-cloud triton`, which keeps one Triton Inference Server running.
 
     starting ──all models ready──▶ ready ──process ended──▶ (back-off) ──▶ starting
-       └──ended before it was ever ready──▶ give up: waiting would not help
+       └──ended before it was ever ready──▶ give up, because a restart would not help
 
 If a model's process (stub) dies within milliseconds of its start, Triton waits for it for ever, reports nothing and
 does not even unload it: a server that is not ready and lacks such a process for STUCK_S is killed.
@@ -52,19 +52,21 @@ _READY_S = 2.0  # for the answer to the question whether it is ready
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 10.0
 STEADY_S = 60.0
-"""Run time after which a restarted server begins with the first delay again."""
+"""Run time in seconds after which a restarted server begins again with the first delay."""
 STUCK_S = 20.0
-"""Time without a stub after which a server is stuck; a healthy one has its stubs, or ends, within seconds."""
+"""Time in seconds without a stub process after which a server counts as stuck. A healthy server has its stubs, or ends,
+within seconds.
+"""
 
 
 class LogFilter:
-    """Filter for the log lines of one process, in order, because a text that may quote a request can have several
-    lines.
+    """Filters the log lines of one process. It needs them in order, because a text that may quote a request can have
+    several lines.
 
     On a machine without a GPU half of Triton's lines complain about that. When a model raises an error, Triton logs the
     whole message, and llama.cpp prints a grammar that it cannot parse, which may hold words of the user's message. Of
-    these the log keeps the exception's class and the source lines. Before the models are ready there is no request to
-    quote.
+    such texts the log keeps only the exception's class and the source lines. Before the models are ready there is no
+    request to quote.
 
     `is_serving`: whether the process's models have been ready.
     """
@@ -98,7 +100,7 @@ class LogFilter:
 
 class ProcessExit(msgspec.Struct, frozen=True):
     code: int
-    ready_for_s: float | None  # None: it never was ready
+    ready_for_s: float | None  # seconds; None if it never was ready
 
 
 class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +108,9 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
 
     argv: list[str]
     environ: Mapping[str, str]
-    ports: Ports  # for the readiness check
-    memory_prefix: str  # of its shared memory regions
-    expected_children: int = 0  # processes of its own that a healthy server has; 0: unknown
+    ports: Ports  # ports, for the readiness check
+    memory_prefix: str  # prefix of its shared memory regions
+    expected_children: int = 0  # number of child processes that a healthy server has; 0 if unknown
     secret: str = ""  # part of `argv` that other accounts of this machine must not see while the server runs
 
 
@@ -139,7 +141,9 @@ class Launcher(msgspec.Struct, frozen=True):
                 return 0
             was_ready = was_ready or ended.ready_for_s is not None
             if not was_ready:
-                self.log(f"The server ended with status {ended.code} before its models were ready: giving up.")
+                self.log(
+                    f"The server ended with status {ended.code} before its models were ready, so the launcher gives up."
+                )
                 return 1
             if not self.restart:
                 self.log(f"The server ended with status {ended.code}.")
@@ -190,14 +194,14 @@ class Launcher(msgspec.Struct, frozen=True):
         return ProcessExit(code, time.monotonic() - ready_at[0] if ready_at else None)
 
     async def _drain_at(self, stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
-        """Send SIGTERM at `stop`, so that running requests can end; kill the server a little after `drain_s`."""
+        """Send SIGTERM at `stop`, so that running requests can finish. Kill the server a little after `drain_s`."""
         await stop.wait()
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         with anyio.move_on_after(self.drain_s + 5.0):
             await process.wait()
             return
-        self.log("The server did not end in time: killed.")
+        self.log("The server did not end in time, so it was killed.")
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
@@ -211,7 +215,7 @@ class Launcher(msgspec.Struct, frozen=True):
                     healthy_at = time.monotonic()
                     if not ready_at:
                         if self.command.secret and not hide_in_command_line(process.pid, self.command.secret):
-                            self.log("Other users of this machine can read the key of the model control (ps).")
+                            self.log("Other users of this machine can see the key of the model control (with ps).")
                         ready_at.append(healthy_at)
                         self.print_ready(self.command.ports.line())
                 elif (
@@ -220,7 +224,7 @@ class Launcher(msgspec.Struct, frozen=True):
                 ):
                     healthy_at = time.monotonic()
                 await anyio.sleep(min(1.0, self.stuck_s / 5) if ready_at else POLL_S)
-            self.log("The server waits for a model's process that has died: killed.")
+            self.log("The server waits for a model's process that has died, so it was killed.")
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         finally:
@@ -252,7 +256,7 @@ async def _is_ready(connection: TritonConnection) -> bool:
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:
-    """Return the next line, b"" at the end; a line longer than the reader's buffer loses its start."""
+    """Return the next line; b"" at the end. A line longer than the reader's buffer loses its beginning."""
     while True:
         with contextlib.suppress(ValueError):
             return await reader.readline()

@@ -1,7 +1,7 @@
-"""The model behind the Python backend: Triton requests ↔ jobs of the engine, without Triton's own types.
+"""The model in the Python backend, without Triton's own types: it converts requests to the engine's sequences and back.
 
     execute()      Triton's thread    ModelRuntime.submit: n jobs in the engine, returns at once
-    engine step    engine's thread    _steps.put and nothing else
+    engine step    engine's thread    only _steps.put
     responses      sender's thread    one response per request and step, with the deltas of all its sequences
 
 A response costs about 0.1 ms and a check for cancellation 0.03 ms (both go to the server's process), so neither happens
@@ -44,15 +44,15 @@ class RequestedOutputs(msgspec.Struct, frozen=True):
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str = ""
-    token_ids: tuple[int, ...] = ()  # instead of `prompt`
+    token_ids: tuple[int, ...] = ()  # token ids, instead of `prompt`
     parameters: SamplingParameters
     stream: bool = False
-    with_input: bool = False  # the answer begins with the prompt (only when not streaming)
+    with_input: bool = False  # whether the answer begins with the prompt (only without streaming)
     outputs: RequestedOutputs = RequestedOutputs()
     embed: bool = False
-    deadline_s: float | None = None  # time left
-    call_name: str = ""  # the name by which it can be cancelled
-    caller: str = ""  # see `Job.caller`
+    deadline_s: float | None = None  # seconds until the deadline
+    call_name: str = ""  # name by which the request can be cancelled
+    caller: str = ""  # see `SequenceRequest.caller`
 
 
 class ModelResponse(msgspec.Struct, frozen=True):
@@ -63,15 +63,15 @@ class ModelResponse(msgspec.Struct, frozen=True):
     new_tokens: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     cumulative_logprobs: tuple[float, ...]
-    input_tokens: int = 0  # known with the last response
+    input_tokens: int = 0  # set in the last response
     embedding: tuple[float, ...] = ()
 
 
 def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[SequenceRequest]:
-    """Translate a request into one job per sequence. Raises InvalidRequest."""
+    """Translate a request into one engine sequence for each answer. Raises InvalidRequest."""
     parameters = request.parameters
     if request.stream and request.with_input:
-        raise InvalidRequest("exclude_input_in_output = false is not possible while streaming.")
+        raise InvalidRequest("`exclude_input_in_output`: false is not possible while streaming.")
     guided = parameters.guided
     return [
         SequenceRequest(
@@ -111,7 +111,7 @@ def _logprobs(request: ModelRequest) -> int | None:
 
 
 class Responder(Protocol[R_contra]):
-    """Interface of Triton's response sender. No response may follow `last` or `fail`."""
+    """The interface of Triton's response sender. No response may follow `last` or `fail`."""
 
     def send(self, response: R_contra, *, last: bool) -> None: ...
 
@@ -121,7 +121,7 @@ class Responder(Protocol[R_contra]):
 
 
 class ModelEngine(Protocol):
-    """The part of `models.llama_cpp.engine.Engine` that is used here."""
+    """The part of `models.llama_cpp.engine.Engine` that the runtime uses."""
 
     def submit(self, job: SequenceRequest) -> None: ...
 
@@ -133,7 +133,7 @@ class ModelEngine(Protocol):
 
 
 class _Sequence:
-    """Output of one sequence since the last response."""
+    """The output of one sequence since the last response."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -315,9 +315,9 @@ class ModelRuntime:
             running.responder.send(running.next_response(), last=last)
 
     def _report_tokens(self, running: _RunningRequest, emission: Emission) -> None:
-        """Send the token count of a stream that ends at its deadline, before its error, which can carry no number.
+        """Send the token count of a stream that ends at its deadline, before the error, which cannot carry a number.
 
-        If there was no response so far, the error is sent alone, because a response would begin the answer.
+        If no response was sent so far, only the error is sent, because a response would begin the answer.
         """
         if running.responded and running.request.stream and emission.error == DeadlineExceeded.code:
             running.add(emission)
@@ -333,7 +333,9 @@ class ModelRuntime:
                 running.responder.fail(ClientGone("The request was cancelled."))
 
     def _cancel(self, call_name: str) -> None:
-        """Stop the jobs of a request; its last response counts what they generated until they stopped."""
+        """Stop the sequences of a request. Its last response counts the tokens that they generated until they
+        stopped.
+        """
         self._cancelled_names[call_name] = None
         running = self._by_call_name.get(call_name)
         if running is None:

@@ -1,4 +1,4 @@
-"""Triton's process from the outside: environment, models, ports, command line, children and leftovers.
+"""Triton's process as its launcher sees it: environment, models, ports, command line, children and leftovers.
 
 Set-up describes Triton's own Python environment in `<environment>/triton.json`. It holds the PyPI wheel
 `nvidia-pytriton`, numpy < 2 (with numpy 2 answers arrive empty), the engine's bindings and our packages.
@@ -44,10 +44,12 @@ TEMPLATES = Path(__file__).parent / "triton_models"
 class TritonEnvironment(msgspec.Struct, frozen=True):
     """The content of `triton.json`."""
 
-    server: str  # the binary
-    backend_directory: str  # the Python backend with the stub of this environment's Python beside it
+    server: str  # path of the server's binary
+    backend_directory: str  # folder of the Python backend, with the stub of this environment's Python
     library_path: tuple[str, ...]
-    path: str  # the environment's bin: the stub finds its packages by the first python on PATH, not by PYTHONPATH
+    # `bin` folder of the environment, because the stub finds its packages by the first python on PATH, not by
+    # PYTHONPATH
+    path: str
 
     def environ(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of `base` for the server and its models, without tokens or passwords of the gateway."""
@@ -66,7 +68,7 @@ class TritonEnvironment(msgspec.Struct, frozen=True):
 
 
 def find_environment(root: Path) -> TritonEnvironment:
-    """Read the description and check its paths. Raises ConfigError, which names missing files and the fix."""
+    """Read the description and check its paths. Raises ConfigError with the missing files and the fix."""
     description = root / DESCRIPTION
     try:
         environment = msgspec.json.decode(description.read_bytes(), type=TritonEnvironment)
@@ -87,7 +89,9 @@ def find_environment(root: Path) -> TritonEnvironment:
 
 
 class Ports(msgspec.Struct, frozen=True):
-    """Ports of the server. HTTP is off: gRPC has everything that we use, and fewer calls that could be misused."""
+    """The ports of the server. HTTP is off, because gRPC has all functions that we use, and fewer calls that could be
+    misused.
+    """
 
     host: str = "127.0.0.1"
     grpc: int = 8001
@@ -100,7 +104,7 @@ class Ports(msgspec.Struct, frozen=True):
 
 
 def choose_ports(ports: Ports) -> Ports:
-    """Replace each 0 by a free port. Ports stay the same over restarts, so that clients can reconnect."""
+    """Replace each 0 by a free port. The ports stay the same over restarts, so that clients can reconnect."""
     with contextlib.ExitStack() as held:
         return msgspec.structs.replace(
             ports,
@@ -170,8 +174,8 @@ def _tracing(endpoint: str) -> tuple[str, ...]:
 def hide_in_command_line(pid: int, secret: str) -> bool:
     """Overwrite `secret` in the command line, which every user of this machine can read (/proc/PID/cmdline).
 
-    Triton accepts the key of its model control only on its command line, and has read it once it is ready. Returns
-    whether the secret is hidden now; if the kernel forbids writing a child's memory, it stays visible.
+    Triton accepts the key of its model control only on its command line, but no longer needs it there once it is ready.
+    Returns whether the secret is hidden now; if the kernel forbids writing a child's memory, it stays visible.
     """
     try:
         begin, end = (int(field) for field in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[45:47])
@@ -215,7 +219,7 @@ def clear_orphans() -> None:
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """A model under the name that Triton gives it."""
+    """A model with the name that it has in Triton."""
 
     name: str
     options: EngineOptions | EncoderOptions
@@ -229,7 +233,7 @@ def write_repository(folder: Path, models: tuple[ServedModel, ...], *, has_gpu: 
     """Write one model folder for each of `models` into `folder`.
 
     Args:
-        has_gpu: Whether llama.cpp finds a GPU. Models that use it are one instance on the first GPU: each spreads its
+        has_gpu: Whether llama.cpp finds a GPU. A model that uses it is one instance on the first GPU, and spreads its
             layers over all GPUs.
     """
     for model in models:

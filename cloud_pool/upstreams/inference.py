@@ -1,4 +1,4 @@
-"""What a tier's upstream is asked, what it answers, and the interface that every kind of upstream has."""
+"""The requests to a tier's upstream, its answers, and the interface that every kind of upstream has."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _text_length(request: Request) -> int:
 
 
 class Upstream(Protocol):
-    """One server that generates for tiers, of any kind."""
+    """A server of any kind that generates for tiers."""
 
     def generate(self, request: InferenceRequest, /) -> AsyncGenerator[Delta, None]:
         """Yield the deltas of one sequence. Raises CausewayError; closing the generator stops the work."""

@@ -101,7 +101,7 @@ class OpenAIUpstream:
 
     Args:
         url: Base URL of the server.
-        config: How it is reached.
+        config: The settings of the connection.
         credentials: Token source.
         clock: Monotonic clock, in seconds, which is the event loop's.
     """

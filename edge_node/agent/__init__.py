@@ -1,1 +1,1 @@
-"""The device's side of the fleet: verifies everything that the fleet publishes before using it."""
+"""The device's agent in a fleet. It verifies every published file before using it, and installs bundles."""

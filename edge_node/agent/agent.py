@@ -4,7 +4,7 @@
     await agent.run()       # until it is cancelled; `wake` makes it check for updates now
 
 `advance` takes one step and returns how long to wait before the next, so that tests need no time. A failed update never
-leaves the device without a bundle: before ACTIVATE nothing has changed, after it the previous bundle is restored.
+leaves the device without a bundle: before ACTIVATE nothing has changed, and after it the previous bundle is restored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from .trial import ConditionHistory, Trial, TrialProgress
 log = logging.getLogger(__name__)
 
 BUILT_AT = 1_735_689_600.0
-"""Earliest plausible time, Unix seconds (2025-01-01): a clock before it is wrong. Raise it with a release."""
+"""Earliest plausible time, Unix seconds (2025-01-01). A clock before it is wrong. Raise this constant with each
+release.
+"""
 _KEPT_BUNDLES = 2  # the running bundle and the previous one
 _SPARE_BYTES = 64 * 1024 * 1024  # disk space that must remain free during an update
 _REPLAYED_S = 86400.0
@@ -161,7 +163,7 @@ class Agent:
             return self._refused(UpdateRefused(f"{type(error).__name__}: {redacted(error)}"))
 
     def _refused(self, refusal: UpdateRefused) -> float:
-        """Take the transition that belongs to a refusal in the current state."""
+        """Return the event for a refusal in the current state, and take its transition."""
         log.warning("%s: %s: %s", self.state, refusal.code, refusal.message)
         event = event_of(refusal, self.state, pointed=self._pointed())
         if event is None:
@@ -190,7 +192,7 @@ class Agent:
         """Write the row of the next state, then enter it.
 
         Args:
-            must: Fail if the row cannot be written; otherwise a device with a full disk continues in memory.
+            must: Whether to fail if the row cannot be written. Otherwise a device with a full disk continues in memory.
 
         Raises:
             OSError: `must` is set and the row could not be written.
@@ -284,7 +286,7 @@ class Agent:
         needed = sum(blob.size_bytes for blob in missing) + _SPARE_BYTES
         if missing and self._store.free_bytes() < needed:
             raise DiskFull(
-                f"The update needs {needed} bytes of free disk space, and {self._store.free_bytes()} are free."
+                f"The update needs {needed} bytes of free disk space, but only {self._store.free_bytes()} are free."
             )
         download = Download(self.link.source, self.disk, self._settings.download, self.clock.monotonic)
         for blob in missing:
@@ -317,7 +319,7 @@ class Agent:
             "Fleet: %d cases pass; of the last %d decisions %d are unchanged, %d unknown; %d would leave the device.",
             *(report.cases, report.replayed, report.unchanged, report.unknown, report.leaving),
         )
-        note = f"{report.leaving} of the last {report.replayed} decisions would or may leave the device"
+        note = f"{report.leaving} of the last {report.replayed} decisions would or might leave the device"
         # Returning to the previous bundle is always allowed, even after a failed rollout.
         if report.leaving and manifest.leaving == "refuse" and bundle not in self._row.bundles:
             raise RequestsLeave(f"{note}, such as {report.example}")
@@ -345,7 +347,7 @@ class Agent:
     def _check_plan(self) -> None:
         """Raise Withdrawn if the plan now assigns another bundle than the one being installed."""
         if self._wanted != self._row.bundle:
-            raise Withdrawn(f"The plan assigns {self._wanted} now.")
+            raise Withdrawn(f"The plan now assigns {self._wanted}.")
 
     def _update(self) -> tuple[BundleManifest, str]:
         assert self._manifest is not None
@@ -393,7 +395,7 @@ class Agent:
         return settings.poll_s
 
     async def _recheck_plan(self) -> None:
-        """Withdraw the bundle if the plan does. A failed check does not affect the trial."""
+        """Withdraw the bundle if the plan no longer assigns it. A failed check does not affect the trial."""
         try:
             await self._read_plan()
         except UpdateRefused as refusal:

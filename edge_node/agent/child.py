@@ -1,4 +1,6 @@
-"""Inspect an update in a child process of `inspection`: one request from stdin, files on demand, one answer."""
+"""The child process of `inspection`. It reads one request from stdin, asks the daemon for files, and writes one
+answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Try a bundle before the device runs it: its cases, its models' memory, and a replay of the device's own decisions.
+"""Try-out of a bundle before the device runs it: its cases, its models' memory, and a replay of the device's own
+decisions.
 
 The dry run only reads files. Models are described for the engine, with their adapters, projectors and signals.
 """
@@ -145,7 +146,9 @@ def check_fit(file: ModelFile, total_bytes: int) -> None:
     model = file.model
     size_bytes = sum(blob.size_bytes for blob in model.loaded)
     if size_bytes > Device("this-device", total_bytes, _USABLE_SHARE).usable_bytes:
-        raise ModelTooLarge(f"{model.name} has {size_bytes} bytes, and this device has {total_bytes} bytes of memory.")
+        raise ModelTooLarge(
+            f"{model.name} has {size_bytes} bytes, but this device has only {total_bytes} bytes of memory."
+        )
     adapters_bytes = sum(adapter.blob.size_bytes for adapter in model.adapters)
     device = Device("this-device", total_bytes - adapters_bytes, _USABLE_SHARE)
     try:
@@ -172,7 +175,7 @@ def _images_bytes(file: ModelFile) -> int:
 
 
 def check_adapters(file: ModelFile, architecture: str) -> None:
-    """Check the headers of a model's adapters; all other faults show when the engine loads them.
+    """Check the headers of a model's adapters; the engine finds all other faults when it loads them.
 
     Raises:
         ModelUnusable: A file is not a LoRA adapter, or was made for another model.
@@ -188,7 +191,7 @@ def check_adapters(file: ModelFile, architecture: str) -> None:
 
 
 def check_projector(file: ModelFile) -> None:
-    """Turn a black image into soft tokens, as requests will: otherwise the projector is first loaded by a client's
+    """Turn a black image into soft tokens. Otherwise the projector would be loaded for the first time with a client's
     image.
 
     Raises:
@@ -213,7 +216,8 @@ def check_projector(file: ModelFile) -> None:
 
 
 def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_dirs: Sequence[Path]) -> None:
-    """Load the signals about a model's answers, as the daemon will: without them a policy's conditions do not hold.
+    """Load the signals about a model's answers as the daemon does. Without the signals, a policy's conditions on them
+    never hold.
 
     Raises:
         ModelUnusable: A file is not such a signal, or was fitted on other weights or beside another model.
@@ -248,8 +252,8 @@ def _try_quality(artifact: Artifact, model: Artifact) -> None:
 def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> Manifest:
     """Describe a model for the engine.
 
-    A model that this device already has by name keeps its usage settings (refusal, temperature, what it answers):
-    another version of the weights replaces only the weights.
+    If this device has a model of this name, its usage settings are kept (refusal, temperature, form of answers): a
+    bundle replaces only its weights.
 
     Raises:
         ModelUnusable: The file is not a model.

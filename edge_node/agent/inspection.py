@@ -1,4 +1,4 @@
-"""Inspect signatures and bundles outside the daemon, in a child process that ends with its reply.
+"""Inspection of signatures and bundles outside the daemon, in a child process that exits after its reply.
 
 python-tuf and the policy tools take 30 MB, and reading a large model's header takes seconds of one core, which a daemon
 that answers requests cannot spare. The child asks the daemon for files, because the daemon can reach the fleet; both

@@ -80,7 +80,8 @@ class AgentSettings(msgspec.Struct, frozen=True):
     retry_s: float = 30.0
     trial: TrialSettings = TrialSettings()
     download: DownloadBounds = DownloadBounds()
-    signed_step_s: float = 90 * 86400.0  # maximum by which one signed time can advance the floor of this device's clock
+    # largest step by which one signed time can advance the earliest time that this device accepts
+    signed_step_s: float = 90 * 86400.0
 
 
 async def at_once(_: str) -> float:

@@ -54,7 +54,7 @@ _TRIED_AGAIN = (DeviceState.COMMIT, DeviceState.ROLLBACK, DeviceState.QUARANTINE
 class Event(Enum):
     """The end of a state; `TRANSITIONS` gives the next one."""
 
-    BEGIN = auto()  # a check is due, or something may be new
+    BEGIN = auto()  # a check is due, or there may be an update
     NOTHING = auto()  # the device runs the assigned bundle, or may not change yet
     FOUND = auto()  # the plan assigns another bundle
     DONE = auto()
@@ -117,7 +117,7 @@ TRANSITIONS: Mapping[DeviceState, Mapping[Event, DeviceState]] = {
     },
     DeviceState.QUARANTINE: {Event.DONE: DeviceState.IDLE, Event.RESTARTED: DeviceState.IDLE},
 }
-"""The next state by state and event. An event that is not listed cannot happen in that state."""
+"""The next state by state and event. An event that is not listed is impossible in that state."""
 
 
 def event_of(refusal: UpdateRefused, state: DeviceState, *, pointed: bool) -> Event | None:
@@ -138,17 +138,21 @@ def event_of(refusal: UpdateRefused, state: DeviceState, *, pointed: bool) -> Ev
 
 
 MEANING: Mapping[DeviceState, str] = {
-    DeviceState.IDLE: "waits for the next check: when the control plane wakes it, at the latest after 15 minutes",
-    DeviceState.CHECK: "verifies signatures, reads the plan, and the manifest of the bundle that it assigns",
-    DeviceState.FETCH: "fetches the files that are missing; what a broken download brought is kept",
-    DeviceState.VERIFY: "hashes each file and gives it its name in the store",
+    DeviceState.IDLE: (
+        "waits for the next check, which the control plane may request and which comes after 15 minutes at the latest"
+    ),
+    DeviceState.CHECK: "verifies signatures, and reads the plan and the manifest of the bundle that it assigns",
+    DeviceState.FETCH: "fetches the missing files; a download that breaks off is resumed",
+    DeviceState.VERIFY: "hashes each file and moves it into the store",
     DeviceState.DRY_RUN: "runs the cases, checks the models' memory and signals, replays its decisions of the last day",
-    DeviceState.STAGE: "builds the bundle's folder, and waits until it may change",
-    DeviceState.ACTIVATE: "moves the pointer; loads new models beside the old ones and asks their golden prompts",
-    DeviceState.TRIAL: "serves with the bundle and compares requests, health and heat with the time before",
+    DeviceState.STAGE: "builds the bundle's folder, and waits for the permission to change",
+    DeviceState.ACTIVATE: (
+        "changes the pointer, loads the new models beside the old ones, and sends them their golden prompts"
+    ),
+    DeviceState.TRIAL: "serves with the bundle, and compares requests, health and heat with the time before",
     DeviceState.COMMIT: "keeps the bundle, and removes files that no kept bundle needs",
-    DeviceState.ROLLBACK: "returns to the bundle before, or to the factory's files",
-    DeviceState.QUARANTINE: "notes the reason; the bundle is not tried again",
+    DeviceState.ROLLBACK: "returns to the previous bundle, or to the factory files",
+    DeviceState.QUARANTINE: "records the reason; the bundle is not tried again",
 }
 
 
@@ -160,7 +164,7 @@ class JournalRow(msgspec.Struct, frozen=True):
         at: Unix seconds.
         bundle: The bundle that the device changes to.
         rollout: The rollout that assigned it.
-        bundles: The previous pointer: the running bundle first, then those to return to.
+        bundles: The previous pointer: first the running bundle, then the bundles to return to.
         code: Error code of the last refused or undone update, or `requests_leave` for one that continues; "" otherwise.
         reason: Human-readable reason.
         boots: Unexpected starts of the daemon during this trial.
@@ -265,7 +269,7 @@ class BootState(msgspec.Struct, frozen=True):
 
 
 def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = None) -> BootState:
-    """Choose the bundle to start with, and count this start if a bundle is on trial. Never raises for damaged files.
+    """Choose the bundle to start with, and count this start if a bundle is on trial. Never raise for damaged files.
 
     1. A trial continues, unless the daemon ended too often during it, or this start cannot be recorded.
     2. A rollback that was begun is completed.
@@ -330,7 +334,7 @@ def rolled_back(row: JournalRow, now: float) -> JournalRow:
 
 
 def _write(journal: Journal, row: JournalRow) -> bool:
-    """Append a row if it is new; return whether it is on the disk."""
+    """Append a row unless it equals the last one; return whether it is on the disk."""
     if row == journal.last:
         return True
     try:
@@ -350,7 +354,7 @@ def _count(row: JournalRow, now: float, journal: Journal) -> JournalRow:
     )
     if boots <= _MAX_BOOTS and _write(journal, row):
         return row
-    code, reason = DiskFull.code, "the start of a trial cannot be written down, so that it would never end"
+    code, reason = DiskFull.code, "the start of a trial cannot be recorded, so the trial would never end"
     if boots > _MAX_BOOTS:
         code, reason = BootsFailed.code, f"the daemon ended {boots} times during the trial"
     log.error("Bundle %s is rolled back: %s", row.bundle, reason)
@@ -360,7 +364,7 @@ def _count(row: JournalRow, now: float, journal: Journal) -> JournalRow:
 
 
 def first_whole(store: BundleStore, bundles: tuple[str, ...]) -> tuple[InstalledBundle | None, UpdateRefused | None]:
-    """Return the first bundle that can be used, and the fault of the first of all."""
+    """Return the first undamaged bundle, and the fault of the first bundle."""
     first: UpdateRefused | None = None
     for bundle in bundles:
         try:

@@ -145,7 +145,7 @@ def disk_refusal(error: OSError, where: str) -> DiskFull:
 
 
 async def generator(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield the non-empty chunks, so that b"" can mean the end; `aclose` closes the source's own generator."""
+    """Yield the non-empty chunks, so that b"" can mark the end. `aclose` closes the source's generator, too."""
     try:
         async for chunk in chunks:
             if chunk:

@@ -1,9 +1,9 @@
-"""The bundles on this device: files by their content, shared between bundles, and one pointer to what runs.
+"""The bundles on this device: files by their content, shared between bundles, and a pointer to the running bundle.
 
     blobs/SHA256           a policy, a case file, a model, an adapter or a projector; SHA256.partial while it is fetched
     bundles/ID/            manifest.json, and models/NAME/ as the engine reads it, with links into blobs; a signal about
                            the model's answers has a folder NAME+KIND of its own
-    active.json            the pointer: the running bundle, then those to return to; after them come the factory's files
+    active.json            the pointer: the running bundle, then those to return to; the factory files come last
 
 Every file is complete and synced before it gets its name. Content is hashed again when a bundle is loaded.
 """
@@ -127,7 +127,7 @@ class InstalledBundle(msgspec.Struct, frozen=True):
     id: str
     manifest: BundleManifest
     policy: Path
-    models: Path  # a folder of artifacts, for `engine.model_dirs`
+    models: Path  # folder of artifacts, for `engine.model_dirs`
 
 
 class _Pointer(msgspec.Struct, frozen=True):
@@ -153,7 +153,9 @@ class BundleStore:
     # --- the pointer -------------------------------------------------------------------------------------------------
 
     def pointer(self) -> tuple[str, ...] | None:
-        """Return the running bundle and those to return to; empty for the factory files, None if it is lost."""
+        """Return the running bundle and those to return to; empty for the factory files, None if the pointer is
+        lost.
+        """
         try:
             return msgspec.json.decode((self._folder / POINTER).read_bytes(), type=_Pointer).bundles
         except FileNotFoundError:
@@ -274,14 +276,14 @@ class BundleStore:
         return InstalledBundle(bundle, manifest, self._policy(folder, manifest.policy), folder / "models")
 
     def _rename_images(self, place: Path, model: BundleModel) -> None:
-        """Give the images of golden prompts, as the version before installed them, their names of today."""
+        """Rename the images of golden prompts that a previous version installed to their present names."""
         for name in map(image_file, model.images):
             if (old := place / image_file_before(name)).is_symlink():
                 self._disk.rename(old, place / name)
                 self._disk.sync_folder(place)
 
     def _policy(self, folder: Path, blob: Blob) -> Path:
-        """Return the policy's file; where it has signals of the version before, a copy with today's names."""
+        """Return the policy's file, or a copy with present names if it has signals of a previous version."""
         path, copy = self.blob(blob), folder / _POLICY
         with contextlib.suppress(OSError, ValueError, ConfigError):  # reported where the policy is compiled
             rewritten = rewrite(path.read_text(encoding="utf-8"), str(path), "policy")
@@ -299,7 +301,7 @@ class BundleStore:
         return artifact.manifest == described and _has_link(artifact.path, self.blob(signal.blob))
 
     def collect(self, keep: Iterable[str], wanted: Iterable[Blob] = ()) -> None:
-        """Remove bundles outside `keep`, and files that no kept bundle needs. Never raises."""
+        """Remove bundles outside `keep`, and files that no kept bundle needs. Never raise."""
         kept = set(keep)
         needed = {blob.sha256 for blob in wanted}
         for bundle in kept:
@@ -326,7 +328,7 @@ class BundleStore:
 
 
 def _files(folder: Path, model: BundleModel) -> Iterator[tuple[Path, Blob]]:
-    """Yield the links in a model's folder, and the blob behind each."""
+    """Yield the links in a model's folder, and the blob that each link names."""
     yield folder / _WEIGHTS, model.blob
     for adapter in model.adapters:
         yield folder / adapter_file(adapter.name), adapter.blob
@@ -339,7 +341,9 @@ def _files(folder: Path, model: BundleModel) -> Iterator[tuple[Path, Blob]]:
 
 
 def signal_manifest(model: BundleModel, signal: BundleSignal) -> Manifest:
-    """Describe a signal of a bundle as an artifact beside its model. Its name has a `+`, as no model's name has."""
+    """Describe a signal of a bundle as an artifact beside its model. Its name contains a `+`, which model names cannot
+    contain.
+    """
     is_graph = signal.kind == "edge.quality"
     return Manifest(
         name=f"{model.name}+{signal.kind}",

@@ -1,9 +1,9 @@
-"""The trial of a serving bundle: this device's requests now, compared with those before.
+"""The trial of a new bundle that already serves: this device's present requests, compared with earlier ones.
 
-A share has risen if the number of such requests would occur with a probability below `chance` in a device whose share
-is the earlier share plus a margin (a one-sided exact binomial test). With 1 % margin and 200 requests, 5 % errors are
-detected where there were none, and 1 % are not. The control plane compares devices with each other; here each device
-protects itself.
+A share, such as that of errors, counts as risen if its number of requests would have a probability below `chance` at
+the earlier share plus a margin (a one-sided exact binomial test). With 1 % margin and 200 requests, 5 % errors are
+detected where there were none, and 1 % are not. The control plane compares devices with each other; this trial protects
+each single device.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TrialSettings(msgspec.Struct, frozen=True):
         poll_s: Interval between two checks.
         chance: Probability of a false alarm at one check, for a share at its margin.
         errors_margin: Accepted rise of the share of failed requests; the other margins likewise.
-        hot_c: Highest temperature that never counts as heat.
+        hot_c: Temperature in °C up to which the device never counts as too hot.
         heat_margin_c: Accepted rise of the temperature above the maximum of the day before.
         unhealthy_s: Maximum continuous time in which a device may be unhealthy or too hot.
         crashes: Maximum number of crashes of engine children.
@@ -90,7 +90,7 @@ class ConditionHistory:
         self._checks.append((at, condition))
 
     def leave_out(self, part: Traffic) -> None:
-        """Exclude the requests of a bundle that was undone from the comparison."""
+        """Exclude the requests under a bundle that was rolled back from the comparison."""
         none = Traffic()
         shifted = [
             (at, msgspec.structs.replace(condition, traffic=condition.traffic - (none - part)))
@@ -99,9 +99,11 @@ class ConditionHistory:
         self._checks = deque(shifted, maxlen=_MAX_CHECKS)
 
     def before(self, at: float, now: DeviceCondition) -> DeviceCondition:
-        """Return the requests since the fourth check before, and the heat of the day before, if it is known.
+        """Return the requests since the fourth check before `at`, and the highest temperature of the day before it, if
+        known.
 
-        Heat follows the traffic: a device that changes in a quiet night gets warm in the morning under any bundle.
+        Heat depends on the traffic: a device that changes its bundle in a quiet night gets warm in the morning under
+        any bundle.
         """
         since = at - _DAY_S
         earlier = [condition for _, condition in self._checks]
@@ -135,7 +137,7 @@ class Trial:
         self._cool_at = began
 
     def judge(self, now: float, health: DeviceCondition) -> bool:
-        """Return whether the bundle is proven.
+        """Return whether the bundle has passed its trial.
 
         Raises:
             UpdateRefused: The bundle failed; the subclass names the reason.
@@ -152,7 +154,7 @@ class Trial:
         return TrialProgress(now - self._began, self._settings, health.traffic - self._start, self._before.traffic)
 
     def is_over(self, now: float) -> bool:
-        """Return whether an idle device commits now, unproven."""
+        """Return whether a device with too few requests commits now, unproven."""
         return now - self._began >= self._settings.longest_s
 
     def _health(self, now: float, health: DeviceCondition, traffic: Traffic) -> Iterator[UpdateRefused]:

@@ -1,9 +1,9 @@
-"""Verify a fleet's published files: python-tuf's client, with additional limits and a version floor that survives
-crashes.
+"""Verification of a fleet's published files, by python-tuf's client with additional limits and a version floor that
+survives crashes.
 
 The transport is a parameter: `fetch` maps a path such as ``tuf/metadata/timestamp.json`` to chunks of bytes. python-tuf
 does not sync its metadata to disk, and accepts older signed metadata if its own copy was lost; the floor, which is
-synced, refuses that.
+synced to disk, prevents that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ BOUNDS = DownloadBounds(deadline_s=120.0, grace_s=10.0, least_bytes_per_s=256.0)
 
 
 class UpdateVerifier:
-    """The verified state of one fleet, for one update: create a new one for each.
+    """Verifies one update of one fleet. Create a new verifier for each update.
 
     Args:
         folder: A separate folder for the metadata and the floor; created if it does not exist.
@@ -156,8 +156,8 @@ class UpdateVerifier:
     def _check_role(self, role: str) -> None:
         expires = _read_signed(self._folder / f"{role}.json").expires
         if expires < self._not_before:
-            late = f"it is at least {self._not_before:%Y-%m-%d} (is the clock wrong?)"
-            raise _expired(role)(f"{role}: expired at {expires:%Y-%m-%d %H:%M}, and {late}")
+            late = f"it is at least {self._not_before:%Y-%m-%d} now (is the clock wrong?)"
+            raise _expired(role)(f"{role}: expired at {expires:%Y-%m-%d %H:%M}, but {late}")
 
     def _raise_floor(self) -> None:
         """Refuse versions below any that were verified before, then sync the present ones to disk."""
@@ -195,8 +195,8 @@ class UpdateVerifier:
             if isinstance(error, known):
                 return refusal(f"{role}: {error}")
         if isinstance(error, DeserializationError):
-            advice = "the operator checks it at the control plane, and any cache before it"
-            return MetadataInvalid(f"{role}: the source's file is damaged or cut off ({error}); {advice}")
+            advice = "the operator must check it at the control plane and at any cache before it"
+            return MetadataInvalid(f"{role}: the source's file is damaged or truncated ({error}); {advice}")
         return MetadataInvalid(f"{role}: {error}")
 
     def _root_has_expired(self) -> bool:
@@ -256,7 +256,8 @@ def _read_signed(path: Path) -> Signed:
 
 
 def _read_floor(path: Path) -> dict[str, int]:
-    """Return the floor. A damaged file counts as empty: a device with a failing disk must not lose updates forever.
+    """Return the version floor. A damaged file counts as empty, because a device with a failing disk must not lose
+    updates forever.
 
     A remote party cannot damage the file.
     """

@@ -1,5 +1,5 @@
-"""The `causeway-edge` command. `main` holds the commands, `options` their shared flags.
+"""The program `causeway-edge`. `main` holds the commands, and `options` their shared flags.
 
-`serve` runs the daemon; `ask` talks to a running one; `doctor/` checks the device; `up/` starts Triton, the
-gateway and the daemon together.
+`serve` runs the daemon; `ask` talks to a running daemon; `doctor/` checks the device; `up/` starts Triton, the gateway
+and the daemon together.
 """

@@ -1,4 +1,5 @@
-"""`causeway-edge ask`, `route` and `listen`: send one prompt or audio file to the running daemon through the SDK.
+"""The commands `causeway-edge ask`, `route` and `listen`, which send one prompt or audio file to the running daemon
+through the SDK.
 
 `listen` also shows the transcript of the audio. `route --policy FILE` tries a draft of a policy, without a daemon.
 """
@@ -84,7 +85,10 @@ def ask(text: str, url: str, api_key: str, output_format: str, no_stream: bool, 
     "settings",
     multiple=True,
     metavar="SIGNAL=VALUE",
-    help="With --policy: a signal, such as device.temperature_c=90, or down=TARGET; repeatable. Others are absent.",
+    help=(
+        "With --policy: set a signal, such as device.temperature_c=90, or down=TARGET. Repeatable. All "
+        "other signals are absent."
+    ),
 )
 def route(
     text: str,
@@ -103,7 +107,7 @@ def route(
     if policy_path is not None:
         document: object = _try_policy(policy_path, prompt, (*_request_settings(arguments), *settings))
     elif settings:
-        usage_error("--set needs --policy: the signals of a running daemon are its own.")
+        usage_error("--set needs --policy, because a running daemon measures its own signals.")
     else:
         with _daemon(url, api_key) as (causeway, _):
             document = causeway.route(prompt, **arguments)
@@ -123,7 +127,7 @@ def route(
     type=click.FloatRange(min=0.1, max=120.0),
     default=5.0,
     show_default=True,
-    help="Length of the recording in seconds, without AUDIO.",
+    help="Length of the recording in seconds, if there is no AUDIO.",
 )
 def listen(audio: str, url: str, api_key: str, output_format: str, duration_s: float, **flags: Any) -> None:
     """Send a spoken request to the running daemon.
@@ -318,7 +322,7 @@ def _request_settings(arguments: RequestOptions) -> Iterator[str]:
 def _try_policy(path: Path, prompt: str, settings: Iterable[str]) -> RouteExplanation:
     """Return how the policy in a file would route a prompt, with the settings that `try_draft` takes.
 
-    Prints the policy's problems; exits with the error's code if the policy cannot route.
+    Prints the policy's problems; exits with the error's status if the policy cannot route.
     """
     console = Console(stderr=True)
     try:

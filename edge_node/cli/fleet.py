@@ -1,4 +1,4 @@
-"""`causeway-edge fleet`: join a fleet, leave it, import a bundle, and print the device's status."""
+"""The command `causeway-edge fleet`: join a fleet, leave it, import a bundle, and print the device's status."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ def leave(config: Config, yes: bool) -> None:
             usage_error(str(error))
         finally:
             folder.release()
-    click.echo(f"Left the fleet. An operator revokes the device at the control plane: causeway-fleet revoke {device}")
+    click.echo(
+        f"Left the fleet. An operator must revoke the device at the control plane: causeway-fleet revoke {device}"
+    )
 
 
 @fleet.command("import")
@@ -150,9 +152,9 @@ def import_(config: Config, medium: Path) -> None:
             click.echo(f"causeway-edge: not imported: {reason}", err=True)
             sys.exit(REFUSED)
     if imported.wanted is None:
-        click.echo(f"Imported: it has no bundle for {identity.device} of the cohort {identity.cohort}.")
+        click.echo(f"Imported. The medium has no bundle for {identity.device} of the cohort {identity.cohort}.")
     elif imported.wanted == running:
-        click.echo(f"Imported: this device already runs bundle {running}.")
+        click.echo(f"Imported. This device already runs bundle {running}.")
     else:
         click.echo(f"Imported bundle {imported.wanted}, serial {imported.serial}, {imported.blobs} files.")
         click.echo("The daemon installs it within a minute, or at its next start. See `causeway-edge fleet status`.")
@@ -164,7 +166,8 @@ def import_(config: Config, medium: Path) -> None:
 def status(config: Config, output_format: str) -> None:
     """Print this device's identity, its bundle and its problems.
 
-    The daemon wrote them last. Exit code: 0 in a fleet, 1 not in a fleet or with problems, 2 usage error.
+    They are as the daemon last recorded them. Exit code: 0 in a fleet, 1 not in a fleet or with problems, 2 usage
+    error.
     """
     from ..agent.link.connection import read_record
     from ..agent.link.identity import FOLDER, read_identity
@@ -202,10 +205,10 @@ def _lines(identity: Identity | None, record: LinkRecord | None, folder: Path) -
     yield f"device     {identity.device}, tenant {identity.tenant}, cohort {identity.cohort}"
     yield f"joined     {_when(identity.joined)}"
     if record is None:
-        yield "link       the daemon has not run since: restart it"
+        yield "link       the daemon has not run since the device joined: restart it"
         return
     report = record.report
-    yield f"runs       {f'bundle {report.running}' if report.running else 'its own files'}, {report.state}"
+    yield f"runs       {(f'bundle {report.running}' if report.running else 'the factory files')}, {report.state}"
     if report.wanted and report.wanted != report.running:
         yield f"wanted     bundle {report.wanted}"
     if report.code:

@@ -1,4 +1,6 @@
-"""`causeway-edge jobs`: list the jobs of the running daemon, retry dead letters, purge jobs that have ended."""
+"""The command `causeway-edge jobs`: list the jobs of the running daemon, retry dead letters, and purge jobs that have
+ended.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def purge(url: str, api_key: str, output_format: str, job: str) -> None:
 
 
 def _ask(url: str, api_key: str, run: Callable[[Causeway], list[Job]]) -> list[Job]:
-    """Return the jobs that `run` gets from the daemon. Exits if the daemon refuses or cannot be reached."""
+    """Run `run` with a client of the daemon, and return its jobs. Exits if the daemon refuses or cannot be reached."""
     try:
         with connect(url, api_key) as causeway:
             return run(causeway)

@@ -1,4 +1,6 @@
-"""The commands of `causeway-edge`. Heavy modules are imported inside a command, so that usage errors appear at once."""
+"""The commands of `causeway-edge`. Large modules are imported inside the commands, so that usage errors appear at
+once.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _CLIENTS = {"ask": "ask", "route": "ask", "listen": "ask", "fleet": "fleet", "jo
 
 
 class _Commands(ProgramGroup):
-    """Imports the client commands on demand: the daemon needs neither the SDK nor its HTTP client."""
+    """A command group that imports the client commands on demand, because the daemon needs neither the SDK nor its HTTP
+    client.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_CLIENTS})
@@ -93,7 +97,7 @@ def _print_schema(context: click.Context, _option: click.Parameter, wanted: bool
     is_eager=True,
     expose_value=False,
     callback=_list_keys,
-    help="List every key with its variable, its default and its meaning.",
+    help="List every key with its environment variable, its default and its meaning.",
 )
 @click.option(
     "--schema",
@@ -122,10 +126,10 @@ def _without_secret(config: Config) -> Config:
 @main.command()
 @click.argument("file", type=PATH, envvar=CONFIG_VARIABLE)
 def migrate(file: Path) -> None:
-    """Rewrite a configuration of the version before with today's names.
+    """Rewrite a configuration of the previous version with the present names.
 
-    So are its policy and the folders of pulled models. FILE is by default $CAUSEWAY_CONFIG. Layout and comments stay,
-    and each file is kept as FILE.before.
+    Its policy and the folders of pulled models are rewritten, too. FILE is by default $CAUSEWAY_CONFIG. Layout and
+    comments are kept, and each original is saved as FILE.before.
     """
     from .migrate import run
 
@@ -154,7 +158,9 @@ def decisions() -> None:
 
 @decisions.command()
 @config_options
-@click.option("--since", default="", metavar="DURATION", help="Only records of this last period, such as 24h or 7d.")
+@click.option(
+    "--since", default="", metavar="DURATION", help="Only records of this most recent period, such as 24h or 7d."
+)
 def export(config: Config, since: str) -> None:
     """Print the records on disk as JSON lines, oldest first.
 
@@ -186,9 +192,9 @@ def export(config: Config, since: str) -> None:
 
 @main.command()
 @config_options
-@click.option("--small", metavar="MODEL", help="Model for the device; the policy is written for it.")
-@click.option("--large", metavar="MODEL", help="Model for the cloud, served by Triton; the policy is written for it.")
-@click.option("--no-cloud", is_flag=True, help="Start the daemon alone: no Triton, no gateway.")
+@click.option("--small", metavar="MODEL", help="Model for the device. A policy is written for it.")
+@click.option("--large", metavar="MODEL", help="Model for the cloud, served by Triton. A policy is written for it.")
+@click.option("--no-cloud", is_flag=True, help="Start only the daemon, without Triton and the gateway.")
 @click.option("--once", is_flag=True, help="Ask the demo questions, print the table, and stop.")
 @click.option("--run-dir", type=PATH, help="Folder for logs and state.")
 def up(config: Config, small: str | None, large: str | None, no_cloud: bool, once: bool, run_dir: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""`causeway-edge migrate`: rewrite what a device has of the version before with today's names."""
+"""The command `causeway-edge migrate`: rewrite a device's files of the previous version with the present names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from causeway_server.router.serving.process import migrate_file
 
 
 def run(file: Path) -> Iterator[str]:
-    """Rewrite the configuration, its policy and the folders of models, and yield what was changed, a line each.
+    """Rewrite the configuration, its policy and the folders of models, and yield a line for each change.
 
     Raises:
-        ConfigError: A file cannot be rewritten; those before it are.
+        ConfigError: A file cannot be rewritten; the files before it have been.
     """
     rewritten = migrate_file(file, "edge.yaml")
     yield from rewritten.report(str(file))
@@ -38,13 +38,13 @@ def _paths(tree: Tree, file: Path, key: str) -> list[Path]:
 
 
 def _rename_models(folder: Path) -> Iterator[str]:
-    """Rename the folders of models that have another name now, and the name in their manifests."""
+    """Rename the folders of models whose names have changed, and the names in their manifests."""
     for one in RENAMED["model"]:
         old, new = folder / one.old, folder / one.new
         if not (old / MANIFEST).is_file():
             continue
         if new.exists():
-            raise ConfigError(f"{one.sentence} Both folders are there. Delete one of them.", where=str(old))
+            raise ConfigError(f"{one.sentence} Both folders exist. Delete one of them.", where=str(old))
         try:
             manifest = msgspec.json.decode((old / MANIFEST).read_bytes(), type=dict[str, object])
             document = msgspec.json.encode(manifest | {"name": one.new})

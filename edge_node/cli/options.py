@@ -40,7 +40,7 @@ _CONFIG_FLAGS = {
 
 
 class _KeyOption(click.Option):
-    """A flag that sets the configuration key in `help`, whose description is read only for `--help`."""
+    """A flag that sets the configuration key named in `help`. The key's description is read only for `--help`."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         record, key = super().get_help_record(ctx), self.help or ""
@@ -50,7 +50,7 @@ class _KeyOption(click.Option):
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the flags of every command that loads the configuration, which is passed to it as `config`.
 
-    An error in the configuration is printed, and the process ends with status 2.
+    If the configuration has an error, the error is printed and the process exits with status 2.
     """
 
     @wraps(command)
@@ -99,9 +99,11 @@ output_format_option = click.option(
 def request_options(command: F) -> F:
     """Add the flags of the commands that send one request to a running daemon."""
     options = [
-        click.option("--model", default="auto", show_default=True, help="Target, or auto: the policy decides."),
+        click.option("--model", default="auto", show_default=True, help="Target, or `auto` to let the policy decide."),
         click.option(
-            "--prefer", type=click.Choice(get_args(Prefer)), help="Preference, which can only narrow the policy."
+            "--prefer",
+            type=click.Choice(get_args(Prefer)),
+            help="Routing preference, which can only narrow the policy.",
         ),
         click.option("--tag", "tags", multiple=True, help="Tag for the policy's rules, such as `private`; repeatable."),
         click.option("--temperature", type=float, help="Sampling temperature; default: the target's."),

@@ -1,4 +1,4 @@
-"""`causeway-edge serve`: run the daemon on a terminal or under systemd."""
+"""The command `causeway-edge serve`: run the daemon on a terminal or under systemd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def run(config: Config, fleet: FleetLink | None = None) -> int:
     """Run the daemon until SIGTERM or Ctrl-C, drain it, and return the exit code; 1 if a background task failed.
 
-    For a bundle with other settings the program is executed again, in the same process, after the drain.
+    If a bundle with other settings must be activated, the program is executed again in the same process after the
+    drain.
 
     Args:
         config: The configuration.
@@ -75,7 +76,7 @@ def _summary(config: Config, app: App) -> Iterator[str]:
         yield f"socket     unix://{config.server.socket}"
     yield f"policy     {report.name}@{report.revision}  {report.file}"
     if report.last_good:
-        yield f"           the file was rejected, the last good policy is active: {report.refused}"
+        yield f"           the file was rejected, so the last good policy is active: {report.refused}"
     for target in app.parts.policies.active.targets:
         if target.at == "edge":
             yield f"device     {target.name}: {target.served}" + ("" if config.engine.enabled else "  (engine is off)")

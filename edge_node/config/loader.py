@@ -71,12 +71,12 @@ def coerce(setting: Setting, annotation: object, key: str) -> object:
         result: object = msgspec.convert(value, annotation, strict=not setting.is_text)
     except msgspec.ValidationError as error:
         reason, inside, path = str(error).partition(" - at `$")
-        message = f"must be {_expected(kind, key)}, not {_display(setting.value, key)}"
+        message = f"Must be {_expected(kind, key)}, not {_display(setting.value, key)}."
         if inside:  # a list: what is wrong is one of its values, which may be a secret
             message = _in_words(reason)
         raise ConfigError(message, where=f"{setting.where}: {key}{path.rstrip('`')}") from error
     if isinstance(result, float) and not math.isfinite(result):
-        raise ConfigError(f"must be {_expected(kind, key)}, not {result}", where=f"{setting.where}: {key}")
+        raise ConfigError(f"Must be {_expected(kind, key)}, not {result}.", where=f"{setting.where}: {key}")
     return result
 
 
@@ -173,9 +173,9 @@ def _display(value: object, key: str) -> str:
 
 
 def _in_words(reason: str) -> str:
-    """Return msgspec's reason, with what a pattern stands for."""
+    """Return msgspec's reason, with a description instead of a pattern."""
     pattern = _PATTERN.search(reason)
-    return f"must be {_FORMATS[pattern[1]]}" if pattern and pattern[1] in _FORMATS else reason
+    return f"Must be {_FORMATS[pattern[1]]}." if pattern and pattern[1] in _FORMATS else f"{reason}."
 
 
 # --- the layers ------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def _walk(tree: strict_yaml.Tree, base: Path, found: dict[str, Setting]) -> None
     if isinstance(tree, strict_yaml.Scalar) and tree.kind == "null" and tree.location.path:
         return  # a section with only commented-out keys
     if not isinstance(tree, strict_yaml.Mapping):
-        raise ConfigError("must be a mapping of keys", where=str(tree.location))
+        raise ConfigError("Must be a mapping of keys.", where=str(tree.location))
     for name, value in zip(tree.keys, tree.values, strict=True):
         key = name.location.path
         where = str(msgspec.structs.replace(name.location, path=""))
@@ -275,10 +275,10 @@ def unknown_key(key: str, where: str) -> ConfigError:
         in_other_sections or difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(key, leaves, n=1)
     )
     if near:
-        hint = f"did you mean `{near[0] if near[0] in leaves else section + near[0]}`?"
+        hint = f"Did you mean `{near[0] if near[0] in leaves else section + near[0]}`?"
     else:
-        hint = f"known keys: {', '.join(names or sorted({leaf.split('.')[0] for leaf in leaves}))}"
-    return ConfigError(f"unknown key; {hint}", where=f"{where}: {key}")
+        hint = f"Known keys: {', '.join(names or sorted({leaf.split('.')[0] for leaf in leaves}))}."
+    return ConfigError(f"Unknown key. {hint}", where=f"{where}: {key}")
 
 
 def build(layer: Layer) -> Config:
@@ -338,9 +338,9 @@ def _read(path: Path, description: str) -> str:
         with path.open("rb") as file:
             return file.read(_MAX_FILE_BYTES).decode()
     except OSError as error:
-        raise ConfigError(f"cannot read the {description}: {error.strerror}", where=str(path)) from error
+        raise ConfigError(f"Cannot read the {description}: {error.strerror}.", where=str(path)) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the {description} is not UTF-8 text", where=str(path)) from error
+        raise ConfigError(f"The {description} is not UTF-8 text.", where=str(path)) from error
 
 
 def _absolute(value: object, folder: Path) -> object:
@@ -357,7 +357,7 @@ def _merge_secrets(layers: list[dict[str, Setting]]) -> dict[str, Setting]:
         present = {key for key in ("cloud.api_key", "cloud.api_key_file") if key in layer and layer[key].value}
         if len(present) == 2:
             where = f"{layer['cloud.api_key'].where}: cloud.api_key"
-            raise ConfigError("set either this or cloud.api_key_file, not both", where=where)
+            raise ConfigError("Set either this or cloud.api_key_file, not both.", where=where)
         if "cloud.api_key" in present:
             merged.pop("cloud.api_key_file", None)
         if "cloud.api_key_file" in present:
@@ -371,7 +371,7 @@ def _check_url(setting: Setting | None) -> None:
         return
     parts = urlsplit(setting.value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        message = f"must be a URL like https://cloud.example/v1, not {setting.value!r}"
+        message = f"Must be a URL like https://cloud.example/v1, not {setting.value!r}."
         raise ConfigError(message, where=f"{setting.where}: cloud.url")
 
 
@@ -382,7 +382,7 @@ def _with_secret(cloud: CloudConfig) -> CloudConfig:
     secret = _read(Path(cloud.api_key_file), "key file").strip()
     if not secret or len(secret) > _MAX_SECRET_BYTES or "\n" in secret:
         raise ConfigError(
-            "the key file must hold the token on one line", where=f"{cloud.api_key_file}: cloud.api_key_file"
+            "The key file must hold the token on one line.", where=f"{cloud.api_key_file}: cloud.api_key_file"
         )
     return msgspec.structs.replace(cloud, url=url, api_key=secret)
 

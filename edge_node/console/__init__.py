@@ -1,1 +1,3 @@
-"""The device's page at `/console`: decisions as they are made, their reasons, and the effect of other signal values."""
+"""The device's page at `/console`: it shows decisions as they are made, their reasons, and the effect of other signal
+values.
+"""

@@ -1,11 +1,11 @@
-"""The page's paths, and the device's state for it. Everything is loaded at the first request of a browser.
+"""The page's paths, and the device's state for the page. Everything is loaded at the first request of a browser.
 
 GET  /console, /console/FILE     the page: static files, the same for everyone, without an API key
 GET  /console/state              the device at this moment
 POST /console/what-if            {id, signals: {name: value}} → a recorded request, decided again without running it
 
-The last two need the API key where `server.keys` names some, as `/v1/decisions` does; the page asks for it. They send
-no CORS headers, so that only the page of this daemon can read them.
+The last two need an API key if `server.keys` lists any, as `/v1/decisions` does; the page asks for it. They send no
+CORS headers, so that only the page of this daemon can read them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _json(value: object) -> web.Response:
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """The part `fleet` of the body of `/console/state`. Times are Unix seconds.
+    """The field `fleet` in the body of `/console/state`. Times are Unix seconds.
 
     Attributes:
         fleet: The fleet's name; "" for a device without a control plane, as are `device` and `cohort`.

@@ -50,7 +50,7 @@ class Backends:
 
     engines: EnginePool | None
     cloud: CloudBackend | None
-    encoders: PartEncoders | None  # None on a device without one
+    encoders: PartEncoders | None  # encoders of audio and images; None on a device without them
     learned: LearnedEstimators
     spend: SpendStore
     signals: SignalCollector
@@ -72,15 +72,15 @@ class Serving:
 
 @dataclass(frozen=True, kw_only=True)
 class WaysIn:
-    """The sources of requests."""
+    """The parts from which requests come."""
 
-    connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
+    connections: tuple[ConnectionTable, ConnectionTable]  # open connections, over TCP and over the Unix socket
     reader: RequestReader
     files: DeviceFileStore
     jobs: LazyJobs
     audio: LazyAudio
     sessions: Sessions[DeviceClient]
-    mqtt: MqttBridge | None  # None without a configured broker
+    mqtt: MqttBridge | None  # MQTT bridge; None without a configured broker
     tracing: RequestTracer | None
 
 
@@ -88,12 +88,12 @@ class WaysIn:
 class Components(Backends, Serving, WaysIn):
     """The components that `build` constructs, and that the lifecycle starts and closes."""
 
-    started: float  # monotonic s
+    started: float  # time of the start, monotonic seconds
     clock: Clock
     metrics: Metrics
     state_folder: StateFolderLock
-    fleet: FleetConnection | None  # None on a device that has not joined a fleet
-    fleet_problem: str  # why a device in a fleet has no connection
+    fleet: FleetConnection | None  # connection to the fleet; None on a device that has not joined a fleet
+    fleet_problem: str  # reason why a device in a fleet has no connection
 
     def readiness(self) -> Readiness:
         """Return whether a target can answer: the engine is loaded, or the cloud is not known to be unreachable."""
@@ -133,8 +133,8 @@ class Components(Backends, Serving, WaysIn):
         return tuple(problem for problem in problems if problem)
 
     def can_answer(self) -> bool:
-        """Return whether the start is complete: a model is loaded, or a cloud is configured, for a target of the
-        policy.
+        """Return whether the start is complete: for some target of the policy, a model is loaded or a cloud is
+        configured.
 
         An unreachable cloud counts as well: a device that boots without a network has started.
         """
@@ -173,13 +173,13 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     labels = (("name", report.name), ("revision", report.revision))
     yield Gauge("causeway_edge_policy_info", "The active policy; always 1.", 1.0, labels)
     refused = float(bool(report.refused))
-    yield Gauge("causeway_edge_policy_rejected", "1: the newest policy file was rejected.", refused)
+    yield Gauge("causeway_edge_policy_rejected", "Whether the newest policy file was rejected (1) or not (0).", refused)
 
 
 def _admission_gauges(parts: Components) -> Iterator[Gauge]:
     stats = parts.admission
-    yield Gauge("causeway_edge_requests_running", "Requests being generated now.", stats.running)
-    yield Gauge("causeway_edge_requests_queued", "Requests waiting for admission.", stats.waiting)
+    yield Gauge("causeway_edge_requests_running", "Generations in progress.", stats.running)
+    yield Gauge("causeway_edge_requests_queued", "Requests that wait for admission.", stats.waiting)
     yield Gauge(
         "causeway_edge_shared_generations",
         "Generations in progress that identical requests may share.",
@@ -190,7 +190,7 @@ def _admission_gauges(parts: Components) -> Iterator[Gauge]:
 def _storage_gauges(parts: Components) -> Iterator[Gauge]:
     cache = parts.cache
     yield Gauge("causeway_edge_cache_entries", "Cache entries in memory.", len(cache))
-    yield Gauge("causeway_edge_cache_bytes", "Bytes of the cache in memory.", cache.memory_bytes)
+    yield Gauge("causeway_edge_cache_bytes", "Size of the cache in memory, in bytes.", cache.memory_bytes)
     for store, stats in (("cache", cache.disk()), ("decisions", parts.decisions.disk()), ("spend", parts.spend.disk())):
         yield from _sqlite_gauges(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
     if (shadow := parts.shadows.disk()) is not None:
@@ -207,7 +207,10 @@ def _sqlite_gauges(store: str, stats: SqliteStats) -> Iterator[Gauge]:
         labels,
     )
     yield Gauge(
-        "causeway_edge_store_available", "1: the store writes to disk; 0: memory only.", float(stats.available), labels
+        "causeway_edge_store_available",
+        "Whether the store writes to disk (1) or only keeps data in memory (0).",
+        float(stats.available),
+        labels,
     )
 
 
@@ -216,11 +219,11 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
         edge = engines.signals()
         yield Gauge(
             "causeway_edge_engine_loaded",
-            "1: the edge model is loaded, or is as soon as a request needs it.",
+            "Whether the edge model is loaded, or will be as soon as a request needs it (1 or 0).",
             float(bool(edge.loaded)),
         )
         if edge.queue is not None:
-            yield Gauge("causeway_edge_engine_requests_queued", "Requests waiting in the engine.", edge.queue)
+            yield Gauge("causeway_edge_engine_requests_queued", "Requests that wait in the engine.", edge.queue)
         for model, restarts in engines.restarts():
             labels = (("model", model),)
             yield _counter(
@@ -230,13 +233,16 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
             labels = (("model", model),)
             yield Gauge(
                 "causeway_edge_engine_unloaded",
-                "1: the model left memory for want of requests, and the next one loads it; by model.",
+                (
+                    "Whether the model is unloaded because it was idle (1 or 0), by model. The next request "
+                    "loads it again."
+                ),
                 float(is_unloaded),
                 labels,
             )
             yield _counter(
                 "causeway_edge_engine_unloads",
-                "Times that a model left memory for want of requests, by model.",
+                "Times that a model was unloaded because it was idle, by model.",
                 unloads,
                 labels,
             )
@@ -244,9 +250,17 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
         cloud, health = parts.cloud.signals(), parts.cloud.health
         reachable, is_open = float(bool(cloud.reachable)), float(cloud.breaker == "open")
         refused = float(health.token_refused)
-        yield Gauge("causeway_edge_cloud_reachable", "1: the last probe of the cloud succeeded.", reachable)
-        yield Gauge("causeway_edge_cloud_breaker_open", "1: the circuit breaker of the cloud is open.", is_open)
-        yield Gauge("causeway_edge_cloud_token_refused", "1: the cloud refuses the token (HTTP 401).", refused)
+        yield Gauge(
+            "causeway_edge_cloud_reachable", "Whether the last probe of the cloud succeeded (1 or 0).", reachable
+        )
+        yield Gauge(
+            "causeway_edge_cloud_breaker_open", "Whether the circuit breaker of the cloud is open (1 or 0).", is_open
+        )
+        yield Gauge(
+            "causeway_edge_cloud_token_refused",
+            "Whether the cloud refuses the token with HTTP 401 (1 or 0).",
+            refused,
+        )
 
 
 def _job_gauges(jobs: LazyJobs) -> Iterator[Gauge]:
@@ -257,28 +271,36 @@ def _job_gauges(jobs: LazyJobs) -> Iterator[Gauge]:
     yield Gauge(
         "causeway_edge_jobs_unfinished", "Jobs that have not ended, by class.", stats.unfinished - stats.bulk, others
     )
-    yield Gauge("causeway_edge_jobs_bytes", "Bytes of the requests and results of jobs.", stats.bytes)
+    yield Gauge("causeway_edge_jobs_bytes", "Size of the requests and results of jobs, in bytes.", stats.bytes)
     yield _counter("causeway_edge_jobs_accepted", "Jobs that were accepted.", stats.accepted)
-    yield _counter("causeway_edge_jobs_dropped", "Bulk jobs that gave way to newer jobs.", stats.dropped)
+    yield _counter(
+        "causeway_edge_jobs_dropped", "Bulk jobs that were dropped to make room for newer jobs.", stats.dropped
+    )
     for state, count in stats.ended.items():
         labels = (("state", state),)
         yield _counter("causeway_edge_jobs_ended", "Jobs that ended, by state.", count, labels)
     yield Gauge(
         "causeway_edge_jobs_unreadable",
-        "Jobs that this version cannot read (damaged, or of a newer version), kept as long as dead letters.",
+        (
+            "Jobs that this version cannot read, because they are damaged or of a newer version. They are "
+            "kept as long as dead letters."
+        ),
         stats.unreadable,
     )
-    yield Gauge("causeway_edge_jobs_webhooks_waiting", "Webhooks that are to be sent.", stats.webhooks_due)
+    yield Gauge("causeway_edge_jobs_webhooks_waiting", "Webhooks that wait to be sent.", stats.webhooks_due)
     yield _counter(
         "causeway_edge_jobs_webhooks_unreachable",
-        "Attempts to send a webhook without a connection to its receiver.",
+        "Attempts to send a webhook that found no connection to its receiver.",
         jobs.unreachable,
     )
     for outcome, count in stats.webhooks.items():
         yield _counter(
             "causeway_edge_jobs_webhooks",
-            "Webhooks that are not sent any more, by outcome: delivered, failed, disabled (the receiver answered 410), "
-            "expired (their receiver was away too long), lost (their job was deleted).",
+            (
+                "Webhooks that are no longer sent, by outcome: delivered, failed, disabled (the receiver "
+                "answered 410), expired (the receiver was unreachable for too long), lost (the job was "
+                "deleted)."
+            ),
             count,
             (("outcome", outcome),),
         )
@@ -286,9 +308,11 @@ def _job_gauges(jobs: LazyJobs) -> Iterator[Gauge]:
         labels = (("outcome", outcome),)
         yield _counter(
             "causeway_edge_jobs_revisions",
-            "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the deadline passed), "
-            "failed (the part could not be read, or the run failed), cancelled, no_room (too many answers wait for "
-            "late parts).",
+            (
+                "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the "
+                "deadline passed), failed (the part could not be read, or the run failed), cancelled, "
+                "no_room (too many answers were waiting for late parts)."
+            ),
             count,
             labels,
         )
@@ -297,18 +321,24 @@ def _job_gauges(jobs: LazyJobs) -> Iterator[Gauge]:
 def _file_gauges(files: DeviceFileStore) -> Iterator[Gauge]:
     stats = files.stats
     yield Gauge("causeway_edge_files", "Uploaded files.", stats.files)
-    yield Gauge("causeway_edge_files_bytes", "Bytes of the uploaded files.", stats.bytes)
+    yield Gauge("causeway_edge_files_bytes", "Size of the uploaded files, in bytes.", stats.bytes)
     yield _counter("causeway_edge_files_expired", "Uploaded files that expired.", stats.expired)
 
 
 def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:
-    yield Gauge("causeway_edge_fleet_reachable", "1: the fleet's control plane answered last.", float(fleet.reachable))
     yield Gauge(
-        "causeway_edge_fleet_token", "1: the device has a valid token of its fleet.", float(bool(fleet.tokens.token))
+        "causeway_edge_fleet_reachable",
+        "Whether the last request to the fleet's control plane succeeded (1 or 0).",
+        float(fleet.reachable),
+    )
+    yield Gauge(
+        "causeway_edge_fleet_token",
+        "Whether the device has a valid token of its fleet (1 or 0).",
+        float(bool(fleet.tokens.token)),
     )
     yield _counter(
         "causeway_edge_fleet_telemetry_lost",
-        "Minutes of telemetry that were dropped because a day of them waited.",
+        "Minutes of telemetry that were dropped because a whole day of it was waiting.",
         fleet.telemetry.lost,
     )
 
@@ -326,7 +356,7 @@ def _connection_gauges(parts: Components) -> Iterator[Gauge]:
         )
         yield _counter(
             "causeway_edge_refused_connections",
-            "Connections refused because every other one had a request in progress.",
+            "Connections refused because every open connection had a request in progress.",
             stats.refused,
             labels,
         )

@@ -57,7 +57,7 @@ _GOLDEN_S = 180.0  # time for one prompt, including the loading of the model
 _GOLDEN_TOKENS = 256
 _PROBE, _PROBE_TOKENS = "hello", 1  # an adapter is tested by its first request
 See = Callable[[Blob], Awaitable[SoftTokens]]
-"""Function that turns an image of a golden prompt into soft tokens of its model. Raises ModelUnusable."""
+"""Turns an image of a golden prompt into soft tokens of its model. Raises ModelUnusable."""
 _GOLDEN_TRIES = 3
 _LOAD_S = 300.0
 _Section = TypeVar("_Section", bound=msgspec.Struct)
@@ -90,7 +90,7 @@ def connect(
             telemetry_interval_s=config.telemetry_interval_s,
         ), ""
     except (ConfigError, FileNotFoundError) as error:
-        problem = f"this device cannot speak to its fleet: {error}"
+        problem = f"this device cannot connect to its fleet: {error}"
         log.error(problem)
         return None, problem
 
@@ -179,7 +179,8 @@ async def check_golden(
         model: The model's description in the bundle.
         model_dirs: Folders that are searched for models.
         config: Settings of the image decoder.
-        tries: Attempts per prompt; an engine that also decodes other requests may break a near tie in another way.
+        tries: Attempts per prompt, because an engine that decodes other requests at the same time may break a near tie
+            differently.
 
     Raises:
         GoldenAnswerDiffers: An answer differs from the expected one.
@@ -242,8 +243,8 @@ async def golden_answer(
 async def golden_images(model: BundleModel, model_dirs: Sequence[Path], config: PartsConfig) -> AsyncIterator[See]:
     """Yield the function that reads the images of a model's golden prompts.
 
-    It has its own processes, because requests may still use the projector of the previous bundle. No process is started
-    for a model without such prompts.
+    It has its own processes, because requests may still use the projector of the previous bundle. A model without such
+    prompts needs no process.
 
     Raises:
         ModelUnusable: The model's projector cannot be used here.
@@ -252,7 +253,9 @@ async def golden_images(model: BundleModel, model_dirs: Sequence[Path], config: 
         yield _no_image
         return
     if not config.enabled:
-        raise ModelUnusable(f"{model.name}: a golden prompt has an image, and this device reads none (parts.enabled).")
+        raise ModelUnusable(
+            f"{model.name}: a golden prompt has an image, but this device reads no images (parts.enabled)."
+        )
     # Imported only if a bundle needs it.
     from causeway_server.models.parts.installed import DECODER
     from causeway_server.models.parts.process.messages import PartLimits, Refusal, WorkerSpec
@@ -318,7 +321,7 @@ def _with_value(section: _Section, key: str, value: SettingValue) -> _Section:
 
 @dataclass(eq=False, repr=False)  # the configuration may contain a key
 class BundleHost:
-    """The daemon from its agent's point of view.
+    """The daemon as its agent sees it.
 
     Args:
         parts: The daemon's components.

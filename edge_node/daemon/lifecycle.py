@@ -105,7 +105,7 @@ class App:
         return self.stop_request.restarting
 
     async def start(self) -> None:
-        """Start everything and listen. Requests may come at once: they wait for the engine within their deadline.
+        """Start everything and listen. Requests may arrive at once; they wait for the engine within their deadlines.
 
         Raises:
             ConfigError: An address, the policy, a certificate or the state folder cannot be used; everything has been
@@ -141,7 +141,7 @@ class App:
         )
 
     def _root_ended(self, started: asyncio.Future[None], root: asyncio.Task[None]) -> None:
-        """End the daemon when its background tasks end: without them it would no longer repair faults."""
+        """End the daemon when its background tasks end, because without them it would no longer repair faults."""
         if self._stop.is_set() or root.cancelled():
             return
         error = root.exception() or RuntimeError("The background tasks ended.")
@@ -321,7 +321,7 @@ def _addresses(config: ServerConfig, tcp: ConnectionTable, unix: ConnectionTable
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return the first exception in a group, which names the task that failed."""
+    """Return the first exception that is not a group, which names the task that failed."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -361,7 +361,7 @@ class SystemdNotifier:
         return self._send("READY=1", status)
 
     def starting(self, status: str) -> bool:
-        """Ask for another minute to start. Call it again within that time, for as long as the start continues."""
+        """Ask systemd for another minute to start. Call it again within that time while the start continues."""
         return self._send(f"EXTEND_TIMEOUT_USEC={_EXTENSION_S * 1_000_000}", status)
 
     def watchdog(self) -> bool:

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 
 def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[BootState | None, Config]:
-    """Return the bundle to start with, and the configuration under it; None for a device that was never in a fleet.
+    """Return the bundle to start with, and the configuration under it. The bundle is None on a device that was never in
+    a fleet.
 
     Raises:
         ConfigError: Another daemon uses the state folder.
@@ -221,7 +222,9 @@ class Manifests:
         self._model_dirs = model_dirs
 
     def cache_scope(self, config: EngineConfig) -> bytes:
-        """Return model hashes and settings: other weights, another grammar or KV type may give other answers."""
+        """Return model hashes and settings as part of the cache key, because other weights, another grammar or KV type
+        may give other answers.
+        """
         try:
             artifacts = list_artifacts(self._model_dirs)
         except ArtifactError:

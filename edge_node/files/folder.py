@@ -1,9 +1,10 @@
-"""Uploaded files in a folder: one file each, a header of 4 KiB and the bytes. Blocking; used by one thread.
+"""The folder of uploaded files. Each is one file with a header of 4 KiB and the content. All methods block; one thread
+uses them.
 
 1. A file is written under the name of a draft, flushed to the disk and renamed: it exists completely or not at all.
 2. A deleted file is overwritten with zeros before its name is removed. A file system that writes elsewhere
-   (copy-on-write, or with a data journal) and the controller of a flash disk may keep the old blocks: only encryption
-   helps there.
+   (copy-on-write, or with a data journal) and the controller of a flash disk may keep the old blocks; only encryption
+   protects against that.
 3. Remains of a killed daemon (drafts, files that were half overwritten) are erased at the start.
 4. A file with an unreadable header, damaged or of a newer version, is set aside as ID.EXPIRES.unreadable until it
    expires (s of the device's own time); a version that can read it restores it.
@@ -36,7 +37,7 @@ _ZEROS = bytes(_PIECE_BYTES)
 
 
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file's header. `created_unix`: s, for display; `expires`: s of the device's own time.
+    """The header of an uploaded file. `created_unix`: Unix seconds, for display; `expires`: device time, seconds.
 
     `tags`, `prefer`: the hints of the upload, which apply to every request that names the file.
     """
@@ -105,7 +106,7 @@ class FileFolder:
         return left
 
     def begin(self, name: str) -> Draft:
-        """Begin a file."""
+        """Begin a file, and return its draft."""
         return Draft(self.path / f"{name}{_DRAFT}")
 
     def publish(self, draft: Draft, file: DeviceFile, mark: ClockMark) -> None:
@@ -205,7 +206,7 @@ def _read_header(path: Path) -> DeviceFile | None:
 
 
 def _has_header(path: Path) -> bool:
-    """Return whether there is a header, readable or not: it is overwritten first, and written last."""
+    """Return whether the file has a header, readable or not. The header is overwritten first, and written last."""
     with path.open("rb") as opened:
         return any(opened.read(HEADER_BYTES))
 

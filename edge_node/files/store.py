@@ -59,7 +59,7 @@ class FileFolderUnavailable(CausewayError, status=503, code="file_store_unavaila
 class FileStats(msgspec.Struct, frozen=True):
     files: int
     bytes: int
-    expired: int  # bytes so far
+    expired: int  # number of files that have expired so far
 
 
 class DeviceFileStore:
@@ -105,8 +105,9 @@ class DeviceFileStore:
         problems = [self._fault.problem] if self._fault.problem else []
         if self._aside:
             problems.append(
-                f"uploaded files that cannot be read: {self._aside}, damaged or of a newer version of the daemon, "
-                "which reads them after an upgrade; they are kept as long as others (files.ttl_s)"
+                f"{self._aside} uploaded files cannot be read: they are damaged, or a newer version of "
+                "the daemon wrote them, which can read them again after an upgrade; they are kept until "
+                "they expire (files.ttl_s)"
             )
         return tuple(problems)
 
@@ -202,7 +203,7 @@ class DeviceFileStore:
 
     @asynccontextmanager
     async def write(self, owner: str, expected_bytes: int) -> AsyncIterator[DeviceFileWriter]:
-        """Write a new file. Unless its writer finishes it, all of it is deleted.
+        """Open a writer for a new file. The file is deleted unless the writer finishes it.
 
         Args:
             owner: The client that owns the file.
@@ -221,8 +222,10 @@ class DeviceFileStore:
         writer = DeviceFileWriter(self, name, owner, self._folder.begin(name))
         if not self._uploads.hold(writer, network_of(owner)):
             raise QueueFull(
-                f"You upload {self._uploads.held_by(network_of(owner))} files at the same time, your share of "
-                f"{_MAX_UPLOADS}. Wait until one is there.",
+                (
+                    f"You are uploading {self._uploads.held_by(network_of(owner))} files at the same time, "
+                    f"which is your share of {_MAX_UPLOADS}. Wait until one has finished."
+                ),
                 retry_after_s=1.0,
             )
         try:
@@ -260,8 +263,8 @@ class DeviceFileStore:
         """Reserve room for `size` bytes of a file. Raises BodyTooLarge or StorageFull."""
         if size > self.max_file_bytes:
             raise BodyTooLarge(
-                f"The file has more than {self.max_file_bytes} bytes, the most that a request can carry in base64 "
-                "(`server.max_body_bytes`)."
+                f"The file has more than {self.max_file_bytes} bytes, the maximum that a request can "
+                "carry in base64 (`server.max_body_bytes`)."
             )
         if not self._has_room(writer, size):
             await self.sweep()
@@ -269,15 +272,16 @@ class DeviceFileStore:
                 stats = self.stats
                 if self._fits(writer, size):
                     raise StorageFull(
-                        "Your files would be more than your share of this device's "
-                        f"{self._config.max_files} files and {self._config.max_bytes} bytes (files.max_files, "
-                        "files.max_bytes): half while others have some, else seven eighths. Delete files, or wait "
-                        "until they expire."
+                        f"Your files would exceed your share of this device's {self._config.max_files} "
+                        f"files and {self._config.max_bytes} bytes (files.max_files, files.max_bytes), "
+                        "which is half if other clients have files, else seven eighths. Delete files, or "
+                        "wait until they expire."
                     )
                 raise StorageFull(
                     f"This device has {stats.files} uploaded files with {stats.bytes} bytes, and may have "
-                    f"{self._config.max_files} with {self._config.max_bytes}, those included that are being uploaded "
-                    "(files.max_files, files.max_bytes): delete files, or wait until they expire."
+                    f"{self._config.max_files} files with {self._config.max_bytes} bytes, including those "
+                    "that are being uploaded (files.max_files, files.max_bytes). Delete files, or wait "
+                    "until they expire."
                 )
         writer.reserved = size
 
@@ -325,8 +329,8 @@ class DeviceFileStore:
     def _check_accepts(self) -> None:
         if not self._config.accept:
             raise UnsupportedFeature(
-                "This device keeps no uploaded files on its disk (`files.accept`): send the bytes in the request, as a "
-                "data: URL in base64."
+                "This device does not keep uploaded files on its disk (`files.accept`). Send the bytes "
+                "in the request, as a data: URL in base64."
             )
         if not self._has_folder:
             raise FileFolderUnavailable("Uploaded files require a state folder. Set state_dir.")

@@ -1,4 +1,5 @@
-"""Room for a new job. Limits apply to jobs that have not ended, and to the bytes of requests and results:
+"""Acceptance of a new job within the limits of the outbox, which apply to jobs that have not ended, and to the bytes of
+requests and results:
 
 1. A job that is not bulk displaces the oldest waiting bulk jobs, if there is no other room.
 2. A bulk job displaces older bulk jobs. Bulk jobs together have a share of the outbox; the rest is reserved.
@@ -46,8 +47,8 @@ class OutboxAcceptance:
             known = read_row(*row)
             if not is_same_request(known.digest, job.digest):
                 raise IdempotencyConflict(
-                    f"This `Idempotency-Key` was used with another body or other headers, for {known.id}; "
-                    "send those again, or a new key."
+                    f"This `Idempotency-Key` was used for {known.id} with another body or other headers. "
+                    "Send the same request, or use a new key."
                 )
             if reply is not None and known.has_ended:  # its sender has lost the answer
                 rows.replies.set_due(db, known.seq, rows.time.now())
@@ -74,13 +75,15 @@ class OutboxAcceptance:
                     break
         if lacking.any or client_lack.any:
             raise OutboxFull(self._full(client_lack.any, job), retry_after_s=30.0)
-        dropped = JobDropped("The outbox was full, and a newer job took the place of the oldest bulk jobs.")
+        dropped = JobDropped("The outbox was full, and a newer job displaced the oldest bulk jobs.")
         for victim in victims:
             self._rows.end(db, victim, JobEvent.CANCEL, {"error": encode_job_error(dropped)})
             self._rows.stats.dropped += 1
 
     def _giving_way(self, db: sqlite3.Connection, job: EdgeJob, own_alone: bool) -> Iterator[tuple[bool, bytes]]:
-        """Yield the waiting bulk jobs in the order of displacement, and whether each belongs to the job's client."""
+        """Yield the waiting bulk jobs in the order in which they are displaced, and whether each belongs to the job's
+        client.
+        """
         client = network_of(job.owner)
         if job.priority != "bulk" and not own_alone:  # (1)
             yield from ((network_of(owner) == client, record) for owner, record in _oldest_bulk(db))
@@ -91,7 +94,7 @@ class OutboxAcceptance:
             yield from ((False, record) for owner, record in _oldest_bulk(db) if network_of(owner) != client)
 
     def _lacking(self, job: EdgeJob, body_bytes: int) -> _Lack:
-        """Return the jobs and bytes that a new job lacks within the limits of all clients. (1) (2)"""
+        """Return the number of jobs and bytes by which a new job exceeds the limits of all clients. (1) (2)"""
         config, stats = self._config, self._rows.stats
         lack = _Lack(stats.unfinished + 1 - config.max_jobs, stats.bytes + body_bytes - config.max_bytes)
         if job.priority != "bulk":
@@ -100,7 +103,7 @@ class OutboxAcceptance:
         return _Lack(max(lack.jobs, stats.bulk + 1 - jobs), max(lack.size, stats.bulk_bytes + body_bytes - size))
 
     def _lacking_share(self, job: EdgeJob, body_bytes: int) -> _Lack:
-        """Return the jobs and bytes that a new job lacks within its client's share. (3)"""
+        """Return the number of jobs and bytes by which a new job exceeds its client's share. (3)"""
         config, stats, held = self._config, self._rows.stats, self._rows.held_by(job.owner)
         jobs = stored_share(config.max_jobs, stats.unfinished > held.unfinished)
         size = stored_share(config.max_bytes, stats.bytes > held.bytes)
@@ -116,12 +119,13 @@ class OutboxAcceptance:
         stats, held = self._rows.stats, self._rows.held_by(job.owner)
         if is_share:
             return (
-                f"The outbox holds {held.unfinished} jobs and {held.bytes} bytes of this client, its share beside "
-                "other clients. Wait for their ends, purge results, or raise jobs.max_jobs or jobs.max_bytes."
+                f"The outbox holds {held.unfinished} jobs and {held.bytes} bytes of this client, which is "
+                "its share. Wait until they have ended, purge results, or raise jobs.max_jobs or "
+                "jobs.max_bytes."
             )
         return (
-            f"The outbox holds {stats.unfinished} jobs and {stats.bytes} bytes, and no waiting bulk job gives way. "
-            "Wait, or raise jobs.max_jobs or jobs.max_bytes."
+            f"The outbox holds {stats.unfinished} jobs and {stats.bytes} bytes, and no waiting bulk job "
+            "can be displaced. Wait, or raise jobs.max_jobs or jobs.max_bytes."
         )
 
 

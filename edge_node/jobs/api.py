@@ -64,7 +64,9 @@ _PLACES = {"wait": _WAIT, "end": _END, "last": _LAST}
 _POLL_S = 1.0  # interval of checking a job that does not run
 _SILENT_POLLS = 15  # interval of comments that keep proxies from closing the connection
 Position = tuple[int, int]
-"""A run, and a number of characters of its text, or a position after them."""
+"""A position in a job's event stream: the number of a run, and a number of characters of its text or a later
+position.
+"""
 
 
 class _EventData(msgspec.Struct, omit_defaults=True):
@@ -158,7 +160,7 @@ class OutboxEventReader:
         return events
 
     def _delta(self, run: int, text: str) -> bytes:
-        """Return the text that this client lacks; empty if it is up to date."""
+        """Return the text that this client has not received yet; empty if there is none."""
         known = self._last[1] if self._last[0] == run else 0
         if self._last[0] > run or known >= len(text):
             return b""
@@ -219,7 +221,7 @@ class OutboxApi:
         return body_response(result, headers=headers)
 
     async def _settled(self, job: EdgeJob, wait_s: float) -> tuple[EdgeJob, bytes]:
-        """Wait at most `wait_s` for the end of a job; not at all if the caller follows too many jobs already."""
+        """Wait at most `wait_s` for the end of a job; do not wait if the caller follows too many jobs already."""
         until, waiter = asyncio.get_running_loop().time() + wait_s, object()
         may_wait = self._followers.hold(waiter, network_of(job.owner))
         try:
@@ -276,8 +278,10 @@ class OutboxApi:
         await self._store.get(job_id, owner)  # an unknown job is a 404
         if not self._followers.hold(id(http), network_of(owner)):
             raise QueueFull(
-                f"You follow {self._followers.held_by(network_of(owner))} event streams here, your share of "
-                f"{_MAX_FOLLOWERS}. Poll the job instead.",
+                (
+                    f"You follow {self._followers.held_by(network_of(owner))} event streams on this device, "
+                    f"which is your share of {_MAX_FOLLOWERS}. Poll the job instead."
+                ),
                 retry_after_s=5.0,
             )
         try:
@@ -344,13 +348,13 @@ class SubmittedJob(msgspec.Struct, frozen=True):
 
 
 class EdgeJobFields(JobFields, frozen=True):
-    """Job fields accepted at the edge. `window` is parsed only to be rejected."""
+    """The fields of a job that the edge accepts. `window` is parsed only to be rejected."""
 
     window: Any = None
 
 
 class JobIntake:
-    """Accepts jobs. `reader`: replaces ids of a client's uploaded files in a body by their bytes."""
+    """Accepts jobs. `reader`: replaces the ids of a client's uploaded files in a body by their bytes."""
 
     def __init__(
         self, config: OutboxConfig, store: JobOutbox, runner: OutboxRunner, service: Service, reader: RequestReader
@@ -392,7 +396,8 @@ class JobIntake:
             return job.body
 
     async def _job(self, submitted: SubmittedJob, whole: bytes) -> tuple[EdgeJob, bytes]:
-        """Return the checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute.
+        """Check a job, and return it with its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or
+        NoRoute.
 
         Args:
             submitted: The job as submitted.
@@ -403,7 +408,7 @@ class JobIntake:
         if endpoint is not None:
             fields = msgspec.structs.replace(fields, endpoint=endpoint)
         if fields.window is not None:
-            message = "a device has no off-peak hours: leave `window` out, or send `not_before_ms`"
+            message = "a device does not have off-peak hours: leave out `window`, or send `not_before_ms`"
             raise UnsupportedFeature(message, param="window")
         if fields.webhook:
             webhooks = self._config.webhooks
@@ -411,12 +416,12 @@ class JobIntake:
         request = parse_job_request(fields.endpoint, plain, hints)
         if modalities(request) != ["text"] and not self._config.accept_parts:
             message = (
-                "this device keeps no audio, images or files on its disk, where jobs wait (`jobs.accept_parts`): "
-                "send it as a plain request"
+                "this device does not store audio, images or files on its disk, where jobs wait "
+                "(`jobs.accept_parts`): send a plain request"
             )
             raise UnsupportedFeature(message, param="messages")
         if endpoint is not None and request.stream:
-            message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"
+            message = "an answer is either streamed or becomes a job: leave out `stream` or `Prefer: respond-async`"
             raise InvalidRequest(message, param="stream")
         decision = await self._service.preview(request)
         if not decision.attempts:

@@ -33,7 +33,7 @@ SECRET_PATH = "/v1/webhooks/secret"
 
 
 class JobParts(NamedTuple):
-    """The parts that exist from the first job on."""
+    """The parts of the room `jobs`, which exist from the first job on."""
 
     store: JobOutbox
     runner: OutboxRunner

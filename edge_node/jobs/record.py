@@ -17,7 +17,7 @@ from causeway_server.router.types import PartRecord, Prefer
 
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 Lane = Literal["", "edge", "cloud"]
-"""The place where the policy would run a job now; "": it must be decided again."""
+"""The place where the policy would run a job now; "" if that must be decided again."""
 
 
 class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,9 +33,9 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     tags: tuple[str, ...] = ()  # tags of headers and API key; the body may have its own
     prefer: Prefer | None = None
-    may_leave: bool  # whether the policy at acceptance allowed it to leave the device
+    may_leave: bool  # whether the policy, at acceptance, allowed the job to leave the device
     lane: Lane
-    target: str = ""  # target in the cloud, once the request may have been sent there: it runs nowhere else
+    target: str = ""  # cloud target to which the request may have been sent; from then on the job runs nowhere else
     state: JobState = JobState.QUEUED
     due: float
     deadline: float
@@ -45,30 +45,30 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
     ended_unix: float | None = None
     attempts: int = 0  # number of failed runs
     lost: int = 0  # number of runs during which the daemon ended
-    revived: int = 0  # number of retries as a dead letter
-    run: int = 0  # number of the last run: reports of older ones are ignored
+    revived: int = 0  # number of times that the job was retried as a dead letter
+    run: int = 0  # number of the last run; reports of earlier runs are ignored
     body_bytes: int = 0
     result_bytes: int = 0
-    error: bytes = b""  # JSON
+    error: bytes = b""  # error, as JSON
     cache: str = ""
     decision: str = ""  # id of the last run's decision
-    route: str = ""  # source of the answer
+    route: str = ""  # source of the answer: edge, cloud or cache
     # time from the start of a run in which its answer may be revised; 0: it is not revised
     revise_within_s: float = 0.0
     revision: int = 0  # number of revisions of the answer
     late: LateParts | None = None  # late parts that may still revise the answer; the request is kept until then
-    late_error: bytes = b""  # JSON: why no further revision followed
-    webhook: str = ""  # URL
+    late_error: bytes = b""  # reason, as JSON, why no further revision followed
+    webhook: str = ""  # URL of the webhook
     webhook_status: WebhookStatus = ""
 
     @property
     def cloud_key(self) -> str:
-        """The cloud's Idempotency-Key. A retried dead letter is another job there."""
+        """The Idempotency-Key that the cloud gets. A retried dead letter is a new job for the cloud."""
         return f"{self.id}.{self.revived}" if self.revived else self.id
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of its request and its result."""
+        """Size of the job's request and result, in bytes."""
         return self.body_bytes + self.result_bytes
 
     @property
@@ -77,7 +77,7 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
-    """The answer of a run, JSON, and its origin. `parts`: the parts that the target got as text."""
+    """The answer of a run, as JSON, and its origin. `parts`: the parts that the target received as text."""
 
     result: bytes
     cache: str
@@ -92,7 +92,7 @@ class JobAnswer(msgspec.Struct, frozen=True):
 
 
 class EdgeJobView(JobView, frozen=True, kw_only=True, omit_defaults=False):
-    """The view of a job on a device: the gateway's, plus its decision."""
+    """The API's view of a job on a device: the fields of the gateway's view, and the decision."""
 
     route: str | None
     decision: str | None
@@ -126,19 +126,19 @@ def edge_job_view(job: EdgeJob, now: float, unix: float, result: bytes = b"") ->
 
 
 class OutboxFull(QueueFull, code="outbox_full"):
-    """The device holds the maximum number of jobs, or of their bytes."""
+    """The device holds the maximum number of jobs, or of bytes of jobs."""
 
 
 class JobNotDead(InvalidRequest, status=409, code="job_not_dead"):
-    """Only a dead letter can be retried."""
+    """The job is not a dead letter, so it cannot be retried."""
 
 
 class JobNotEnded(InvalidRequest, status=409, code="job_not_ended"):
-    """A job that has not ended is cancelled, not purged."""
+    """The job has not ended, so it can be cancelled but not purged."""
 
 
 class JobDropped(CausewayError, status=503, code="job_dropped"):
-    """A bulk job that waited gave way to a newer job, because the outbox was full."""
+    """A waiting bulk job was displaced by a newer job, because the outbox was full."""
 
 
 class JobLost(CausewayError, code="daemon_lost"):
@@ -160,8 +160,8 @@ class Claimed(msgspec.Struct, frozen=True):
 class ReplyTo(msgspec.Struct, frozen=True):
     """Destination of a job's answer, for a sender that does not fetch it.
 
-    `address`: defined by the sender's protocol. `is_new`: an earlier job with the same key is unrelated, and loses the
-    key.
+    `address`: its form depends on the sender's protocol. `is_new`: an earlier job with the same key is unrelated, and
+    loses the key.
     """
 
     address: bytes
@@ -184,7 +184,7 @@ class OutboxWebhook(DueWebhook, frozen=True, kw_only=True):
 
 
 class ClientStats(msgspec.Struct, frozen=True):
-    """The outbox's counts for one client; `OutboxStats` has them for all clients."""
+    """The outbox's counts for one client; `OutboxStats` has the counts for all clients."""
 
     unfinished: int = 0
     bulk: int = 0
@@ -196,11 +196,11 @@ class OutboxStats(msgspec.Struct):
     """Counts of the outbox, updated in the thread of the file and read anywhere. Totals are since its start."""
 
     unfinished: int = 0
-    bulk: int = 0  # unfinished jobs
+    bulk: int = 0  # unfinished bulk jobs
     bytes: int = 0  # bytes of requests and results
-    bulk_bytes: int = 0  # unfinished bulk jobs
+    bulk_bytes: int = 0  # bytes of unfinished bulk jobs
     empty: int = 0  # jobs that have ended and hold neither request nor result
-    unreadable: int = 0  # jobs that are set aside, see `schema`
+    unreadable: int = 0  # jobs that are set aside because they cannot be read, see `schema`
     accepted: int = 0
     dropped: int = 0
     ended: Counter[str] = msgspec.field(default_factory=Counter)  # ended jobs by state

@@ -1,6 +1,6 @@
 """Operations on single jobs: reading, saving, ending and deleting; and all counts.
 
-Jobs move between states by `router.jobs.job`; a report of a run that is not the job's last one changes nothing.
+Jobs move between states by `router.jobs.job`; the report of a run that is not the job's last run is ignored.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _AGAIN_S = 60.0  # pause until a cloud that does not know the job is asked once 
 
 
 class OutboxRows:
-    """The rows of one device's jobs, and their counts, of all clients and of each. Call `load` first."""
+    """The rows of this device's jobs, with counts for all clients and for each client. Call `load` first."""
 
     def __init__(self, time: DeviceTime) -> None:
         self.time = time
@@ -291,8 +291,8 @@ class OutboxReplies:
         self._stats.replies_due -= changed if until is None else 0
 
     def set_due(self, db: sqlite3.Connection, seq: int, due: float | None) -> int:
-        """Set when the answer of a job is sent; None: not now. Return 1 if it was scheduled before and no longer is, or
-        the reverse.
+        """Set when the answer of a job is sent; None: not yet. Return 1 if this changes whether it is scheduled, else
+        0.
         """
         statement = f"UPDATE replies SET due = ? WHERE seq = ? AND due IS {'NOT ' if due is None else ''}NULL"
         changed = db.execute(statement, (due, seq)).rowcount
@@ -344,8 +344,8 @@ class OutboxWebhooks:
 
     1. The webhooks of a job are sent in order: a later one waits for the earlier ones.
     2. A job is kept until its webhooks are sent; its request and its answer are still deleted on time. After
-       `max_age_s` they are given up. Those of a job that is purged or displaced are lost. Both are counted.
-    3. `owners` have a secret that signs; a rotated one signs, too, for a day.
+    `max_age_s` its webhooks are given up. The webhooks of a job that is purged or displaced are lost. Both are counted.
+    3. An owner has a secret that signs webhooks. After a rotation, the earlier secret signs them, too, for a day.
     """
 
     def __init__(self, time: DeviceTime, stats: OutboxStats) -> None:
@@ -353,7 +353,9 @@ class OutboxWebhooks:
         self._stats = stats
 
     def add(self, db: sqlite3.Connection, job: EdgeJob, event: str = "") -> None:
-        """Schedule a webhook about a job in its present state. `event`: the event, if it is not the new state."""
+        """Schedule a webhook about a job in its present state. `event`: name of the event, if it differs from the
+        state.
+        """
         name = f"{job.cloud_key}.{event or job.state.value}" + (f".{job.revision}" if job.revision else "")
         notice = JobNotice(
             id=name,
@@ -406,10 +408,10 @@ class OutboxWebhooks:
         self._delete(db, seq, "lost")
 
     def give_up(self, db: sqlite3.Connection, job: EdgeJob) -> None:
-        """End the webhooks of a job whose receiver was unreachable for too long. (2)"""
+        """Give up the webhooks of a job whose receiver was unreachable for too long. (2)"""
         self._delete(db, job.seq, "expired")
         db.execute(UPDATE, updated(msgspec.structs.replace(job, webhook_status="failed")))
-        log.warning("%s: its webhooks are given up: the receiver was unreachable for too long.", job.id)
+        log.warning("%s: its webhooks are given up, because the receiver was unreachable for too long.", job.id)
 
     def _delete(self, db: sqlite3.Connection, seq: int, outcome: str) -> None:
         count = db.execute("DELETE FROM webhooks WHERE seq = ?", (seq,)).rowcount
@@ -432,6 +434,6 @@ class OutboxWebhooks:
 
 
 def receiver_of(url: str) -> str:
-    """Return scheme, host and port of a URL: the part that is slow or unreachable as a whole."""
+    """Return scheme, host and port of a URL, which identify the receiver that may be slow or unreachable."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.lower()}"

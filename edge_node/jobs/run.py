@@ -1,7 +1,7 @@
 """A run of a job on the service: its request, its answer, and the errors that determine the next step.
 
-The text of an answer is shown while it is made, to clients that follow the job's events (`JobFeed`). Answers with late
-parts are revised (`JobRevisions`).
+While an answer is made, its text is shown to clients that follow the job's events (`JobFeed`). Answers with late parts
+are revised (`JobRevisions`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ DEVICE_BUSY = (EngineUnavailable, QueueFull, RateLimited, Draining, JobStoreUnav
 
 
 class RunFailure(msgspec.Struct, frozen=True):
-    """A failed run. `errors`: those of the attempts, more specific than the final error; the last one counts."""
+    """A failed run. `errors`: the errors of its attempts, which are more specific than the final error; the last of
+    them decides.
+    """
 
     errors: list[CausewayError]
     decision: str
@@ -107,7 +109,9 @@ class JobRuns:
         )
 
     async def lane(self, request: Request) -> Lane:
-        """Return where the policy would run a job now. A job that cannot be decided fails on the device."""
+        """Return where the policy would run a job now. A job that cannot be decided is placed on the device, where it
+        fails.
+        """
         try:
             decision = await self.service.preview(request)
         except CausewayError:
@@ -140,7 +144,7 @@ def _errors(context: RequestContext, error: CausewayError) -> list[CausewayError
 
 
 class RunningJobs:
-    """The running jobs by number, and their lanes. A revision that waits for its part has no lane."""
+    """The running jobs by number, with their lanes. A revision that waits for its part has no lane."""
 
     def __init__(self) -> None:
         self._running: dict[int, tuple[Lane, anyio.CancelScope]] = {}
@@ -249,7 +253,7 @@ class RunningText(_Signal):
 
 
 class JobFeed(_Signal):
-    """The texts of all running jobs, by the job's number. It changes when a run starts or ends."""
+    """The texts of all running jobs, by the job's number. It signals a change when a run starts or ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +269,7 @@ class JobFeed(_Signal):
         return self._texts.get(seq)
 
     def end(self, seq: int) -> None:
-        """Note that a run has ended and that its end is stored."""
+        """Record that a run has ended and that its end is stored."""
         if (text := self._texts.pop(seq, None)) is not None:
             text.ended = True
             text.wake()

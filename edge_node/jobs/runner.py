@@ -1,9 +1,9 @@
-"""Runs the jobs of the outbox: on the device at once, in the cloud while it is reachable; critical ones first.
+"""The runner of the outbox's jobs: on the device at once, in the cloud while it is reachable, critical jobs first.
 
 Jobs pass through the same service as requests: one Decision, the same constraints, one Outcome. The policy decides
-again at each run. A job whose first target is in the cloud waits for the cloud and is not answered by a lesser target.
-When the cloud comes back, sending begins after a random pause and never exceeds three times `jobs.cloud_rate_per_s`, so
-that a thousand devices do not overload it.
+again at each run. A job whose first target is in the cloud waits for the cloud instead of being answered by a later
+target. When the cloud comes back, sending begins after a random pause and never exceeds three times
+`jobs.cloud_rate_per_s`, so that a thousand devices do not overload it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class OutboxRunner:
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _running: RunningJobs = field(default_factory=RunningJobs, init=False)
     _stopping: bool = False
-    _decided_under: tuple[str, bool, int] | None = None  # the policy and cloud state under which lanes were decided
+    # the policy and the cloud's state at the time when lanes were decided
+    _decided_under: tuple[str, bool, int] | None = None
 
     def __post_init__(self) -> None:
         self._gate = CloudGate(self.config, self.chance)
@@ -112,7 +113,7 @@ class OutboxRunner:
                 await self._deliver(partial(self.store.drop_revision, claimed.job, no_room()))
 
     async def _read(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the result of a store operation at the start, as soon as the disk accepts it."""
+        """Read from the store at the start, as soon as the disk accepts it, and return the result."""
         while True:
             try:
                 return await work()
@@ -163,7 +164,7 @@ class OutboxRunner:
         return min(_TICK_S, self._gate.wait_s(self.clock.monotonic())) if sent or reachable else _TICK_S
 
     async def _place(self) -> bool:
-        """Decide where jobs without a lane would run now. Return whether there were any."""
+        """Decide where jobs without a lane would run now. Return whether there were any such jobs."""
         unplaced = await self.store.unplaced(_PLACED_AT_ONCE)
         lanes: list[tuple[EdgeJob, Lane]] = []
         for claimed in unplaced:
@@ -180,7 +181,7 @@ class OutboxRunner:
         return bool(lanes)
 
     def _take(self, lane: Lane) -> bool:
-        """Take a slot for a revision; return whether there was one."""
+        """Take a slot on a lane for a revision; return whether one was free."""
         if lane != "cloud":
             return self._running.count("edge") < self.config.device_concurrency
         return self._running.count("cloud") < self.config.cloud_concurrency and self._gate.may_send(
@@ -292,7 +293,7 @@ class _RunEnd(NamedTuple):
 
 
 class CloudGate:
-    """Permits jobs to go to the cloud: while it is reachable, after a random pause, at a limited rate.
+    """Decides when jobs may be sent to the cloud: while it is reachable, after a random pause, at a limited rate.
 
     This keeps a thousand devices from overloading the cloud when it comes back.
 
@@ -323,6 +324,6 @@ class CloudGate:
         return max(0.0, max(self._opens, self._next) - now)
 
     def pause(self, now: float, seconds: float | None) -> None:
-        """Pause after a request of the cloud, or after its failure."""
+        """Pause because the cloud asked for it, or after the cloud has failed."""
         wait_s = _PAUSE_S if seconds is None else min(seconds, _MAX_WAIT_S)
         self._opens = max(self._opens, now + wait_s * (1.0 + 0.25 * self._chance.random()))

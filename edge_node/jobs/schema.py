@@ -62,7 +62,7 @@ BY_KEY = "SELECT state, record FROM jobs WHERE owner = ? AND key = ? AND key != 
 FREE_KEY = "UPDATE jobs SET key = '' WHERE owner = ? AND key = ? AND key != ''"
 OLDEST_BULK = f"SELECT seq, owner, record FROM jobs WHERE {WAITING} AND lane = ? AND rank = {RANK['bulk']} ORDER BY seq"
 UNREADABLE = "unreadable"
-"""State in the column alone: a row whose record this version cannot read."""
+"""The state, in its column only, of a row whose record this version cannot read."""
 _READABLE = f"state != '{UNREADABLE}'"
 LISTED = f"SELECT record FROM jobs WHERE owner = ? AND seq < ? AND {_READABLE} ORDER BY seq DESC LIMIT ?"
 DUE = (

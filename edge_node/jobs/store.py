@@ -110,15 +110,15 @@ class JobOutbox:
             problems.append(f"The outbox is full ({stats.unfinished} jobs, {stats.bytes} bytes): jobs are refused.")
         if stats.unreadable:
             problems.append(
-                f"The outbox has jobs that cannot be read: {stats.unreadable}, damaged or of a newer version of the "
-                "daemon, which runs them after an upgrade; they are kept as long as a dead letter "
-                "(jobs.dead_letter_ttl_s)."
+                f"{stats.unreadable} jobs of the outbox cannot be read: they are damaged, or a newer "
+                "version of the daemon wrote them, which runs them after an upgrade. They are kept as "
+                "long as dead letters (jobs.dead_letter_ttl_s)."
             )
         return tuple(problems)
 
     @property
     def name(self) -> str:
-        """The file's own name, 12 characters; "" before `open`."""
+        """The file's id, 12 characters; "" before `open`."""
         return self._rows.name
 
     def start(self) -> None:
@@ -193,7 +193,9 @@ class JobOutbox:
         if job.state is not JobState.DEAD:
             raise JobNotDead(f"Only a dead letter can be retried; this job is {job.state.value}.")
         if not job.body_bytes:
-            raise JobNotDead("The time of this dead letter has passed and its request is deleted. Submit it again.")
+            raise JobNotDead(
+                "The time of this dead letter has passed, and its request is deleted. Submit the request again."
+            )
         now = self.time.now()
         job = msgspec.structs.replace(
             job,
@@ -227,7 +229,7 @@ class JobOutbox:
             self._rows.delete_unreadable(db, job.seq)
             return job
         if not job.has_ended:
-            raise JobNotEnded(f"The job is {job.state.value}. Cancel it first.")
+            raise JobNotEnded(f"The job is {job.state.value}, so it cannot be purged. Cancel it first.")
         self._rows.delete(db, job)
         return job
 
@@ -250,7 +252,7 @@ class JobOutbox:
 
     @transaction
     def claim(self, db: sqlite3.Connection, lane: Lane, limit: int) -> list[Claimed]:
-        """Move the first due jobs of a lane to the state running, and return them."""
+        """Set the first due jobs of a lane to the state running, and return them."""
         claimed = []
         for waiting in self._waiting(db, lane, limit):
             job = waiting.job
@@ -280,13 +282,13 @@ class JobOutbox:
 
     @transaction
     def place(self, db: sqlite3.Connection, lanes: Sequence[tuple[EdgeJob, Lane]]) -> None:
-        """Set the lanes of jobs that still wait."""
+        """Set the lanes of jobs that are still waiting."""
         statement = f"UPDATE jobs SET lane = ? WHERE seq = ? AND {WAITING}"
         db.executemany(statement, [(lane, job.seq) for job, lane in lanes])
 
     @transaction
     def reset_lanes(self, db: sqlite3.Connection) -> None:
-        """Let every waiting job be decided again."""
+        """Clear the lanes of all waiting jobs, so that they are decided again."""
         db.execute(f"UPDATE jobs SET lane = '' WHERE {WAITING} AND lane != ''")
 
     @transaction
@@ -377,7 +379,7 @@ class JobOutbox:
 
     @transaction
     def expire(self, db: sqlite3.Connection) -> int:
-        """End jobs whose deadline has passed, and delete those that ended long ago. Return the number of both."""
+        """End jobs whose deadline has passed, and delete those that ended long ago. Return the sum of both."""
         now, config = self.time.now(), self._config
         late = _found(db, LATE, now, _ENDED_AT_ONCE)
         error = encode_job_error(DeadlineExceeded("The job's deadline passed before it was answered."))
@@ -475,7 +477,7 @@ class JobOutbox:
         return dropped
 
     def _keep(self, db: sqlite3.Connection, before: EdgeJob, after: EdgeJob, event: str) -> None:
-        """Store an answer that was revised, or whose revisions ended, and schedule its webhook."""
+        """Store an answer that was revised, or whose revisions have ended, and schedule its webhook."""
         if after.late is None:
             self._rows.bodies.delete(db, "requests", after.seq)
         self._rows.add_bytes(after, after.stored_bytes - before.stored_bytes)

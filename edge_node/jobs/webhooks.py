@@ -39,14 +39,14 @@ _AT_ONCE = 32  # number of cancellations
 
 
 class _Away(NamedTuple):
-    until: float  # monotonic, s
+    until: float  # end of the pause, monotonic seconds
     pause_s: float
 
 
 class ReceiverQueue(WebhookQueue[OutboxWebhook]):
     """The due webhooks, by receiver."""
 
-    counts_unreachable = False  # (1)
+    counts_unreachable = False  # whether failed connections are counted (1)
     idle_s = _POLL_S
 
     def __init__(self, store: JobOutbox, config: OutboxWebhookConfig, clock: Clock, chance: random.Random) -> None:
@@ -68,7 +68,9 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
         return claimed
 
     def _blocked(self, in_flight: Collection[OutboxWebhook]) -> set[str]:
-        """Return the receivers that get nothing now: all their slots are taken, or they are unreachable. (1)"""
+        """Return the receivers to which nothing may be sent now, because all their slots are taken or they are
+        unreachable. (1)
+        """
         now, busy = self._clock.monotonic(), Counter(receiver_of(webhook.url) for webhook in in_flight)
         full = {receiver for receiver, count in busy.items() if count >= self._config.concurrency_per_receiver}
         trying = {receiver for receiver in self._away if busy[receiver]}
@@ -98,7 +100,9 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
 
 
 def trusted_authorities(ca_file: str) -> ssl.SSLContext | None:
-    """Return the authorities of `jobs.webhooks.ca_file`; None for the system's. Raises ConfigError."""
+    """Return the trusted certificate authorities in `jobs.webhooks.ca_file`; None for the system's. Raises
+    ConfigError.
+    """
     if not ca_file:
         return None
     try:
@@ -108,10 +112,10 @@ def trusted_authorities(ca_file: str) -> ssl.SSLContext | None:
 
 
 class CloudCanceller:
-    """Sends the cancellations of jobs to the cloud, one after the other, and later if it is unreachable now.
+    """Sends the cancellations of jobs to the cloud one after the other. While the cloud is unreachable, they wait.
 
     Stopping a run closes its connection, but a job in the cloud continues without one: it would be paid for, and its
-    content kept. `cloud` None: this device has none, and no job was sent to it.
+    content kept. `cloud` is None if this device has none, and no job was sent to it.
     """
 
     def __init__(self, store: JobOutbox, cloud: CloudBackend | None, feed: JobFeed) -> None:

@@ -57,7 +57,7 @@ _ONLINE, _OFFLINE = "online", "offline"
 _AT_ONCE = 8
 _POLL_S = 1.0  # for jobs that end without a run
 _REFUSED_S = 60.0  # pause before an answer that the broker refused is sent again
-_MESSAGES = "Messages, by what was done (accepted, known, refused, ignored, dropped: QoS 0 without room)."
+_MESSAGES = "Messages by result: accepted, known, refused, ignored, or dropped (QoS 0 without room)."
 _MIN_WAIT_S, _MAX_WAIT_S = 1.0, 30.0  # pause before a message without room is tried again
 _NO_ROOM = (OutboxFull, RateLimited, JobStoreUnavailable, Draining)
 
@@ -78,7 +78,7 @@ class _Delivery:
 
 @dataclass(eq=False, repr=False)
 class MessageIntake:
-    """Accepts the messages of one connection after the other, each message in a task of its own.
+    """Accepts the messages of successive connections, each message in its own task.
 
     Each message is stored as a job, or refused with an answer, before it is acknowledged. Acknowledgements are sent in
     the order in which the messages came, as MQTT 5 requires. The cases:
@@ -189,7 +189,9 @@ class MessageIntake:
             except _NO_ROOM as error:
                 if message.qos == 0 or (job.priority == "bulk" and isinstance(error, OutboxFull)):
                     raise
-                self._waiting.begin(f"Messages wait unacknowledged, and the broker keeps the others: {error.message}")
+                self._waiting.begin(
+                    f"Messages wait unacknowledged, and the broker holds back further ones: {error.message}"
+                )
                 if isinstance(error, JobStoreUnavailable) and job.reply is not None:  # it may be stored
                     job = msgspec.structs.replace(job, reply=ReplyTo(job.reply.address))
                 await self.jobs.runner.feed.change(min(max(error.retry_after_s or 0.0, _MIN_WAIT_S), _MAX_WAIT_S))
@@ -279,14 +281,17 @@ class MqttBridge:
                 error = await self._converse(connection, self._intake, self._answers, topics, state_topic)
             except Exception as failure:  # an internal error: the next connection may work
                 log.error("The connection to the broker failed: %s", redacted(failure))
-                error = BrokerError(f"{self._broker}: an internal error.")
+                error = BrokerError(f"{self._broker}: an internal error occurred.")
             finally:
                 await self._leave(connection, state_topic)
                 was_connected, self.stats.connected = self.stats.connected, False
             is_short = anyio.current_time() - began < _SHORT_S
             short = short + 1 if was_connected and is_short else 0
             if short >= _SHORT_ONES:
-                message = f"{error.message} soon each time: another client may have the name {client_id!r}"
+                message = (
+                    f"{error.message} This happens soon after each connection: another client may "
+                    f"have the name {client_id!r}"
+                )
                 error = BrokerError(message, lasting=True)
             self._tell(error)
             await anyio.sleep(pause_s * (0.75 + 0.5 * self._chance.random()))
@@ -326,7 +331,10 @@ class MqttBridge:
         """Record and log a new connection, and publish that the device is online."""
         if self._was_connected and not connection.session_present:
             log.warning(
-                "%s has forgotten this device: messages since it was connected last are lost (mqtt.session_expiry_s).",
+                (
+                    "%s has discarded this device's session, so messages since the last connection are lost "
+                    "(mqtt.session_expiry_s)."
+                ),
                 self._broker,
             )
         if not self._was_connected and not self._away.problem and not self._refused.problem:
@@ -360,16 +368,20 @@ class MqttBridge:
 
     def gauges(self) -> Iterator[Gauge]:
         """Yield the gauges of `/metrics`."""
-        yield Gauge("causeway_edge_mqtt_connected", "1: the broker is connected.", float(self.stats.connected))
+        yield Gauge(
+            "causeway_edge_mqtt_connected", "Whether the broker is connected (1 or 0).", float(self.stats.connected)
+        )
         for result, count in self.stats.messages.items():
             yield Gauge("causeway_edge_mqtt_messages", _MESSAGES, count, (("result", result),), is_counter=True)
-        yield Gauge("causeway_edge_mqtt_answers", "Answers that the broker took.", self.stats.answers, is_counter=True)
+        yield Gauge(
+            "causeway_edge_mqtt_answers", "Answers that the broker acknowledged.", self.stats.answers, is_counter=True
+        )
         if (outbox := self._jobs.stats) is not None:
-            yield Gauge("causeway_edge_mqtt_unsent_answers", "Answers that wait for the broker.", outbox.replies_due)
+            yield Gauge("causeway_edge_mqtt_unsent_answers", "Answers that wait to be published.", outbox.replies_due)
 
 
 class AnswerPublisher:
-    """Publishes due answers. An answer may be published twice if the connection is lost, and is never lost itself."""
+    """Publishes due answers. If the connection is lost, an answer may be published twice, but never zero times."""
 
     def __init__(self, store: JobOutbox, feed: JobFeed, stats: MqttStats) -> None:
         self._store = store

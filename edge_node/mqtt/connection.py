@@ -1,7 +1,8 @@
 """A connection to a broker: MQTT 5 by paho, on the event loop.
 
 paho is used directly because messages are acknowledged by hand, and the broker's reasons and limits matter: an answer
-that the broker refuses was not sent. Connecting blocks, so a thread does that; all else happens in the loop.
+that the broker refuses was not sent. Connecting blocks, so a thread does that; everything else happens on the event
+loop.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Connection:
         await self._publish(topic, state.encode(), retain=True)
 
     def acknowledge(self, message: Message) -> None:
-        """Tell the broker that it need not deliver the message again."""
+        """Acknowledge a message, so that the broker does not deliver it again."""
         if message.qos and not self._lost.is_set():
             self._client.ack(message.mid, message.qos)
 
@@ -281,10 +282,14 @@ class Connection:
         _properties: Properties | None,
     ) -> None:
         if not flags.is_disconnect_packet_from_server:
-            during = "" if self._connected.done() else " before it accepted it: does it ask for TLS or a certificate?"
+            during = (
+                ""
+                if self._connected.done()
+                else " before it accepted the connection: does it require TLS or a certificate?"
+            )
             self._lose(BrokerError(f"{self._broker} closed the connection{during}."))
             return
-        taken_over = ": another client has the name mqtt.client_id" if reason.value == _TAKEN_OVER else ""
+        taken_over = ": another client has the same mqtt.client_id" if reason.value == _TAKEN_OVER else ""
         message = f"{self._broker} ended the connection: {reason}{taken_over}"
         self._lose(BrokerError(message, lasting=reason.value in _LASTING))
 

@@ -1,8 +1,8 @@
-"""Messages as they are on the wire, also as CloudEvents; conversion of messages to jobs, and of answers to messages.
+"""The messages on the wire, also as CloudEvents, and their conversion: messages to jobs, and answers to messages.
 
 A message's user properties may be the HTTP API's headers (``x-causeway-tags`` and the like), and its expiry is a
 deadline. A redelivered message is identified by its correlation data, or by a CloudEvent's `source` and `id`; without
-either by the packet's number, which the broker reuses for other messages later.
+either, by the packet's number, which the broker later reuses for other messages.
 
 CloudEvents over MQTT follow github.com/cloudevents/spec, bindings/mqtt-protocol-binding.md. A structured event is
 treated as the same message in binary mode, whose attributes are user properties. Its answer is structured as well.
@@ -70,7 +70,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_known_by_number(self) -> bool:
-        """Whether the message carries no id that identifies a redelivery."""
+        """Whether the message lacks an id of its own that identifies a redelivery."""
         return not self.correlation and self.event is None
 
 
@@ -205,7 +205,9 @@ def _text_of(data: msgspec.Raw) -> bytes:
     try:
         return msgspec.json.decode(data, type=str).encode()
     except (msgspec.DecodeError, UnicodeError):
-        raise InvalidRequest("`data` of an event on this topic is text, a JSON string.", param="data") from None
+        raise InvalidRequest(
+            "On this topic, `data` of an event must be text, as a JSON string.", param="data"
+        ) from None
 
 
 _MAX_CORRELATION_BYTES = 1024
@@ -242,7 +244,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     body: bytes
     headers: Mapping[str, str]
-    deadline_ms: int | None  # deadline if the headers have none, or a later one
+    deadline_ms: int | None  # deadline, if the headers have none or a later one
     key: str  # key that identifies a redelivery
     is_new: bool  # whether an earlier job with this key is unrelated
 
@@ -252,7 +254,9 @@ def check_message(message: Message, max_bytes: int) -> None:
     if message.fault is not None:
         raise message.fault
     if message.retain:
-        raise InvalidRequest("A retained message is not a request: the broker would send it again and again.")
+        raise InvalidRequest(
+            "A retained message cannot be a request, because the broker would send it again and again."
+        )
     if len(message.payload) > max_bytes:
         raise InvalidRequest(f"The message is larger than {max_bytes} bytes.")
     if len(message.correlation) > _MAX_CORRELATION_BYTES:
@@ -287,8 +291,8 @@ def _chat_of(payload: bytes, system: str) -> bytes:
 def _key_of(message: Message, headers: Mapping[str, str]) -> str:
     """Return the deduplication key of a message.
 
-    A broker does not tell which client sent it: a message with another's `source`, `id` and content, but other tags, is
-    another job, and does not cause the other's refusal.
+    The broker does not tell which client sent a message. A message with the `source`, `id` and content of another
+    client's message but other tags is therefore a separate job, and is not refused as a conflict.
     """
     number = str(message.mid) if message.is_known_by_number else ""
     digest = hashlib.sha256()
@@ -303,7 +307,7 @@ def _key_of(message: Message, headers: Mapping[str, str]) -> str:
 
 
 def answer_of(reply: DueReply) -> OutgoingAnswer:
-    """Return the answer of a job, or the error with which it ended."""
+    """Return the message with the answer of a job, or with the error with which it ended."""
     address, job = _address(reply), reply.job
     if job.state is not JobState.SUCCEEDED:
         error = job.error or encode_job_error(JobCancelled("The job was cancelled."))
@@ -314,7 +318,7 @@ def answer_of(reply: DueReply) -> OutgoingAnswer:
 
 
 def error_answer(reply: DueReply, error: CausewayError) -> OutgoingAnswer:
-    """Return this error in place of the answer of a job."""
+    """Return the message that tells this error in place of a job's answer."""
     return _outgoing(_address(reply), encode_error(error), JSON, "failed", reply.job)
 
 
@@ -330,7 +334,7 @@ def refusal(address: AnswerAddress, error: CausewayError) -> OutgoingAnswer:
 def _outgoing(
     address: AnswerAddress, payload: bytes, content_type: str, status: str, job: EdgeJob | None = None
 ) -> OutgoingAnswer:
-    """Return the outgoing message. `job` None: the message did not become a job."""
+    """Return the message to publish. `job`: None if no job was made."""
     properties = {"x-causeway-status": status}
     if job is not None:
         properties |= {"x-causeway-job": job.id, "x-causeway-decision": job.decision, "x-causeway-route": job.route}

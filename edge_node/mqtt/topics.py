@@ -46,7 +46,9 @@ def _shown(parts: SplitResult) -> str:
 
 
 def overlaps(first: str, second: str) -> bool:
-    """Return whether a topic exists that both filters match. A topic's name is the filter that matches it alone."""
+    """Return whether a topic exists that both filters match. A topic's name is a filter that matches only that
+    topic.
+    """
     if "$" in (first[:1], second[:1]) and first[:1] != second[:1]:
         return False  # a wildcard does not match the broker's own topics
     for level, other in zip_longest(first.split("/"), second.split("/")):
@@ -58,7 +60,7 @@ def overlaps(first: str, second: str) -> bool:
 
 
 class Topics:
-    """The configured topics. `state_topic` is this device's.
+    """The configured topics. `state_topic`: the topic of this device's state.
 
     Raises:
         ConfigError: A filter is invalid, two of them overlap, or there is no topic for answers.
@@ -76,13 +78,15 @@ class Topics:
             if overlaps(first, second):
                 raise ConfigError(f"{first!r} and {second!r} match the same topics.", where="mqtt.topics")
         if state_topic and self.find(state_topic) is not None:
-            raise ConfigError("Requests are taken from this topic.", where="mqtt.state_topic")
+            raise ConfigError(
+                "Requests are accepted from this topic, so answers cannot be published on it.", where="mqtt.state_topic"
+            )
         for text, topic in self._topics:
             if not topic.answer_topic and not config.response_topics:
                 message = f"{text!r} has no topic for answers. Set its answer_topic, or mqtt.response_topics."
                 raise ConfigError(message, where="mqtt.topics")
             if topic.system and topic.form != "text":
-                raise ConfigError(f"{text!r}: `system` is for `form: text`.", where="mqtt.topics")
+                raise ConfigError(f"{text!r}: `system` is only for `form: text`.", where="mqtt.topics")
             sample = text.replace("+", "any").replace("#", "any")
             if topic.answer_topic and (problem := self._problem(topic.answer_topic.replace("{topic}", sample))):
                 raise ConfigError(f"{text!r}: answer_topic {problem}", where="mqtt.topics")
@@ -120,13 +124,13 @@ class Topics:
         return "" if self._problem(answer_topic) else answer_topic
 
     def _problem(self, topic: str) -> str:
-        """Return why this topic cannot be published to; "" if it can."""
+        """Return the reason why answers cannot be published on this topic; "" if they can."""
         if not topic or len(topic.encode()) > _MAX_TOPIC_BYTES or any(one in topic for one in "+#\0"):
             return f"is not a topic name of at most {_MAX_TOPIC_BYTES} bytes"
         if topic[0] == "$":
-            return "is the broker's own"
+            return "is reserved by the broker"
         if topic == self._state_topic or self.find(topic) is not None:
-            return "is a topic that this device takes requests from, or its state_topic"
+            return "is a topic from which this device accepts requests, or its state_topic"
         return ""
 
 
@@ -139,5 +143,5 @@ def _check_filter(text: str) -> None:
     levels = text.split("/")
     lonely = all(level in ("+", "#") or not {"+", "#"} & set(level) for level in levels)
     if not text or not lonely or "#" in levels[:-1] or "\0" in text or len(text.encode()) > _MAX_TOPIC_BYTES:
-        message = f"{text[:100]!r} is not a filter: `+` stands for one whole level, a final `#` for all further levels."
+        message = f"{text[:100]!r} is not a filter: `+` must be a whole level, and `#` must be the last level."
         raise ConfigError(message, where="mqtt.topics")

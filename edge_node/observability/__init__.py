@@ -1,1 +1,1 @@
-"""Reports of the daemon: `metrics` (Prometheus), `logs`, and `tracing` (OpenTelemetry, loaded on demand)."""
+"""Observability of the daemon: `metrics` (Prometheus), `logs`, and `tracing` (OpenTelemetry, loaded on demand)."""

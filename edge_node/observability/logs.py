@@ -1,4 +1,4 @@
-"""Log lines with state: a lasting fault's beginning and end, and the hops of one request."""
+"""Log lines about a lasting fault, at its beginning and its end, and about the hops of one request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fault:
         self.problem = ""
 
     def begin(self, problem: str) -> None:
-        """Record that the fault was noticed, for the first time or again."""
+        """Record the fault, when it is noticed for the first time or again."""
         if not self.problem:
             self._since = self._monotonic()
             self._log.log(self._level, problem)

@@ -66,16 +66,16 @@ class Metrics:
         )
         self._tokens = counter("causeway_edge_tokens", "Tokens, by target and type.", ("target", "type"))
         self.cost = counter(
-            "causeway_edge_cost_usd", "Cost of answers in US dollars, by target; shadow requests included.", _TARGET
+            "causeway_edge_cost_usd", "Cost of answers in US dollars, by target, including shadow requests.", _TARGET
         )
         self.shadow_requests = counter(
             "causeway_edge_shadow_requests",
-            "Shadow requests by target and result (agreed, disagreed, failed, interrupted, over_budget, dropped).",
+            "Shadow requests, by target and result (agreed, disagreed, failed, interrupted, over_budget, dropped).",
             ("target", "result"),
         )
         self.semantic_checks = counter(
             "causeway_edge_semantic_checks",
-            "Semantic answers that were made again and compared, by result (agreed, disagreed, failed).",
+            "Semantic answers that were generated again for comparison, by result (agreed, disagreed, failed).",
             ("result",),
         )
         self.variant_answers = counter(
@@ -89,7 +89,7 @@ class Metrics:
             ("target", "variant", "result"),
         )
         self._policy_loads = counter(
-            "causeway_edge_policy_loads", "Policy files read, by result (activated, refused).", ("result",)
+            "causeway_edge_policy_loads", "Policy files that were read, by result (activated, refused).", ("result",)
         )
         self._answers = ModelMetrics(self.registry)
         self._models: frozenset[str] = frozenset({AUTO})
@@ -190,7 +190,7 @@ class Traffic(msgspec.Struct, frozen=True):
     """Sums since the start of the daemon, or between two moments.
 
     Attributes:
-        requests: Requests that were answered or failed; not those that clients cancelled.
+        requests: Requests that were answered or failed, without those that clients cancelled.
         errors: Failed requests.
         degraded: Answers of a fallback.
         latency: Requests by bucket of `LATENCY_BOUNDS_S`, the last one for slower ones.
@@ -214,7 +214,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class DeviceCondition(msgspec.Struct, frozen=True):
-    """The device at one moment, or over a time.
+    """The device's condition at one moment, or over a period.
 
     Attributes:
         problem: Why no target can answer; "" if one can.

@@ -27,7 +27,7 @@ from causeway_server.router.types import AttemptRecord, DecisionRecord, Request
 
 
 class _SpanIds(RandomIdGenerator):
-    """Generates random span ids, except when the next span's id was already sent to the cloud as a parent."""
+    """Generates random span ids, unless the next span's id was already sent to the cloud as a parent."""
 
     def __init__(self) -> None:
         self.reserved: int | None = None

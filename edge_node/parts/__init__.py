@@ -1,6 +1,7 @@
 """Audio as a request of its own: the paths of `/v1/audio/*`, and the audio of live sessions.
 
-The modules `audio`, which answers them, and `speaker`, which synthesises speech, are imported with the first of them.
+The modules `audio`, which answers these requests, and `speaker`, which synthesises speech, are imported at the first of
+these requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Audio → text and text → audio for `/v1/audio/*`, in OpenAI's form: admitted, limited and recorded as any request.
 
-Both run on this device and nowhere else, whatever the policy says: there is no target to choose, and no constraint that
-they could violate. The decision record of such a request has no decision. Imported with the first such request.
+Both always run on this device, so the policy has no target to choose and no constraint to enforce. The decision record
+of such a request has no decision. Imported with the first such request.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 Play = Callable[[SpokenText], Awaitable[None]]
-"""Function that receives the audio of a sentence. Raises ClientGone."""
+"""Receives the audio of a sentence. Raises ClientGone."""
 
 
 class AudioCall(msgspec.Struct, frozen=True):
-    """A request of a client. `id`: its decision record's; `arrived`: monotonic seconds."""
+    """A client's request for audio. `id`: id of its decision record; `arrived`: monotonic seconds."""
 
     id: str
     hints: RoutingHints
@@ -149,7 +149,7 @@ class AudioService:
         """Return the transcript so far of a clip that is still being sent; "" if unknown, or if it would delay other
         work.
 
-        It is not recorded as a request: the whole clip is one, once it is complete.
+        It is not recorded as a request; the whole clip is, once it is complete.
         """
         if self._graph is None or self._graph.running or hints.prefer == "only_cloud":
             return ""
@@ -163,7 +163,7 @@ class AudioService:
         return transcript.fact.text
 
     async def say(self, text: str, voice: str, speed: float) -> bytes:
-        """Return the speech of an answer in progress, as `SpokenText.pcm`; the answer already has a permit and a
+        """Return the speech of an answer in progress, as `SpokenText.pcm`. The answer already has a permit and a
         record.
 
         Raises:
@@ -238,7 +238,9 @@ class AudioService:
         work: Callable[[float], Awaitable[_T]],
         parts: list[PartRecord],
     ) -> _T:
-        """Do the work within admission and deadline, and record its outcome, with the `parts` that the work adds."""
+        """Do the work within admission and deadline, and record its outcome together with the `parts` that the work
+        adds.
+        """
         failure: CausewayError | None = None
         try:
             self._admission.admit(call.hints.client, call.arrived)
@@ -286,7 +288,7 @@ def _check(requested: str, model: str, hints: RoutingHints) -> None:
         names = f"{AUTO}, {model}"
         raise ModelNotFound(f"The model `{requested[:64]}` does not exist here. Available: {names}.", param="model")
     if hints.prefer == "only_cloud":
-        raise NoRoute("`only_cloud` excludes this device, the only place for speech.")
+        raise NoRoute("`only_cloud` excludes this device, but audio is processed only here.")
 
 
 def _outcome(kind: AudioKind, model: str, failure: CausewayError | None, seconds: float) -> Outcome:
@@ -378,7 +380,7 @@ class AudioApi:
                 return error_response(error, ids)
             if http.transport is not None:
                 http.transport.abort()  # the body ends without its last chunk
-            raise ClientGone("The audio broke after its begin, and its connection was cut.") from error
+            raise ClientGone("The audio failed after it had begun, so its connection was closed.") from error
         stream.end()
         return stream
 

@@ -1,4 +1,4 @@
-"""Text → audio and the formats in which it is sent, by espeak-ng or by a Piper voice that an owner added.
+"""Speech synthesis, by espeak-ng or by a Piper voice that an owner added, and the audio formats in which it is sent.
 
 A Piper voice reads phonemes, which espeak-ng produces: the voice's process never sees the text.
 """
@@ -119,7 +119,8 @@ class Espeak:
         program = find_program(self._environ)
         if program is None:
             raise UnsupportedFeature(
-                f"{PROGRAM}, which speaks, is not installed. Install it, for example with `apt install {PROGRAM}`."
+                f"The text-to-speech program {PROGRAM} is not installed. Install it, for example with "
+                f"`apt install {PROGRAM}`."
             )
         return program
 
@@ -133,7 +134,7 @@ class Espeak:
             near = did_you_mean(voice[:64], (*others, *self._voices))
             near = near or f". Send the code of a language, such as {_EXAMPLE}{added}"
             advice = f"{near} (`{PROGRAM} --voices` lists all {len(self._voices)})."
-            raise InvalidRequest(f"`voice`: there is no {voice[:64]!r} here{advice}", param="voice")
+            raise InvalidRequest(f"`voice`: there is no voice {voice[:64]!r} on this device{advice}", param="voice")
 
 
 async def _run(command: Sequence[str], text: bytes, deadline: float) -> bytes:
@@ -160,7 +161,7 @@ async def _run(command: Sequence[str], text: bytes, deadline: float) -> bytes:
             while data := await process.stdout.read(_READ_BYTES):
                 written += data
                 if len(written) > _MAX_BYTES:
-                    raise EncoderFailed(f"{PROGRAM} made too much audio. Send a shorter text.")
+                    raise EncoderFailed(f"{PROGRAM} produced too much audio. Send a shorter text.")
             status = await process.wait()
     except TimeoutError:
         raise EncoderFailed(f"{PROGRAM} took too long. Send a shorter text.") from None
@@ -184,11 +185,11 @@ def _parse(written: bytes) -> SpokenText:
     """Parse a WAV file whose header was written before its length was known. Raises EncoderFailed."""
     at = written.find(b"data")
     if written[:4] != b"RIFF" or at < 36:
-        raise EncoderFailed(f"{PROGRAM} made no audio.")
+        raise EncoderFailed(f"{PROGRAM} produced no audio.")
     channels, rate = struct.unpack_from("<HI", written, 22)
     (bits,) = struct.unpack_from("<H", written, 34)
     if (channels, bits) != (1, 16):
-        raise EncoderFailed(f"{PROGRAM} made {channels} channels of {bits} bits, not 1 of 16.")
+        raise EncoderFailed(f"{PROGRAM} produced {channels} channels of {bits} bits, not 1 channel of 16 bits.")
     samples = written[at + 8 :]
     return SpokenText(samples[: len(samples) - len(samples) % 2], rate)
 
@@ -197,10 +198,10 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.2  # silence between two sentences, as in Piper's program
 IDLE_S = 300.0
-"""Idle time after which the process of a voice is ended."""
+"""Time in seconds after which the idle process of a voice is ended."""
 LOADED = 2
 SEPARATOR = "+"
-"""Separator of a voice and its speaker, as of a model and an adapter."""
+"""The character between a voice and its speaker, the same as between a model and its adapter."""
 
 
 class NothingToSpeak(InvalidRequest):
@@ -230,13 +231,13 @@ class Speaker:
         return PROGRAM if named is None else named[0].name
 
     async def speak(self, text: str, voice: str, speed: float, deadline: float) -> SpokenText:
-        """Return the speech of a text: the sentences of `sentences` together. Raises the same errors."""
+        """Return the speech of a whole text: the result of `sentences`, joined. Raises the same errors."""
         async with contextlib.aclosing(self.sentences(text, voice, speed, deadline)) as sentences:
             pieces = [piece async for piece in sentences]
         return SpokenText(b"".join(piece.samples for piece in pieces), pieces[0].rate)
 
     async def sentences(self, text: str, voice: str, speed: float, deadline: float) -> AsyncGenerator[SpokenText, None]:
-        """Yield the speech of each sentence as soon as it is made; espeak-ng's comes at once.
+        """Yield the speech of each sentence as soon as it is made; espeak-ng makes the whole text at once.
 
         Args:
             text: The text.
@@ -288,7 +289,7 @@ class Speaker:
                     pause = bytes(2 * round(_PAUSE_S * rate)) if made else b""
                     made += len(pause) + len(samples)
                     if made > _MAX_BYTES:
-                        raise EncoderFailed(f"The voice {voice.name!r} made too much audio. Send a shorter text.")
+                        raise EncoderFailed(f"The voice {voice.name!r} produced too much audio. Send a shorter text.")
                     yield SpokenText(pause + samples, rate)
         except (WorkerTimeout, TimeoutError):
             raise EncoderFailed(f"The voice {voice.name!r} took too long. Send a shorter text.") from None
@@ -297,10 +298,12 @@ class Speaker:
             raise EncoderFailed(f"The voice {voice.name!r} failed: {error}. Send the text again.") from None
         except Refusal as refusal:
             log.error("The voice %s cannot be used: %s", voice.name, refusal)
-            raise EncoderFailed(f"The voice {voice.name!r} cannot speak this, or is damaged. See the log.") from None
+            raise EncoderFailed(
+                f"The voice {voice.name!r} cannot speak this text, or is damaged. See the log."
+            ) from None
         if not made:
             raise NothingToSpeak(
-                f"`input`: the voice {voice.name!r} cannot pronounce it. Send words of its language.", param="input"
+                f"`input`: the voice {voice.name!r} cannot pronounce it. Send text in its language.", param="input"
             )
 
     async def _sentence(
@@ -330,7 +333,9 @@ def _speaker_id(voice: Voice, name: str) -> int:
     if name in speakers:
         return speakers[name]
     some = ", ".join(list(speakers)[:8])
-    near = did_you_mean(name, tuple(speakers)) or (f"; there are {some}" if some else ": it has one speaker")
+    near = did_you_mean(name, tuple(speakers)) or (
+        f"; its speakers are {some}" if some else ": it has only one speaker"
+    )
     raise InvalidRequest(f"`voice`: {voice.name!r} has no speaker {name!r}{near}.", param="voice")
 
 
@@ -413,7 +418,7 @@ class Voices:
             deadline: Deadline for a free process, in the loop's time.
 
         Raises:
-            TimeoutError: Other voices spoke until then.
+            TimeoutError: Other voices were speaking until the deadline.
         """
         key = (voice.path, voice.sha256)
         async with asyncio.timeout_at(deadline), self._changed:
@@ -445,7 +450,7 @@ class Voices:
         return len(self._loaded) < self._limit or any(not one.uses for one in self._loaded.values())
 
     async def _load(self, voice: Voice) -> _VoiceProcess:
-        """Make room, and return the process of a voice, which is not started yet."""
+        """Make room in memory, and return the process of a voice, which is not started yet."""
         if len(self._loaded) >= self._limit:
             await self._remove(next(key for key, one in self._loaded.items() if not one.uses)).close()
         spec = worker_spec(voice.path, voice.sha256, voice.settings, self._memory_bytes(voice))

@@ -1,1 +1,3 @@
-"""Signals of a policy: `collector` builds the snapshot, `device` reads the sensors, `estimators` the model."""
+"""The signals that a policy reads: `collector` builds the snapshot, `device` reads the sensors, `estimators` computes
+the learned signals.
+"""

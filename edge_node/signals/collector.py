@@ -1,8 +1,9 @@
-"""Build the snapshot for a decision: device readings, signals of the edge and the cloud, spending, and the time.
+"""The collector, which builds the snapshot for a decision: device readings, signals of the edge and the cloud,
+spending, and the time.
 
 The device is sampled about once a second; the other signals are read at each decision, because a burst of requests
-changes them. Costs count at once, and leave the sums of an hour, a day and a month within a second. All signals are
-read, whatever the policy names: decision records keep them for replays.
+changes them. Costs count at once; old costs leave the sums of an hour, a day and a month within a second. All signals
+are read, even those that the policy does not name, because decision records store them for replays.
 """
 
 from __future__ import annotations

@@ -68,11 +68,11 @@ class LearnedEstimators:
         self._pairs: dict[str, PairEstimator] = {}  # by the edge's model
         self._aside: dict[str, str] = {}  # sha256 of a pair's signals → why they are not used
         self.set_aside_pairs: dict[str, str] = {}
-        """Reason by edge model of the active policy, for models whose calibrated signals are set aside."""
+        """The reason for each edge model of the active policy whose calibrated signals are set aside."""
         self._policy: Policy | None = None
 
     def activate(self, policy: Policy) -> None:
-        """Load the estimators that this policy needs. Takes milliseconds; never raises."""
+        """Load the estimators that this policy needs. Takes milliseconds; never raise."""
         self._policy = policy
         judged = judged_models(policy)
         wanted = self._always_quality or QUALITY in policy.needs
@@ -111,13 +111,13 @@ class LearnedEstimators:
     ) -> Chunk:
         """Return the chunk with its confidence score as a probability, if the model has a calibrator.
 
-        A model with an adapter has none: signals are those of the weights alone.
+        A model with an adapter has no calibrator, because signals are trained on the weights alone.
 
         Args:
             call: The attempt's request, which names the model.
             chunk: A chunk of the answer's first tokens.
             quality: The request's `edge.quality`, if known.
-            transcript_confidence: Confidence of the transcript that is the request; None if it was typed.
+            transcript_confidence: Confidence of a spoken request's transcript; None if the request was typed.
         """
         confidence, after, ended = chunk.confidence, call.confidence_tokens, chunk.finish_reason is not None
         pair, calibrator = self._pair(call.target.model), self._calibrators.get(call.target.model)
@@ -153,7 +153,7 @@ class LearnedEstimators:
         return PairEstimates(pair.sha256, quality, score)
 
     def set_aside(self, sha256: str, reason: str) -> None:
-        """Stop using the signals with this digest; the model's own ones, if any, replace them."""
+        """Stop using the signals with this digest. The model's own signals replace them, if there are any."""
         self._aside[sha256] = reason
         if self._policy is not None:
             self.activate(self._policy)

@@ -1,7 +1,7 @@
 """The semantic cache's matching on this device: finds an earlier question with the same meaning.
 
 Its code and model are loaded only if the active policy has a rule with `semantic`. Questions are kept in memory only,
-so they are lost at a restart; the answers are the exact cache's.
+so they are lost at a restart; the answers are stored in the exact cache.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SemanticAnswers:
         return 0 if self._index is None else len(self._index)
 
     def activate(self, policy: Policy) -> None:
-        """Load the judge if the policy has a rule with `semantic`, else forget everything. Never raises."""
+        """Load the judge if the policy has a rule with `semantic`, else forget everything. Never raise."""
         promises = {rule.semantic.max_error for rule in policy.cache if rule.semantic is not None}
         self._judge = (self._judge or self._loaded()) if promises else None
         if self._judge is None:
@@ -87,7 +87,9 @@ class SemanticAnswers:
             return None
 
     def question(self, request: Request) -> ComparedText | None:
-        """Return a request in the form for comparison; None if the cache is off, or the request is not compared."""
+        """Return the question of a request, prepared for comparison; None if the cache is off, or the request is not
+        compared.
+        """
         if self._judge is None:
             return None
         text = question_of(request)
@@ -148,7 +150,7 @@ class SemanticAnswers:
             self._index.add(scope, question, key)
 
     def forget(self, key: bytes) -> None:
-        """Remove a question whose answer is gone."""
+        """Remove a question whose answer was removed from the cache."""
         if self._index is not None:
             self._index.remove(key)
 

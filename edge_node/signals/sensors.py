@@ -26,7 +26,7 @@ _MAX_W = 1_000.0  # a higher reading is a broken sensor
 
 class _Zone(msgspec.Struct, frozen=True):
     temperature: Path
-    passive_c: float | None  # the lowest trip point at which the kernel throttles
+    passive_c: float | None  # the lowest trip point at which the kernel throttles, °C
 
 
 class ThermalSensors:
@@ -74,8 +74,8 @@ class ThermalSensors:
     def throttled(self) -> bool | None:
         """Return whether heat or lack of power slows the processor down.
 
-        1. Jetson's throttle alerts; 2. without them, frequency caps set by the thermal framework; 3. without either,
-        a zone at its passive trip point; and always 4. throttle counters that rose since the last call,
+        1. Jetson's throttle alerts; 2. without them, frequency caps set by the thermal framework; 3. without either, a
+        zone that has reached its passive trip point; and always 4. throttle counters that rose since the last call,
         5. a Raspberry Pi's firmware.
         """
         sources = [
@@ -215,7 +215,7 @@ class PowerSensors:
 
 
 def _sum_of(watts: list[float | None]) -> float | None:
-    """Return the sum, or None if a rail is missing: part of the power is not a power reading."""
+    """Return the sum; None if a rail is missing, because a part of the power would be misleading."""
     known = [value for value in watts if value is not None]
     return sum(known) if known and len(known) == len(watts) else None
 

@@ -1,9 +1,9 @@
 """Evaluation of shadow requests: agreement of both sides, and drift of the calibrated signals.
 
-A calibrated pair estimates the probability that the device's answer is good enough. The newest answers of its signals
-are compared with that: once the calibration error exceeds what chance explains by more than the policy's `max_drift`,
-the signals are set aside until it is below half of that again, or until others are fitted (`causeway-models calibrate
---from-shadow`).
+A calibrated pair estimates the probability that the device's answer is good enough. These estimates are compared with
+the agreement of the newest answers: once the calibration error exceeds what chance explains by more than the policy's
+`max_drift`, the signals are set aside until it is below half of that again, or until others are fitted
+(`causeway-models calibrate --from-shadow`).
 """
 
 from __future__ import annotations
@@ -117,9 +117,10 @@ class ShadowObserver:
             signal, drift = worst
             if drift.drift > max_drift and model not in aside:
                 reason = (
-                    f"The calibrated signals of {model} are set aside: over {drift.answers} shadow answers {signal} is "
-                    f"off by {drift.error:.2f}, {drift.drift:.2f} more than chance explains (shadow.max_drift is "
-                    f"{max_drift:g}). Fit others: causeway-models calibrate --from-shadow"
+                    f"The calibrated signals of {model} are set aside: over {drift.answers} shadow "
+                    f"answers the error of {signal} is {drift.error:.2f}, {drift.drift:.2f} more than "
+                    f"chance explains (shadow.max_drift is {max_drift:g}). Fit others: causeway-models "
+                    "calibrate --from-shadow"
                 )
                 log.warning(reason)
                 self._learned.set_aside(sha256, reason)
@@ -140,13 +141,16 @@ class ShadowObserver:
                 )
                 yield Gauge(
                     "causeway_edge_calibration_drift",
-                    "Calibration error beyond what chance explains; above the policy's max_drift it is set aside.",
+                    (
+                        "Calibration error beyond the part that chance explains; above the policy's "
+                        "max_drift the signal is set aside."
+                    ),
                     drift.drift,
                     labels,
                 )
             yield Gauge(
                 "causeway_edge_calibration_set_aside",
-                "1: the pair's signals have drifted and are not used.",
+                "Whether the pair's signals have drifted and are not used (1 or 0).",
                 float(model in self._learned.set_aside_pairs),
                 (("model", model),),
             )

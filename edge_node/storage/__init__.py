@@ -1,1 +1,1 @@
-"""Storage of the daemon: answers (`cache`) and `decisions`, both in `background_sqlite`, and the active policy."""
+"""Storage of the daemon: answers (`cache`) and `decisions`, both on `background_sqlite`, and the active policy."""

@@ -52,14 +52,14 @@ class Write(msgspec.Struct, frozen=True):
 
     statement: str
     values: Row | Callable[[], Row]
-    size_bytes: int = 0  # approximate
+    size_bytes: int = 0  # approximate size
 
 
 class _Read(msgspec.Struct, frozen=True):
     statement: str
     values: Row
     rows: Future[list[Row]]
-    until: float  # monotonic, s: the caller waits no longer
+    until: float  # time until which the caller waits, monotonic seconds
 
 
 class SqliteStats(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class SqliteStats(msgspec.Struct, frozen=True):
     Attributes:
         lost_writes: Writes that were dropped.
         corrupt_files: Corrupt files that were set aside and replaced.
-        available: Whether the file is open and can be written; False: memory only, for now.
+        available: Whether the file is open and can be written. If not, data is only in memory for now.
         problem: Why it cannot be written; "" if it can.
         queued_writes: Writes that wait for the background thread.
         queued_reads: Reads that wait for the background thread.
@@ -304,7 +304,7 @@ class BackgroundSqlite(SqliteThread):
                         statement, [one.values() if callable(one.values) else one.values for one in rows]
                     )
             # Opening or reading it proves nothing: the disk may be full, or read-only.
-            self._fault.end(f"{self._path} is written again; {self._lost_writes} writes were lost")
+            self._fault.end(f"{self._path} can be written again; {self._lost_writes} writes were lost")
             self._untrimmed_bytes += sum(write.size_bytes for write in writes)
             writes = ()  # stored, even if the trimming fails
             if self._untrimmed_bytes >= _TRIM_BYTES or self._monotonic() >= self._trim_at:
@@ -324,7 +324,7 @@ class BackgroundSqlite(SqliteThread):
         self._trim_at = self._monotonic() + _TRIM_S
 
     def _lose(self, writes: Sequence[Write]) -> None:
-        """Count writes that were not stored as lost; those of a locked file are tried again (4)."""
+        """Count writes that could not be stored as lost, except those of a locked file, which are tried again (4)."""
         with self._ready:
             self._closing_tries -= self._closing
             if self._locked and self._closing_tries >= 0:
@@ -372,7 +372,9 @@ class BackgroundSqlite(SqliteThread):
 
 
 class SqliteStore:
-    """A store of the daemon in one file, which its thread reads and writes. `database` None: memory only."""
+    """A store of the daemon in one file, which its thread reads and writes. `database`: None if the store is only in
+    memory.
+    """
 
     def __init__(self, database: BackgroundSqlite | None) -> None:
         self.database = database

@@ -1,8 +1,8 @@
 """The response cache: exact answers in memory, backed by SQLite. Both are LRU and bounded in bytes.
 
-An entry has an age, not an expiry time: the policy decides at lookup whether it is fresh. In memory the age is
-monotonic. On disk it is monotonic within one boot, else it comes from the wall clock; an entry whose age would be
-negative is not used.
+An entry has an age, not an expiry time: the policy decides at lookup whether it is fresh. In memory the age is measured
+by the monotonic clock. On disk it is measured by the monotonic clock within one boot, else by the wall clock; an entry
+whose age would be negative is not used.
 
 Private answers stay in memory (`durable=False`); their key includes the client, so that no other client finds them. In
 memory an answer is compiled (`router.openai.CachedAnswer`), so that a hit only joins a few byte strings; on disk it is
@@ -60,7 +60,7 @@ class StoredAnswer(msgspec.Struct, frozen=True):
 class CacheHit(msgspec.Struct, frozen=True):
     answer: StoredAnswer
     age_s: float
-    similarity: float | None = None  # similarity of the question that the answer was made for; None: the same request
+    similarity: float | None = None  # similarity of this question to the one that was answered; None: the same request
 
 
 class _DiskAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -108,7 +108,7 @@ class AnswerCache(SqliteStore):
     # --- lookup ------------------------------------------------------------------------------------------------------
 
     def lookup_memory(self, key: bytes) -> CacheHit | None:
-        """Look the key up in memory."""
+        """Look up a key in memory."""
         entry = self._memory.get(key)
         if entry is None:
             return None
@@ -116,7 +116,7 @@ class AnswerCache(SqliteStore):
         return CacheHit(entry[0], self._clock.monotonic() - entry[1])
 
     async def lookup_disk(self, key: bytes, request: Request) -> CacheHit | None:
-        """Look the key up on disk, after `lookup_memory` found no entry, and keep a hit in memory."""
+        """Look up a key on disk, after `lookup_memory` found no entry, and copy a hit to memory."""
         if self.database is None or self._clock.monotonic() < self._disk_slow_until:
             return None
         try:
@@ -138,7 +138,9 @@ class AnswerCache(SqliteStore):
         return CacheHit(answer, age_s)
 
     def _age_s(self, stored_at: Row) -> float | None:
-        """Return the age: (1) same boot: monotonic; (2) another boot: wall clock; (3) negative: None."""
+        """Return the age in seconds: (1) same boot: monotonic clock; (2) another boot: wall clock; (3) negative:
+        None.
+        """
         boot, monotonic_s, unix_s = stored_at
         if not isinstance(monotonic_s, float) or not isinstance(unix_s, float):
             return None

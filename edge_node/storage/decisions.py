@@ -130,8 +130,11 @@ class DecisionStore(SqliteStore):
             return records
         if not self._searches.hold(search := object(), network_of(caller)):
             raise QueueFull(
-                f"You have {self._searches.held_by(network_of(caller))} searches of decision records in progress, your "
-                f"share of {_MAX_SEARCHES}. Ask again when one has ended.",
+                (
+                    f"You have {self._searches.held_by(network_of(caller))} searches of decision records in "
+                    f"progress, which is your share of {_MAX_SEARCHES}. Repeat this one when one of them has "
+                    "ended."
+                ),
                 retry_after_s=1.0,
             )
         try:
@@ -236,7 +239,7 @@ def read_stored(directory: Path, *, since: float = 0.0) -> StoredRecords:
 
 
 def _decode_mark(data: Value) -> ClockMark | None:
-    """Return the recorded time; None for a damaged record: then every row counts as being as old as this start."""
+    """Return the recorded time; None for a damaged record, in which case all rows count as written at this start."""
     try:
         return msgspec.msgpack.decode(data, type=ClockMark)  # type: ignore[arg-type]
     except Exception:
@@ -244,7 +247,7 @@ def _decode_mark(data: Value) -> ClockMark | None:
 
 
 def _client_of(data: object) -> str | None:
-    """Return the client of a row's record. A function for SQL, so that earlier versions can continue with the same
+    """Return the client of a row's record. It is an SQL function, so that earlier versions can continue with the same
     table.
     """
     try:

@@ -1,13 +1,14 @@
 """A SQLite file whose writes are acknowledged only after a commit that survives a power cut (group commit).
 
 One background thread owns the file. All work that waits when it is free becomes one transaction with one fsync
-(`synchronous=FULL`), so that the rate grows with the number of callers. After a transaction of several units it waits a
-moment for as many: callers that are answered together come again together, and the first of them would get an fsync
-alone, for which the others would wait, and then for their own. Faults:
+(`synchronous=FULL`), so that the rate grows with the number of callers. After a transaction of several units, the
+thread waits a moment for as many units again, because callers that are answered together often return together.
+Otherwise the first of them would get an fsync of its own, and the others would wait for that and for the next one.
+Faults:
 
 1. The file is corrupt or not a database: it is renamed to ``<name>.bad`` (one is kept) and replaced by a new file.
-2. The disk is full or cannot be written: every caller of the transaction gets the error, nothing of it is kept, and
-   the next one tries again.
+2. The disk is full or cannot be written: every caller of the transaction gets the error, the transaction is rolled
+back, and the next one tries again.
 3. A unit of work fails unexpectedly: unreadable rows are set aside and it runs once more; if that does not help, its
    caller alone gets the error, and the others are committed without it.
 """
@@ -156,7 +157,7 @@ class GroupCommit(SqliteThread):
             self._close_database()
 
     def _next(self) -> list[_Work[object]] | None:
-        """Return the waiting units; empty when it is time to erase, None at the end."""
+        """Return the waiting units; empty when an erasure is due, None at the end."""
         with self._ready:
             while not self._waiting:
                 if self._closing:
@@ -179,7 +180,7 @@ class GroupCommit(SqliteThread):
             units = [unit for unit in units if unit is not broken]
 
     def _transaction(self, units: list[_Work[object]]) -> _Work[object] | None:
-        """Commit the units. Return one that has a bug; none of the others is committed then."""
+        """Commit the units. If one of them has a bug, return it; then none of the others is committed."""
         try:
             database = self._database or self._open()
             database.execute("BEGIN IMMEDIATE")
@@ -201,11 +202,11 @@ class GroupCommit(SqliteThread):
             database.execute("COMMIT")
         except Exception as error:
             self._undo(error)
-            message = f"{self._path.name} cannot be written ({error}); what was sent may be repeated with the same key"
+            message = f"{self._path.name} cannot be written ({error}); the request may be repeated with the same key"
             for unit in units:
                 unit.error = JobStoreUnavailable(message, retry_after_s=5.0)
         else:
-            self._fault.end(f"{self._path} is written again")
+            self._fault.end(f"{self._path} can be written again")
             if self._tables.deletions() != deletions:
                 self._erasure.note()
         return None
@@ -228,7 +229,7 @@ class GroupCommit(SqliteThread):
 
     def _undo(self, error: Exception) -> None:
         """Roll back, and close the file: the next transaction opens it again. A corrupt file is set aside."""
-        self._fault.begin(f"{self._path} cannot be written ({error}): no job is accepted until then.")
+        self._fault.begin(f"{self._path} cannot be written ({error}): until it can, no job is accepted.")
         if self._database is None:
             return
         self._close_undone()
@@ -251,7 +252,8 @@ class GroupCommit(SqliteThread):
             log.error("%s is corrupt and cannot be renamed: %s", self._path, fault.strerror)
             return False
         self._corrupt = (
-            f"{self._path} was corrupt ({error}): it is now {self._path.name}.bad; its jobs are not known here"
+            f"{self._path} was corrupt ({error}). It was renamed to {self._path.name}.bad, and its jobs "
+            "are lost to this daemon"
         )
         log.error(self._corrupt)
         return True
@@ -291,19 +293,19 @@ class LogErasure:
         self.fault = Fault(log, logging.WARNING, monotonic)  # whether deleted rows are still readable
 
     def open(self) -> None:
-        """Prepare for the opening of the file: note a log that an earlier run left."""
+        """Prepare for the opening of the file: note whether an earlier run left a log."""
         self._since = None
         if self._log.exists() and self._log.stat().st_size:
             self.note()
 
     def note(self) -> None:
-        """Note that rows were deleted."""
+        """Record that rows were deleted."""
         if self._since is None:
             self._since = self._monotonic()
             self._due = self._since + self._after_s
 
     def wait_s(self) -> float | None:
-        """Return the time without callers before `run` must be called; None if there is no erasure to do."""
+        """Return the idle time after which `run` must be called; None if there is nothing to erase."""
         if self._since is None:
             return None
         now = self._monotonic()
@@ -317,7 +319,7 @@ class LogErasure:
         problem = _truncate_log(database)
         if not problem:
             self._since = None
-            self.fault.end(f"{self._log} holds no deleted content")
+            self.fault.end(f"{self._log} no longer holds deleted content")
             return
         self._due = self._monotonic() + _RETRY_S
         self.fault.begin(f"{self._log} still holds deleted requests and answers ({problem}); the erasure is repeated.")

@@ -97,7 +97,9 @@ class PolicyStore:
 
     @property
     def persist_problem(self) -> str:
-        """Why a restart with an invalid policy file would fail; "" if the active policy is kept."""
+        """The reason why a restart with an invalid policy file would fail; "" if a copy of the active policy is
+        stored.
+        """
         error = self.report.persist_error
         return f"the policy could not be copied to {self._last_good}: {error}" if error else ""
 
@@ -121,7 +123,7 @@ class PolicyStore:
         self._persist(loaded.text)
 
     async def reload(self) -> None:
-        """Read the file now. Never raises: the report holds the result."""
+        """Read the file now. Never raise: the report holds the result."""
         try:
             loaded = await asyncio.to_thread(self._read, self.path)
         except PolicyError as error:
@@ -152,7 +154,7 @@ class PolicyStore:
             await self.reload()
 
     def _read(self, path: Path) -> _Loaded:
-        """Read and parse a policy. Raises PolicyError, also for a missing file."""
+        """Read and parse a policy. Raises PolicyError, also if the file is missing."""
         if path == self.path:
             self._file_version = file_version(path)  # before reading, so that the next poll sees a change in between
         try:

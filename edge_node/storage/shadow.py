@@ -1,4 +1,5 @@
-"""Results and costs of shadow requests, over restarts: the newest answers without content, and each day's money.
+"""The store of shadow requests' results and costs, which survives restarts: the newest answers without content, and the
+cost of each day.
 
 The results of comparisons of semantic answers are kept as well.
 """
@@ -35,7 +36,7 @@ _ANSWER_BYTES = 1500  # approximate
 
 
 class ShadowStore(SpendStore):
-    """The shadow answers of one daemon, and their costs, which `add` counts.
+    """The shadow answers of one daemon, and their costs, which `add` adds up.
 
     Args:
         directory: The state folder; None: records are lost at a restart.
@@ -66,7 +67,7 @@ class ShadowStore(SpendStore):
         return self._tracker.signals(self._clock.unix()).usd_today or 0.0
 
     def keep(self, answer: ShadowAnswer) -> None:
-        """Store an answer; the oldest ones are deleted."""
+        """Store an answer, and delete the oldest ones beyond the limit."""
         self.write(Write(PUT_ANSWER, functools.partial(_answer_row, answer), _ANSWER_BYTES))
 
     def keep_findings(self, findings: Findings) -> None:

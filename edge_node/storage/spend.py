@@ -1,4 +1,4 @@
-"""Spending over restarts: added up in memory, and written to SQLite at once after each cost.
+"""The store of spending, which survives restarts: costs are added up in memory, and written to SQLite after each cost.
 
 The file holds the complete sums, taken in the event loop: a write that was dropped because the disk was full is covered
 by the next one, and costs that arrive during a write are in the write after it.
@@ -52,7 +52,7 @@ class SpendStore(SqliteStore):
         self._clock = clock
         self._tracker = SpendTracker()
         self.current = SpendSignals()
-        """The sums as of the last cost or `refresh`: decisions read them at each request."""
+        """The sums as of the last cost or `refresh`. Each decision reads them."""
         self.refresh()
         self._file = file
         database = None

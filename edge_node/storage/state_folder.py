@@ -3,7 +3,7 @@
 One daemon per folder: two daemons would overwrite each other's files. The kernel holds the lock (flock(2)) as long as
 the process lives, so a killed daemon leaves none behind.
 
-A database's name has the number of its layout. A database of a newer version is left unchanged, and reported as a
+A database's name contains the number of its layout. A database of a newer layout is left unchanged, and reported as a
 problem.
 """
 
@@ -35,7 +35,7 @@ _OURS = re.compile(
 
 
 class StateFolderLock:
-    """The lock of `folder`, which is created if it is missing; None: no state folder, no lock.
+    """The lock of `folder`, which is created if it is missing; None if there is no state folder, and so no lock.
 
     Args:
         databases: The names of this version's databases, such as `jobs-2.sqlite`.
@@ -102,8 +102,9 @@ class StateFolderLock:
             known = self._layouts.get(match[1]) if match else None
             if match and known is not None and int(match[2]) > known:
                 yield (
-                    f"{path} is of a newer version of the daemon: this one uses {match[1]}-{known}.sqlite and leaves "
-                    "it as it is; what it holds is there again after an upgrade"
+                    f"{path} belongs to a newer version of the daemon. This version uses "
+                    f"{match[1]}-{known}.sqlite and leaves the newer file unchanged; its content is "
+                    "available again after an upgrade"
                 )
 
     def release(self) -> None:

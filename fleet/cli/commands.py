@@ -78,7 +78,7 @@ class _Sections(ProgramGroup):
 @click.group("causeway-fleet", cls=_Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="causeway-router", prog_name="causeway-fleet")
 def main() -> None:
-    """Check policies and fleets, run test cases, sign, and serve to devices."""
+    """Check policies and fleets, run test cases, sign bundles, and serve devices."""
 
 
 for _command in (
@@ -95,7 +95,7 @@ for _command in (signing.keys, signing.sign, signing.diff):
 def init(folder: Path) -> None:
     """Write a new fleet into FOLDER: fleet.yaml, a policy, its test cases.
 
-    Exit code: 0 written, 2 a file is there already or cannot be written.
+    Exit code: 0 written, 2 a file exists already or cannot be written.
     """
     try:
         files = new_fleet(folder)
@@ -109,20 +109,23 @@ def init(folder: Path) -> None:
 @main.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_format_option
-@click.option("--strict", is_flag=True, help="Warnings count as errors.")
+@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.option(
     "--signals",
     metavar="FILE|LIST",
-    help="Signals of device, edge and cloud that devices can read, as a list with commas or a file: warn of others.",
+    help=(
+        "Signals of device, edge and cloud that the devices can read, as a comma-separated list or a "
+        "file. Warn if a policy uses others."
+    ),
 )
-@click.option("--fix", is_flag=True, help="First rewrite names of the version before, also in test cases.")
+@click.option("--fix", is_flag=True, help="First replace the names of the previous version, also in test cases.")
 def lint(
     paths: tuple[Path, ...], output_format: Literal["human", "json"], strict: bool, signals: str | None, fix: bool
 ) -> None:
     """Check policy files, folders of policies, or a fleet with its fleet.yaml.
 
-    With --fix each file that is rewritten keeps its layout and comments, and is kept as FILE.before.
-    Problems are printed with file, line, column and key. Exit code: 0 no errors, 1 errors found, 2 nothing to check.
+    With --fix, files are rewritten with their layout and comments; each original is saved as FILE.before. Problems are
+    printed with file, line, column and key. Exit code: 0 no errors, 1 errors found, 2 nothing to check.
     """
     if fix:
         _migrate([file for path in paths for file in documents(path)])
@@ -138,16 +141,16 @@ def lint(
 @main.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def migrate(files: tuple[Path, ...]) -> None:
-    """Replace metrics of the version before in alert rules and dashboards.
+    """Replace metrics of the previous version in alert rules and dashboards.
 
-    `lint --fix` rewrites policies, test cases and fleets. Exit code: 0 done, 1 something is left to do by hand.
+    `lint --fix` rewrites policies, test cases and fleets. Exit code: 0 done, 1 some changes must be made by hand.
     """
     if _migrate([(file, "metrics") for file in files]):
         raise SystemExit(FOUND)
 
 
 def _migrate(files: Sequence[tuple[Path, DocumentKind]]) -> int:
-    """Rewrite files, tell on stderr what was changed, and return how many things are left to do by hand."""
+    """Rewrite files, list the changes on stderr, and return the number of changes that must be made by hand."""
     left = 0
     try:
         for path, kind in files:
@@ -165,9 +168,9 @@ def _migrate(files: Sequence[tuple[Path, DocumentKind]]) -> int:
 def test(folder: Path) -> None:
     """Check the policies of FOLDER and run the test cases in FOLDER/cases.
 
-    If FOLDER has a fleet.yaml, check the fleet and run the cases of its policies, which lie in `cases` beside them.
-    Models have the adapters of each cohort that runs the policy.
-    Exit code: 0 all pass, 1 a file has errors or a case fails, 2 nothing to test.
+    If FOLDER has a fleet.yaml, check the fleet and run the cases of its policies, which are in `cases` beside them.
+    Models have the adapters of each cohort that runs the policy. Exit code: 0 all pass, 1 a file has errors or a case
+    fails, 2 nothing to test.
     """
     console = new_console()
     checked = _checked((folder,))
@@ -181,7 +184,7 @@ def test(folder: Path) -> None:
         raise SystemExit(FOUND)
     if not files:
         where = folder / CASES if not is_fleet(folder) else f"a folder {CASES} beside a policy of {folder}"
-        raise _Usage(f"No cases in {where}. Add at least one: a test without cases does not pass.")
+        raise _Usage(f"No cases in {where}. Add at least one, because a test without cases does not pass.")
     reported = {file.path.resolve() for file in invalid}
     fleets = [file for file in checked if isinstance(file, CheckedFleet)]
     runs = [run_file(path, reported, *(fleet.adapters for fleet in fleets)) for path in files]
@@ -198,14 +201,16 @@ def test(folder: Path) -> None:
     "settings",
     multiple=True,
     metavar="SIGNAL=VALUE",
-    help="A signal, such as device.temperature_c=90 or request.tags=private, request.model=TARGET, or down=TARGET; "
-    "repeatable. Others are absent.",
+    help=(
+        "A signal, such as device.temperature_c=90 or request.tags=private; also request.model=TARGET, "
+        "or down=TARGET. Repeatable. All other signals are absent."
+    ),
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> None:
+@_format_option
+def route(policy: Path, text: str, settings: tuple[str, ...], output_format: str) -> None:
     """Show how POLICY would route a request of this TEXT, and why.
 
-    Exit code: 0 decided, 1 the policy has errors or knows no such model, 2 bad arguments.
+    Exit code: 0 decided, 1 the policy has errors or lacks the model, 2 bad arguments.
     """
     checked = check_file(policy)
     print_problems(new_console(stderr=True), checked.problems)
@@ -219,7 +224,7 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
         raise _Usage(error.message) from error
     except ModelNotFound as error:
         raise click.ClickException(error.message) from error
-    if as_json:
+    if output_format == "json":
         click.echo(msgspec.json.encode(explanation))
         return
     for line in explain(explanation):
@@ -229,7 +234,11 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
 @main.command()
 @click.argument("new", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("more", nargs=-1, metavar="--over RECORDS...")
-@click.option("--old", type=click.Path(path_type=Path, dir_okay=False), help="Compare with this policy, not the past.")
+@click.option(
+    "--old",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Compare with this policy instead of the recorded decisions.",
+)
 @click.option(
     "--over",
     multiple=True,
@@ -239,7 +248,7 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
 )
 @_format_option
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True,
-              help="Requests that leave the device to list; 0: all. JSON lists all.")  # fmt: skip
+              help="Maximum number of requests listed as leaving the device; 0: all. JSON lists all.")  # fmt: skip
 def replay(
     new: Path, more: tuple[str, ...], old: Path | None, over: tuple[str, ...], output_format: str, limit: int
 ) -> None:
@@ -305,7 +314,7 @@ def _readable(signals: str) -> frozenset[str]:
 
 
 def _checked(paths: tuple[Path, ...], readable: frozenset[str] | None = None) -> list[Checked]:
-    """Check each path: a fleet with its policies, a folder of policies, or one policy."""
+    """Check each path, which is a fleet with its policies, a folder of policies, or one policy."""
     found: list[Checked] = []
     for path in paths:
         if is_fleet(path):
@@ -327,23 +336,29 @@ _Folder = click.Path(path_type=Path, file_okay=False)
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--keys", type=_Folder, required=True, help="Folder with the private keys of the online roles.")
-@click.option("--data", type=_Folder, required=True, help="Folder of this server: its token key, SQLite's database.")
 @click.option(
-    "--listen", default="127.0.0.1:8090", show_default=True, metavar="HOST:PORT", help="Address; port 0: any."
+    "--state-dir", type=_Folder, required=True, help="Folder of this server, with its token key and SQLite's database."
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:8090",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Address to listen at; port 0: any free port.",
 )
 @click.option("--database", default="", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.")
-@click.option("--issuer", default="causeway", show_default=True, help="Claim `iss` of the devices' tokens.")
+@click.option("--issuer", default="causeway", show_default=True, help="Claim `iss` of the tokens that devices get.")
 @click.option(
     "--max-files",
     type=click.IntRange(min=64),
     default=65_536,
     show_default=True,
-    help="Files that connections may have open; a parked poll takes one, another connection two.",
+    help="Maximum open files of connections. A parked poll takes one file, any other connection two.",
 )
-def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issuer: str, max_files: int) -> None:
+def serve(folder: Path, keys: Path, state_dir: Path, listen: str, database: str, issuer: str, max_files: int) -> None:
     """Serve the control plane of the fleet in FOLDER. Prints `ready url=…` on stdout.
 
-    Put a TLS proxy in front of it. Exit code: 0 stopped by a signal, 1 it cannot start, 2 bad arguments.
+    It needs a TLS proxy in front of it. Exit code: 0 stopped by a signal, 1 it cannot start, 2 bad arguments.
     """
     from ..app import ServeSettings
     from ..app import serve as run
@@ -352,7 +367,7 @@ def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issu
     if not host or not port.isdecimal() or int(port) > 65535:
         raise click.BadParameter(f"Expected HOST:PORT, such as 0.0.0.0:8090, not {listen!r}.", param_hint="--listen")
     start_log("info", "text")
-    settings = ServeSettings(folder, keys, data, database, issuer, host.strip("[]"), int(port), max_files)
+    settings = ServeSettings(folder, keys, state_dir, database, issuer, host.strip("[]"), int(port), max_files)
     try:
         run_fast(run(settings))
     except CausewayError as error:

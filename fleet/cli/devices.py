@@ -1,4 +1,6 @@
-"""`causeway-fleet devices | enroll | revoke | hold | release | pin | audit`: devices and the log of a control plane."""
+"""The commands `causeway-fleet devices | enroll | revoke | hold | release | pin | audit`: devices and the audit log of
+a control plane.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ _PLAIN = re.compile(r"[^\s\"={}\[\],]+")
 
 @click.command()
 @click.argument("device", default="")
-@click.option("--cohort", default="", help="Only this cohort.")
-@click.option("--state", default="", help="Only this state of the agent, or revoked, cloned, held or pinned.")
-@click.option("--site", default="", help="Only this site.")
-@click.option("--search", default="", help="A part of the id.")
+@click.option("--cohort", default="", help="Only devices of this cohort.")
+@click.option(
+    "--state", default="", help="Only devices in this state of the agent, or revoked, cloned, held or pinned."
+)
+@click.option("--site", default="", help="Only devices of this site.")
+@click.option("--search", default="", help="Only devices whose id contains this text.")
 @connected
 def devices(client: FleetClient, device: str, cohort: str, state: str, site: str, search: str) -> None:
     """List devices, or show one DEVICE with its history.
@@ -56,10 +60,22 @@ def devices(client: FleetClient, device: str, cohort: str, state: str, site: str
 
 
 @click.command()
-@click.option("--cohort", default="", help="The cohort; default: by the labels.")
-@click.option("--uses", type=click.IntRange(min=1), default=1, show_default=True, help="Devices that may join with it.")
-@click.option("--expires", default="1d", show_default=True, help="A time such as 30m, 12h or 7d.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Of the devices; wins over theirs.")
+@click.option("--cohort", default="", help="The cohort of the devices; default: the cohort that matches their labels.")
+@click.option(
+    "--uses",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of devices that may join with the token.",
+)
+@click.option("--expires", default="1d", show_default=True, help="Validity of the token, such as 30m, 12h or 7d.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Label of the devices, which overrides the label that a device reports. Repeatable.",
+)
 @connected
 def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tuple[str, ...]) -> None:
     """Make a join token and print it; it cannot be shown again. A device joins with `causeway-edge fleet join`.
@@ -86,7 +102,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
 def _action(name: str, text: str) -> click.Command:
     @click.command(name, help=f"{text}\n\nExit code: 0 done, 1 refused.")
     @click.argument("device")
-    @click.option("--reason", default="", help="For the audit log.")
+    @click.option("--reason", default="", help="Reason for the audit log.")
     @connected
     def command(client: FleetClient, device: str, reason: str) -> None:
         _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/{name}", DeviceAnswer, {"reason": reason}),))
@@ -94,21 +110,21 @@ def _action(name: str, text: str) -> click.Command:
     return command
 
 
-hold = _action("hold", "Let DEVICE keep what it runs.")
-release = _action("release", "Let DEVICE follow its cohort again: ends a hold and a pin.")
+hold = _action("hold", "Let DEVICE keep the bundle that it runs.")
+release = _action("release", "Let DEVICE follow its cohort again. This ends a hold and a pin.")
 
 
 @click.command()
 @click.argument("device")
-@click.option("--reason", default="", help="For the audit log.")
+@click.option("--reason", default="", help="Reason for the audit log.")
 @yes_option
 @connected
 def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
     """Revoke DEVICE permanently, here and at the cloud gateways, after asking. Its tokens and its key are refused.
 
-    The device goes on with the bundle that it runs, without the cloud and without changes. Its name stays taken: to
-    return, it leaves (`causeway-edge fleet leave`) and joins with a new join token under another name.
-    Exit code: 0 done, also before; 1 refused, or the answer is no; 2 there is no terminal to ask at, and no --yes.
+    The device continues with the bundle that it runs, without the cloud and without updates. Its name stays in use: to
+    return, the device must leave (`causeway-edge fleet leave`) and join with a new join token under another name. Exit
+    code: 0 done, also before; 1 refused, or the answer is no; 2 there is no terminal to ask at, and no --yes.
     """
     path = f"/v1/devices/{quote(device, safe='')}"
     before = client.get(path, DeviceAnswer)
@@ -126,12 +142,12 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
 @click.command()
 @click.argument("device")
 @click.argument("bundle")
-@click.option("--reason", default="", help="For the audit log.")
+@click.option("--reason", default="", help="Reason for the audit log.")
 @connected
 def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
     """Let DEVICE run the signed BUNDLE, whatever its cohort's rollouts say.
 
-    The first digits of a bundle that a rollout has named are enough, else its whole id is needed.
+    For a bundle that a rollout has named, its first digits are enough; for any other bundle the whole id is needed.
     Exit code: 0 done, 1 refused.
     """
     request = {"bundle": _whole_id(client, bundle), "reason": reason}
@@ -139,12 +155,14 @@ def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
 
 
 @click.command()
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Print rows after this number.")
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Print only rows after this number.")
 @click.option("--verify", is_flag=True, help="Check the hash chain from the first row on, and print the last hash.")
-@click.option("--head", default="", metavar="HASH", help="With --verify: a hash noted earlier must be there.")
+@click.option(
+    "--head", default="", metavar="HASH", help="With --verify: fail unless a row has this hash, noted earlier."
+)
 @connected
 def audit(client: FleetClient, after: int, verify: bool, head: str) -> None:
-    """Print the audit log: who changed what, when; one line for each change.
+    """Print the audit log, one line for each change: time, actor, action and details.
 
     Exit code: 0 printed or the chain holds, 1 it does not hold, or the control plane refuses.
     """
@@ -164,7 +182,7 @@ def audit(client: FleetClient, after: int, verify: bool, head: str) -> None:
         hashes.update(row.hash for row in rows)
     if verify:
         if head and head not in hashes:
-            raise click.ClickException(f"The audit log was cut off: no row has the hash {head}.")
+            raise click.ClickException(f"The audit log was truncated: no row has the hash {head}.")
         count = 0 if last is None else last.n
         end = "" if last is None else f", the chain holds; the last hash is {last.hash}"
         click.echo(f"{counted(count, 'row')}{end}")
@@ -208,7 +226,7 @@ def _whole_id(client: FleetClient, bundle: str) -> str:
 
 
 def _what(what: msgspec.Raw) -> str:
-    """Return a row's JSON as `key=value`, without empty values; bundles are shortened to their first digits."""
+    """Return a row's JSON as `key=value`, without empty values. Bundles are shortened to their first digits."""
     values = msgspec.json.decode(what, type=dict[str, Any])
     shown = {key: value for key, value in values.items() if value is not False and value not in ("", None, {}, [])}
     return " ".join(f"{key}={_value(value)}" for key, value in shown.items())

@@ -1,6 +1,6 @@
 """The output of `lint`, `test` and `replay`: text for people, coloured on a terminal, or one JSON object for programs.
 
-`replay` prints what leaves the device first, then what moves, what is unknown, cost and latency.
+`replay` prints first the requests that leave the device, then other moves, unknown outcomes, cost and latency.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ _STYLE = {"error": "bold red", "warning": "yellow"}
 _CAUSES: dict[Cause, str] = {
     "leaves": "goes to the cloud",
     "may_leave": "may go to the cloud, after a failure or a handoff",
-    "unknown": "may go to the cloud: hangs on {signals}, not recorded",
+    "unknown": "may go to the cloud: depends on {signals}, not recorded",
 }
-_SHORT_CAUSES: dict[Cause, str] = {"leaves": "surely", "may_leave": "perhaps, as a fallback", "unknown": "unknown"}
+_SHORT_CAUSES: dict[Cause, str] = {
+    "leaves": "surely",
+    "may_leave": "may go to the cloud as a fallback",
+    "unknown": "unknown",
+}
 
 
 class ProblemReport(msgspec.Struct, frozen=True):
     file: str
-    line: int  # from 1; 0: the file as a whole
+    line: int  # line number from 1; 0: the file as a whole
     column: int
     key: str
     severity: str
@@ -132,7 +136,7 @@ def summary(report: ReplayReport) -> str:
     causes = Counter(one.cause for one in report.leaving)
     parts = [f"{causes[cause]} {text}" for cause, text in _SHORT_CAUSES.items() if causes[cause]]
     bound = sum(bool(one.bound_by) for one in report.leaving)
-    kept = f", {bound} of them bound to it before" if bound else ""
+    kept = f", {bound} of them bound to the device before" if bound else ""
     leaving = f"{counted(len(report.leaving), 'request')} that stayed on the device would leave it{kept}"
     return f"{leaving} ({', '.join(parts)}), {of}{end}"
 
@@ -156,7 +160,7 @@ def print_replay(console: Console, report: ReplayReport, reader: RecordReader, *
     console.print(Text(summary(report), "bold red" if report.leaving else "bold green"), soft_wrap=True)
     if lost := sum(move.requests for move in report.moves if move.moved and move.after == str(NO_ANSWER)):
         console.print(Text(f"{counted(lost, 'request')} that had an answer would get none", "bold red"))
-    versus = f"compared with {report.old}" if report.old else "compared with what was recorded"
+    versus = f"compared with {report.old}" if report.old else "compared with the recorded decisions"
     console.print(Text(f"{report.policy}, {versus}", "dim"), soft_wrap=True)
     _print_leaving(console, report, reader, limit)
     _print_moves(console, report)
@@ -214,7 +218,7 @@ def _print_unknown(console: Console, report: ReplayReport) -> None:
     rows = [
         (f"{one.requests}", one.before, " or ".join(one.possible), ", ".join(one.hangs_on)) for one in report.unknown
     ]
-    _print_table(console, "Unknown, for want of a recorded signal", ("requests", "from", "to", "hangs on"), rows)
+    _print_table(console, "Unknown, because a signal was not recorded", ("requests", "from", "to", "hangs on"), rows)
 
 
 def _print_cost(console: Console, report: ReplayReport) -> None:
@@ -231,7 +235,9 @@ def _print_latency(console: Console, report: ReplayReport) -> None:
     title = f"Estimated latency of {counted(latency.requests, 'answer')}, ms (95 % interval)"
     _print_table(console, title, ("time", "", "before", "after"), rows)
     if latency.not_estimated:
-        text = f"{counted(latency.not_estimated, 'answer')} not estimated: of the target fewer than {MIN_OBSERVED}"
+        text = (
+            f"{counted(latency.not_estimated, 'answer')} not estimated, as their target has fewer than {MIN_OBSERVED}"
+        )
         console.print(Text(f"{text} answers were recorded"), soft_wrap=True)
 
 

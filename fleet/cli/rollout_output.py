@@ -1,4 +1,4 @@
-"""Plain text output of the commands: counts, tables, changes of a bundle, a fleet's rollouts."""
+"""Plain-text output of the commands: counts, tables, changes of a bundle, and the rollouts of a fleet."""
 
 from __future__ import annotations
 
@@ -140,7 +140,10 @@ def overview(fleet: FleetAnswer, rollouts: Sequence[RolloutStatus]) -> Iterator[
     yield from table(("cohort", "devices", "seen in 15 min", "running"), cohorts)
     for one in fleet.cohorts:
         if one.ahead:
-            yield f"{one.name}: {one.ahead} know more than the control plane: was it restored from a backup?"
+            yield (
+                f"{one.name}: {one.ahead} devices have newer metadata than the control plane. Was it "
+                "restored from a backup?"
+            )
     if rollouts:
         yield ""
     rows = [
@@ -173,10 +176,13 @@ def state_text(rollout: RolloutStatus) -> str:
 def notes(rollout: RolloutStatus) -> Iterator[str]:
     """Yield explanations of this state for people."""
     if rollout.state in _UNDONE and rollout.from_bundle is None:
-        yield "note: the cohort has no bundle before it; devices that run it keep it until a rollout of a better one"
+        yield "note: the cohort has no earlier bundle; devices that run this one keep it until a rollout of another"
     planned = rollout.stages[min(rollout.stage, len(rollout.stages) - 1)]
     if rollout.share > planned:
-        yield f"note: {percent(planned)} holds no device that was seen lately, so the share was raised to the first one"
+        yield (
+            f"note: {percent(planned)} contains no device that was seen lately, so the share was raised "
+            "to the first device"
+        )
 
 
 def detail_lines(rollout: RolloutDetail) -> Iterator[str]:

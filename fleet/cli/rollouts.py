@@ -1,4 +1,4 @@
-"""`causeway-fleet apply | status | pause | resume | accept | abort`: rollouts at a control plane."""
+"""The commands `causeway-fleet apply | status | pause | resume | accept | abort` for rollouts at a control plane."""
 
 from __future__ import annotations
 
@@ -44,10 +44,17 @@ _SHOWN = 20  # rollouts in the overview
 
 @click.command()
 @click.argument("folder", type=_Folder)
-@click.option("--cohort", "only", multiple=True, help="Only this cohort. Repeatable; default: every changed one.")
-@click.option("--bundle", default="", help="A signed bundle, such as an earlier one, instead of the newest.")
-@click.option("--allow-leaving", is_flag=True, help="Recorded requests may leave the device; needs an approver.")
-@click.option("--without-replay", is_flag=True, help="Go on without records to replay; needs an approver.")
+@click.option(
+    "--cohort",
+    "only",
+    multiple=True,
+    help="Only this cohort. Repeatable; default: every cohort whose bundle changed.",
+)
+@click.option("--bundle", default="", help="A signed bundle, such as an earlier one, instead of the newest one.")
+@click.option(
+    "--allow-leaving", is_flag=True, help="Accept that recorded requests leave the device. This needs an approver."
+)
+@click.option("--without-replay", is_flag=True, help="Continue without records to replay. This needs an approver.")
 @yes_option
 @connected
 def apply(
@@ -111,7 +118,8 @@ def apply(
 @click.option("--format", "output_format", type=click.Choice(["human", "json"]), default="human", show_default=True)
 @connected
 def status(client: FleetClient, rollout: str, output_format: str) -> None:
-    """Show the fleet and its rollouts, or one ROLLOUT with its last look. A cohort's name means its newest one.
+    """Show the fleet and its rollouts, or one ROLLOUT with its last look. A cohort's name stands for its newest
+    rollout.
 
     Exit code: 0 shown, 1 the control plane refuses or does not answer.
     """
@@ -137,9 +145,12 @@ def status(client: FleetClient, rollout: str, output_format: str) -> None:
 
 
 def _decision(action: str, text: str) -> click.Command:
-    @click.command(action, help=f"{text}\n\nExit code: 0 done, 1 its state does not allow it, or the role does not.")
+    @click.command(
+        action,
+        help=f"{text}\n\nExit code: 0 done, 1 refused: the rollout's state or the operator's role does not allow it.",
+    )
     @click.argument("rollout")
-    @click.option("--reason", default="", help="For the audit log and the others.")
+    @click.option("--reason", default="", help="Reason for the audit log and for other operators.")
     @connected
     def command(client: FleetClient, rollout: str, reason: str) -> None:
         path = f"/v1/rollouts/{_find(client, rollout)}/{action}"
@@ -149,30 +160,31 @@ def _decision(action: str, text: str) -> click.Command:
 
 
 pause = _decision("pause", "Pause ROLLOUT (an id, or a cohort); its devices keep the bundle.")
-resume = _decision("resume", "Let the paused ROLLOUT (an id, or a cohort) go on.")
-accept = _decision("accept", "Take the paused stage of ROLLOUT (an id, or a cohort) for passed. Needs an approver.")
+resume = _decision("resume", "Let the paused ROLLOUT (an id, or a cohort) continue.")
+accept = _decision(
+    "accept", "Accept the paused stage of ROLLOUT (an id, or a cohort) as passed. This needs an approver."
+)
 
 
 @click.command()
 @click.argument("rollout")
-@click.option("--reason", default="", help="For the audit log and the others.")
+@click.option("--reason", default="", help="Reason for the audit log and for other operators.")
 @yes_option
 @connected
 def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:
     """Return the devices of ROLLOUT to the previous bundle, after asking. ROLLOUT is an id or a cohort; it may be done
     already.
 
-    An aborted rollout does not go on: `apply` begins another one.
-    Exit code: 0 done, 1 its state does not allow it, the role does not, or the answer is no, 2 there is no terminal to
-    ask at, and no --yes.
+    An aborted rollout cannot continue: `apply` begins a new one. Exit code: 0 done, 1 the rollout's state or the
+    operator's role does not allow it, or the answer is no, 2 there is no terminal to ask at, and no --yes.
     """
     name = _find(client, rollout)
     before = client.get(f"/v1/rollouts/{name}", RolloutStatus)
     click.echo(rollout_line(before))
     if RolloutEvent.ABORT in LIFE[RolloutState(before.state)]:
-        last = "an aborted rollout does not go on, `apply` begins another one"
+        last = "an aborted rollout cannot continue, `apply` begins a new one"
         if before.from_bundle is None:
-            click.echo(f"the cohort has no bundle before it, so devices that run it keep it; {last}")
+            click.echo(f"the cohort has no earlier bundle, so devices that run this one keep it; {last}")
         else:
             click.echo(f"its devices return to {bundle_name(before.from_bundle)}; {last}")
         ask(PROGRAM, f"Abort {name}?", yes=yes)
@@ -200,7 +212,9 @@ def _wanted(cohort: str, bundle: str, built: BuiltBundle, signed: dict[str, Bund
 
 
 def _nothing_to_do(cohort: str, wanted: str, rollouts: Sequence[RolloutStatus]) -> str:
-    """Return why no rollout should begin; "" if it should. Raises ClickException if another bundle's is under way."""
+    """Return why no rollout should begin; "" if it should. Raises ClickException if a rollout of another bundle is
+    under way.
+    """
     under_way = next((one for one in rollouts if one.state in OPEN), None)
     if under_way is None:
         return "no change" if wanted == _left_with(rollouts) else ""

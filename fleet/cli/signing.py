@@ -47,10 +47,10 @@ def keys() -> None:
 @click.option("--passphrase", is_flag=True, help="Ask for a passphrase, which encrypts the key.")
 @click.option("--passphrase-file", type=_File, help="File with the passphrase on one line.")
 def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None) -> None:
-    """Make a key pair, NAME.pem and NAME.pub. NAME.pem is private: keep it apart. NAME.pub goes into git, for
+    """Make a key pair, NAME.pem and NAME.pub. NAME.pem is private: store it safely. NAME.pub belongs in git, for
     trust.yaml.
 
-    Exit code: 0 made, 1 a key of this name is there, 2 bad arguments.
+    Exit code: 0 made, 1 a key of this name exists already, 2 bad arguments.
     """
     if _NAME.fullmatch(name) is None:
         raise click.BadParameter("A name has 1 to 64 letters, digits or . _ -", param_hint="NAME")
@@ -67,7 +67,7 @@ def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None)
 @keys.command("list")
 @_keys_option
 def list_(folder: Path) -> None:
-    """List the keys of a folder, and which private keys lie there."""
+    """List the keys of a folder, with the private keys that are present."""
     with readable_errors():
         from ..trust.keys import is_encrypted, list_keys
 
@@ -83,7 +83,7 @@ def list_(folder: Path) -> None:
 @click.command()
 @click.argument("folder", type=_Folder)
 @click.option("--key", "key_files", type=_File, multiple=True, required=True, help="A private key; repeatable.")
-@click.option("--passphrase-file", type=_File, help="File with the passphrase of encrypted keys; otherwise asked for.")
+@click.option("--passphrase-file", type=_File, help="File with the passphrase of encrypted keys. Default: ask for it.")
 def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None) -> None:
     """Sign the changes of the fleet in FOLDER with these keys. Metadata with enough signatures is published.
 
@@ -143,7 +143,7 @@ def diff(folder: Path) -> None:
             if old is not None and old.policy != bundle.manifest.policy:
                 _print_policy_diff(published.path / "blobs" / old.policy.sha256, bundle)
         for name in sorted(set(signed) - set(built)):
-            click.echo(f"{name}: removed from fleet.yaml; its devices keep what they run.")
+            click.echo(f"{name}: removed from fleet.yaml; its devices keep the bundle that they run.")
 
 
 def valid_fleet(folder: Path) -> CheckedFleet:
@@ -165,7 +165,7 @@ def _load(path: Path, passphrase: bytes | None) -> CryptoSigner:
 
 
 def _refuse_strangers(trust: Trust, published: PublishedFolder, signers: Mapping[Path, CryptoSigner]) -> None:
-    """Raise ClickException if a key has no role in `trust.yaml`, and none in the root that is published."""
+    """Raise ClickException if a key has a role neither in `trust.yaml` nor in the published root."""
     root = published.root()
     known = {*trust.names, *(() if root is None else root.signed.keys)}  # earlier holders of a role sign its change
     for path, signer in signers.items():
@@ -196,7 +196,7 @@ def _print_policy_diff(old: Path, bundle: BuiltBundle) -> None:
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Print advice about a missing extra, and our errors and the system's without a traceback."""
+    """Print advice about a missing extra, and print expected errors without a traceback."""
     try:
         yield
     except ModuleNotFoundError as error:

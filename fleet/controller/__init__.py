@@ -1,4 +1,4 @@
-"""The controller: drives each cohort's rollout from its checks to DONE or REVERTED.
+"""The controller, which drives each cohort's rollout from its checks to DONE or REVERTED.
 
     step.py        canary and control among the devices; one step of one rollout, a pure function over them
     checks.py      LINT and REPLAY of a signed bundle

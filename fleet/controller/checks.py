@@ -21,7 +21,7 @@ RECORDS = "records"
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The result of a check: the problems that reject a bundle, or the reason for which it is unproven; "" if it
+    """The result of a check: the problems that reject a bundle, or the reason why it could not be checked; "" if it
     passes.
     """
 
@@ -56,7 +56,7 @@ def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout) -> Check:
     """Replay the requests of `records/COHORT` under the new bundle's policy.
 
     1. A request that stayed on the device and would leave it, or may, is a problem.
-    2. Without a request to replay the policy is unproven, unless the devices already run it.
+    2. Without a request to replay the policy counts as not checked, unless the devices already run it.
 
     Raises:
         OSError: A file cannot be read.
@@ -85,8 +85,9 @@ def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout) -> Check:
 def _no_records(cohort: str, reader: RecordReader) -> str:
     unread = f" ({reader.bad_count} lines there cannot be read)" if reader.bad_count else ""
     return (
-        f"no recorded requests of {cohort} to replay{unread}: devices upload none. Put the output of `causeway-edge "
-        f"decisions export` into {RECORDS}/{cohort}/*.jsonl and resume, or accept the rollout without a replay"
+        f"no recorded requests of {cohort} to replay{unread}, because devices do not upload any. Put the "
+        f"output of `causeway-edge decisions export` into {RECORDS}/{cohort}/*.jsonl and resume, or "
+        "accept the rollout without a replay"
     )
 
 

@@ -1,4 +1,4 @@
-"""The controller's loop: read, step, write, publish. After a kill at any point it continues with the next tick.
+"""The controller's loop: read, step, write, publish. If the process is killed at any point, its successor continues.
 
 1. A published plan of a rollout that the store does not know, because it was restored from a backup, is adopted.
 2. A revocation that the store has lost is repeated (see `keep_revocations`).
@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 async def keep_revocations(store: Store, folder: Path, now: float) -> None:
-    """Preserve revocations over a restored backup, by a copy beside the published files.
+    """Restore revocations that a restored backup lacks, from a copy beside the published files.
 
     `published/revocations.json` maps tenant/device to the Unix time of the revocation. Revocations of the store are
     added to the copy. Revocations only in the copy were lost by the store and are repeated there, even for devices that
@@ -88,7 +88,13 @@ async def keep_revocations(store: Store, folder: Path, now: float) -> None:
                 what = {"device": owner.partition("/")[2], "reason": "the restored database did not know it"}
                 await append_audit(connection, now, ACTOR, "device.revoked_again", what)
             found = (await read_revocations(connection)).devices
-        log.error("The store, probably restored from a backup, had lost %d revocations, which hold again.", len(lost))
+        log.error(
+            (
+                "The store had lost %d revocations, probably because it was restored from a backup. "
+                "They are in force again."
+            ),
+            len(lost),
+        )
     if found != kept:
         await to_thread.run_sync(write_atomically, path, msgspec.json.encode(found, order="sorted"))
 
@@ -105,7 +111,8 @@ def _read_revocations(path: Path) -> dict[str, float] | None:
 
 
 class Controller:
-    """The driver of a fleet's rollouts. `run` it in every process: one of them works, the others wait.
+    """The driver of a fleet's rollouts. Call `run` in every process: one process drives the rollouts, and the others
+    wait for its lock.
 
     Attributes:
         leads: Whether this process holds the lock and drives the rollouts.
@@ -233,14 +240,17 @@ class Controller:
                 await insert_rollout(connection, RolloutRecord(rollout, 1, ACTOR, now, now))
                 await append_audit(connection, now, ACTOR, "rollout.recovered", _summary(rollout))
                 log.error(
-                    "%s: the store, probably restored from a backup, had lost the published rollout %s.",
+                    (
+                        "%s: the store had lost the published rollout %s, probably because it was restored "
+                        "from a backup."
+                    ),
                     plan.cohort,
                     rollout.id,
                 )
         return True
 
     async def _survey(self, records: Sequence[RolloutRecord], now: float) -> None:
-        """Look for devices that are ahead of the store, and pause their rollout."""
+        """Find devices that are ahead of the store, and pause their rollout."""
         async with self._store.read() as connection:
             reports = await reported_plans(connection, now - _RECENT_S)
             known = await known_rollouts(connection, {report.rollout for report in reports})
@@ -306,7 +316,7 @@ class Controller:
                     why = f": {after.reason}" if after.reason else ""
                     log.info("%s: rollout %s: %s%s.", after.cohort, after.id, after.state.value, why)
         except RolloutChanged:  # an operator changed it meanwhile: the next tick starts from that decision
-            log.info("Rollout %s was changed meanwhile.", after.id)
+            log.info("Rollout %s was changed by an operator in the meantime.", after.id)
 
     # --- (4) and (5) -------------------------------------------------------------------------------------------------
 

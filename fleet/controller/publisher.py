@@ -42,7 +42,7 @@ class Publisher:
         self._folder = PublishedFolder(fleet)
 
     def check(self) -> None:
-        """Check at start that every online role has a key here.
+        """Check at start that the folder of keys has one for every online role.
 
         Raises:
             ConfigError: `trust.yaml` is invalid, or a role has no key.
@@ -66,13 +66,14 @@ class Publisher:
         """Publish the store's plans, and renew metadata that expires. Idempotent.
 
         1. Cohorts that the store does not know keep their plan.
-        2. A device that is pinned to a bundle that is no longer signed is held instead: it keeps what it runs.
+        2. A device that is pinned to a bundle that is no longer signed is held instead, so it keeps the bundle that it
+        runs.
         3. A plan with another unsigned bundle is not published; the plans of other cohorts are.
 
         Args:
             plans: The plan of each cohort that has a rollout.
             now: Unix seconds.
-            min_version: See `publish_online`.
+            min_version: The minimum of new versions, see `publish_online`.
 
         Returns:
             The reasons for which a cohort's plan was not changed, for operators.
@@ -169,7 +170,7 @@ class Plans:
         return problems
 
     async def _tell(self, reverting: Mapping[str, bool]) -> None:
-        """Wake the devices of each cohort whose published plan differs from the one of their last wake."""
+        """Wake the devices of each cohort whose published plan has changed since they were last woken."""
         published = await to_thread.run_sync(self._publisher.published)
         async with self._store.read() as connection:
             generations = await read_generations(connection)
@@ -191,7 +192,7 @@ class Plans:
             await self._published()
 
     def rollout_doc(self, cohort: str) -> RolloutDoc:
-        """Return the cohort's keys from `fleet.yaml`; while the file has errors, the last valid ones."""
+        """Return the cohort's settings from `fleet.yaml`. While the file has errors, return the last valid ones."""
         try:
             text = (self._folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -202,7 +203,9 @@ class Plans:
 
 
 def newest_begun(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-    """Return the newest begun rollout of each cohort, whose plan is the cohort's. `records`: the newest first."""
+    """Return for each cohort the newest rollout that has begun. Its plan is the cohort's plan. `records`: the newest
+    first.
+    """
     found: dict[str, RolloutRecord] = {}
     for record in records:
         if record.rollout.has_begun:

@@ -44,7 +44,7 @@ class RolloutObservations(msgspec.Struct, frozen=True):
 
 
 def least_share(salt: str, devices: Iterable[Device], since: float) -> int:
-    """Return the smallest share with a participating device that has reported since `since`."""
+    """Return the smallest share that contains a participating device which has reported since `since`."""
     return stage_share(
         0, (position(salt, device.id) for device in devices if not device.left_out and device.last_seen >= since)
     )
@@ -102,7 +102,7 @@ def still_to_revert(rollout: Rollout, devices: Iterable[Device], now: float) -> 
 
 
 def ahead_count(reports: Iterable[ReportedPlan], known: frozenset[str]) -> int:
-    """Return the number of devices of a cohort that know more than the store, as after a restored backup.
+    """Return how many devices of a cohort know newer plans or metadata than the store, as after a restored backup.
 
     1. They follow a plan of a rollout that the store does not know.
     2. They refuse the published metadata as older than what they verified before.
@@ -132,7 +132,7 @@ def _window_is_open(device: Device, windows: Sequence[MaintenanceWindow], now: f
 
 
 def _sums(counts: Counts, bundle: str) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]]]:
-    """Return the counters by device, under this bundle and under all others."""
+    """Return the counters by device: those under this bundle, and the sum of all others."""
     own: dict[str, NDArray[np.int64]] = {}
     others: dict[str, NDArray[np.int64]] = {}
     for (device, under), values in counts.items():
@@ -193,7 +193,7 @@ def needs_devices(rollout: Rollout, now: float) -> bool:
 def step(rollout: Rollout, situation: RolloutObservations, published: RolloutPlan | None, now: float) -> Step:
     """Return the rollout after its next step.
 
-    1. Its published plan is ahead of the store, so the store was restored from a backup: see `caught_up`.
+    1. Its published plan is ahead of the store, which was therefore restored from a backup: see `caught_up`.
     2. A look is due: the rollout follows its verdict.
     3. The stage's or the soak's time is over: PAUSED.
     4. ABORTED, and published as aborted or never published: REVERTING.
@@ -239,7 +239,7 @@ def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Ro
         return rollout
     shares = [stage.share for stage in rollout.settings.stages]
     stage = sum(share < published.share for share in shares)
-    reason = "the store was restored from a backup, the devices are further: resume to go on from here"
+    reason = "the store was restored from a backup, and the devices are ahead of it: resume to continue from here"
     return msgspec.structs.replace(  # (2)
         rollout,
         state=S.PAUSED,
@@ -255,10 +255,15 @@ def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Ro
 
 
 def paused_behind(rollout: Rollout, devices: int, now: float) -> Rollout:
-    """Return the rollout, paused if it runs, because devices know more than the store."""
+    """Return the rollout, paused if it runs, because devices are ahead of the store."""
     if rollout.state not in (S.STAGE, S.SOAK):
         return rollout
-    return apply(rollout, E.PAUSE, now, reason=f"{devices} devices are ahead of the control plane: was it restored?")
+    return apply(
+        rollout,
+        E.PAUSE,
+        now,
+        reason=f"{devices} devices are ahead of the control plane. Was it restored from a backup?",
+    )
 
 
 def adopted(plan: RolloutPlan, settings: RolloutSettings, now: float) -> Rollout:

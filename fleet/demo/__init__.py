@@ -1,1 +1,3 @@
-"""`make demo-fleet`: a control plane and real devices; a good rollout, and a bad one that reverts itself."""
+"""The demo `make demo-fleet`: a control plane and real devices, a good rollout, and a bad one that is reverted
+automatically.
+"""

@@ -1,4 +1,6 @@
-"""`make demo-fleet`: a control plane and real devices; a good rollout, and a bad one that reverts itself."""
+"""The demo `make demo-fleet`: a control plane and real devices, a good rollout, and a bad one that is reverted
+automatically.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class ProgramFailed(Exception):
 
 
 class Program:
-    """A program, started as by its users, with its own log file. It prints a line that begins with `ready `."""
+    """A program, started as its users start it, with its own log file. It must print a line that begins with `ready
+    `.
+    """
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
@@ -179,7 +183,7 @@ POLICIES = {
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The cohort's rollout keys in `fleet.yaml`; `errors` is the margin in percentage points."""
+    """The rollout settings of the demo's cohort in `fleet.yaml`. `errors`: margin in percentage points."""
 
     stages: tuple[int, ...] = (25, 50, 100)
     first_look: str = "15s"
@@ -279,7 +283,7 @@ class Show:
                 ]
                 await self._tell(rollouts)
                 if not once:
-                    self._say("everything goes on until Ctrl-C")
+                    self._say("everything keeps running until Ctrl-C")
                     await asyncio.Event().wait()
         finally:
             for task in applications:
@@ -299,7 +303,7 @@ class Show:
     # --- the fleet's folder and its signatures ------------------------------------------------------------------------
 
     def _make_fleet(self) -> None:
-        self._say("a fleet folder; two of three people sign, and the server has a key of its own")
+        self._say("a fleet folder; two of three people sign, and the server has its own key")
         write_folder(self._fleet, self._pace)
         write_policy(self._fleet, "first")
         for name in (*OFFLINE, ONLINE):
@@ -319,7 +323,7 @@ class Show:
 
     def _start_control_plane(self) -> str:
         command = [*CAUSEWAY_FLEET, "serve", str(self._fleet), "--keys", str(self._folder / "server-keys")]
-        command += ["--data", str(self._folder / "data"), "--listen", self._listen]
+        command += ["--state-dir", str(self._folder / "data"), "--listen", self._listen]
         program = self._start("control-plane", command)
         return program.ready()["url"]
 
@@ -370,7 +374,7 @@ class Show:
                 self._say(f"  {time.monotonic() - began:5.0f} s  {line}   members: {members or 'none'}")
                 shown = f"{line} {members}"
             if found["state"] == "paused":
-                self._say("  so few devices prove little; the demo accepts the stage")
+                self._say("  so few devices do not allow a verdict, so the demo accepts the stage")
                 await self._command("accept", found["id"], "--reason", "a demo of few devices")
             if found["state"] in _ENDED:
                 break
@@ -384,7 +388,7 @@ class Show:
         return found
 
     async def _reached(self, bundle: str, within_s: float) -> int:
-        """Return the number of devices that ran a bundle, after waiting for the others."""
+        """Return the number of devices that run a bundle, after waiting for those that do not run it yet."""
         ends = time.monotonic() + within_s
         while True:
             devices = (await self._get("/v1/devices?limit=1000"))["devices"]
@@ -412,7 +416,7 @@ class Show:
 async def _use_device(url: str, seed: int, answers: Counter[int], requests_per_s: float) -> None:
     """Send short and long commands, as an application on a device does, until cancelled.
 
-    `answers` counts HTTP statuses, 0 for none.
+    `answers` counts HTTP statuses; 0 stands for no answer.
     """
     rng = random.Random(seed)
     async with httpx.AsyncClient(base_url=url, timeout=20.0) as http:
@@ -433,13 +437,15 @@ async def _use_device(url: str, seed: int, answers: Counter[int], requests_per_s
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--devices", type=click.IntRange(4, 200), default=20, show_default=True, help="Edge daemons to start.")
+@click.option(
+    "--devices", type=click.IntRange(4, 200), default=20, show_default=True, help="Number of edge daemons to start."
+)
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(".run/fleet-demo"),
     show_default=True,
-    help="Is made anew.",
+    help="Folder of the demo, which is deleted and created again.",
 )
 @click.option("--listen", default="127.0.0.1:8090", show_default=True, help="Address of the control plane.")
 @click.option("--once", is_flag=True, help="Stop after the two rollouts instead of serving until Ctrl-C.")

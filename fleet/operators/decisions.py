@@ -85,7 +85,7 @@ async def begin_rollout(
         before = await list_rollouts(connection, request.cohort)
         busy = next((one.rollout for one in before if one.rollout.state in OPEN), None)
         if busy is not None:  # (2)
-            raise WrongState(f"The rollout {busy.id} of {request.cohort} is in state {busy.state}: abort it, or wait.")
+            raise WrongState(f"The rollout {busy.id} of {request.cohort} is in state {busy.state}. Abort it, or wait.")
         from_bundle = _left_with(before)  # (3)
         if from_bundle == request.to_bundle:
             raise WrongState(f"The devices of {request.cohort} already have the bundle {request.to_bundle}.")
@@ -116,7 +116,7 @@ async def decide(
     Raises:
         NotFound: The rollout does not exist.
         WrongState: The rollout's state does not allow the event; the message names the allowed ones.
-        RolloutChanged: The controller kept changing it; try again.
+        RolloutChanged: The controller changed the rollout meanwhile; try again.
     """
     for attempt in range(_TRIES):
         try:
@@ -139,7 +139,9 @@ async def _decide(
         (one.rollout for one in await list_rollouts(connection, before.cohort) if one.rollout.has_begun), before
     )
     if event is E.ABORT and before.state is S.DONE and newer.id != before.id:
-        raise WrongState(f"{newer.id} came after {name}: abort that, or apply the bundle that the devices should run.")
+        raise WrongState(
+            f"{newer.id} is newer than {name}. Abort that one, or apply the bundle that the devices should run."
+        )
     devices = await cohort_devices(connection, before.cohort)
     least = least_share(before.salt, devices, now - before.settings.silence_s)
     text = f"by {operator.name}" + (f": {reason}" if reason else "")
@@ -174,7 +176,7 @@ def _left_with(records: Sequence[RolloutRecord]) -> str | None:
 
 
 def _settings(folder: Path, cohort: str) -> RolloutSettings:
-    """Read the settings in `fleet.yaml` again, so that a changed pace does not need a restart of the server."""
+    """Read the cohort's settings in `fleet.yaml` again, so that changes need no restart of the server."""
     text = (folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace")
     fleet, _, problems = read_struct(text, FLEET_FILE, FleetDoc)
     if fleet is None:

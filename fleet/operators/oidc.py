@@ -34,7 +34,7 @@ class SignInFailed(AuthenticationFailed, code="sign_in_failed"):
 
 
 class PendingSignIn(msgspec.Struct, frozen=True):
-    """The state that the browser's cookie keeps until the issuer redirects back."""
+    """The state that the browser's cookie holds until the issuer redirects back."""
 
     state: str
     nonce: str

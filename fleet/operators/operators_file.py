@@ -15,7 +15,7 @@ from causeway_server.router.errors import ConfigError
 OPERATORS_FILE = "operators.yaml"
 Role = Literal["viewer", "operator", "approver"]
 RESERVED_NAMES = ("bootstrap", "controller")
-"""Names of the audit log's own actors, which are reserved."""
+"""Names of actors in the audit log that are programs. No operator or token may have them."""
 MAX_NAME = 256
 ROLES: tuple[Role, ...] = ("viewer", "operator", "approver")  # each may do what the one before may
 
@@ -32,10 +32,13 @@ class OidcDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         doc("File with the client secret, relative to `operators.yaml`. Empty: a public client, which uses PKCE only."),
     ] = ""
-    scope: Annotated[str, doc("Scopes to request.")] = "openid email profile"
-    claim: Annotated[str, doc("Claim of the id token whose values have roles.")] = "groups"
+    scope: Annotated[str, doc("Scopes to request from the issuer.")] = "openid email profile"
+    claim: Annotated[str, doc("Claim of the id token whose values are mapped to roles.")] = "groups"
     name_claim: Annotated[
-        str, doc("Claim with the operator's name for the audit log. Absent, or an unverified `email`: `sub@issuer`.")
+        str,
+        doc(
+            "Claim with the operator's name for the audit log. If it is absent, or an unverified `email`: `sub@issuer`."
+        ),
     ] = "email"
 
 
@@ -51,7 +54,7 @@ class OperatorsDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oidc: Annotated[OidcDoc | None, doc("OpenID Connect issuer of the operators. Default: tokens only.")] = None
     roles: Annotated[
         dict[Role, tuple[str, ...]],
-        doc("Values of `oidc.claim` that have each role; `*` is everyone whom the issuer knows."),
+        doc("Values of `oidc.claim` that have each role; `*` matches everyone whom the issuer authenticates."),
     ] = {}
     tokens: Annotated[dict[str, TokenDoc], doc("Tokens of programs, by the name that the audit log shows.")] = {}
 
@@ -75,8 +78,10 @@ def read_operators(folder: Path) -> OperatorsDoc:
     for name in doc.tokens:
         if name.casefold() in RESERVED_NAMES or not name or len(name) > MAX_NAME or not name.isprintable():
             raise ConfigError(
-                f"{name!r} cannot name a token: {' and '.join(RESERVED_NAMES)} are the audit log's own, and a name has "
-                f"1 to {MAX_NAME} printable characters. Choose another.",
+                (
+                    f"{name!r} cannot name a token: {' and '.join(RESERVED_NAMES)} are reserved for the audit "
+                    f"log, and a name has 1 to {MAX_NAME} printable characters. Choose another."
+                ),
                 where=str(path),
             )
     if doc.oidc is not None and not doc.roles:
@@ -85,7 +90,7 @@ def read_operators(folder: Path) -> OperatorsDoc:
 
 
 def role_of(doc: OperatorsDoc, values: frozenset[str]) -> Role | None:
-    """Return the highest role of the values of a claim."""
+    """Return the highest role that any value of a claim has."""
     for role in reversed(ROLES):
         named = frozenset(doc.roles.get(role, ()))
         if named & values or "*" in named:

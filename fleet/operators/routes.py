@@ -1,4 +1,6 @@
-"""The operators' routes: devices, join tokens, the audit log; the fleet as a whole, rollouts, policies side by side."""
+"""The operators' routes: devices, join tokens, the audit log; the fleet as a whole, rollouts, and the policies of two
+bundles.
+"""
 
 from __future__ import annotations
 
@@ -68,25 +70,25 @@ from .sign_in import ALWAYS, SignIn
 
 _FILTERS = {
     "cohort": "Only this cohort.",
-    "state": "Only this state of the agent, or `revoked`, `cloned`, `held` or `pinned`.",
+    "state": "Only devices in this state of the agent, or `revoked`, `cloned`, `held` or `pinned`.",
     "site": "Only this site.",
-    "q": "A part of the id.",
-    "after": "`next` of the page before.",
-    "limit": "At most so many, up to 1000.",
+    "q": "Only devices whose id contains this text.",
+    "after": "`next` of the previous page.",
+    "limit": "Maximum number of entries, up to 1000.",
 }
 _ACTIONS = {
-    "revoke": "Refuse its tokens and its key, here and at the gateways, for good.",
-    "hold": "Let it keep what it runs.",
-    "release": "Let it follow its cohort again: ends a hold and a pin.",
-    "pin": "Let it run a bundle of its own.",
+    "revoke": "Refuse the device's tokens and its key permanently, here and at the gateways.",
+    "hold": "Let the device keep the bundle that it runs.",
+    "release": "Let the device follow its cohort again. This ends a hold and a pin.",
+    "pin": "Let the device run a given bundle.",
 }
 _MOST = 1000
 RECENT_S = 900.0
 _EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {
-    "pause": (RolloutEvent.PAUSE, "operator", "Let a stage wait; its devices keep the bundle."),
-    "resume": (RolloutEvent.RESUME, "operator", "Let a paused stage go on; its time counts anew."),
-    "accept": (RolloutEvent.ACCEPT, "approver", "Take a paused stage for passed."),
-    "abort": (RolloutEvent.ABORT, "operator", "Return every device to the bundle before, at once."),
+    "pause": (RolloutEvent.PAUSE, "operator", "Pause a stage; its devices keep the bundle."),
+    "resume": (RolloutEvent.RESUME, "operator", "Resume a paused stage; its time starts again."),
+    "accept": (RolloutEvent.ACCEPT, "approver", "Accept a paused stage as passed."),
+    "abort": (RolloutEvent.ABORT, "operator", "Return every device to the previous bundle at once."),
 }
 
 
@@ -234,7 +236,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
 def operator_routes(api: OperatorApi) -> list[ApiRoute]:
     """Return the routes of operators, except those of sign-in."""
     errors = (*ALWAYS, InvalidRequest)
-    by_row = {"after": "The row before the page.", "limit": "Up to 1000."}
+    by_row = {"after": "The number of the last row of the previous page.", "limit": "Up to 1000."}
     one = (*ALWAYS, NotFound)
     begins = (*ALWAYS, InvalidRequest, BundleUnknown, WrongState, FleetInvalid)
     by_cohort = {"cohort": "Only this cohort's."}
@@ -249,15 +251,15 @@ def operator_routes(api: OperatorApi) -> list[ApiRoute]:
                      errors=(*errors, NotFound, *((BundleUnknown,) if action == "pin" else ())))
             for action, summary in _ACTIONS.items()
         ),
-        ApiRoute("POST", "/v1/join-tokens", api.join_token, "Make a join token; it is shown once.", "operator",
+        ApiRoute("POST", "/v1/join-tokens", api.join_token, "Make a join token, which is shown only once.", "operator",
                  NewJoinToken, JoinTokenAnswer, 201, errors),
         ApiRoute("GET", "/v1/audit", api.audit, "Rows of the audit log, oldest first.", "viewer",
                  response=AuditPage, errors=errors, query=by_row),
-        ApiRoute("GET", "/v1/fleet", api.fleet, "The cohorts and what their devices run.", "viewer",
+        ApiRoute("GET", "/v1/fleet", api.fleet, "The cohorts and the bundles that their devices run.", "viewer",
                  response=FleetAnswer, errors=ALWAYS),
         ApiRoute("GET", "/v1/rollouts", api.rollouts, "The newest rollouts, newest first.", "viewer",
                  response=list[RolloutAnswer], errors=ALWAYS, query=by_cohort),
-        ApiRoute("POST", "/v1/rollouts", api.begin, "Begin a rollout: its checks, then its first stage.", "operator",
+        ApiRoute("POST", "/v1/rollouts", api.begin, "Begin a rollout: first its checks, then a stage.", "operator",
                  NewRollout, RolloutAnswer, 201, begins),
         ApiRoute("GET", "/v1/rollouts/{id}", api.rollout, "One rollout with its looks.", "viewer",
                  response=RolloutDetail, errors=one),
@@ -281,7 +283,7 @@ def path_part(http: web.Request) -> str:
 
 
 def number(http: web.Request, name: str, default: int, most: int = _MOST) -> int:
-    """Return a whole number of the query, from 0 to `most`. Raises InvalidRequest."""
+    """Return a whole number from the query, between 0 and `most`. Raises InvalidRequest."""
     text = http.query.get(name, "")
     if not text:
         return default
@@ -301,7 +303,9 @@ def policy_text(publisher: Publisher, bundle: str) -> str:
 
 
 def _members(record: RolloutRecord, devices: list[Device], now: float) -> dict[str, int]:
-    """Count members by state: the agent's state, `silent`, `held`, `pinned`, or `commit` for those with the bundle."""
+    """Count members by state: the agent's state, `silent`, `held`, `pinned`, or `commit` for those that run the
+    bundle.
+    """
     rollout = record.rollout
     found: dict[str, int] = {}
     for device in devices:

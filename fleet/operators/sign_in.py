@@ -1,4 +1,4 @@
-"""Authenticate the operator of a request, and check the role.
+"""Authentication of the operator of a request, and the check of the operator's role.
 
 1. `Authorization: Bearer`: the bootstrap token, a token of `operators.yaml`, or a session.
 2. The session's cookie, from a browser. Then a request that changes something needs the header
@@ -42,7 +42,9 @@ _PENDING, _PENDING_S = "causeway_sign_in", 600
 
 
 class SignIn:
-    """The operators of a control plane, and the handlers of sign-in."""
+    """The sign-in of a control plane: it authenticates the operators of requests, and handles the requests of
+    sign-in.
+    """
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class SignIn:
         clock: Callable[[], float],
         issuer: OidcClient | None = None,
     ) -> None:
-        """Create the handlers. `bootstrap`: the token itself; `clock`: unix seconds; `issuer`: the issuer named by
+        """Create the handlers. `bootstrap`: the bootstrap token; `clock`: unix seconds; `issuer`: the issuer named by
         `doc`.
         """
         self._issuer = issuer
@@ -95,7 +97,7 @@ class SignIn:
         return msgspec.convert(found, Operator)
 
     async def _begin(self, response: web.Response, http: web.Request, operator: Operator, by: str) -> web.Response:
-        """Begin a session and return the response with its cookie. `by`: the way of sign-in, for the audit log."""
+        """Begin a session and return the response with its cookie. `by`: the method of sign-in, for the audit log."""
         now = self._clock()
         async with self._store.write() as connection:
             await append_audit(connection, now, operator.name, "session.begin", {"role": operator.role, "by": by})
@@ -158,7 +160,7 @@ def check_console_header(http: web.Request) -> None:
 def _set_cookie(
     response: web.StreamResponse, http: web.Request, name: str, value: str, max_age_s: float, path: str = "/"
 ) -> None:
-    """Set a cookie in the browser. An empty `value` without an age deletes it."""
+    """Set a cookie in the browser. An empty `value` without `max_age_s` deletes it."""
     secure = http.secure or http.headers.get("x-forwarded-proto", "") == "https"
     response.set_cookie(name, value, max_age=int(max_age_s), path=path, httponly=True, samesite="Lax", secure=secure)
 
@@ -167,7 +169,7 @@ def load_bootstrap_token(path: Path) -> str:
     """Return the bootstrap token of a file, which the first start creates with mode 0600.
 
     Raises:
-        ConfigError: The file cannot be read or written, or is empty, which would let everybody in.
+        ConfigError: The file cannot be read or written, or is empty, which would let everyone sign in.
     """
     try:
         if not path.exists():
@@ -177,12 +179,12 @@ def load_bootstrap_token(path: Path) -> str:
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     if len(token) < _MIN_TOKEN:
-        raise ConfigError("The file is empty. Remove it, and the next start makes a new token.", where=str(path))
+        raise ConfigError("The file is empty. Remove it; the next start makes a new token.", where=str(path))
     return token
 
 
 def session_routes(sign_in: SignIn) -> list[ApiRoute]:
-    """Return the routes."""
+    """Return the routes of sign-in and of sessions."""
     oidc = (NotFound, SignInFailed, PermissionDenied)
     return [
         ApiRoute("GET", "/v1/session", sign_in.session, "The signed-in operator.", "viewer", response=Operator,
@@ -191,8 +193,8 @@ def session_routes(sign_in: SignIn) -> list[ApiRoute]:
                  request=SignInRequest, response=Operator, errors=(AuthenticationFailed, PermissionDenied)),
         ApiRoute("DELETE", "/v1/session", sign_in.end, "Sign out.", status=204, errors=(PermissionDenied,)),
         ApiRoute("GET", "/v1/oidc/start", sign_in.start_oidc, "Sign in with the issuer.", status=302, errors=oidc),
-        ApiRoute("GET", "/v1/oidc/callback", sign_in.finish_oidc, "Where the issuer sends the browser back.",
-                 status=302, errors=oidc, query={"code": "Of the issuer.", "state": "As it was sent."}),
+        ApiRoute("GET", "/v1/oidc/callback", sign_in.finish_oidc, "Complete the sign-in: the issuer redirects here.",
+                 status=302, errors=oidc, query={"code": "The issuer's code.", "state": "As the sign-in sent it."}),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Building of bundles from a fleet's folder. Equal content gives an equal id, on every machine and at any time."""
+"""Building of bundles from a fleet's folder. Equal content has an equal id, on every machine and at any time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from .folder import CheckedFleet, cases_of
 
 
 class BuiltBundle(msgspec.Struct, frozen=True):
-    """A bundle of a cohort, and the local files of its blobs by their sha256; an uploaded file has no local file."""
+    """A bundle of a cohort, and the local files of its blobs by their sha256. A blob that was uploaded earlier has no
+    local file.
+    """
 
     manifest: BundleManifest
     files: Mapping[str, Path]
@@ -51,7 +53,7 @@ def build_bundles(checked: CheckedFleet, previous: Mapping[str, BundleManifest],
     Raises:
         ValueError: The fleet has errors.
         OSError: A file cannot be read.
-        BundleInvalid: A fleet may not set a setting, or a projector or signal was made for other weights.
+        BundleInvalid: A setting may not be set by a fleet, or a projector or signal was made for other weights.
     """
     if checked.fleet is None or checked.failed:
         raise ValueError(f"{checked.path} has errors.")
@@ -92,7 +94,7 @@ def _build(folder: Path, name: str, cohort: CohortDoc, serial: int, created: int
 
 
 def _model(folder: Path, name: str, doc: ModelDoc, files: dict[str, Path]) -> BundleModel:
-    """Return a model of the bundle, and note its files in `files` by their sha256."""
+    """Return a model of the bundle, and add its files to `files` by their sha256."""
     adapters = tuple(
         BundleAdapter(adapter, _weights_blob(folder, one, files), one.scale, _golden(folder, one, files))
         for adapter, one in sorted(doc.adapters.items())

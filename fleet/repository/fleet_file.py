@@ -1,4 +1,5 @@
-"""The grammar of `fleet.yaml`: the cohorts of a fleet, and the content of their devices. The structs define the keys.
+"""The grammar of `fleet.yaml`: the cohorts of a fleet, and the policies, models and settings of their devices. The
+structs define the keys.
 
 The keys `cohorts.NAME.rollout` become the settings of `fleet.rollout`.
 """
@@ -37,7 +38,7 @@ class WindowDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A time of the week in which devices may change, in each device's own local time."""
 
     opens: Annotated[Clock, doc("Start of the window in each device's local time.")]
-    closes: Annotated[Clock, doc("End of the window. At or before `opens`: on the next day.")]
+    closes: Annotated[Clock, doc("End of the window. If it is at or before `opens`, it is on the next day.")]
     days: Annotated[tuple[Weekday, ...], Meta(min_length=1), doc("Days on which the window opens.")] = WEEKDAYS
 
 
@@ -45,14 +46,19 @@ class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of a cohort's rollouts."""
 
     stages: Annotated[
-        tuple[Percent, ...], Meta(min_length=1), doc("Shares of the cohort's devices after each stage, in percent.")
+        tuple[Percent, ...],
+        Meta(min_length=1),
+        doc("Shares of the cohort's devices that have the bundle in each stage, in percent."),
     ] = (1.0, 5.0, 25.0, 50.0, 100.0)
-    approval: Annotated[tuple[Percent, ...], doc("Shares of the stages that wait for an approver.")] = ()
+    approval: Annotated[
+        tuple[Percent, ...], doc("Shares of the stages that begin only after an approver accepts.")
+    ] = ()
     least: Annotated[Span, doc("Minimum duration of a stage.")] = "20m"
-    most: Annotated[Span, doc("Maximum duration of a stage; one without a verdict by then is paused.")] = "1d"
+    most: Annotated[Span, doc("Maximum duration of a stage. A stage that has no verdict by then is paused.")] = "1d"
     soak: Annotated[Span, doc("Duration of the observation after the last stage.")] = "1h"
     first_look: Annotated[
-        Span, doc("Time of the first evaluation of a stage; each later one is at twice the time of the one before.")
+        Span,
+        doc("Time of the first evaluation of a stage. Each later evaluation is at twice the time of the previous one."),
     ] = "150s"
     silence: Annotated[Span, doc("Time after its last report at which a device counts as failed.")] = "15m"
     metrics: Annotated[
@@ -67,7 +73,7 @@ def rollout_settings(doc: RolloutDoc) -> RolloutSettings:
     """Return the settings of a cohort's rollouts.
 
     Raises:
-        ValueError: The keys contradict each other; `rollout_problems` names them.
+        ValueError: The keys contradict each other; `rollout_problems` describes how.
     """
     problem = next(rollout_problems(doc), None)
     if problem is not None:
@@ -87,7 +93,7 @@ def rollout_settings(doc: RolloutDoc) -> RolloutSettings:
 
 
 def maintenance_windows(doc: RolloutDoc) -> tuple[MaintenanceWindow, ...]:
-    """Return the windows in which devices may change; none: always."""
+    """Return the windows in which devices may change; empty if they always may."""
     return tuple(
         MaintenanceWindow(
             frozenset(WEEKDAYS.index(day) + 1 for day in window.days), _minute(window.opens), _minute(window.closes)
@@ -113,16 +119,19 @@ def rollout_problems(doc: RolloutDoc) -> Iterator[tuple[str, str]]:
         if _seconds(getattr(doc, key)) <= 0:
             yield key, "must be above 0"
     if _seconds(doc.least) > _seconds(doc.most):
-        yield "most", f"a stage takes at least {doc.least} and at most {doc.most}: `most` must not be the shorter one"
+        yield (
+            "most",
+            f"a stage takes at least {doc.least} and at most {doc.most}, so `most` must not be shorter than `least`",
+        )
     if _seconds(doc.least) <= _seconds(doc.silence):
-        reason = "only then does a stage notice devices that went silent"
+        reason = "a stage notices silent devices only after that time"
         yield "least", f"must be longer than silence ({doc.silence}): {reason}"
     if any(margin >= 100 for margin in doc.metrics.values()):
         yield "metrics", "a margin must be below 100 percentage points"
 
 
 def is_hasty(doc: RolloutDoc) -> bool:
-    """Return whether `silence` is shorter than the pauses between the reports of a healthy device."""
+    """Return whether `silence` is shorter than the usual time between two reports of a healthy device."""
     return 0 < _seconds(doc.silence) < _MAX_PAUSE_S
 
 
@@ -150,21 +159,26 @@ class GoldenDoc(_Part, frozen=True):
 
 
 class WeightsFile(_Part, frozen=True):
-    """Weights, given by a file in this folder, or, for an uploaded file, by hash and size."""
+    """Weights, given by a file in the fleet's folder or, for a file uploaded earlier, by hash and size."""
 
     file: Annotated[
         str | None,
-        doc("Path of the file in this folder. Instead of it, `sha256` and `size_bytes` name a file uploaded before."),
+        doc(
+            "Path of the file in the fleet's folder. Or leave it out, and name a file uploaded earlier "
+            "by `sha256` and `size_bytes`."
+        ),
     ] = None
     sha256: Annotated[
         Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
-        doc("SHA-256 of a file that was uploaded before, in hex."),
+        doc("SHA-256, in hex, of a file that was uploaded earlier."),
     ] = None
-    size_bytes: Annotated[Annotated[int, Meta(ge=1)] | None, doc("Size of a file that was uploaded before.")] = None
+    size_bytes: Annotated[Annotated[int, Meta(ge=1)] | None, doc("Size of a file that was uploaded earlier.")] = None
 
 
 class _WeightsDoc(WeightsFile, frozen=True):
-    golden: Annotated[tuple[GoldenDoc, ...], doc("Prompts tried on the device before these weights serve.")] = ()
+    golden: Annotated[
+        tuple[GoldenDoc, ...], doc("Prompts that the device tries before these weights serve requests.")
+    ] = ()
 
 
 class AdapterDoc(_WeightsDoc, frozen=True):
@@ -180,9 +194,9 @@ class ProjectorDoc(WeightsFile, frozen=True):
         Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
         doc("SHA-256 of the weights that the projector was made for."),
     ] = None
-    encoder: Annotated[WeightsFile | None, doc("Image encoder whose features the projector reads, in ONNX.")] = None
+    encoder: Annotated[WeightsFile | None, doc("Image encoder in ONNX whose features the projector reads.")] = None
     tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=4096)] | None, doc("Number of tokens that an image becomes, with `encoder` only.")
+        Annotated[int, Meta(ge=1, le=4096)] | None, doc("Number of tokens of an image. Only with `encoder`.")
     ] = None
 
 
@@ -203,19 +217,20 @@ class ModelDoc(_WeightsDoc, frozen=True):
         doc("LoRA adapters of the model, by name."),
     ] = {}
     projector: Annotated[
-        ProjectorDoc | None, doc("Projector with which the model takes images, under `fusion: early` and `hybrid`.")
+        ProjectorDoc | None, doc("Projector with which the model accepts images, for `fusion: early` and `hybrid`.")
     ] = None
     signals: Annotated[
         dict[SignalKind, SignalDoc],
-        doc("Learned signals for these weights. Those on the device are for other weights."),
+        doc("Learned signals for these weights. Signals on the device for other weights are not used."),
     ] = {}
     uncalibrated: Annotated[
-        bool, doc("Run the model without signals on purpose; a handoff then compares the engine's raw score.")
+        bool,
+        doc("Whether to run the model deliberately without signals. A handoff then compares the engine's raw score."),
     ] = False
 
     @property
     def files(self) -> dict[str, WeightsFile]:
-        """The files of the model and of everything that is loaded with it, by key below the model's key."""
+        """The files of the model and of everything that is loaded with it, by key relative to the model's key."""
         found: dict[str, WeightsFile] = {"": self}
         found |= {f".adapters.{name}": one for name, one in self.adapters.items()}
         if self.projector is not None:
@@ -226,7 +241,7 @@ class ModelDoc(_WeightsDoc, frozen=True):
 
     @property
     def images(self) -> dict[str, str]:
-        """The paths of the golden prompts' images, by key below the model's."""
+        """The paths of the golden prompts' images, by key relative to the model's key."""
         asked = {"": self.golden} | {f".adapters.{name}": one.golden for name, one in self.adapters.items()}
         return {
             f"{key}.golden[{index}].image": one.image
@@ -237,10 +252,10 @@ class ModelDoc(_WeightsDoc, frozen=True):
 
 
 class CohortDoc(_Part, frozen=True):
-    """The devices whose labels match, and their content."""
+    """The devices whose labels match, and their policy, models and settings."""
 
     policy: Annotated[str, doc("Path of the policy, relative to `fleet.yaml`.")]
-    match: Annotated[dict[Label, Label], doc("Labels that a device must all have. Empty: every device.")] = {}
+    match: Annotated[dict[Label, Label], doc("Labels that a device must have, all of them. Empty: every device.")] = {}
     signals: Annotated[
         Annotated[tuple[str, ...], Meta(min_length=1)] | None,
         doc("Signals that the cohort's devices can read. Default: all."),
@@ -248,16 +263,20 @@ class CohortDoc(_Part, frozen=True):
     models: Annotated[dict[Name, ModelDoc], doc("Models of the cohort's devices, by name.")] = {}
     settings: Annotated[dict[str, SettingValue], doc("Settings by dotted key of `edge.yaml`.")] = {}
     min_daemon: Annotated[
-        Release, Meta(title="a release such as 1.2.3"), doc("Oldest version of the daemon that may take the bundle.")
+        Release, Meta(title="a release such as 1.2.3"), doc("Oldest version of the daemon that may run the bundle.")
     ] = "0.0.0"
     leaving: Annotated[
-        Leaving, doc("`refuse` or `report` a bundle under whose policy recorded decisions would leave the device.")
+        Leaving,
+        doc(
+            "Reaction of a device to a bundle under whose policy recorded requests would leave "
+            "it: `refuse` or `report`."
+        ),
     ] = "refuse"
     rollout: RolloutDoc = RolloutDoc()
 
     @property
     def adapters(self) -> dict[str, tuple[str, ...]]:
-        """The names of the adapters of each model."""
+        """The names of each model's adapters."""
         return {model: tuple(doc.adapters) for model, doc in self.models.items()}
 
 

@@ -1,5 +1,5 @@
-"""Reading and checking of a fleet's folder, `fleet.yaml` and every file that it names, and creation of a new one.
-`fleet_problems` and the functions after it are pure: the checks of `fleet.yaml` beyond its grammar.
+"""Reading and checking of a fleet's folder, which is `fleet.yaml` and every file that it names, and creation of a new
+folder. `fleet_problems` and the functions after it are pure: the checks of `fleet.yaml` beyond its grammar.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ POLICIES = "policies"
 
 
 class CheckedFleet(msgspec.Struct, frozen=True):
-    """A checked fleet. `fleet` is None if `fleet.yaml` cannot be read. `problems` are those of `fleet.yaml`; each
-    policy has its own.
+    """A checked fleet. `fleet` is None if `fleet.yaml` cannot be read. `problems` are the problems of `fleet.yaml`;
+    each policy has its own list.
     """
 
-    path: Path  # of fleet.yaml
+    path: Path  # path of fleet.yaml
     fleet: FleetDoc | None
     policies: tuple[CheckedPolicy, ...]
     problems: tuple[Problem, ...]
@@ -62,7 +62,7 @@ class CheckedFleet(msgspec.Struct, frozen=True):
         return self.path.parent
 
     def adapters(self, policy: Path) -> list[AdapterNames]:
-        """Return the adapters of models, for each cohort that runs `policy`."""
+        """Return the names of the models' adapters, for each cohort that runs `policy`."""
         cohorts = () if self.fleet is None else self.fleet.cohorts.values()
         return [one.adapters for one in cohorts if (self.folder / one.policy).resolve() == policy.resolve()]
 
@@ -73,7 +73,9 @@ def is_fleet(path: Path) -> bool:
 
 
 def documents(path: Path) -> list[tuple[Path, DocumentKind]]:
-    """Return the files of a fleet, a folder of policies or a policy that may have names of the version before."""
+    """Return the files of a fleet, of a folder of policies or of one policy, in which names of the previous version may
+    occur.
+    """
     folder = path if path.is_dir() else path.parent
     found: list[tuple[Path, DocumentKind]] = []
     policies = yaml_in(path) if path.is_dir() else [path]
@@ -91,11 +93,11 @@ def documents(path: Path) -> list[tuple[Path, DocumentKind]]:
 
 
 def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFleet:
-    """Check `fleet.yaml`, the files that it names, and every policy in the folder. Never raises.
+    """Check `fleet.yaml`, the files that it names, and every policy in the folder. Never raise.
 
     Args:
         path: The folder, or its `fleet.yaml`.
-        readable: Signals that devices can read, for cohorts that do not list them; None if unknown.
+        readable: Signals that devices can read, for cohorts that do not list their signals; None if unknown.
     """
     file = path / FLEET_FILE if path.is_dir() else path
     try:
@@ -139,7 +141,7 @@ def _file_problems(folder: Path, fleet: FleetDoc, locations: KeyLocations) -> It
             if message := _missing(folder, path):
                 yield Problem(location, message)
             elif key == "policy" and not cases_of(folder / path):
-                message = f"no test cases: {(folder / path).parent / CASES} has no file that names this policy"
+                message = f"no test cases: no file in {(folder / path).parent / CASES} names this policy"
                 yield Problem(location, message, "warning")
 
 
@@ -148,8 +150,9 @@ def _policy_problems(
 ) -> Iterator[Problem]:
     """Find requirements of a cohort's policy that its models do not meet.
 
-    1. A target's adapter that the bundle's model does not have; a device's own models are unknown here.
-    2. The calibration of new weights whose confidence or quality the policy compares. Signals on a device belong to its
+    1. A target needs an adapter that the bundle's model lacks. The models that devices already have are unknown here.
+    2. The policy compares the confidence or quality of new weights, which come without a calibration. Signals on a
+    device belong to its
        present weights: with other weights `edge.quality` would be absent, and `handoff.below` would be compared with
        the engine's raw score.
     """
@@ -170,8 +173,8 @@ def _policy_problems(
             doc = cohort.models.get(compared)
             if doc is not None and not doc.uncalibrated and not {kind, "pair"} & set(doc.signals):  # (2)
                 message = (
-                    f"{use}, and these weights come without the signal `{kind}` (or `pair`) that was fitted on them: "
-                    "add it to `signals`, or say `uncalibrated: true`"
+                    f"{use}, but these weights come without a signal `{kind}` or `pair` that was fitted "
+                    "on them: add it to `signals`, or set `uncalibrated: true`"
                 )
                 yield Problem(locations.find(f"cohorts.{name}.models.{compared}"), message)
 
@@ -189,8 +192,8 @@ def _named_files(cohort: CohortDoc) -> Iterator[tuple[str, str]]:
 def _missing(folder: Path, path: str) -> str:
     """Return the fault of a path of `fleet.yaml`; "" if there is none."""
     if not (folder / path).resolve().is_relative_to(folder.resolve()):
-        return f"`{path}` leaves the fleet's folder: keep every file of the fleet inside it"
-    return "" if (folder / path).is_file() else f"there is no file `{path}`"
+        return f"`{path}` is outside the fleet's folder: move the file into it"
+    return "" if (folder / path).is_file() else f"the file `{path}` does not exist"
 
 
 def fleet_problems(fleet: FleetDoc, locations: KeyLocations) -> tuple[Problem, ...]:
@@ -200,7 +203,9 @@ def fleet_problems(fleet: FleetDoc, locations: KeyLocations) -> tuple[Problem, .
 
 
 def _unreachable(fleet: FleetDoc, locations: KeyLocations) -> Iterator[Problem]:
-    """Yield cohorts after one with fewer or the same labels, which get no device because the first match wins."""
+    """Yield cohorts that get no device, because the first match wins and an earlier cohort has fewer or the same
+    labels.
+    """
     names = list(fleet.cohorts)
     for index, name in enumerate(names):
         for earlier in names[:index]:
@@ -229,14 +234,15 @@ def _cohort(fleet: FleetDoc, name: str, locations: KeyLocations) -> Iterator[Pro
         yield Problem(locations.find(f"{path}.rollout.{key}"), message)
     if is_hasty(cohort.rollout):
         message = (
-            "a healthy device without requests reports every 5 to 6 minutes: with less than 6m it counts as silent, "
-            "unless `fleet.telemetry_interval_s` of the devices is short and they always have requests"
+            "a healthy device without requests reports every 5 to 6 minutes: with less than 6m it would "
+            "count as silent, unless `fleet.telemetry_interval_s` of the devices is short and they "
+            "always have requests"
         )
         yield Problem(locations.find(f"{path}.rollout.silence"), message, "warning")
 
 
 def _model(doc: ModelDoc) -> Iterator[tuple[str, str]]:
-    """Yield (key below the model's, message)."""
+    """Yield the problems of a model, each with its key relative to the model's key."""
     for key, one in doc.files.items():
         if message := _weights(one):
             yield key, message
@@ -248,29 +254,41 @@ def _model(doc: ModelDoc) -> Iterator[tuple[str, str]]:
         yield from _projector(doc, doc.projector)
     else:
         for key in doc.images:
-            yield key, "the model has no `projector`, which an image needs"
+            yield key, "the model lacks a `projector`, which an image needs"
 
 
 def _projector(model: ModelDoc, doc: ProjectorDoc) -> Iterator[tuple[str, str]]:
     if doc.encoder is None and doc.tokens is not None:
-        yield ".projector.tokens", "belongs to a projector with `encoder`; an mmproj file decides by itself"
+        yield ".projector.tokens", "only a projector with `encoder` has this key; an mmproj file determines it itself"
     if doc.encoder is not None and doc.tokens is None:
-        yield ".projector", "needs `tokens`, as the model's manifest.json says it"
+        yield ".projector", "needs `tokens`, from the model's manifest.json"
     if doc.encoder is not None and doc.model_sha256 is None:
-        yield ".projector", "needs `model_sha256`, the weights it was trained for, as the model's manifest.json says it"
+        yield (
+            ".projector",
+            "needs `model_sha256`, the hash of the weights it was trained for, from the model's manifest.json",
+        )
     if None not in (doc.model_sha256, model.sha256) and doc.model_sha256 != model.sha256:
-        yield ".projector.model_sha256", f"the model's weights are {model.sha256}: the projector was made for others"
+        yield (
+            ".projector.model_sha256",
+            f"the model's weights are {model.sha256}, but the projector was made for others",
+        )
 
 
 def _signals(model: ModelDoc) -> Iterator[tuple[str, str]]:
     for kind, doc in model.signals.items():
         key = f".signals.{kind}"
         if doc.model_sha256 is None:
-            yield key, "needs `model_sha256`, the weights it was fitted on (its `judges_sha256`)"
+            yield (
+                key,
+                "needs `model_sha256`, the hash of the weights it was fitted on (`judges_sha256` in its manifest)",
+            )
         elif model.sha256 is not None and doc.model_sha256 != model.sha256:
-            yield f"{key}.model_sha256", f"the model's weights are {model.sha256}: the signal was fitted on others"
+            yield (
+                f"{key}.model_sha256",
+                f"the model's weights are {model.sha256}, but the signal was fitted on others",
+            )
     if model.signals and model.uncalibrated:
-        yield ".uncalibrated", "the model has `signals`: remove one of both"
+        yield ".uncalibrated", "the model has `signals`, too: remove one of the two"
 
 
 def _weights(doc: WeightsFile) -> str:
@@ -349,6 +367,6 @@ def new_fleet(folder: Path) -> tuple[Path, ...]:
 
 
 def _name(folder: Path) -> str:
-    """Return the folder's name, reduced to the characters of a name."""
+    """Return the folder's name without the characters that a fleet's name may not have."""
     letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in folder.resolve().name)
     return letters.strip("-")[:64].strip("-") or "fleet"

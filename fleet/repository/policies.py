@@ -1,4 +1,6 @@
-"""Policies and their test cases: finding files, checking policies, running cases. The only I/O is reading files."""
+"""Policies and their test cases: finding the files, checking policies, and running cases. The only I/O is reading
+files.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,11 @@ def policy_files(paths: tuple[Path, ...]) -> list[Path]:
 
 
 def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPolicy:
-    """Check a policy file. Never raises: an unreadable file is reported as a problem.
+    """Check a policy file. Never raise: an unreadable file is reported as a problem.
 
     Args:
         path: The file.
-        readable: Signals that its devices can read; None: not known.
+        readable: Signals that its devices can read; None if unknown.
     """
     try:
         # Invalid UTF-8 becomes U+FFFD, which keys and names must not contain, so that the problem gets a location.
@@ -72,7 +74,9 @@ def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPol
 
 
 def calibrated_models(policy: Policy) -> Iterator[tuple[str, tuple[SignalKind, str]]]:
-    """Yield each device model whose learned signals a policy compares: the signal, and the key of the comparison."""
+    """Yield each model on the device whose learned signals a policy compares, with the reason and the key of the
+    comparison.
+    """
     edge = [target for target in policy.targets if target.at == "edge"]
     if edge and not edge[0].adapter and "edge.quality" in policy.needs:
         yield edge[0].model, ("edge.quality", "the policy compares `edge.quality`")
@@ -85,11 +89,11 @@ def calibrated_models(policy: Policy) -> Iterator[tuple[str, tuple[SignalKind, s
 def run_file(
     path: Path, reported: Collection[Path] = (), adapters: Callable[[Path], Sequence[AdapterNames]] = lambda _: ()
 ) -> CaseRun:
-    """Run the cases of a file against the policy that it names. Never raises.
+    """Run the cases of a file against the policy that it names. Never raise.
 
     Args:
         path: The case file.
-        reported: Resolved paths of policies whose problems the caller reports.
+        reported: Resolved paths of policies whose problems are already reported.
         adapters: The adapters of each cohort that runs a policy: a case must hold in all of them.
     """
     try:

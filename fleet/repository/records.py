@@ -46,7 +46,7 @@ def record_files(paths: Sequence[str]) -> list[str]:
 
 
 class RecordReader:
-    """A reader of the records of files, one at a time. It skips unreadable lines."""
+    """Reads the records of files, one at a time. Unreadable lines are skipped and counted."""
 
     def __init__(self, files: Sequence[str]) -> None:
         self._files = files
@@ -70,7 +70,7 @@ class RecordReader:
                 self._add_bad(file, 0, error.strerror or str(error))
 
     def file_of(self, position: int) -> str:
-        """Return the file of a record, by the record's position."""
+        """Return the file of the record at this position."""
         return self._files[bisect_right(self._starts, position) - 1]
 
     def _read(

@@ -1,1 +1,1 @@
-"""Rollouts: life, stages, permissions of devices to change, the verdict on a stage. Pure: time is an argument."""
+"""Rollouts as pure functions of time: states, stages, permissions of devices to change, and the verdict on a stage."""

@@ -1,5 +1,5 @@
-"""A rollout as a value. Events and verdicts change its state, by the table `settings.LIFE`; each state has a share of
-devices to publish. `router.bundle` defines the members of a share.
+"""A rollout as a value. Events and verdicts change its state, by the table `settings.LIFE`. The state determines the
+share of devices that is published. `router.bundle` defines the members of a share.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Rollout(msgspec.Struct, frozen=True):
 
     Attributes:
         stage: Index of the stage; the number of stages in the soak.
-        share: Members, of 100,000; it never shrinks before the rollout is reverted.
-        began: The start of the present stage or soak, from which looks are timed, even over a pause.
-        entered: The time at which it began or was resumed, from which the stage's `most_s` counts.
+        share: Share of devices that are members, of 100,000. It never shrinks before the rollout is reverted.
+        began: The start of the present stage or soak. Looks are timed from it, even across a pause.
+        entered: The time at which the stage began or was resumed. Its `most_s` is timed from it.
         looks: The number of looks at this stage.
         looked: The time of the last look, or of the stage's start.
         paused_in: The state to which RESUME returns: REPLAY, STAGE or SOAK.
@@ -50,7 +50,7 @@ class Rollout(msgspec.Struct, frozen=True):
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has reached its first stage, after which its plan is the cohort's."""
+        """Whether the rollout has reached its first stage. From then on its plan is the cohort's plan."""
         return self.began > 0
 
 
@@ -65,7 +65,7 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
         least_share: The share that holds at least one device, `stage_share(0, positions)`.
 
     Raises:
-        IllegalTransition: The rollout's state does not take this event.
+        IllegalTransition: The rollout's state does not allow this event.
     """
     state = next_state(rollout.state, event)
     if event is E.ACCEPT:
@@ -88,7 +88,7 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
 
 
 def passed(rollout: Rollout) -> RolloutEvent:
-    """Return the event with which the replay, the present stage or the soak passes."""
+    """Return the event that passes the replay, the present stage or the soak."""
     if rollout.state in (S.REPLAY, S.SOAK):
         return E.CHECK_PASSED if rollout.state is S.REPLAY else E.SOAK_PASSED
     return E.LAST_STAGE_PASSED if rollout.stage + 1 == len(rollout.settings.stages) else E.STAGE_PASSED

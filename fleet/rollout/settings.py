@@ -1,6 +1,6 @@
-"""The rules of a rollout: its cohort's settings and maintenance windows, from `fleet.yaml`, and its state table.
-`small_fleet_advice` explains before a rollout what its stages mean for a small cohort. Transitions missing in `LIFE`
-are refused. Commands import this module, so it must not need numpy.
+"""The rules of a rollout: its cohort's settings and maintenance windows from `fleet.yaml`, and the table of its states.
+`small_fleet_advice` explains before a rollout which limits a small cohort has. Transitions missing in `LIFE` are
+refused. Commands import this module, so it must not need numpy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RolloutStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A stage of the ramp.
 
     Attributes:
-        share: Members, of 100,000.
+        share: Share of devices that are members, of 100,000.
         least_s: Minimum time of the stage.
         most_s: Maximum time of the stage, after which it is paused.
         approval: Whether the previous stage pauses after passing, until an approver accepts.
@@ -108,8 +108,8 @@ def stage_devices(share: int, devices: int) -> int:
 def small_fleet_advice(settings: RolloutSettings, devices: int) -> list[str]:
     """Return advice for an operator about these stages with this number of devices; empty if there is none.
 
-    1. Stages with the same number of devices only cost time.
-    2. A comparison of few devices cannot abort: `m` of `n` devices can be drawn in C(n, m) ways, so the p-value of the
+    1. Two stages with the same number of devices: the second only costs time.
+    2. Too few devices for a comparison to abort: `m` of `n` devices can be drawn in C(n, m) ways, so the p-value of the
        randomisation test is at least 1/C(n, m). Such a stage pauses instead.
     3. Without a control before the last stage, metrics are hardly compared.
     """
@@ -157,25 +157,26 @@ class RolloutState(StrEnum):
 
 class RolloutEvent(StrEnum):
     SUBMIT = "submit"
-    CHECK_PASSED = "check_passed"  # lint, then replay
+    CHECK_PASSED = "check_passed"  # lint has passed, then replay
     CHECK_FAILED = "check_failed"
     STAGE_PASSED = "stage_passed"
     LAST_STAGE_PASSED = "last_stage_passed"
     SOAK_PASSED = "soak_passed"
-    PAUSE = "pause"  # an operator, an inconclusive verdict, a stage that waits for approval, a replay without records
+    # an operator, an inconclusive verdict, a stage that waits for approval, or a replay without records
+    PAUSE = "pause"
     RESUME = "resume"
-    ACCEPT = "accept"  # an approver takes an inconclusive stage, or a replay without records, for passed
+    ACCEPT = "accept"  # an approver accepts an inconclusive stage, or a replay without records
     ABORT = "abort"  # an operator, or a verdict of fail
     REVERT = "revert"
     ALL_REVERTED = "all_reverted"
 
 
 class IllegalTransition(Exception):
-    """The rollout's state has no transition for this event, and does not change."""
+    """The rollout's state has no transition for this event and stays as it is."""
 
     def __init__(self, state: RolloutState, event: RolloutEvent) -> None:
         allowed = ", ".join(sorted(LIFE[state])) or "nothing, it has ended"
-        super().__init__(f"a rollout in state {state} does not take the event {event}; it takes: {allowed}")
+        super().__init__(f"a rollout in state {state} does not allow the event {event}; allowed are: {allowed}")
 
 
 S, E = RolloutState, RolloutEvent
@@ -246,14 +247,14 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def is_silent(last_seen: float, began: float, now: float, silence_s: float) -> bool:
-    """Return whether a device counts as lost: reachable when the stage began, then not seen for longer than
-    `silence_s`. A device that was off before the stage is neither lost nor a member: it gets its bundle when it
+    """Return whether a device counts as lost: it was reachable when the stage began and has not been seen for longer
+    than `silence_s`. A device that was off before the stage is neither lost nor a member: it gets its bundle when it
     returns.
 
     Args:
         last_seen: The time of the device's last report.
         began: The start of the stage.
         now: The present time. All times are unix seconds by the control plane's clock.
-        silence_s: The value of the settings.
+        silence_s: The setting `silence_s`.
     """
     return last_seen >= began - silence_s and now - last_seen > silence_s

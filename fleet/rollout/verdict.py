@@ -1,16 +1,16 @@
 """The verdict on a stage at one look: pass, fail or inconclusive, from canary and control over the same time.
 
-Fail rests on a randomisation test: are the canary's devices worse than a random draw of devices would be? The salt of a
-rollout assigns devices to the canary at random. If the new bundle changes nothing, the canary is therefore a simple
-random sample of the judged devices, however much devices differ, fail together by site, or send requests in bursts.
-That is Fisher's test (Fisher, The Design of Experiments, 1935; Lehmann and Romano, Testing Statistical Hypotheses,
-2005, section 15.2): exact for any number of devices, with no model of how errors occur. A test that counts requests as
-independent would abort good rollouts, because the errors of one device come together.
+The verdict "fail" uses a randomisation test: are the canary's devices worse than a random draw of devices would be? The
+salt of a rollout assigns devices to the canary at random. If the new bundle changes nothing, the canary is therefore a
+simple random sample of the judged devices, however much devices differ, fail together by site, or send requests in
+bursts. That is Fisher's test (Fisher, The Design of Experiments, 1935; Lehmann and Romano, Testing Statistical
+Hypotheses, 2005, section 15.2): exact for any number of devices, with no model of how errors occur. A test that counts
+requests as independent would abort good rollouts, because the errors of one device come together.
 
-Pass rests on an interval: how much worse can the canary be than the control, at any look? Devices are the unit, not
-requests: the variance is that of a ratio of sums over devices (Cochran, Sampling Techniques, 1977, section 6.3; Deng,
-Knoblich and Lu, "Applying the Delta Method in Metric Analytics", KDD 2018). The interval is the confidence sequence of
-`router.variants.verdict`, valid at all looks together.
+The verdict "pass" uses an interval: how much worse can the canary be than the control, at any look? Devices are the
+unit, not requests: the variance is that of a ratio of sums over devices (Cochran, Sampling Techniques, 1977, section
+6.3; Deng, Knoblich and Lu, "Applying the Delta Method in Metric Analytics", KDD 2018). The interval
+is the confidence sequence of `router.variants.verdict`, valid at all looks together.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from causeway_server.router.variants.verdict import ShareDifference, VerdictOutc
 from .settings import LATENCY, MetricLimit, RolloutSettings
 
 UPPER_WHOLE = (0.5, 0.25, 0.1, 0.05, 0.01)
-"""The tested upper parts of all devices, the worst half, quarter and so on, to find a small harm to many or a large one
-to few.
+"""The fractions of worst devices that are tested: half, quarter and so on. They find a small harm to many devices, or a
+large one to few.
 """
 ROLLED_BACK, SILENT = "rolled_back", "silent"
 
@@ -199,7 +199,9 @@ def judge(canary: Observations, control: Observations, settings: RolloutSettings
 
 
 def _rolled_back(canary: Observations, settings: RolloutSettings, level: float) -> MetricVerdict:
-    """Judge rolled back devices against the share of trials that fail by chance, since the control cannot roll back."""
+    """Judge the devices that rolled back against the share of trials that fail by chance; the control never rolls
+    back.
+    """
     tried, failed = canary.devices + canary.rolled_back, canary.rolled_back
     share = failed / tried if tried else 0.0
     p = binomial_tail(tried, failed, settings.false_rollback)
@@ -265,7 +267,7 @@ def _decide(
 
 
 def _quantile_bucket(latency: NDArray[np.int64], quantile: float) -> int:
-    """Return the first bucket beyond the control's quantile."""
+    """Return the first latency bucket above the control's quantile."""
     counts = latency.sum(axis=0)
     return int(np.searchsorted(np.cumsum(counts), quantile * counts.sum())) + 1
 

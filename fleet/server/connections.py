@@ -1,4 +1,4 @@
-"""The connections of a process, bounded by the files that it may open, so that no kind of connection starves the
+"""The connections of a process, bounded by the files that it may open, so that no kind of connection can exclude the
 others.
 
 1. Parked polls use at most seven eighths of the files, each device its share of them. A further poll is answered at
@@ -29,26 +29,26 @@ _FILES_A_CONNECTION = 2  # its socket, and a file that it may be sending; a park
 
 
 class Connection(Protocol):
-    """A connection that is not a parked poll."""
+    """A connection without a parked poll."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for a request."""
+        """Whether the connection waits for a request."""
         ...
 
     @property
     def is_answered(self) -> bool:
-        """Whether its request has arrived whole."""
+        """Whether the connection's request has arrived completely."""
         ...
 
     def abort(self) -> None: ...
 
 
 class Connections:
-    """The count of connections, which decides which one makes room for a new one.
+    """The count of connections, and the choice of the one that is closed for a new one.
 
     Attributes:
-        parked: The shares of devices in the parked polls (1).
+        parked: The devices' shares of parked polls (1).
 
     Args:
         max_files: Maximum number of open files.
@@ -79,7 +79,7 @@ class Connections:
         self._by_peer.setdefault(peer, {})[connection] = None
 
     def keep(self, connection: Connection) -> None:
-        """Note that a connection was used now."""
+        """Record that a connection was used now."""
         if connection in self._peers:
             own = self._by_peer[self._peers[connection]]
             del own[connection]
@@ -146,7 +146,7 @@ class HttpConnection(web.RequestHandler):
 
 
 class PlaneRequest(HttpRequest, web.Request):
-    """A request that the control plane's routes take."""
+    """A request to the control plane's routes."""
 
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> PlaneRequest:

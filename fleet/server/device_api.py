@@ -52,7 +52,7 @@ _Message = TypeVar("_Message", StatusReport, Telemetry, TokenRequest)
 
 
 class DeviceApi:
-    """The handlers of devices' requests. `enrolled`: the number of devices that were enrolled."""
+    """The handlers of requests from devices and gateways. `enrolled`: the number of enrolled devices."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -116,7 +116,7 @@ class DeviceApi:
         return web.Response(status=304, headers=headers)
 
     async def _caller(self, http: web.Request) -> Device:
-        """Return the calling device, as of the last revocation known to this process."""
+        """Return the calling device. It is refused if this process knows of its revocation."""
         name = self._plane.key.device_of(http.headers.get("authorization", ""), self._plane.clock())
         revocations = self._plane.wakes.revocations
         device = await self._plane.lookups.submit(name)
@@ -133,7 +133,9 @@ class DeviceApi:
         )
 
     async def revocations(self, http: web.Request) -> web.StreamResponse:
-        """Answer with the list, read from the database once per change, since every gateway polls every few seconds."""
+        """Answer with the revocations. They are read from the database once per change, since every gateway polls every
+        few seconds.
+        """
         async with self._revocations_turn:
             generation = self._plane.wakes.revocations.etag
             if generation != self._revocations_of:
@@ -191,14 +193,14 @@ def device_routes(plane: ControlPlane) -> list[ApiRoute]:
     return [
         ApiRoute("POST", "/v1/enroll", api.enrol, "Enrol a device with a join token.", request=EnrolmentRequest,
                  response=Enrolment, errors=(*_BODY, *enrolment, *_AWAY)),
-        ApiRoute("POST", "/v1/token", api.token, "Issue a token of ten minutes.", "device", request=TokenRequest,
+        ApiRoute("POST", "/v1/token", api.token, "Issue a token for ten minutes.", "device", request=TokenRequest,
                  response=IssuedToken, headers=signature, errors=token_errors),
         ApiRoute("GET", "/v1/wake", api.wake, "Wait until something is new for the device's cohort.", "device",
-                 response=Wake, query={"wait": f"Seconds, at most {MAX_POLL_S:.0f}."},
-                 headers={"if-none-match": "The newest ETag that the device has seen."},
+                 response=Wake, query={"wait": f"Seconds to wait, at most {MAX_POLL_S:.0f}."},
+                 headers={"if-none-match": "The newest ETag that the device has received."},
                  errors=(AuthenticationFailed, refusals.TokenExpired, refusals.DeviceUnknown, refusals.DeviceRevoked,
                          InvalidRequest, *_AWAY)),
-        ApiRoute("POST", "/v1/status", api.status, "Report what the device runs and does.", "device",
+        ApiRoute("POST", "/v1/status", api.status, "Report the device's bundle and its state.", "device",
                  request=StatusReport, response=StatusReply, headers=signature | mac,
                  errors=(*_SIGNED, refusals.TokenExpired, refusals.StatusReplayed, *_AWAY)),
         ApiRoute("POST", "/v1/telemetry", api.telemetry, "Count requests; repeated telemetry is counted once.",

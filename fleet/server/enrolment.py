@@ -1,4 +1,4 @@
-"""Enrolment of devices: a join token and the proof of a key become an identity."""
+"""Enrolment of devices: with a join token and the proof of a key, a device gets an identity."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def check_proof(request: EnrolmentRequest) -> None:
 
 
 class Enrolling(msgspec.Struct, frozen=True):
-    """Enrols devices. `handle` is the work of a `fleet.store.database.Grouped`.
+    """Enrols devices. `handle` is the `work` of a `fleet.store.database.Grouped`.
 
-    1. The device holds its key: `check_proof`, before its request waits for a transaction.
+    1. The device holds its key (`check_proof`); this is checked before its request waits for a transaction.
     2. This control plane issued the token. A device that repeats its request after a lost answer gets the same answer
        again, and the token loses only one use.
     3. The token is not expired and has a use left.
@@ -133,7 +133,7 @@ def _check(token: JoinToken, now: float) -> None:
     if now >= token.expires:
         raise JoinTokenExpired("The join token has expired. Make a new one with `causeway-fleet enroll`.")
     if token.uses_left < 1:
-        raise JoinTokenUsed("The join token has no uses left. If you did not use it, it was stolen.")
+        raise JoinTokenUsed("The join token has no uses left. If your device did not use it, the token was stolen.")
 
 
 def _cohort(fleet: FleetDoc, token: JoinToken, labels: dict[str, str]) -> str:

@@ -1,8 +1,8 @@
 """Files: the operators' page at `/console`, and the published folder of signed metadata, manifests and blobs.
 
-The page is public and uses the operators' API. The published folder has the layout for a CDN: all files but two never
-change under their names, so a cache may keep them forever. `timestamp.json` and `root.json` are revalidated on each
-request. Ranges are served, so that a device can resume a download.
+The page is public and uses the operators' API. The published folder has a layout for CDNs: all files except two never
+change, so a cache may keep them forever. `timestamp.json` and `root.json` are revalidated on each request. Ranges are
+served, so that a device can resume a download.
 """
 
 from __future__ import annotations

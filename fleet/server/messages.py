@@ -1,4 +1,4 @@
-"""Authenticated messages of devices: status reports, telemetry, token requests. Many messages share a transaction.
+"""Authenticated messages of devices: status reports, telemetry and token requests. Many messages share a transaction.
 
 For each message, in the order of arrival:
 
@@ -43,7 +43,7 @@ Message = StatusReport | Telemetry | TokenRequest
 
 
 class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last boots of a device, by which replays, repeated telemetry and clones are detected.
+    """The last boots of a device. They reveal replays, repeated telemetry and clones.
 
     Attributes:
         arrivals: The last 8 boot ids of its reports in order of arrival, without repetitions.
@@ -57,8 +57,8 @@ class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def cloned(self) -> bool:
-        """Whether two machines report with this identity, so that a boot id returned after another one. A device that
-        restarts has a new boot id and never the old one again; two machines alternate.
+        """Whether two machines report with this identity, which shows when a boot id returns after another one. A
+        device that restarts has a new boot id and never the old one again; two machines alternate.
         """
         return len(set(self.arrivals)) < len(self.arrivals)
 
@@ -79,7 +79,7 @@ class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _noted(seqs: dict[str, int], boot: str, seq: int) -> dict[str, int]:
-    """Return the numbers with that of the newest boot last; the oldest boot is dropped."""
+    """Return the numbers with `seq` for this boot, which is last; the oldest boot is dropped."""
     kept = {name: value for name, value in seqs.items() if name != boot}
     return dict([*kept.items(), (boot, seq)][-_BOOTS:])
 
@@ -109,7 +109,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Messages(msgspec.Struct, frozen=True):
-    """The handler of messages. `handle` is the work of a `fleet.store.database.Grouped`.
+    """The handler of messages. `handle` is the `work` of a `fleet.store.database.Grouped`.
 
     Attributes:
         pace: A function that returns the pace of a cohort.
@@ -216,7 +216,7 @@ class _Group:
         return device
 
     def _report(self, device: Device, report: StatusReport) -> Device:
-        """(3), (4)"""
+        """Return the device after a status report (3, 4)."""
         history = msgspec.json.decode(device.boots_json, type=BootHistory).with_report(report.boot, report.seq)
         if history is None:
             raise StatusReplayed(f"Boot {report.boot}: a report with seq {report.seq} or later has already arrived.")
@@ -247,7 +247,7 @@ class _Group:
         return after
 
     def _telemetry(self, device: Device, telemetry: Telemetry) -> Device:
-        """(3), (4)"""
+        """Return the device after telemetry (3, 4)."""
         history = msgspec.json.decode(device.boots_json, type=BootHistory).with_telemetry(telemetry.boot, telemetry.seq)
         if history is None:
             return device
@@ -255,10 +255,11 @@ class _Group:
         return msgspec.structs.replace(device, last_seen=self.now, boots_json=msgspec.json.encode(history).decode())
 
     def _token(self, device: Device, request: TokenRequest) -> Device:
-        """(3), (4)"""
+        """Return the device after a token request (3, 4)."""
         if not abs(request.sent - self.now) <= FRESH_S:
             raise RequestStale(
-                "`sent` is more than five minutes off. Take the time from the header `Date`, and ask again."
+                "`sent` is more than five minutes off. Take the time from the header `Date`, and send "
+                "the request again."
             )
         if request.sent <= device.token_sent:
             raise TokenRequestReplayed("A token request with this or a later `sent` was already answered.")
@@ -270,12 +271,12 @@ def _shown(device: Device) -> tuple[object, ...]:
 
 
 def _wants(device: Device) -> bool:
-    """Return whether the device waits to change."""
+    """Return whether the device waits for the permission to change."""
     return device.wanted is not None and device.wanted != device.running and device.state not in CHANGING
 
 
 def _may_change(device: Device, pace: CohortPace, busy: Mapping[str, str]) -> bool:
-    """Return the permission of a device that is already changing, or that has no other bundle to change to."""
+    """Return the permission of a device that is already changing, or that needs no change."""
     if device.state in CHANGING or not _wants(device):
         return True
     others = sum(site == device.site for name, site in busy.items() if name != device.id)

@@ -1,4 +1,4 @@
-"""The shared components of the control plane's routes, their background tasks, and the routes for monitoring."""
+"""The components that the control plane's routes share, its background tasks, and the monitoring routes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ControlPlane:
             try:
                 await self.tidy(time.monotonic())
             except StoreUnavailable as error:
-                log.warning("Old rows stay for another hour: %s.", error.message)
+                log.warning("Old rows are kept for another hour: %s.", error.message)
             await anyio.sleep(_TIDY_S)
 
     async def tidy(self, monotonic: float) -> None:
@@ -107,7 +107,7 @@ class ControlPlane:
 
 
 class SteadyClock:
-    """A check that the wall clock has not stepped against the monotonic clock for hours."""
+    """Checks that the wall clock has not stepped against the monotonic clock for hours."""
 
     def __init__(self) -> None:
         self._offset = math.nan
@@ -132,19 +132,23 @@ async def _find(connection: AsyncConnection, names: Sequence[str]) -> list[Devic
 
 
 def _gauges(plane: ControlPlane, controller: Controller | None) -> Iterator[Gauge]:
-    """Yield the metrics. Alert on problems and on devices ahead; only the leading process has values above 0."""
+    """Yield the metrics. Alerts belong on problems and on devices ahead; only the leading process has values above 0
+    for these.
+    """
     polls, messages = plane.wakes.polls, plane.messages
-    yield Gauge("causeway_fleet_parked_polls", "Polls that wait for something new.", polls.parked)
-    text = "Polls that were answered at once, as there was no room to park them."
+    yield Gauge("causeway_fleet_parked_polls", "Polls that wait for a change.", polls.parked)
+    text = "Polls that were answered at once, because there was no room to park them."
     yield Gauge("causeway_fleet_refused_polls", text, polls.refused, is_counter=True)
     yield Gauge("causeway_fleet_connections", "Connections that are not parked.", polls.connections.others)
     text = "Signed messages of devices that were handled."
     yield Gauge("causeway_fleet_messages", text, messages.items, is_counter=True)
-    text = "Transactions that they took."
+    text = "Transactions of devices' messages."
     yield Gauge("causeway_fleet_message_transactions", text, messages.transactions, is_counter=True)
     if controller is None:
         return
-    yield Gauge("causeway_fleet_controller_leads", "1 in the process that runs the controller.", controller.leads)
+    yield Gauge(
+        "causeway_fleet_controller_leads", "Whether this process runs the controller: 1 or 0.", controller.leads
+    )
     text = "Reasons for which a plan is not published."
     yield Gauge("causeway_fleet_controller_problems", text, len(controller.problems))
     text = "Devices with newer metadata than the control plane, as after a restored backup."
@@ -171,7 +175,7 @@ def health_routes(plane: ControlPlane, controller: Controller | None = None) -> 
 
     ready = (Draining, StoreUnavailable)
     return [
-        ApiRoute("GET", "/healthz", healthz, "The process answers.", response=dict[str, str]),
-        ApiRoute("GET", "/readyz", readyz, "Devices can be served.", response=dict[str, str], errors=ready),
+        ApiRoute("GET", "/healthz", healthz, "Liveness of the process.", response=dict[str, str]),
+        ApiRoute("GET", "/readyz", readyz, "Readiness to serve devices.", response=dict[str, str], errors=ready),
         ApiRoute("GET", "/metrics", metrics, "Metrics for Prometheus.", content_type="text/plain"),
     ]

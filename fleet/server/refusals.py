@@ -12,7 +12,7 @@ class JoinTokenUnknown(AuthenticationFailed, code="join_token_unknown"):
 
 
 class JoinTokenUsed(PermissionDenied, code="join_token_used"):
-    """The join token has no uses left. If you did not use it, it was stolen: revoke the device that did."""
+    """The join token has no uses left. If your device did not use it, it was stolen: revoke the device that did."""
 
 
 class JoinTokenExpired(PermissionDenied, code="join_token_expired"):
@@ -47,12 +47,12 @@ class SignatureInvalid(AuthenticationFailed, code="signature_invalid"):
 
 
 class ForeignDevice(PermissionDenied, code="foreign_device"):
-    """The message's token belongs to another device than the message names."""
+    """The message's token belongs to a device other than the one that the message names."""
 
 
 class RequestStale(AuthenticationFailed, code="request_stale"):
-    """The request's `sent` is more than five minutes off: take the time from the response's header `Date`, and ask
-    again.
+    """The request's `sent` is more than five minutes off: take the time from the response's header `Date`, and send the
+    request again.
     """
 
 

@@ -1,4 +1,6 @@
-"""The control plane's routes as values, from which the OpenAPI document is made, too, and their errors as JSON."""
+"""The control plane's routes as values, from which the OpenAPI document is made, too, and the conversion of errors to
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ class ApiRoute(msgspec.Struct, frozen=True):
 
 
 class ClientLeft(ConnectionError):
-    """The connection ended within a request's body, so there is no answer, and no fault of ours."""
+    """The connection was closed inside a request's body, so no answer can be sent."""
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -99,8 +101,8 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
 
 
 def errors_as_json(handler: Handler) -> Handler:
-    """Return a handler that refuses pages of other origins, answers errors as JSON, and logs and hides unexpected
-    errors. It is a wrapper, because aiohttp's middlewares cost a tenth of a status report.
+    """Wrap a handler: refuse requests from pages of other origins, answer errors as JSON, and log unexpected errors
+    without showing them. It is a wrapper, because aiohttp's middlewares cost a tenth of a status report.
     """
 
     async def run(request: web.Request) -> web.StreamResponse:

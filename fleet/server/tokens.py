@@ -25,7 +25,7 @@ from causeway_server.router.serving.folders import write_new
 from .refusals import SignatureInvalid, TokenExpired
 
 SKEW_S = 30.0
-"""The time for which a token and its report key are accepted after their end, in seconds."""
+"""The time for which a token and its report key are still accepted after they end, in seconds."""
 TOKEN_S = 600.0
 TO_GATEWAYS, TO_FLEET = "causeway-cloud", "causeway-fleet"
 _SCOPE = "chat jobs"
@@ -34,8 +34,8 @@ _REQUIRED = ["iss", "aud", "sub", "tenant", "scope", "jti", "iat", "nbf", "exp"]
 
 
 class ReportKeys:
-    """The issuer of report keys and checker of messages. A key is derived from this server's secret, the device and its
-    end time, which is its id, so it is not stored. Another device, or a later time, has another key.
+    """Issues report keys and checks messages. A key is derived from this server's secret, the device and the time at
+    which the key ends, so it need not be stored. That time is the key's id.
 
     Args:
         private: The key that signs the tokens, from which the secret is derived, so that all processes agree.

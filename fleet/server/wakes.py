@@ -1,5 +1,5 @@
-"""Parked polls, which changes of a cohort and revocations wake. Polls are parked without aiohttp, whose request, parser
-and task take ten kilobytes per poll. A connection changes hands:
+"""Parked polls, which are answered when their cohort changes or a device is revoked. Polls are parked without aiohttp,
+whose request, parser and task take ten kilobytes per poll. A connection has three owners in turn:
 
     aiohttp's handler   reads a poll, checks the device's token, and finds nothing new: `Polls.park`
     Poll, parked        three references and a deadline, until its cohort changes, its time is over or its
@@ -42,7 +42,9 @@ log = logging.getLogger(__name__)
 
 
 class PollAnswer(msgspec.Struct, frozen=True):
-    """A response for many polls, for connections that stay open and for those that are closed after it."""
+    """A response that is sent to many polls, in two forms: for connections that stay open, and for those that close
+    after it.
+    """
 
     staying: bytes
     closing: bytes
@@ -109,7 +111,7 @@ class Polls:
 
     Attributes:
         new_handler: Creates aiohttp's handler of a connection.
-        connections: The bound of parked polls, and the count of connections between two polls.
+        connections: The limit of parked polls, and the count of connections between two polls.
         refused: The number of polls that were answered at once for lack of room.
     """
 
@@ -149,7 +151,7 @@ class Polls:
         raise asyncio.CancelledError
 
     def wake(self, cohort: str, generation: Generation, now: float) -> None:
-        """Answer every poll of a cohort. `now`: unix time."""
+        """Answer every poll of a cohort. `now`: unix seconds."""
         headers = _etag(generation) | _JSON
         self._end(
             self._parked.pop(cohort, ()), _answer(200, headers, msgspec.json.encode(Wake(cohort=cohort, now=now)))
@@ -163,7 +165,7 @@ class Polls:
         self._end(refused, _answer(error.status, error_headers(error) | _JSON, encode_error(error)))
 
     def end_old(self, generations: Mapping[str, Generation], now: float) -> None:
-        """Answer expired polls, and close idle connections. `now`: the loop's time."""
+        """Answer polls whose time is over, and close idle connections. `now`: time of the event loop."""
         for cohort, polls in self._parked.items():
             if ended := [poll for poll in polls if poll.ends <= now]:
                 polls.difference_update(ended)
@@ -205,7 +207,7 @@ def _answer(status: int, headers: Mapping[str, str], body: bytes) -> PollAnswer:
 
 
 class Wakes:
-    """The generation of each cohort, and the polls that wait for the next one.
+    """Wakes parked polls: it knows the generation of each cohort, and the polls that wait for the next one.
 
     Attributes:
         polls: The parked polls.
@@ -239,7 +241,7 @@ class Wakes:
         return self.current(cohort).pace
 
     async def refresh(self) -> None:
-        """Read the generations now and wake the polls of changed ones. Call it after a commit of `advance`.
+        """Read the generations now, and wake the polls of those that changed. Call it after a commit of `advance`.
 
         Raises:
             StoreUnavailable: The database is unreachable.

@@ -6,11 +6,11 @@
     database.py     `Store`: connections, transactions, migrations, a lost database, the lock of the controller;
                     `Grouped`: many small writes in one transaction
     enrolment.py    join tokens and new devices; operators' sessions
-    devices.py      devices as rows: what they reported, what operators decided
+    devices.py      devices as rows: their reports, and operators' decisions
     telemetry.py    counters of requests by device and bundle, and what changed since a look
     generations.py  counters by cohort that wake parked polls in every process; devices whose tokens are refused
     rollouts.py     rollouts, their looks, pins and holds
-    audit.py        what operators and the controller did
+    audit.py        the log of what operators and the controller did
     history.py      the hash chain of that log and the events of a device, also for commands: without SQLAlchemy
 
 Functions take the connection of the caller's transaction, so that several calls form one change.

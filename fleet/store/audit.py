@@ -18,7 +18,7 @@ _COLUMNS = [audit.c[name] for name in ("n", "at", "actor", "action", "what_json"
 
 
 async def append_audit(connection: AsyncConnection, at: float, actor: str, action: str, what: object) -> AuditRow:
-    """Append the row made by `next_row`, in the transaction of the change."""
+    """Append the row that `next_row` makes, in the transaction of the change."""
     if connection.dialect.name == "postgresql":
         await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
     last = (await connection.execute(select(*_COLUMNS).order_by(audit.c.n.desc()).limit(1))).first()

@@ -56,7 +56,7 @@ _RETRY_S = 5.0
 _MIGRATION_LOCK, _LEADERSHIP_LOCK = 0x63617573, 0x63747264
 
 Still = Callable[[], Awaitable[None]]
-"""A check of a held lock, which raises StoreUnavailable if the lock was lost with its connection."""
+"""Checks that a lock is still held. It raises StoreUnavailable if the lock was lost with its connection."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Transaction = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
@@ -67,13 +67,13 @@ log = logging.getLogger(__name__)
 
 
 class StoreUnavailable(CausewayError, status=503, code="database_unavailable", retryable=True):
-    """The control plane's database does not answer now. Nothing was changed, or the change is repeatable."""
+    """The control plane's database cannot be reached. The change was not made, or can safely be repeated."""
 
 
 class Store:
     """A database, accessed only through `read` and `write`. A transaction that fails because the database is
-    unreachable raises StoreUnavailable; the next one connects again. A running transaction is shielded from
-    cancellation: it ends within seconds, and a cancelled statement would cost its connection.
+    unreachable raises StoreUnavailable; the next transaction connects again. A running transaction is shielded from
+    cancellation, because it ends within seconds and a cancelled statement would break its connection.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -175,17 +175,19 @@ async def _nothing_lost() -> None:
 
 
 def insert_of(connection: AsyncConnection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """Return the database's own insert, which supports conflict clauses."""
+    """Return the INSERT construct of the database's dialect, which supports conflict clauses."""
     return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
 
 
 def one_of(connection: AsyncConnection, column: Column[str], values: Iterable[str]) -> ColumnElement[bool]:
-    """Return the condition that a column has one of these values. Its SQL does not depend on their number."""
+    """Return the condition that a column has one of these values. The SQL text does not depend on the number of
+    values.
+    """
     return among(connection.dialect, column, None, as_list(connection.dialect, values))
 
 
 def among(dialect: Dialect, column: Column[str], name: str | None, value: Any = None) -> ColumnElement[bool]:
-    """Return the condition that a column has one of the values of a parameter, created by `as_list`."""
+    """Return the condition that a column has one of the values of the parameter `name`, which `as_list` creates."""
     if dialect.name == "sqlite":
         each = func.json_each(bindparam(name, value, type_=Text)).table_valued("value")
         return column.in_(select(each.c.value))
@@ -193,7 +195,7 @@ def among(dialect: Dialect, column: Column[str], name: str | None, value: Any = 
 
 
 def as_list(dialect: Dialect, values: Iterable[str]) -> Any:
-    """Return strings as a single parameter of a statement."""
+    """Return strings in the form of a single parameter of a statement."""
     chosen = list(values)
     return msgspec.json.encode(chosen).decode() if dialect.name == "sqlite" else chosen
 
@@ -224,8 +226,8 @@ def _engine(url: URL, statement_s: float) -> AsyncEngine:
 
 
 def _try_sqlite(path: str) -> None:
-    """Open the file once, because after a failure aiosqlite's thread would outlive the event loop and print a
-    traceback.
+    """Open the file once synchronously, because after a failure aiosqlite's thread would outlive the event loop and
+    print a traceback.
     """
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA schema_version")
@@ -240,7 +242,9 @@ def _prepare_sqlite(connection: Any, busy_s: float) -> None:
 
 
 def _begin_sqlite(connection: Any) -> None:
-    """Take the write lock at the beginning, because a reader that becomes a writer later can fail at once as busy."""
+    """Take the write lock at the start of a transaction, because a reader that writes later can fail at once with
+    "busy".
+    """
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -250,7 +254,7 @@ _LOST = (DBAPIError, sqlite3.Error, PoolTimeoutError, PostgresError, AsyncpgInte
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Translate errors of a lost database to StoreUnavailable. Errors of the statement itself are faults and stay."""
+    """Translate errors of an unreachable database to StoreUnavailable. Errors of the statement itself are re-raised."""
     try:
         yield
     except (IntegrityError, ProgrammingError, CausewayError):
@@ -304,7 +308,7 @@ class TooManyMessages(CausewayError, status=503, code="overloaded", retryable=Tr
 
 
 class Grouped(Generic[Item, Result]):
-    """A group commit: many items are handled in one transaction, and each caller returns when its item is committed.
+    """Handles many items in one transaction (group commit). Each call of `submit` returns when its item is committed.
     `run` must be running. `transactions` and `items` count the committed ones.
 
     Args:
@@ -321,7 +325,7 @@ class Grouped(Generic[Item, Result]):
         self.items = 0
 
     async def submit(self, item: Item) -> Result:
-        """Handle an item.
+        """Submit an item, and return its result after the commit.
 
         Raises:
             CausewayError: The item is refused.

@@ -27,7 +27,7 @@ _COUNT_EVENTS_S = 30 * 86400.0
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A device. Times are unix seconds by the control plane's clock; 0: never.
+    """A device's row. Times are unix seconds by the control plane's clock; 0: never.
 
     Attributes:
         public_key: The Ed25519 key, base64url.
@@ -75,22 +75,22 @@ class Device(msgspec.Struct, frozen=True):
 
     @property
     def left_out(self) -> bool:
-        """Whether rollouts do not apply to it, or its reports are not trusted."""
+        """Whether rollouts do not apply to the device, or its reports are not trusted."""
         return self.held or self.pin is not None or self.cloned or self.revoked is not None
 
     @property
     def owner(self) -> str:
-        """The name `tenant/device` at the gateways."""
+        """The device's name at the gateways, `tenant/device`."""
         return f"{self.tenant}/{self.id}"
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels; {} for a row that is damaged or of a newer version."""
+        """The device's labels; {} if the row is damaged or was written by a newer version."""
         return _decoded(self.labels_json, dict[str, str]) or {}
 
     @property
     def quarantined(self) -> tuple[str, ...]:
-        """The quarantined bundles, which the device itself refuses; () for a damaged row or one of a newer version."""
+        """The bundles that the device itself refuses; () if the row is damaged or was written by a newer version."""
         return _decoded(self.quarantined_json, tuple[str, ...]) or ()
 
 
@@ -154,7 +154,7 @@ async def write_reports(
 
 
 async def changing_at(connection: AsyncConnection, sites: Iterable[str], now: float) -> list[tuple[str, str]]:
-    """Return (device, site) of each device of these sites that is changing its bundle, or was just allowed to."""
+    """Return (device, site) of each device of these sites that is changing its bundle, or was just permitted to."""
     active = or_(devices.c.state.in_([*CHANGING]), devices.c.granted > now - GRANT_S)
     chosen = select(devices.c.id, devices.c.site).where(one_of(connection, devices.c.site, sites), active)
     return [(row.id, row.site) for row in await connection.execute(chosen)]
@@ -221,8 +221,8 @@ _STATES: Mapping[str, Any] = {
 
 
 class CohortCount(msgspec.Struct, frozen=True):
-    """The number of devices of a cohort that run a bundle, without revoked ones. `recently_seen`: those that reported
-    recently.
+    """The number of devices of a cohort that run a bundle, without revoked ones. `recently_seen`: the number of those
+    that reported recently.
     """
 
     cohort: str
@@ -257,7 +257,7 @@ async def set_operator_columns(connection: AsyncConnection, device: str, **colum
 
 
 async def forget_old_events(connection: AsyncConnection, now: float) -> None:
-    """Keep the newest `EVENTS_KEPT` events of each device, of the last 30 days."""
+    """Delete events older than 30 days, and all but the newest `EVENTS_KEPT` of each device."""
     await connection.execute(delete(device_events).where(device_events.c.at < now - _COUNT_EVENTS_S))
     newest_first = func.row_number().over(partition_by=device_events.c.device, order_by=device_events.c.n.desc())
     numbered = select(device_events.c.n, newest_first.label("place")).subquery()

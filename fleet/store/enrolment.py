@@ -1,4 +1,4 @@
-"""Join tokens with the devices that they enrol, and operators' sessions. Only hashes of these secrets are kept."""
+"""Join tokens with the devices that they enrol, and operators' sessions. Only hashes of these secrets are stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LABELS = dict[str, str]
 
 
 class JoinToken(msgspec.Struct, frozen=True):
-    """A join token and its grants.
+    """A join token, with the values that it gives to devices.
 
     Attributes:
         hash: sha256 of the token, hex.
@@ -51,7 +51,7 @@ async def new_join_token(
     expires_s: float,
     now: float,
 ) -> str:
-    """Create a join token with these grants, see `JoinToken`, and return it; it cannot be read later.
+    """Create a join token and return it; it cannot be read later. The arguments are the fields of `JoinToken`.
 
     It is valid for `expires_s` seconds from `now` (Unix, s). Tokens that expired a month ago are deleted.
     """

@@ -1,6 +1,6 @@
-"""The news that parked polls and gateways wait for: a counter for each cohort, incremented by each change, and
-revocations. A revoked device's tokens are refused. Gateways read the list, in which a device stays while a token could
-be valid.
+"""Counters and lists for parked polls and gateways: a counter for each cohort, which each change increments, and the
+revoked devices. Gateways read that list and refuse the devices' tokens. A device stays on it as long as one of its
+tokens could be valid.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CohortPace(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """The generation of a cohort. `nonce` is random for each change, because the counter repeats after a restored
+    """The generation of a cohort. `nonce` is random for each change, because the counter can repeat after a restored
     backup.
     """
 
@@ -68,8 +68,8 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 async def advance(connection: AsyncConnection, name: str, pace: CohortPace | None = None) -> None:
-    """Increment the counter of a cohort, or REVOCATIONS, in the transaction of a change, which wakes its devices. For a
-    cohort the change is a published plan, or its pace. `pace`: None: the pace is not changed.
+    """Increment the counter of a cohort or of REVOCATIONS, in the transaction of a change. This wakes the devices that
+    wait for it. A cohort changes by a published plan, or by its pace. `pace`: None if the pace stays.
     """
     nonce = secrets.token_hex(8)
     values = {"nonce": nonce} if pace is None else {"nonce": nonce, "pace_json": msgspec.json.encode(pace).decode()}
@@ -92,7 +92,7 @@ async def read_generations(connection: AsyncConnection) -> Mapping[str, Generati
 
 
 def _pace(text: str) -> CohortPace:
-    """Return a cohort's pace; the default pace for a row that is damaged or of a newer version."""
+    """Parse a cohort's pace; return the default pace if the row is damaged or was written by a newer version."""
     try:
         return msgspec.json.decode(text, type=CohortPace)
     except (msgspec.DecodeError, ValueError):
@@ -103,7 +103,7 @@ class Revocations(msgspec.Struct, frozen=True):
     """The list of revocations in the gateways' format.
 
     Attributes:
-        epoch: A number that grows when a list restarts; always 1 here.
+        epoch: A number that grows when a list restarts from the beginning; always 1 for this server.
         version: A number that grows with each revocation.
         tokens: Token id → unix time of its expiry.
         devices: Tenant/device → unix time; tokens issued until then are refused.

@@ -1,6 +1,6 @@
-"""The history for people: the audit log and the events of a device. Commands import this module, so it does not need
+"""The audit log and the events of a device, which people read. Commands import this module, so it does not need
 SQLAlchemy. The log is a hash chain: each row's hash covers the previous row, so changed or removed rows are detected.
-Only the end can be cut off, which a hash noted elsewhere reveals.
+Only a removed end is not detected, unless a hash of it was noted elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ FIRST = "0" * 64
 
 
 class AuditRow(msgspec.Struct, frozen=True):
-    """A change. `at`: unix seconds. `what`: JSON, whose exact text is covered by the hash."""
+    """A row of the audit log, which records a change. `at`: unix seconds. `what`: JSON, whose exact text is covered by
+    the hash.
+    """
 
     n: int
     at: float
@@ -66,7 +68,7 @@ def _hash(n: int, at: float, actor: str, action: str, what: msgspec.Raw, previou
 
 
 class DeviceEvent(msgspec.Struct, frozen=True):
-    """A change of state, bundle or code."""
+    """An event of a device: a change of its state, its bundle or its code."""
 
     at: float
     state: str

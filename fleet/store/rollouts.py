@@ -19,7 +19,7 @@ from ..rollout.verdict import Verdict
 from .tables import devices, looks, rollouts
 
 ENDED = (RolloutState.DRAFT, RolloutState.DONE, RolloutState.REVERTED)
-"""The states that end only by an operator's decision."""
+"""The states that a rollout leaves only by an operator's decision."""
 _MAX_LISTED = 200  # rollouts, or looks of one
 METADATA_ROLLBACK = MetadataRollback.code
 
@@ -137,7 +137,7 @@ async def working_rollouts(connection: AsyncConnection) -> tuple[list[RolloutRec
 
 
 async def known_rollouts(connection: AsyncConnection, ids: Collection[str]) -> frozenset[str]:
-    """Return the ids that the store has."""
+    """Return those of these ids that the store has."""
     chosen = select(rollouts.c.id).where(rollouts.c.id.in_(list(ids)))
     return frozenset(row.id for row in await connection.execute(chosen))
 

@@ -20,7 +20,7 @@ _FORGET_S = 90 * 86400.0
 
 
 Counts = Mapping[tuple[str, str], Sequence[int]]
-"""The counters (device, bundle or "") → requests, errors, degraded, and the buckets of
+"""The counters: (device, bundle or "") → requests, errors, degraded, and the buckets of
 `router.bundle.protocol.LATENCY_BOUNDS_S`.
 """
 
@@ -45,8 +45,8 @@ async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, 
 
 
 async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> Counts:
-    """Return the counts of a cohort's devices, without revoked ones, since the rollout's mark; all counts without a
-    mark.
+    """Return the counts of a cohort's devices, without revoked ones, since the rollout's mark; without a mark, all
+    counts.
     """
     marks = telemetry_marks
     same = and_(marks.c.rollout == rollout, marks.c.device == telemetry.c.device, marks.c.bundle == telemetry.c.bundle)
@@ -67,7 +67,7 @@ async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> 
 
 
 async def mark(connection: AsyncConnection, rollout: str, cohort: str) -> None:
-    """Set the rollout's mark, from which the next look counts. Call it in the transaction of the present look."""
+    """Set the rollout's mark, from which the next look counts, in the transaction of the present look."""
     await forget_mark(connection, rollout)
     columns = ("device", "bundle", *COUNTERS)
     now = (
@@ -84,5 +84,5 @@ async def forget_mark(connection: AsyncConnection, rollout: str) -> None:
 
 
 async def forget_old_counters(connection: AsyncConnection, now: float) -> None:
-    """Drop counters that have not grown for 90 days, whose bundles are no longer running."""
+    """Drop counters that have not grown for 90 days, because their bundles are no longer running."""
     await connection.execute(delete(telemetry).where(telemetry.c.last_seen < now - _FORGET_S))

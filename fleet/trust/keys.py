@@ -1,4 +1,4 @@
-"""Keys and their roles.
+"""Key files, and the roles of a fleet's keys.
 
 Key files are Ed25519: PKCS#8 PEM with mode 0600, encrypted if there is a passphrase, and the public key beside them.
 `trust.yaml` lists the keys of each role of a fleet, and the number of required signatures.
@@ -140,7 +140,7 @@ def _read_private(path: Path) -> bytes:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             if mode & 0o077:
                 message = (
-                    f"readable by others (mode {mode:o}): chmod 600, and make a new key if others used the machine"
+                    f"readable by others (mode {mode:o}): run chmod 600, and make a new key if others use this machine"
                 )
                 raise KeyInvalid(message, where=str(path))
             return file.read(1 << 16)
@@ -165,9 +165,9 @@ class OnlineRoleDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TrustDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Annotated[Literal[1], doc("Version of the file format.")]
-    root: Annotated[OfflineRoleDoc, doc("Role that names the holders of every role.")]
+    root: Annotated[OfflineRoleDoc, doc("Role that names the keys of every role.")]
     artifacts: Annotated[OfflineRoleDoc, doc("Role that signs bundles.")]
-    rollout: Annotated[OnlineRoleDoc, doc("Role that names the signed bundle of each device.")]
+    rollout: Annotated[OnlineRoleDoc, doc("Role that assigns signed bundles to devices.")]
     snapshot: Annotated[OnlineRoleDoc, doc("Role that signs the versions of all metadata files.")]
     timestamp: Annotated[OnlineRoleDoc, doc("Role that signs the current snapshot.")]
 
@@ -190,12 +190,14 @@ class Trust(msgspec.Struct, frozen=True):
 
 
 def read_trust(folder: Path) -> tuple[Trust | None, tuple[Problem, ...]]:
-    """Read the folder's `trust.yaml` and its public keys. Raises nothing."""
+    """Read the folder's `trust.yaml` and its public keys. Raise nothing: problems are returned."""
     path = folder / TRUST_FILE
     try:
         text = path.read_bytes().decode("utf-8", "replace")
     except FileNotFoundError:
-        message = "not there: it names the keys that sign this fleet; fleet/README.md shows one under `Sign it`"
+        message = (
+            "the file is missing. It names the keys that sign this fleet; fleet/README.md shows one under `Sign it`"
+        )
         return None, (Problem(SourceLocation(str(path)), message),)
     except OSError as error:
         return None, (Problem(SourceLocation(str(path)), error.strerror or str(error)),)
@@ -240,7 +242,9 @@ def _rules(doc: TrustDoc, keys: Mapping[str, SSlibKey], locations: KeyLocations)
         part = _part(doc, role)
         held = {keys[name].keyid for name in part.keys}
         if isinstance(part, OfflineRoleDoc) and len(held) < part.threshold:
-            message = f"needs {part.threshold} signatures, but has {len(held)} different keys"
+            message = f"needs {part.threshold} signatures, but lists only {len(held)} different keys"
             yield Problem(locations.find(role), message)
         if held & online:
-            yield Problem(locations.find(f"{role}.keys"), "a key of an online role cannot hold an offline one")
+            yield Problem(
+                locations.find(f"{role}.keys"), "a key of an online role cannot be the key of an offline role, too"
+            )

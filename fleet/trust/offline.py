@@ -1,6 +1,6 @@
 """The offline roles: root defines the keys of each role, artifacts signs bundles. Signatures are collected one by one.
 New metadata waits in `pending` until enough keys have signed exactly the same bytes. Each signer's folder is built
-again and compared first, so that each person signs only the content of the own checkout.
+again and compared first, so that each person signs only the content of their own checkout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .keys import Trust, TrustedRole
 from .published import ROLLOUT, PublishedFolder, RepositoryInvalid
 
 KEPT_BUNDLES = 20
-"""The number of newest bundles of each cohort that stay signed, so that a rollout can return to them."""
+"""The number of newest bundles of each cohort that stay signed, so that rollouts can return to them."""
 TOP_ROLES = {"root": "root", "targets": "artifacts", "snapshot": "snapshot", "timestamp": "timestamp"}
 """Our names of TUF's top roles."""
 
@@ -208,7 +208,7 @@ def _artifacts(
 
 
 def _ageing(signed: Root | Targets, role: TrustedRole, now: datetime) -> bool:
-    """Return whether less than a third of the role's time is left, so that it is signed again without changes."""
+    """Return whether less than a third of the metadata's validity is left, so that it is signed again unchanged."""
     return signed.expires < now + timedelta(seconds=role.expires_s / 3)
 
 
@@ -222,7 +222,9 @@ def _same(one: Root | Targets, other: Root | Targets) -> bool:
 
 
 def _resumable(pending: Root | Targets, wanted: Root | Targets, role: TrustedRole, now: datetime) -> bool:
-    """Return whether signatures may be added: the metadata equals this folder's content, with the right expiry."""
+    """Return whether signatures may be added to pending metadata: it equals this folder's content and has the right
+    expiry.
+    """
     same = pending.version == wanted.version and _same(pending, wanted)
     return same and pending.expires <= wanted.expires and not _ageing(pending, role, now)
 

@@ -1,5 +1,5 @@
 """The online roles, held by a server: `rollout` moves devices between signed bundles, snapshot and timestamp name the
-newest metadata. Their metadata is short-lived, so devices notice within days if it is no longer renewed.
+newest metadata. Their metadata expires within days, so devices soon notice if it is no longer renewed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def publish_online(
     if root is None or artifacts is None:
         raise SignaturesMissing("Root and artifacts need their signatures first.")
     if not root.signed.get_verification_result("targets", artifacts.signed_bytes, artifacts.signatures).verified:
-        raise SignaturesMissing("Root names other keys now, and artifacts needs their signatures first.")
+        raise SignaturesMissing("Root now names other keys, so artifacts needs their signatures first.")
     signer = _signer(trust, ROLLOUT, signers)
     for role in ("snapshot", "timestamp"):
         _signer(trust, role, signers)  # all or nothing
@@ -73,7 +73,7 @@ def publish_freshness(
     trust: Trust, folder: PublishedFolder, signers: Sequence[CryptoSigner], now: datetime, min_version: int = 0
 ) -> int:
     """Sign snapshot and timestamp for the newest artifacts and rollout. Returns the version of the timestamp. The
-    arguments are those of `publish_online`.
+    arguments are described at `publish_online`.
 
     Raises:
         OnlineKeyMissing: A role has no key among `signers`.
@@ -124,7 +124,7 @@ def renewal_due(trust: Trust, folder: PublishedFolder, now: datetime) -> bool:
     try:
         snapshot, timestamp = folder.snapshot(), folder.timestamp()
     except RepositoryInvalid as error:
-        log.error("%s: it is signed again.", error)
+        log.error("%s: the file is signed again.", error)
         return True  # (3)
     rollout, artifacts = folder.targets(ROLLOUT), folder.targets("targets")
     if snapshot is None or timestamp is None or rollout is None or artifacts is None:
@@ -180,7 +180,7 @@ def _publish(folder: PublishedFolder, role: str, metadata: Metadata[T], signer: 
 
 
 def _meta(folder: PublishedFolder, role: str) -> MetaFile:
-    """Name the newest file of a role by version, length and hash, so that it cannot be exchanged for another."""
+    """Describe the newest file of a role by version, length and hash, so that it cannot be exchanged for another."""
     newest = folder.newest(role)
     assert newest is not None
     return MetaFile.from_data(newest[0], newest[1], ["sha256"])

@@ -5,8 +5,8 @@
     published/blobs/SHA256    policies, cases, models
     pending/                  root.json, targets.json: signed by fewer keys than needed
 
-A file, once there, is never changed (timestamp.json and root.json excepted), so a CDN may keep it for ever. Every file
-is complete before a signed one names it.
+A published file never changes (except timestamp.json and root.json), so a CDN may keep it forever. Every file is
+complete before a signed file names it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PublishedFolder:
     """The static files of a fleet. Only one program may write at a time."""
 
     def __init__(self, fleet: Path) -> None:
-        """Create the folder's access. `fleet`: the folder with `fleet.yaml`."""
+        """Open the folder. `fleet`: the folder with `fleet.yaml`."""
         self.path = fleet / PUBLISHED
         self.pending = fleet / PENDING
         self._metadata = self.path / "tuf" / "metadata"
@@ -92,9 +92,9 @@ class PublishedFolder:
         return 0 if metadata is None else metadata.signed.version
 
     def next_versions(self) -> tuple[int, int]:
-        """Return the next versions of snapshot and timestamp. Each timestamp was signed with a new snapshot, whose
-        version is in its file's name. If the timestamp is lost or damaged, the next snapshot's version is therefore
-        higher than every version that a device has seen.
+        """Return the next versions of snapshot and timestamp. Each timestamp is signed with a new snapshot, whose
+        version is in the snapshot's file name. Even if the timestamp is lost, the next version is therefore higher than
+        every version that a device has seen.
         """
         newest = self._newest("snapshot")
         snapshot = 1 if newest is None else _version(newest) + 1
@@ -147,7 +147,7 @@ class PublishedFolder:
         try:
             return kind.from_bytes(path.read_bytes())
         except RepositoryError as error:
-            what = f"The file is damaged or cut off, and not signed metadata ({error})"
+            what = f"The file is damaged or truncated, or is not signed metadata ({error})"
             raise RepositoryInvalid(f"{what}. {advice}", where=str(path)) from error
 
 

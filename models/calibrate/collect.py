@@ -1,4 +1,4 @@
-"""Ask both models of a pair every prompt, several prompts at a time, and keep the answers.
+"""Collection of answers: ask both models of a pair every prompt, several at a time, and store the answers.
 
 A model runs in an engine child of this process, or is behind any OpenAI endpoint.
 """
@@ -40,13 +40,13 @@ _CHOICES = {"A": "The first answer is better.", "B": "The second answer is bette
 
 
 class Answerer(Protocol):
-    """A model that can be asked."""
+    """Answers prompts with one model."""
 
     async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
         """Answer one prompt, greedily.
 
         Raises:
-            BackendError: The model is gone; asking again later may help.
+            BackendError: The model cannot be reached; a later call may succeed.
         """
 
 
@@ -54,7 +54,7 @@ async def _is_as_good(prompt: CalibrationPrompt, answers: PairAnswers, judge: An
     """Return whether the small model's answer is as good; an unclear judgement counts against it.
 
     Raises:
-        BackendError: The judge is gone.
+        BackendError: The judge cannot be reached.
     """
     # Judges prefer one position: half of the prompts, by their digest, have the small model's answer first.
     swapped = int(prompt.id, 16) % 2 == 1
@@ -156,7 +156,7 @@ async def collect(
     judge: Answerer | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Ask both models each prompt that `log` has no answers to, in order, and add the answers to it.
+    """Ask both models each prompt that `log` has no answers to, in order, and append the answers to `log`.
 
     Args:
         judge: The model that compares answers to prompts without a reference, those in `log` included.
@@ -164,7 +164,7 @@ async def collect(
         progress: Called with the number of prompts that have answers, after each.
 
     Raises:
-        BackendError: A model is gone. What was answered is kept, and a second call goes on.
+        BackendError: A model cannot be reached. The answers so far are stored, and a second call resumes.
     """
 
     def judges(prompt: CalibrationPrompt, row: PairAnswers) -> bool:
@@ -222,7 +222,7 @@ class EndpointAnswerer:
         await self._client.aclose()
 
     async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
-        """See `Answerer`. An endpoint that is away or overloaded is asked again for half a minute."""
+        """See `Answerer`. A request to an endpoint that is unreachable or overloaded is repeated for half a minute."""
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": prompt.question}],
@@ -257,4 +257,6 @@ def _parse(response: httpx2.Response, url: str) -> ModelAnswer:
             finish_reason=str(choice["finish_reason"]),
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise BackendError(f"{url} sent no chat completion: {response.text[:200]}", phase="stream") from error
+        raise BackendError(
+            f"{url} sent something other than a chat completion: {response.text[:200]}", phase="stream"
+        ) from error

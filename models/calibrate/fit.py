@@ -1,8 +1,9 @@
-"""Fit the two signals of a pair on labelled answers: ridge logistic regressions whose penalties cross-validation picks.
+"""Fitting of a pair's two signals on labelled answers, by ridge logistic regressions. Cross-validation chooses the
+penalties.
 
-Most of what a few hundred prompts tell is how well both models do on each kind of prompt. So where the prompts have
-several tasks, `edge.quality` begins with the task that a prompt probably belongs to, and what the small model gains
-there (`KindMixture`); the rest of the prompt may add to it as far as unseen rows confirm it.
+A few hundred prompts mostly show how well both models do on each kind of prompt. If the prompts have several tasks,
+`edge.quality` therefore starts from the task that a prompt probably belongs to and the small model's gain on that task
+(`KindMixture`). Other features of the prompt count only as far as unseen rows confirm them.
 
 Every figure of a report comes from predictions on rows that neither the fit nor the choice of penalties and thresholds
 saw: the rows are divided into folds, and everything is repeated on the others (`predict_unseen`).
@@ -37,7 +38,7 @@ Indices = NDArray[np.int64]
 
 
 class Unanswered(msgspec.Struct, frozen=True):
-    """Prompts that no model was asked yet. They tell the tasks apart as well as others do."""
+    """Prompts that have no answers yet. They help to learn how the tasks differ, as answered prompts do."""
 
     tasks: Sequence[str]
     inputs: Array64  # [prompts, inputs]
@@ -47,7 +48,7 @@ class Rows(msgspec.Struct, frozen=True):
     """Labelled answers as arrays, [rows] each."""
 
     answers: Sequence[LabelledAnswer]
-    inputs: Array64  # of `edge.quality`, [rows, inputs]
+    inputs: Array64  # inputs of `edge.quality`, [rows, inputs]
     small: Array64
     large: Array64
     unanswered: Unanswered | None = None
@@ -77,13 +78,13 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class PairFit(msgspec.Struct, frozen=True):
-    """Both signals, and their values for the rows that they were fitted on, each by a fit without the row's fold."""
+    """Both signals, and the value of each signal for each row by a fit that did not see the row."""
 
-    kinds: KindMixture | None  # None: there is one task
+    kinds: KindMixture | None  # None if all prompts have one task
     quality: LinearLogit
     stages: tuple[PairStage, ...]
     quality_unseen: Array64  # probabilities [rows]
-    stages_unseen: tuple[Array64, ...]  # of each stage
+    stages_unseen: tuple[Array64, ...]  # probabilities [rows] of each stage
 
 
 class Unseen(msgspec.Struct, frozen=True):
@@ -91,7 +92,7 @@ class Unseen(msgspec.Struct, frozen=True):
 
     quality: Array64
     stages: tuple[Array64, ...]
-    folds: tuple[tuple[Indices, PairFit], ...] = ()  # the rows predicted by each fit; none: by published signals
+    folds: tuple[tuple[Indices, PairFit], ...] = ()  # the rows that each fit predicted; empty for published signals
 
 
 def fit_pair(rows: Rows, tokens: Sequence[int], seed: int) -> PairFit:
@@ -140,7 +141,9 @@ def predict_published(published: PairParameters, rows: Rows) -> Unseen:
 
 
 def quality_inputs(kinds: KindMixture | None, inputs: Array64) -> Array64:
-    """Return the inputs of `edge.quality`, [rows, inputs]: those of the prompt, and the gain of its kind."""
+    """Return the inputs of `edge.quality`, [rows, inputs]: the prompt's features, and the expected gain for its
+    kind.
+    """
     return inputs if kinds is None else np.concatenate([inputs, _gains(kinds, inputs)[:, None]], axis=1)
 
 
@@ -163,9 +166,10 @@ def predict(logit: LinearLogit, inputs: Array64) -> Array64:
 
 
 def folds_of(strata: Sequence[object], seed: int) -> list[Indices]:
-    """Divide rows into `FOLDS` folds by chance, each with its part of every stratum.
+    """Divide rows into `FOLDS` random folds, each with the same share of every stratum.
 
-    Without strata a fold with many good answers would be predicted by rows that have few, and rank last.
+    Without strata, the rows outside a fold with many good answers have few of them, so that fold's rows would be
+    predicted too low.
     """
     shuffled = np.random.default_rng(seed).permutation(len(strata))
     order = np.array(sorted(shuffled.tolist(), key=lambda row: str(strata[row])))
@@ -173,9 +177,9 @@ def folds_of(strata: Sequence[object], seed: int) -> list[Indices]:
 
 
 def _axes(inputs: Array64) -> Array64:
-    """Return what maps the inputs of `edge.quality` to fewer ones: [inputs, fewer].
+    """Return a matrix that projects the inputs of `edge.quality` to fewer ones: [inputs, fewer].
 
-    The structural inputs, and the leading principal axes of the vector.
+    It keeps the structural inputs, and the leading principal axes of the sentence vector.
     """
     vectors = inputs[:, STRUCTURE:]
     _, _, directions = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
@@ -198,7 +202,7 @@ def _fit_kinds(rows: Rows, folds: Sequence[Indices]) -> tuple[KindMixture | None
 
 
 def _kinds_of(rows: Rows) -> KindMixture | None:
-    """Fit one regression for each task against the others; None where there is one task."""
+    """Fit one regression for each task against all others; None if there is only one task."""
     tasks, gains = np.array([row.task for row in rows.answers]), rows.small - rows.large
     names = np.unique(tasks)
     if len(names) == 1:
@@ -220,7 +224,7 @@ def _kinds_of(rows: Rows) -> KindMixture | None:
 
 
 def _gains(kinds: KindMixture, inputs: Array64) -> Array64:
-    """Return what `kinds` returns for each row."""
+    """Return the gain that `kinds` expects for each row."""
     shares = np.stack([predict(kind, inputs) for kind in kinds.kinds], axis=1)
     expected: Array64 = shares @ np.array(kinds.gains) / shares.sum(axis=1)
     return expected
@@ -231,8 +235,8 @@ def _fit_best(
 ) -> tuple[LinearLogit, Array64]:
     """Fit with one of the penalties, and return the predictions of unseen rows too.
 
-    The choice is the largest penalty that is within one standard error of the one that predicts unseen rows best
-    (Breiman et al. 1984): a few hundred rows rarely tell more.
+    The largest penalty whose loss on unseen rows is within one standard error of the best is chosen (Breiman et al.
+    1984): a few hundred rows rarely justify a smaller one.
 
     Args:
         ridges: Penalties of the inputs, ascending.

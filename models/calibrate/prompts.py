@@ -1,10 +1,10 @@
-"""The files of a calibration, JSON lines: prompts, each with its reference answer if there is one, and both answers.
+"""The JSON-lines files of a calibration: prompts, each with a reference answer if there is one, and the answers of both
+models.
 
-A pair is calibrated on the prompts. The answers of both models are kept: a run that is killed goes on where it stopped.
+A pair is calibrated on the prompts. The answers of both models are stored, so that a run that was killed resumes.
 
-`label` says how good both answers are. With a reference each answer is right (1) or wrong (0). Without one the large
-model's answer is the reference: it counts 1, and so does the small model's answer if it agrees, or if a judge finds it
-as good.
+`label` grades both answers. With a reference each answer is right (1) or wrong (0). Without one the large model's
+answer is the reference: it counts 1, and so does the small model's answer if it agrees, or if a judge finds it as good.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class ModelAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PairAnswers(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answers of both models to one prompt. `judged`: whether a judge finds the small one as good as the large."""
+    """The answers of both models to one prompt. `judged`: whether a judge model finds the small model's answer as good
+    as the large model's.
+    """
 
     id: str
     task: str
@@ -66,7 +68,7 @@ class PairAnswers(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """The pair that answered: the first line of the file."""
+    """The two models whose answers a file holds: the first line of the file."""
 
     small: ModelIdentity
     large: ModelIdentity
@@ -94,7 +96,9 @@ class AnswerLog:
                     row = msgspec.json.decode(line, type=PairAnswers)
                     self.rows[row.id] = row
             except msgspec.DecodeError as error:
-                raise ArtifactError(f"{path}:{number}: {error}. Delete the line, or the file to begin anew.") from error
+                raise ArtifactError(
+                    f"{path}:{number}: {error}. Delete the line, or delete the file to start again."
+                ) from error
         self._file = path.open("ab")
         self._file.truncate(sum(len(line) + 1 for line in lines))
         if not lines:
@@ -121,7 +125,7 @@ def _check_pair(path: Path, found: Pair, wanted: Pair) -> None:
     if found != wanted:
         raise ArtifactError(
             f"{path}: answers of {found.small.name} ({found.small.sha256[:12]}) and {found.large.name} "
-            f"({found.large.sha256[:12]}), not of these weights. Name another --run folder."
+            f"({found.large.sha256[:12]}), not of these weights. Name another --run-dir folder."
         )
 
 
@@ -138,7 +142,7 @@ class CalibrationPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def id(self) -> str:
-        """A digest of what both models are asked."""
+        """A digest of the text that both models are asked."""
         return hashlib.sha256(f"{self.task}\0{self.question}".encode()).hexdigest()[:16]
 
     @property
@@ -150,12 +154,12 @@ class CalibrationPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def answer_tokens(self) -> int:
-        """The limit of an answer."""
+        """The maximum number of tokens of an answer."""
         return _ANSWER_TOKENS[self.metric]
 
 
 def read_prompts(files: Sequence[Path]) -> list[CalibrationPrompt]:
-    """Read prompts, each one once.
+    """Read prompts; duplicates are read once.
 
     Raises:
         ArtifactError: Lines are not prompts, with file, line and reason; or there is no prompt.
@@ -170,7 +174,7 @@ def read_lines(files: Sequence[Path], parse: Callable[[bytes], Line], example: s
     """Read JSON lines; blank ones are skipped.
 
     Args:
-        parse: Makes something of a line; raises ValueError or DecodeError.
+        parse: Converts a line; raises ValueError or DecodeError.
         example: A usable line, for the message.
 
     Raises:
@@ -197,12 +201,12 @@ def read_lines(files: Sequence[Path], parse: Callable[[bytes], Line], example: s
             "\n".join([*faults[:_BAD_LINES_SHOWN], *more, f"Correct or delete these lines; each is {example}."])
         )
     if not found:
-        raise ArtifactError(f"{', '.join(map(str, files))}: there is no line; one is {example}")
+        raise ArtifactError(f"{', '.join(map(str, files))}: the file has no lines; a line is, for example, {example}")
     return found
 
 
 def read_sources(path: Path) -> list[DataSource]:
-    """Read whose data a set of prompts is.
+    """Read the sources that a set of prompts is attributed to.
 
     Raises:
         ArtifactError: The file is invalid, see `read_lines`.
@@ -212,9 +216,10 @@ def read_sources(path: Path) -> list[DataSource]:
 
 
 def collection_order(prompts: Sequence[CalibrationPrompt], seed: int) -> list[CalibrationPrompt]:
-    """Return the prompts in a seeded order in which the tasks take turns, so that any beginning is a fair sample.
+    """Return the prompts in a seeded order in which the tasks alternate, so that the first prompts are always a fair
+    sample.
 
-    Tasks with long answers take a turn in `LONG_TURN` while others are left.
+    Tasks with long answers come once in `LONG_TURN` turns while other tasks have prompts left.
     """
     draw = random.Random(seed)
     queues: dict[str, list[CalibrationPrompt]] = {}
@@ -249,7 +254,7 @@ def _parse(line: bytes) -> CalibrationPrompt:
     if (prompt.metric == "none") != (prompt.answer is None):
         raise ValueError("`answer` and `metric` (choice, number or text) belong together")
     if prompt.metric == "choice" and prompt.answer not in prompt.choices:
-        raise ValueError(f"`answer` is {prompt.answer!r}, which is none of the `choices`")
+        raise ValueError(f"`answer` is {prompt.answer!r}, which is not among the `choices`")
     if prompt.metric == "number" and last_number(prompt.answer or "") is None:
         raise ValueError(f"`answer` is {prompt.answer!r}, which has no number")
     return prompt
@@ -266,10 +271,10 @@ _NO_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 
 class LabelledAnswer(msgspec.Struct, frozen=True):
-    """A prompt, the quality of both answers (0 to 1), and the confidence of the small one after each first token.
+    """A prompt, the quality of both answers (0 to 1), and the small model's confidence after each of its first tokens.
 
     `chance` is the quality of guessing, where the prompt has choices. `confidences_end`: the last of `confidences`
-    covers the end of the answer. `weight`: how many prompts the row stands for, in the mean 1.
+    covers the end of the answer. `weight`: the number of prompts that the row represents, 1 on average.
     """
 
     text: str
@@ -290,10 +295,10 @@ class LabelledAnswer(msgspec.Struct, frozen=True):
 def label(
     prompts: Sequence[CalibrationPrompt], answers: Mapping[str, PairAnswers], encode: Encode | None
 ) -> list[LabelledAnswer]:
-    """Grade the answers to each prompt that has some.
+    """Grade the answers to every prompt that has answers.
 
-    Tasks with long answers have fewer of their prompts answered when a run stops. The weights of the rows give each
-    task its share of `prompts` back.
+    When a run stops early, fewer prompts of tasks with long answers are answered. The rows' weights restore each task's
+    share of `prompts`.
 
     Args:
         answers: The answers by the prompt's id.
@@ -329,7 +334,7 @@ def same_text(text: str, reference: str) -> bool:
 
 
 def _weighted(rows: Sequence[LabelledAnswer], wanted: Mapping[str, int]) -> list[LabelledAnswer]:
-    """Weigh the rows of each task so that the tasks have the proportions of `wanted`."""
+    """Weight the rows so that each task has its proportion in `wanted`."""
     answered = Counter(row.task for row in rows)
     scale = len(rows) / max(1, sum(wanted[task] for task in answered))
     return [msgspec.structs.replace(row, weight=scale * wanted[row.task] / answered[row.task]) for row in rows]
@@ -353,7 +358,7 @@ def _is_right(prompt: CalibrationPrompt, answer: ModelAnswer) -> bool:
 
 
 def answers_agree(question: str, small: str, large: str, encode: Encode) -> bool:
-    """Return whether the small model's answer agrees with the large one's, where nothing but the texts is known.
+    """Return whether the small model's answer agrees with the large model's, judged by their texts alone.
 
     Where the question lists choices the letters are compared, if both answers begin with one.
     """
@@ -366,7 +371,9 @@ def answers_agree(question: str, small: str, large: str, encode: Encode) -> bool
 
 
 def _agree(prompt: CalibrationPrompt, pair: PairAnswers, encode: Encode | None) -> bool:
-    """Compare both answers: (1) by choice, (2) by number where both are little else, (3) by text, (4) by embedding."""
+    """Compare both answers: (1) by choice, (2) by number if both consist of little else, (3) by text, (4) by
+    embedding.
+    """
     small, large = pair.small, pair.large
     if prompt.choices:  # (1)
         letters = list(prompt.choices)

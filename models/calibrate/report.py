@@ -26,7 +26,7 @@ PROMPT, RAW, BOTH, LENGTH = "edge.quality", "confidence", "edge.quality + confid
 
 
 Kept = NDArray[np.bool_]
-_BY_KIND = "No task is routable by itself: the signals tell kinds of prompts apart, and no more."
+_BY_KIND = "No single task is routable: the signals tell kinds of prompts apart, and nothing within a kind."
 _WIDTH = 120  # of a line of prose
 
 
@@ -48,7 +48,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class TaskReport(msgspec.Struct, frozen=True):
-    """The figures of one task, or of all prompts together. APGR is None where the large model is not better."""
+    """The figures of one task, or of all prompts together. APGR is None if the large model is not better."""
 
     name: str
     rows: int
@@ -65,19 +65,19 @@ class TaskReport(msgspec.Struct, frozen=True):
 
     @property
     def routable(self) -> bool:
-        """Whether a calibrated signal is better than random routing, as far as this many rows can tell."""
+        """Whether a calibrated signal is significantly better than random routing on this number of rows."""
         return any((found := self.recovered[name]) is not None and found.low > 0.5 for name in (PROMPT, BOTH))
 
     @property
     def verdict(self) -> str:
         """Advice about these prompts."""
         if self.recovered[BOTH] is None:
-            return "nothing to route: the large model is no better"
-        chance = f"the small model is no better than chance ({self.chance:.0%})" if self.at_chance else ""
+            return "nothing to route: the large model is not better"
+        chance = f"the small model is not better than chance ({self.chance:.0%})" if self.at_chance else ""
         if self.routable:
             return "routable" + (f", although {chance}" if chance else "")
         if self.rows < MIN_ROWS:
-            return "too few rows to tell"
+            return "too few rows to decide"
         return "nothing to route on these prompts: " + (chance or "no signal is better than random")
 
 
@@ -157,7 +157,8 @@ def choose_threshold(
 
 
 def kept_on_device(rows: Rows, unseen: Unseen, stage: int | None, target: Target) -> Kept:
-    """Return which rows the target's threshold leaves on the device; each fold's is chosen on the others.
+    """Return the rows that the target's threshold leaves on the device. The threshold for each fold is chosen on the
+    other folds.
 
     Args:
         stage: Index of the handoff's stage; None: by `edge.quality` alone.
@@ -172,7 +173,7 @@ def kept_on_device(rows: Rows, unseen: Unseen, stage: int | None, target: Target
 
 
 def operate(rows: Rows, kept: Kept, seed: int) -> Operation:
-    """Return what it is worth to keep the rows on the device that `kept` [rows] names."""
+    """Return the quality and the share of the pair if the rows in `kept` [rows] are answered on the device."""
     weights, quality = rows.weights, np.where(kept, rows.small, rows.large)
 
     def retained(part: Indices) -> float:
@@ -217,7 +218,7 @@ def _interval(value: float, drawn: Sequence[float]) -> Interval:
 
 
 class FittedReport(msgspec.Struct, frozen=True):
-    """The description of a fit in a report, beside the figures."""
+    """The description of a fit in a report; the figures are separate."""
 
     target: Target
     prompt_below: float  # the threshold of `edge.quality` alone
@@ -225,33 +226,33 @@ class FittedReport(msgspec.Struct, frozen=True):
 
 
 class PairReport(msgspec.Struct, frozen=True):
-    """Everything that a report says."""
+    """The content of a report."""
 
     small: str  # the models' names
     large: str
-    weighted: bool  # the tasks have other proportions among the answers than among the prompts
-    tasks: Sequence[TaskReport]  # all prompts together first
+    weighted: bool  # whether the tasks' proportions differ between the answers and the prompts
+    tasks: Sequence[TaskReport]  # figures of all prompts together, then of each task
     errors: Mapping[str, float]  # calibration error by signal
-    handoff: PairHandoff | None  # None: published signals name none
-    operation: Operation | None  # of the handoff
-    fitted: FittedReport | None  # None: the signals were published before
+    handoff: PairHandoff | None  # None if published signals name no handoff
+    operation: Operation | None  # effect of the handoff
+    fitted: FittedReport | None  # None if the signals were published before
 
     @property
     def nothing_to_route(self) -> bool:
-        """Whether no signal is better than random on these prompts."""
+        """Whether no signal is better than random routing on these prompts."""
         return not self.tasks[0].routable
 
     @property
     def by_kind_only(self) -> bool:
-        """Whether the prompts are routable, but none of their tasks by itself."""
+        """Whether the prompts are routable together, but none of the tasks alone."""
         return self.tasks[0].routable and len(self.tasks) > 1 and not any(task.routable for task in self.tasks[1:])
 
 
 def markdown(report: PairReport) -> str:
-    """Return the report."""
+    """Return the report as Markdown."""
     whole = report.tasks[0]
     source = (
-        "Every figure is from fits that did not see the prompt (cross-validation)"
+        "Every figure comes from fits that did not see the prompt (cross-validation)"
         if report.fitted
         else "The signals were published before, and nothing is fitted on these prompts"
     )
@@ -278,9 +279,9 @@ def markdown(report: PairReport) -> str:
     if report.fitted is not None:
         lines += _advice(report, report.fitted)
     elif report.handoff is None:
-        lines.append("The signals name no handoff.")
+        lines.append("The signals do not name a handoff.")
     else:
-        lines += ["The handoff that belongs to the signals:", "", *_handoff_table(report)]
+        lines += ["The handoff of these signals:", "", *_handoff_table(report)]
     return "\n".join(lines) + "\n"
 
 
@@ -328,7 +329,7 @@ def _advice(report: PairReport, fitted: FittedReport) -> list[str]:
         else f"{fitted.target.keep or 1.0:.0%} of the large model's quality"
     )
     return [
-        f"Target: {wanted}. On prompts that neither fit nor threshold saw:",
+        f"Target: {wanted}. On prompts that were used neither for the fit nor for the threshold:",
         "",
         *_handoff_table(report),
         _operation_line(f"{PROMPT} alone", fitted.prompt_below, fitted.prompt_alone),

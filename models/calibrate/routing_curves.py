@@ -1,4 +1,5 @@
-"""The quality of a router signal on a pair of models, as SVG: routing curves, and the calibration of its probabilities.
+"""Plots in SVG of a router signal's quality on a pair of models: routing curves, and the calibration of its
+probabilities.
 
 A signal ranks the requests: the device answers those ranked highest, the cloud answers the rest. Each point of a curve
 gives the share of requests on the device and the exact match that the pair retains, relative to the cloud model's own
@@ -62,7 +63,7 @@ def apgr(signal: Array64, device: Array64, cloud: Array64, weights: Array64 | No
     """Return the average performance gap recovered (Ong et al. 2024, arXiv 2406.18665) of one signal.
 
     The mean quality of the pair over all shares in the cloud, where 0 is the device's and 1 the cloud's; random
-    routing has 0.5. None where the cloud is not better.
+    routing has 0.5. None if the cloud is not better.
 
     Args:
         signal: [requests], higher favours the device.
@@ -202,7 +203,7 @@ def calibration_error(probabilities: Array64, truth: NDArray[np.bool_], weights:
 
 
 def measure_drift(probabilities: Sequence[float], truth: Sequence[bool]) -> CalibrationDrift:
-    """Compare stated probabilities with what came true.
+    """Compare stated probabilities with the outcomes.
 
     If they are true, the sum of the differences in a bin has mean 0 and variance Σ p (1 - p), and the mean of its
     absolute value is √(2/π) times its deviation, since it is nearly normal.

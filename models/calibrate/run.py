@@ -1,4 +1,4 @@
-"""A calibration run: its subject, the answers of both models, and a published artifact with its report."""
+"""A calibration run: its settings, the answers of both models, and a published artifact with its report."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a calibration run."""
 
     small: Artifact
-    large: Artifact | str  # a name: the model is behind `large_url`
+    large: Artifact | str  # the large model; only a name if it is behind `large_url`
     large_url: str = ""  # an OpenAI endpoint, such as ``https://host/v1``
-    judge: str = ""  # the model that judges; "": none does
+    judge: str = ""  # the model that compares answers; "" for none
     judge_url: str = ""
     key: str = ""  # the API key of both endpoints
-    run: Path  # folder of the answers, and of the fitted signals
-    to: Path  # folder of models that is published to
-    name: str  # of the artifact
-    command: str  # that the manifest names
-    sources: tuple[DataSource, ...] = ()  # what the manifest names: whose the prompts are
+    run: Path  # folder for the answers and the fitted signals
+    to: Path  # folder of models in which the artifact is published
+    name: str  # name of the artifact
+    command: str  # command line, for the manifest
+    sources: tuple[DataSource, ...] = ()  # sources of the prompts, for the manifest
     target: Target
     hold_tokens: int
     hold_ms: int
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pair(self) -> Pair:
-        """The identity of both models."""
+        """The identities of both models."""
         large = self.large
         identity = ModelIdentity(large) if isinstance(large, str) else ModelIdentity(large.name, large.manifest.sha256)
         return Pair(ModelIdentity(self.small.name, self.small.manifest.sha256), identity)
@@ -80,7 +80,7 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
     """Ask both models all prompts that `log` has no answers to.
 
     Raises:
-        ArtifactError: A model is gone; what was answered is kept.
+        ArtifactError: A model cannot be reached; the answers so far are stored.
     """
 
     def progress(count: int) -> None:
@@ -102,7 +102,7 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
     if not plan.judge and all(prompt.id in log.rows for prompt in prompts):
         return
     if len(prompts) < MIN_PROMPTS:
-        echo(f"asking {len(prompts)} prompts, whose answers are kept; a fit needs at least {MIN_PROMPTS}")
+        echo(f"Asking {len(prompts)} prompts; the answers are stored. A fit needs at least {MIN_PROMPTS}.")
     try:
         asyncio.run(ask())
     except BackendError as error:
@@ -114,8 +114,8 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
 
 def _kept(prompts: Sequence[CalibrationPrompt], log: AnswerLog) -> str:
     return (
-        f"{len(log.rows)} of {len(prompts)} prompts are answered and kept in {log.path}. "
-        "Run the same command again to go on."
+        f"{len(log.rows)} of {len(prompts)} prompts are answered; the answers are in {log.path}. Run the "
+        "same command again to resume."
     )
 
 
@@ -123,7 +123,7 @@ def calibrate_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: Answer
     """Fit on the answers in `log`, write the report, and publish the signals.
 
     Returns:
-        The artifact, or None where there is nothing to route on these prompts; the report says so.
+        The artifact, or None if there is nothing to route on these prompts; the report says so.
 
     Raises:
         ArtifactError: Too few prompts are answered.
@@ -152,17 +152,17 @@ def check_pair(
     operation = None if handoff is None else operate(rows, signals[BOTH] >= handoff.below, plan.seed)
     report = _report(plan, rows, signals, handoff, operation)
     write_report(plan.run, report, rows, signals)
-    echo(f"{markdown(report)}\nthe report is in {plan.run}")
+    echo(f"{markdown(report)}\nThe report is in {plan.run}.")
 
 
 def calibrate_from_shadow(plan: Plan, state_dir: Path, echo: Echo) -> Artifact | None:
     """Fit on the shadow answers in a daemon's state folder, write the report, and publish the signals.
 
     Returns:
-        As `calibrate_pair`.
+        The artifact or None, as for `calibrate_pair`.
 
     Raises:
-        ArtifactError: Too few shadow answers of this pair are there.
+        ArtifactError: There are too few shadow answers of this pair.
     """
     encoder_artifact = find_signal("embedding", None, (plan.to,))
     rows, after = read_shadow_rows(state_dir, plan.pair, encoder_artifact.manifest.sha256)
@@ -173,7 +173,7 @@ def calibrate_from_shadow(plan: Plan, state_dir: Path, echo: Echo) -> Artifact |
 
 def _check_count(count: int, path: Path) -> None:
     if count < MIN_PROMPTS:
-        raise ArtifactError(f"{path}: {count} prompts are answered; {MIN_PROMPTS} are the least to fit on")
+        raise ArtifactError(f"{path}: {count} prompts are answered, but a fit needs at least {MIN_PROMPTS}")
 
 
 def _answered(prompts: Sequence[CalibrationPrompt], log: AnswerLog, encoder_artifact: Artifact) -> Rows:
@@ -187,7 +187,7 @@ def _answered(prompts: Sequence[CalibrationPrompt], log: AnswerLog, encoder_arti
 def _fit_and_publish(
     plan: Plan, rows: Rows, tokens: Sequence[int], encoder_artifact: Artifact, echo: Echo
 ) -> Artifact | None:
-    echo(f"fitting on {len(rows)} prompts, and {FOLDS} times on a part of them to measure")
+    echo(f"Fitting on {len(rows)} prompts, and {FOLDS} times on parts of them to measure the result.")
     fitted = fit_pair(rows, tokens, plan.seed)
     unseen = predict_unseen(rows, tokens, plan.seed)
     signals = signals_of(rows, unseen, tokens[-1])
@@ -205,7 +205,7 @@ def _fit_and_publish(
     write_report(folder, report, rows, signals)
     echo(markdown(report))
     if report.nothing_to_route:
-        echo(f"the report is in {folder}")
+        echo(f"The report is in {folder}.")
         return None
     parameters = PairParameters(
         plan.pair.small,
@@ -225,7 +225,7 @@ def _fit_and_publish(
 def as_rows(
     answers: Sequence[LabelledAnswer], encoder: SentenceEncoder, unanswered: Sequence[CalibrationPrompt] = ()
 ) -> Rows:
-    """Return labelled answers as arrays, beside the prompts that have none."""
+    """Return labelled answers as arrays, together with the prompts that have no answers."""
 
     def inputs(texts: Iterable[str]) -> Array64:
         return np.array([prompt_features(text, encoder) for text in texts])

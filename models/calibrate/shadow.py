@@ -1,4 +1,5 @@
-"""Shadow answers: what a device keeps of the requests that both sides answered. Agreement and features, no content.
+"""Shadow answers: records of requests that both the device and the cloud answered, with agreement and features but no
+content.
 
 The daemon writes the file (`shadow-1.sqlite` in its state folder), and `causeway-models calibrate --from-shadow` reads
 it, also while the daemon runs.
@@ -40,7 +41,7 @@ class ShadowAnswer(msgspec.Struct, frozen=True):
     Attributes:
         small: The device's model.
         large: The name of the cloud's model.
-        route: The route that decided.
+        route: The route that the decision took.
         encoder_sha256: The hash of the sentence encoder of `inputs`.
         inputs: The inputs of `edge.quality`, float32: structure of the prompt, then the encoder's vector.
         agreed: Whether the device's answer agrees with the cloud's.
@@ -70,7 +71,9 @@ _decoder = msgspec.msgpack.Decoder(ShadowAnswer)
 
 
 def decode_answer(data: object) -> ShadowAnswer | None:
-    """Return the answer in a row of the file; None for one that another version wrote and this one cannot read."""
+    """Return the answer in a row of the file; None if another version wrote it in a form that this version cannot
+    read.
+    """
     return decode_row(_decoder, data)
 
 
@@ -78,7 +81,8 @@ def read_shadow_rows(state_dir: Path, pair: Pair, encoder_sha256: str) -> tuple[
     """Return the answers of this pair as rows to fit on, and the number of tokens that their handoff waits for.
 
     Raises:
-        ArtifactError: There is no such file, or it has no usable answer of this pair; says what it has.
+        ArtifactError: There is no such file, or it has no usable answer of this pair; the message lists the pairs that
+            it has.
     """
     path = state_dir / FILE
     skipped: Counter[str] = Counter()
@@ -105,7 +109,9 @@ def read_shadow_rows(state_dir: Path, pair: Pair, encoder_sha256: str) -> tuple[
 
 def _read(path: Path) -> Iterator[ShadowAnswer]:
     if not path.is_file():
-        raise ArtifactError(f"{path}: no such file. `shadow` in the daemon's policy makes it; see policies/README.md.")
+        raise ArtifactError(
+            f"{path}: no such file. The daemon writes it if its policy has `shadow`; see policies/README.md."
+        )
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             for (data,) in database.execute(NEWEST_ANSWERS, (MAX_ANSWERS,)):
@@ -116,7 +122,7 @@ def _read(path: Path) -> Iterator[ShadowAnswer]:
 
 
 def _fault(answer: ShadowAnswer, pair: Pair, encoder_sha256: str) -> str:
-    """Return why an answer is not fitted on, or ""."""
+    """Return the reason why an answer cannot be used for the fit, or ""."""
     if answer.small != pair.small or answer.large != pair.large.name:
         return f"of {answer.small.name} ({answer.small.sha256[:12]}) and {answer.large}"
     if answer.encoder_sha256 != encoder_sha256 or len(answer.inputs) <= 4 * STRUCTURE:

@@ -30,7 +30,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of models and adapters
 
 Answers = Literal["text", "calls"]
 PROJECTOR_FILE, MMPROJ_FILE, ENCODER_FILE = "projector.onnx", "mmproj.gguf", "encoder.onnx"
-"""The names of a projector and of what it needs, beside the weights."""
+"""File names, beside the weights, of a projector, of an mmproj file and of an encoder."""
 SignalKind = Literal["embedding", "edge.quality", "confidence", "pair", "candidates", "same-answer", "heard-words"]
 
 
@@ -69,11 +69,11 @@ class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The file that turns images into soft tokens of a model, beside its weights and for one version of them.
+    """The file beside a model's weights that turns images into soft tokens. It fits one version of the weights.
 
     An ONNX file reads the features of an image encoder: an artifact of its own (`encoder`), or a file beside the
-    weights (`encoder_file`, in the bundle of a fleet). A GGUF is the `mmproj` file of a vision model, which has its
-    encoder inside: both are "", and an image becomes as many tokens as it needs.
+    weights (`encoder_file`, in the bundle of a fleet). A GGUF is the `mmproj` file of a vision model, which contains
+    its encoder: both fields are "", and the number of tokens depends on the image.
     """
 
     file: str
@@ -83,7 +83,7 @@ class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     encoder: str = ""
     encoder_file: str = ""
     encoder_sha256: str = ""
-    tokens: int = 0  # that an image becomes
+    tokens: int = 0  # soft tokens of one image
     note: str = ""
 
     @property
@@ -104,8 +104,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     (`student/snips/exact_match`). `refuse_token` is the special token whose probability at the first position is the
     probability that the model refuses. `answers`: `calls` is one function call as compact JSON with arguments copied
     from the user's message; the engines then constrain each answer by `call_grammar`,
-    unless the request constrains it. `text`: unconstrained. `transcripts`: how the model reads what was said to it;
-    `spoken` is in lower case, without punctuation (router/parts/reading.py), `written` as the speech model writes.
+    unless the request constrains it. `text`: unconstrained. `transcripts`: the form in which the model expects
+    transcripts; `spoken` is in lower case, without punctuation (router/parts/reading.py), `written` as the speech model
+    writes.
     """
 
     name: str
@@ -115,24 +116,26 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     format: str  # gguf | onnx | json
     architecture: str
     quantisation: str
-    context_length: int  # tokens
+    context_length: int  # maximum context in tokens
     licence: str
     data: tuple[DataSource, ...] = ()
     metrics: dict[str, float] = {}
     parameters: int = 0
     refuse_token: str | None = None
-    temperature: float | None = None  # of a request that names none; None: OpenAI's 1
-    answer_tokens: int = 0  # limit of an answer whose request names none; 0: the rest of the context
+    temperature: float | None = None  # default temperature; None: OpenAI's 1
+    answer_tokens: int = 0  # default limit of an answer; 0: the rest of the context
     answers: Answers = "text"
     transcripts: Transcripts = "written"
-    adapters: dict[str, AdapterEntry] = {}  # by name: requests ask for MODEL+NAME
-    projector: ProjectorEntry | None = None  # of images, for `fusion: early`
+    adapters: dict[str, AdapterEntry] = {}  # adapters by name; requests ask for MODEL+NAME
+    projector: ProjectorEntry | None = None  # projector of images, for `fusion: early`
     files: dict[str, str] = {}  # further files of the model: their SHA-256 by name
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
     catalog_sha256: str | None = None
-    signal: str = ""  # the signal that it computes (kinds: models/catalog/artifact.py); "" for a model that answers
-    judges_sha256: str | None = None  # of the weights that this signal was trained on
+    # the router signal that the artifact computes (kinds: models/catalog/artifact.py); "" for a model that
+    # answers
+    signal: str = ""
+    judges_sha256: str | None = None  # SHA-256 of the weights whose answers this signal was trained on
     seed: int | None = None
     command: str = ""
     note: str = ""
@@ -154,14 +157,16 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> str:
-        """The inputs of its answers: the hash of the weights, of each adapter with its scale, and of the projector."""
+        """A text that changes with everything that the model's answers depend on: the hash of the weights, of each
+        adapter with its scale, and of the projector.
+        """
         adapters = (f" {name} {one.sha256} {one.scale:g}" for name, one in self.manifest.adapters.items())
         entry = self.manifest.projector
         projector = "" if entry is None else f" projector {entry.sha256} {entry.encoder_sha256}".rstrip()
         return self.manifest.sha256 + "".join(adapters) + projector
 
     def path_for(self, model: Artifact) -> Path:
-        """Return the file of this signal, which has to be made for exactly these weights of `model`.
+        """Return this signal's file if it was made for exactly these weights of `model`.
 
         Raises:
             ArtifactError: It was made for another version.
@@ -194,7 +199,9 @@ def load_artifact(folder: Path) -> Artifact:
         raise ArtifactError(f"{path}: `projector` must name files in the same folder")
     for name, adapter in manifest.adapters.items():
         if not NAME.fullmatch(name) or Path(adapter.file).name != adapter.file:
-            raise ArtifactError(f"{path}: `adapters`: {name!r} is no name, or its file is not in the same folder")
+            raise ArtifactError(
+                f"{path}: `adapters`: {name!r} is not a valid name, or its file is not in the same folder"
+            )
     return Artifact(path=folder / manifest.file, manifest=manifest)
 
 
@@ -218,7 +225,7 @@ def user_models() -> Path:
 
 
 def search_path(extra_dirs: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Return all folders in which models are looked for, the first one found hides others of the same name."""
+    """Return the folders in which models are searched, in order; the first match hides others of the same name."""
     return (*extra_dirs, user_models(), SHIPPED)
 
 
@@ -236,7 +243,8 @@ def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
     """Find the artifact called `name` in the folders of `search_path`.
 
     Raises:
-        ArtifactNotFound: There is none, or its weights are missing; names the known artifacts and the folders.
+        ArtifactNotFound: There is none, or its weights are missing; the message names the known artifacts and the
+            folders.
     """
     known = list_artifacts(extra_dirs)
     for artifact in known:
@@ -292,7 +300,8 @@ def find_signal(kind: SignalKind, model: Artifact | None = None, extra_dirs: Seq
         extra_dirs: Folders of artifacts that take precedence over the shipped ones.
 
     Raises:
-        ArtifactNotFound: No artifact computes `kind`, or none for this version of `model`; names the ones that exist.
+        ArtifactNotFound: No artifact computes `kind`, or none for this version of `model`; the message names those that
+            exist.
     """
     candidates = [artifact for artifact in list_artifacts(extra_dirs) if artifact.manifest.signal == kind]
     candidates.sort(key=lambda artifact: artifact.folder.parent == SHIPPED)
@@ -315,5 +324,5 @@ def find_judged_artifact(signal: Artifact, extra_dirs: Sequence[Path] = ()) -> A
         if artifact.manifest.sha256 == signal.manifest.judges_sha256:
             return artifact
     raise ArtifactNotFound(
-        f"{signal.name} was made for weights with sha256 {signal.manifest.judges_sha256}, which are not here"
+        f"{signal.name} was made for weights with sha256 {signal.manifest.judges_sha256}, which are not on this machine"
     )

@@ -1,4 +1,4 @@
-"""Whether a model fits a device: weights, KV cache and working buffers, from the GGUF's metadata.
+"""Estimates of whether a model fits a device: weights, KV cache and working buffers, from the GGUF's metadata.
 
 KV cache: layers · KV heads · (key width + value width) · 2 bytes (F16) · tokens. Buffers: logits and activations of one
 batch of `UBATCH` tokens, which llama.cpp reserves at start.
@@ -18,11 +18,12 @@ GIB = 2**30
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A machine, by the memory that a model may take; a Jetson's GPU shares memory with everything else."""
+    """A device with the memory that a model may take. A Jetson's GPU shares memory with everything else."""
 
     name: str
     total_bytes: int
-    usable_share: float = 0.7  # the rest is for the system, camera pipelines and the daemon
+    # share of memory that a model may take; the rest is for the system, camera pipelines and the daemon
+    usable_share: float = 0.7
 
     @property
     def usable_bytes(self) -> int:
@@ -68,7 +69,7 @@ def estimate_memory(model: GgufFile, *, context: int, batch: int) -> MemoryNeed:
 def largest_batch(model: GgufFile, device: Device, context: int, limit: int = 256, vision_bytes: int = 0) -> int:
     """Return how many sequences of `context` tokens fit, at most `limit`; 0 when not even one does.
 
-    `vision_bytes`: of the process that reads images for the model.
+    `vision_bytes`: memory of the process that reads images for the model.
     """
     fitting = 0
     for batch in range(1, limit + 1):

@@ -1,8 +1,8 @@
 """Metadata of a GGUF file, read without loading the weights (format: github.com/ggml-org/ggml, docs/gguf.md).
 
-The header is read strictly: every count and length is compared with the bytes that are left before it is believed, so
-a hostile file costs no more than its own size in time, and a fixed amount of memory. The first part of a file (from a
-download that has not begun) is enough for most of the metadata.
+The header is read strictly: every count and length is checked against the remaining bytes before it is used, so a
+hostile file costs no more than its own size in time, and a fixed amount of memory. The first part of a file (fetched
+before a download) is enough for most of the metadata.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StringArray(msgspec.Struct, frozen=True):
     """The position of an array's strings in the file."""
 
     count: int
-    offset: int  # of the first string's length
+    offset: int  # offset of the first string's length
 
 
 class LongArray(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class LongArray(msgspec.Struct, frozen=True):
 
     count: int
     offset: int
-    layout: str  # of one number, as in `struct`
+    layout: str  # format of one number, as in `struct`
 
 
 Value = int | float | bool | str | tuple[int | float | bool, ...] | StringArray | LongArray
@@ -57,13 +57,13 @@ Value = int | float | bool | str | tuple[int | float | bool, ...] | StringArray 
 
 class TensorInfo(msgspec.Struct, frozen=True):
     name: str
-    type_name: str  # of the elements, such as Q4_K
+    type_name: str  # type of the elements, such as Q4_K
     elements: int
     size_bytes: int
 
 
 class GgufHeader(msgspec.Struct, frozen=True):
-    """The content before the weights. `is_complete`: false if only the first part of the file was there to read."""
+    """The content of a file before its weights. `is_complete`: False if the data ended before the header did."""
 
     metadata: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]
@@ -93,7 +93,7 @@ def read_header(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufHea
         for _ in range(pairs):
             key = reader.name("a key")
             if key in metadata:
-                reader.fail(f"the key {key!r} stands there twice")
+                reader.fail(f"the key {key!r} occurs twice")
             metadata[key] = reader.value(key)
         ends = [reader.tensor(tensors) for _ in range(count)]
     except _Incomplete:
@@ -105,8 +105,8 @@ def read_header(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufHea
     for tensor, end in zip(tensors, ends, strict=True):
         if first + end > size_bytes:
             reader.fail(
-                f"the tensor {tensor.name!r} ends at byte {first + end:,}, and the file has {size_bytes:,}: "
-                "it is cut short; copy or download it again"
+                f"the tensor {tensor.name!r} ends at byte {first + end:,}, but the file has "
+                f"{size_bytes:,}: it is truncated; copy or download it again"
             )
     return GgufHeader(metadata, tuple(tensors), is_complete=True)
 
@@ -133,7 +133,7 @@ class _HeaderReader:
         self.at = 0
 
     def fail(self, fault: str) -> NoReturn:
-        """Return the header's values. Raises ArtifactError."""
+        """Raise ArtifactError with the fault and its position."""
         raise ArtifactError(f"{self._where}: not a usable GGUF file: at byte {self.at:,}: {fault}")
 
     def preamble(self) -> tuple[int, int]:
@@ -171,7 +171,7 @@ class _HeaderReader:
         return value
 
     def tensor(self, found: list[TensorInfo]) -> int:
-        """Append the next tensor to `found` and return where it ends, in bytes from the first one's start."""
+        """Append the next tensor to `found`, and return its end in bytes from the start of the first tensor."""
         name = self.name("a tensor's name")
         (dimensions,) = self._unpack("I", f"the tensor {name!r}")
         if not 0 < dimensions <= _MAX_DIMENSIONS:
@@ -185,7 +185,7 @@ class _HeaderReader:
         block, block_bytes = gguf.constants.GGML_QUANT_SIZES[tensor_type]
         elements = math.prod(shape)
         if shape[0] % block:
-            self.fail(f"the tensor {name!r} has rows of {shape[0]:,} elements, no multiple of {block}")
+            self.fail(f"the tensor {name!r} has rows of {shape[0]:,} elements, which is not a multiple of {block}")
         size_bytes = elements // block * block_bytes
         found.append(TensorInfo(name, tensor_type.name, elements, size_bytes))
         return int(offset + size_bytes)
@@ -231,7 +231,7 @@ class _HeaderReader:
 
     def _advance(self, length: int, what: str) -> None:
         if self.at + length > self._size_bytes:
-            self.fail(f"{what} takes {length:,} bytes, and the file ends at {self._size_bytes:,}: it is cut short")
+            self.fail(f"{what} takes {length:,} bytes, but the file ends at {self._size_bytes:,}: it is truncated")
         if self.at + length > len(self._data):
             raise _Incomplete
         self.at += length
@@ -247,7 +247,7 @@ class GgufFile(msgspec.Struct, frozen=True):
     architecture: str
     name: str | None
     licence: str | None
-    quantisation: str  # the tensor type of most of the weights
+    quantisation: str  # tensor type of most of the weights
     parameters: int
     size_bytes: int
     tensors_bytes: int
@@ -256,27 +256,27 @@ class GgufFile(msgspec.Struct, frozen=True):
     width: int
     heads: int
     kv_heads: int
-    key_width: int  # per head
+    key_width: int  # width of one head's keys
     value_width: int
     vocabulary: int
     chat_template: str | None
     refuse_token: str | None
     tokenizer_sha256: str | None
-    tensor_types: Mapping[str, int]  # elements by tensor type
+    tensor_types: Mapping[str, int]  # number of elements by tensor type
 
 
 def read_gguf(path: Path) -> GgufFile:
     """Read header and metadata.
 
     Raises:
-        ArtifactError: The file is not a complete GGUF; the message says what is wrong where.
+        ArtifactError: The file is not a complete GGUF; the message names the fault and its position.
     """
     with _mapped(path) as data:
         return describe(data, len(data), str(path))
 
 
 def read_layers(path: Path) -> tuple[GgufFile, list[int], int]:
-    """Read header and metadata, and the bytes of each layer's weights and of the output layer's.
+    """Read header and metadata, and the sizes in bytes of each layer's weights and of the output layer's.
 
     Raises:
         ArtifactError: The file is not a complete GGUF.
@@ -308,10 +308,10 @@ def read_metadata(path: Path, is_wanted: Callable[[str], bool]) -> dict[str, obj
 
 
 def adapted_architecture(path: Path) -> str:
-    """Return the architecture of the models that a LoRA adapter is for.
+    """Return the architecture of the model that a LoRA adapter belongs to.
 
     Raises:
-        ArtifactError: The file is not a complete GGUF, or no LoRA adapter.
+        ArtifactError: The file is not a complete GGUF, or not a LoRA adapter.
     """
     metadata = read_metadata(path, lambda key: key in _ADAPTER_KEYS)
     kind = metadata.get("adapter.type") or metadata.get("general.type") or "a model"
@@ -344,7 +344,8 @@ def describe(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufFile:
     """Describe a GGUF by its first bytes, or by all of them.
 
     Args:
-        data: The bytes at hand; without the whole header, tensors are taken to fill the file.
+        data: The bytes at hand; if they lack a part of the header, the tensors are assumed to fill the rest of the
+            file.
         size_bytes: The size of the whole file.
         where: Names the file in errors.
 
@@ -393,7 +394,7 @@ def _text(header: GgufHeader, key: str) -> str | None:
 
 
 def _number(header: GgufHeader, key: str) -> int:
-    """Return an integer; of a list (a value per layer) the largest; 0 when absent."""
+    """Return an integer of the header: of a list with a value per layer, the largest; 0 if the key is absent."""
     value = header.metadata.get(key, 0)
     if isinstance(value, tuple):
         return int(max(value, default=0))

@@ -1,6 +1,6 @@
-"""The projector of a language model, with the encoder that it belongs to: they are used together, or not at all.
+"""The projector of a language model and its image encoder, which are only used together.
 
-The `mmproj` file of a vision model is both in one: its header tells its family, and the memory that its process needs.
+The `mmproj` file of a vision model contains both. Its header gives its family and the memory that its process needs.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def has_mtmd() -> bool:
 
 
 class Projector(msgspec.Struct, frozen=True):
-    """Checked files, not links to them, whose folder may go. `digest` tells projectors apart.
+    """A checked projector. Paths are resolved, because folders of links may be deleted. `digest` identifies the
+    projector.
 
-    `encoder` and `tokens` are None and 0 for an mmproj file; `memory_bytes` is what the process with it needs.
+    `encoder` and `tokens` are None and 0 for an mmproj file; `memory_bytes` is the memory that its process needs.
     """
 
     path: Path
@@ -86,7 +87,9 @@ def find_projector(model: str, model_dirs: Sequence[Path] = ()) -> Projector | N
 
 
 def missing_packages(*, has_encoder: bool) -> list[str]:
-    """Return what is not installed of what a projector needs: an ONNX one has an encoder, an mmproj file not."""
+    """Return the packages that a projector needs and that are not installed. `has_encoder`: an ONNX projector has an
+    encoder, an mmproj file has not.
+    """
     packages = {"PIL": "Pillow", "onnxruntime": "onnxruntime"} if has_encoder else {"PIL": "Pillow"}
     return [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
 
@@ -94,11 +97,15 @@ def missing_packages(*, has_encoder: bool) -> list[str]:
 def check_mtmd(file: Path) -> None:
     """Check that this build of llama.cpp can use the mmproj file. Raises ArtifactError."""
     if not has_mtmd():
-        raise ArtifactError(f"{file}: this build of llama.cpp has no mtmd, which reads it: `make setup` builds one")
+        raise ArtifactError(
+            f"{file}: this build of llama.cpp lacks mtmd, which reads mmproj files. Run `make setup` to build it"
+        )
 
 
 def _has_hash(path: Path, sha256: str) -> bool:
-    """Return whether a file is what its manifest says. It is hashed once, and again when it was written since."""
+    """Return whether a file has the hash that its manifest names. The hash is cached until the file is written
+    again.
+    """
     try:
         found = path.stat()
         return _hash(path.resolve(), found.st_mtime_ns, found.st_size, found.st_ino) == sha256
@@ -118,23 +125,26 @@ def _check_bound(model: Artifact, entry: ProjectorEntry, encoder: Artifact | Non
     for name, wanted, found in bound:
         if wanted != found:
             raise ArtifactCorrupt(
-                f"{model.folder / entry.file}: the projector was made for {name} with SHA-256 {wanted[:12]}, and here "
-                f"is {found[:12]}: train it for this one, or bring the other one back"
+                f"{model.folder / entry.file}: the projector was made for {name} with SHA-256 "
+                f"{wanted[:12]}, but the installed one has {found[:12]}: train the projector for it, or "
+                "install the earlier one again"
             )
 
 
 class MmprojFile(msgspec.Struct, frozen=True):
-    """`kind`: which family of vision models, such as gemma3. `memory_bytes`: of the process that reads images."""
+    """A checked mmproj file. `kind`: family of vision models, such as gemma3. `memory_bytes`: memory of the process
+    that reads images.
+    """
 
     kind: str
     memory_bytes: int
 
 
 def read_mmproj(path: Path) -> MmprojFile:
-    """Read the header.
+    """Read the header of an mmproj file.
 
     Raises:
-        ArtifactError: The file is not a complete GGUF, or no mmproj file with a vision encoder.
+        ArtifactError: The file is not a complete GGUF, or not an mmproj file with a vision encoder.
     """
     from .gguf import read_gguf, read_metadata  # gguf brings numpy
 
@@ -142,11 +152,11 @@ def read_mmproj(path: Path) -> MmprojFile:
     if gguf.architecture != "clip":
         raise ArtifactError(
             f"{path}: a model of the architecture {gguf.architecture}, not an mmproj file; llama.cpp's "
-            "convert_hf_to_gguf.py --mmproj makes one of a vision model"
+            "convert_hf_to_gguf.py --mmproj converts a vision model"
         )
     values = read_metadata(path, lambda key: key.startswith("clip."))
     if not values.get("clip.has_vision_encoder"):
-        raise ArtifactError(f"{path}: an mmproj file without an encoder of images")
+        raise ArtifactError(f"{path}: an mmproj file without an image encoder")
     side, patch, width, hidden = (_number(values, name) for name in _NUMBERS)
     patches = max((side // patch) ** 2, _MAX_PATCHES) if patch else _MAX_PATCHES
     kind = values.get("clip.vision.projector_type") or values.get("clip.projector_type") or "unknown"
@@ -155,7 +165,9 @@ def read_mmproj(path: Path) -> MmprojFile:
 
 
 def vision_bytes(model: Artifact) -> int:
-    """Return the memory of the process that reads images for a vision model; 0 for another. Raises ArtifactError."""
+    """Return the memory in bytes of the process that reads images for a vision model; 0 for other models. Raises
+    ArtifactError.
+    """
     entry = model.manifest.projector
     return 0 if entry is None or not entry.is_mmproj else read_mmproj(model.folder / entry.file).memory_bytes
 

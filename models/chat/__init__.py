@@ -1,1 +1,3 @@
-"""Chat templates: `template` renders messages in a form that the template takes, in the `sandbox` of untrusted ones."""
+"""Chat templates: `template` adapts messages to a model's template and renders them, inside the `sandbox` for untrusted
+templates.
+"""

@@ -1,4 +1,4 @@
-"""The sandbox in which a model file's chat template runs: jinja2's own, with a budget of steps, text and time.
+"""The sandbox in which a model file's chat template runs: jinja2's sandbox, with a budget of steps, text and time.
 
 jinja2 keeps a template away from Python's internals, but not from endless loops or from doubling a text until memory
 runs out. Every loop turn, macro call, new list and growing text is therefore charged to a budget before it happens.
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 MARK = "\ufdd0"
-"""Marks a caller's text: stands behind each character that may begin a control token. A Unicode noncharacter."""
+"""A mark that interrupts control tokens in a caller's text: it stands behind each character that may begin one. It is a
+Unicode noncharacter.
+"""
 
 _MARK_ESCAPED = "\\ufdd0"
 _MAX_STEPS = 200_000  # loop turns and calls of one rendering
@@ -44,7 +46,7 @@ _MAX_BITS = 4096  # of an integer
 
 
 class TemplateFailed(InvalidRequest):
-    """The template refused the messages, is broken, or exceeded its budget; the message says which."""
+    """The template refused the messages, is broken, or exceeded its budget; the message says which of these."""
 
 
 class _Budget(threading.local):
@@ -113,12 +115,12 @@ class _ChargeTransformer(NodeTransformer):
 
 
 def _charged(name: str, first: nodes.Expr, *others: nodes.Expr) -> nodes.Filter:
-    """Charge through a filter: a call would pass the sandbox, which is for calls by the template itself."""
+    """Charge through a jinja2 filter, because the sandbox would check a call as if the template made it."""
     return nodes.Filter(first, name, list(others), [], None, None)
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Charges calls and everything that produces text; jinja2 guards the attributes."""
+    """The jinja2 environment that charges calls and everything that produces text; jinja2 guards the attributes."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -126,7 +128,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return not (isinstance(obj, str) and attr in _UNBOUNDED) and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: object) -> None:
-        """Refuse `str.format`, which jinja2 would allow in a guarded form: its widths are unbounded."""
+        """Refuse `str.format`: jinja2 would allow a guarded form of it, but its widths are unbounded."""
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> object:
         if isinstance(left, (int, float)) and isinstance(right, (int, float)):
@@ -223,7 +225,9 @@ def _charge_step(_context: jinja2.runtime.Context, written: int) -> None:
 
 @jinja2.pass_context
 def _charge_container(_context: jinja2.runtime.Context, value: object) -> object:
-    """Charge a new container for everything in it: one that holds itself twice doubles with each turn."""
+    """Charge a new container for all of its content. A template that nests a container twice in itself doubles its size
+    with each turn.
+    """
     _budget.charge_text(_charged_length(value))
     return value
 
@@ -235,7 +239,7 @@ def _concat(_context: jinja2.runtime.Context | None, *parts: object) -> str:
 
 
 def _charged_length(value: object) -> int:
-    """Return about the length of `str(value)`, and charge a step for each container in it."""
+    """Return the approximate length of `str(value)`, and charge a step for each container in it."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, (list, tuple, dict)):
@@ -281,7 +285,7 @@ def _range(*bounds: int) -> range:
 
 
 def _charge_str_method(owner: str, method: str, args: tuple[object, ...]) -> None:
-    """Charge a string method for the text it will return."""
+    """Charge a string method for the text that it will return."""
     if method == "replace" and len(args) > 1:
         old, new = str(args[0]), str(args[1])
         _budget.charge_text(len(owner) + (owner.count(old) if old else len(owner) + 1) * len(new))
@@ -298,7 +302,9 @@ def _check_format(layout: object) -> None:
 
 
 def _factor(value: object) -> int:
-    """Return the items of a container, the characters of a text, or the value of a number, as in `text * number`."""
+    """Return the length of the other operand of a multiplication such as `text * number`: items, characters, or the
+    number itself.
+    """
     if isinstance(value, (str, list, tuple, dict)):
         return len(value)
     return max(0, value) if isinstance(value, int) else 0

@@ -11,8 +11,8 @@ A tokenizer that recognises no control token across a MARK, and then drops the M
 tokens and plain text everywhere else. Conventions are those of Hugging Face's `apply_chat_template` (transformers,
 utils/chat_template_utils.py).
 
-What a template does not know is told to it in the words that it does. What it knows is found by rendering small
-conversations with it (`probe`), not from its family's name:
+Messages that a template does not support are rewritten into forms that it supports. `probe` finds out what it supports
+by rendering small conversations, and not from its family's name:
 
 1. developer messages           become system messages, unless the template names the role
 2. system messages              are put before the next user message where the template refuses them (Gemma 1 and 2)
@@ -49,7 +49,7 @@ DEFAULT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""For a model file without a template."""
+"""Template for a model file that has none."""
 _CACHED_ABILITIES = 8  # templates
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}")
 
@@ -57,19 +57,22 @@ _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}")
 class TemplateAbilities(msgspec.Struct, frozen=True):
     system: SystemRole = "kept"
     developer: bool = False
-    tools: Literal["list", "system", ""] = "list"  # as a variable, inside the system message (Phi), or ignored
+    # how tools are passed: as a variable, inside the system message (Phi), or not at all
+    tools: Literal["list", "system", ""] = "list"
     calls: bool = True
     parallel_calls: bool = True
     short_ids: bool = False
-    alternates: bool = False  # refuses two user messages in a row
+    alternates: bool = False  # whether it refuses two user messages in a row
 
 
 @lru_cache(maxsize=_CACHED_ABILITIES)
 def probe(template: str) -> TemplateAbilities:
-    """Find out what a template can do. One that cannot even render a user message is taken to know everything."""
+    """Find out which features a template supports. If it cannot even render a user message, it is assumed to support
+    all.
+    """
 
     def render(messages: Sequence[Message], tools: Sequence[Tool] = (), *, in_system: bool = False) -> str | None:
-        """Return None if the template refuses."""
+        """Render the messages; return None if the template refuses them."""
         try:
             return _render(template, messages, tools, "", "", "", in_system)
         except TemplateFailed:
@@ -113,7 +116,9 @@ def probe(template: str) -> TemplateAbilities:
 
 
 def is_plain(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
-    """Return whether every template can take the conversation as it is: turns of user and assistant, and no tools."""
+    """Return whether every template can render the conversation unchanged: turns of user and assistant, and no
+    tools.
+    """
     if tools:
         return False
     previous = ""
@@ -127,7 +132,8 @@ def is_plain(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
 def adapted(
     messages: Sequence[Message], tools: Sequence[Tool], abilities: TemplateAbilities, form: ToolFormat
 ) -> tuple[Sequence[Message], Sequence[Tool]]:
-    """Return messages and tools in a form that the template can take; the numbers are those of the module's list.
+    """Return messages and tools in a form that the template supports. The numbers in the code refer to the module's
+    list.
 
     Args:
         abilities: The abilities of the template.
@@ -230,7 +236,7 @@ def _with_short_ids(message: Message) -> Message:
 
 
 def _short_id(call_id: str) -> str:
-    """Return the last letters and digits of an id: where ids are counted, that is where they differ."""
+    """Return the last letters and digits of an id, because ids with a counter differ there."""
     return "".join(filter(str.isalnum, call_id))[-_SHORT_ID:].rjust(_SHORT_ID, "0")
 
 
@@ -311,7 +317,9 @@ def _render(
     guard: str,
     tools_in_system: bool,
 ) -> str:
-    """`tools_in_system`: the first message, a system message, has the tools as JSON text."""
+    """Render the conversation. `tools_in_system`: the tools are in the first message, a system message, as JSON
+    text.
+    """
     compiled = compile_template(template)
     message_values = [_message_value(message, guard) for message in messages]
     tool_values = [_tool_value(tool, guard) for tool in tools] or None

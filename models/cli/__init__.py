@@ -1,5 +1,5 @@
-"""`causeway-models`: the command line over the other rooms of `models`.
+"""The command line `causeway-models`.
 
 Read `commands` first: it holds the group and registers the commands of `catalog` (list, verify, add, fit), `pull` and
-`calibrate`. `options` holds what they share.
+`calibrate`. `options` holds the options that several commands share.
 """

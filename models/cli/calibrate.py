@@ -1,4 +1,4 @@
-"""`causeway-models calibrate`: learn for a pair of models when the small one is good enough."""
+"""The command `causeway-models calibrate`: it learns for a pair of models when the small one is good enough."""
 
 from __future__ import annotations
 
@@ -17,45 +17,74 @@ from .options import existing_file, existing_folder, folder, models_option, thre
 
 
 @click.command()
-@click.option("--small", required=True, help="Model on the device.")
-@click.option("--large", required=True, help="Model in the cloud: one of yours, or the name that --large-url knows.")
+@click.option("--small", required=True, help="Small model, which runs on the device.")
+@click.option(
+    "--large",
+    required=True,
+    help="Large model, which runs in the cloud: a model on this machine, or a model's name at --large-url.",
+)
 @click.option("--large-url", default="", help="OpenAI endpoint of the large model, such as https://host/v1.")
 @click.option("--large-key-env", default="", help="Environment variable that holds the endpoint's API key.")
-@click.option("--judge", default="", help="Model that compares the answers to prompts without a reference.")
-@click.option("--judge-url", default="", help="Its OpenAI endpoint; --large-key-env holds the API key of both.")
+@click.option("--judge", default="", help="Model that compares answers if a prompt has no reference.")
+@click.option(
+    "--judge-url", default="", help="OpenAI endpoint of the judge. Its API key is that of --large-key-env too."
+)
 @click.option(
     "--prompts",
     "files",
     multiple=True,
     type=existing_file,
-    help='JSON lines: {"prompt": ...}, and "answer" with "metric" where there is a reference; may be repeated.',
+    help='JSON lines with {"prompt": ...}, and "answer" with "metric" if there is a reference. May be repeated.',
 )
 @click.option(
     "--from-shadow",
     "state_dir",
     type=existing_folder,
-    help="A daemon's state folder: fit on what its policy's shadow requests taught, and ask nothing.",
+    help="A daemon's state folder: fit on its recorded shadow answers, and ask no prompts.",
 )
-@click.option("--run", type=folder, help="Folder for the answers; a second call goes on with them.")
+@click.option("--run-dir", type=folder, help="Folder for the answers; a second call goes on with them.")
 @to_option
 @click.option("--name", help="Name of the artifact; default: calibrated-SMALL.")
 @click.option(
     "--sources",
     type=existing_file,
-    help='JSON lines: {"name": ..., "licence": ..., "attribution": ...}, the data that the manifest and the card name.',
+    help=(
+        'JSON lines with {"name": ..., "licence": ..., "attribution": ...}: sources of the prompts, for '
+        "the manifest and the card."
+    ),
 )
 @click.option("--keep", type=click.FloatRange(0, 1, min_open=True), help="Share of the large model's quality to keep.")
 @click.option("--cloud-share", type=click.FloatRange(0, 1), help="Share of the requests that may go to the cloud.")
 @click.option(
-    "--hold-tokens", type=click.IntRange(1, 32), default=24, show_default=True, help="Most tokens that are held back."
+    "--hold-tokens",
+    type=click.IntRange(1, 32),
+    default=24,
+    show_default=True,
+    help="Maximum number of tokens that are held back before the handoff decision.",
 )
 @click.option(
-    "--hold-ms", type=click.IntRange(1), default=1500, show_default=True, help="Most milliseconds that they are."
+    "--hold-ms",
+    type=click.IntRange(1),
+    default=1500,
+    show_default=True,
+    help="Maximum milliseconds that tokens are held back.",
 )
-@click.option("--ask/--no-ask", default=True, help="--no-ask: use the answers that are there.")
-@click.option("--check", is_flag=True, help="Fit nothing: measure the signals that are published on these prompts.")
-@click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Prompts asked at a time.")
-@click.option("--context", type=click.IntRange(256), default=4096, show_default=True, help="Tokens of one sequence.")
+@click.option(
+    "--ask/--no-ask",
+    default=True,
+    help="Whether to ask the models prompts that have no answers yet. --no-ask uses the stored answers alone.",
+)
+@click.option("--check", is_flag=True, help="Measure the published signals on these prompts, and fit nothing.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Number of prompts that are asked at the same time.",
+)
+@click.option(
+    "--context", type=click.IntRange(256), default=4096, show_default=True, help="Context of one sequence, in tokens."
+)
 @click.option("--seed", type=int, default=1, show_default=True)
 @threads_option(2)
 @models_option
@@ -68,7 +97,7 @@ def calibrate(
     judge_url: str,
     files: Sequence[Path],
     state_dir: Path | None,
-    run: Path | None,
+    run_dir: Path | None,
     to: Path,
     name: str | None,
     sources: Path | None,
@@ -83,9 +112,9 @@ def calibrate(
     """Learn when a pair's small model is good enough, and choose the threshold.
 
     Asks both models every prompt, compares the answers with the references or with each other, and publishes
-    `edge.quality` and the confidence of a handoff as one artifact with a report. A killed run goes on. With
-    --from-shadow nothing is asked: the answers are those that a device compared under its policy's `shadow`. With
-    --check the report is of signals that were published before, on prompts that their fit did not see.
+    `edge.quality` and the confidence of a handoff as one artifact with a report. A run that was killed resumes. With
+    --from-shadow no prompts are asked: the fit uses the answers that a device compared because its policy has `shadow`.
+    With --check the report measures signals that were published before, on prompts that their fit did not see.
     """
     from ..calibrate.prompts import AnswerLog, collection_order, read_prompts, read_sources
     from ..calibrate.report import Target
@@ -98,11 +127,11 @@ def calibrate(
     if (state_dir is None) == (not files):
         raise click.UsageError("name either --prompts or --from-shadow")
     if check and state_dir is not None:
-        raise click.UsageError("--check needs --prompts; a daemon watches its shadow answers by itself")
+        raise click.UsageError("--check needs --prompts: shadow answers are checked by the daemon itself")
     if check and (keep is not None or cloud_share is not None):
         raise click.UsageError("--check measures the published threshold: leave out --keep and --cloud-share")
-    if state_dir is None and run is None:
-        raise click.UsageError("--prompts needs --run, a folder for the answers")
+    if state_dir is None and run_dir is None:
+        raise click.UsageError("--prompts needs --run-dir, a folder for the answers")
     dirs = (to, *extra_dirs)
     with contextlib.ExitStack() as stack:
         plan = Plan(
@@ -113,7 +142,7 @@ def calibrate(
             judge_url=judge_url,
             key=os.environ.get(large_key_env, ""),
             sources=tuple(read_sources(sources)) if sources else (),
-            run=run or Path(stack.enter_context(tempfile.TemporaryDirectory())),
+            run=run_dir or Path(stack.enter_context(tempfile.TemporaryDirectory())),
             to=to,
             name=name or f"calibrated-{small}",
             command=shlex.join(["causeway-models", *sys.argv[1:]]),
@@ -137,7 +166,7 @@ def calibrate(
 
 
 def _large(name: str, dirs: Sequence[Path], *, is_remote: bool, may_be_absent: bool) -> Artifact | str:
-    """Return the large model, or its name where only an endpoint, or a device's cloud, has it."""
+    """Return the large model; only its name if it runs behind an endpoint or in a device's cloud."""
     if is_remote:
         return name
     try:

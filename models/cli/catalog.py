@@ -1,4 +1,4 @@
-"""Commands for the models on this machine: list, verify, add, add-adapter, add-mmproj, add-voice, fit."""
+"""Commands for the models on this machine: list, verify, add, add-adapter, add-mmproj, add-voice and fit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ user_models_option = click.option(
     type=folder,
     default=user_models,
     show_default="~/.local/share/causeway/models",
-    help="Folder of models to add to. The default is searched by every command and by the daemon.",
+    help="Folder of models to add to. All commands and the daemon search the default folder.",
 )
 context_option = click.option(
     "--context", type=click.IntRange(1), default=2048, show_default=True, help="Context length in tokens per sequence."
@@ -109,10 +109,18 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
 @click.option(
     "--calls",
     is_flag=True,
-    help="The model answers with function calls, as the shipped ones do: constrain its answers to the call grammar.",
+    help=(
+        "The model answers with function calls, as the shipped ones do, so constrain its answers to the call grammar."
+    ),
 )
-@click.option("--link", is_flag=True, help="Link a GGUF instead of copying it: no space is taken, the file must stay.")
-@click.option("--mmproj", type=existing_file, help="The vision model's mmproj file, with which it takes images.")
+@click.option(
+    "--link",
+    is_flag=True,
+    help="Link a GGUF instead of copying it. This takes no space, but the original file must stay.",
+)
+@click.option(
+    "--mmproj", type=existing_file, help="The mmproj file of a vision model. With it the model accepts images."
+)
 def add(
     file: Path,
     name: str | None,
@@ -145,7 +153,7 @@ def add(
 @click.argument("model")
 @click.argument("file", type=existing_file)
 @click.option("--name", help="Adapter name; requests ask for MODEL+NAME. Defaults to the file's name.")
-@click.option("--scale", type=float, default=1.0, show_default=True, help="How strongly the adapter is applied.")
+@click.option("--scale", type=float, default=1.0, show_default=True, help="Strength of the adapter's effect.")
 @click.option("--link", is_flag=True, help="Link the file instead of copying it.")
 @click.option("--replace", is_flag=True, help="Replace the model's adapter of this name.")
 @models_option
@@ -165,7 +173,7 @@ def add_adapter_command(
 @click.option("--link", is_flag=True, help="Link the file instead of copying it.")
 @models_option
 def add_mmproj_command(model: str, file: Path, link: bool, extra_dirs: Sequence[Path]) -> None:
-    """Add the mmproj FILE of a vision MODEL, so that it takes images. An earlier file is replaced."""
+    """Add the mmproj FILE of a vision MODEL, so that the model accepts images. An earlier mmproj file is replaced."""
     artifact = add_mmproj(find_artifact(model, extra_dirs), file, "link" if link else "copy")
     entry = artifact.manifest.projector
     assert entry is not None
@@ -192,7 +200,9 @@ def print_added(added: AddResult) -> None:
 @user_models_option
 @device_option
 @click.option("--licence", default="", help="Name of its licence, such as CC-BY-4.0.")
-@click.option("--licence-file", type=existing_file, help="Text of its licence, which is kept beside the voice.")
+@click.option(
+    "--licence-file", type=existing_file, help="File with the text of its licence. It is stored beside the voice."
+)
 @click.option("--force", is_flag=True, help="Add the voice even if it does not fit the device's memory.")
 @click.option("--link", is_flag=True, help="Link the ONNX file instead of copying it.")
 def add_voice_command(
@@ -227,8 +237,8 @@ def add_voice_command(
 @batch_option
 @models_option
 def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]) -> None:
-    """Estimate the memory that MODEL needs, and the devices that it fits. MODEL is a name, a GGUF file, speech or
-    images.
+    """Estimate the memory that MODEL needs, and the devices that it fits. MODEL is a name, a GGUF file, `speech` or
+    `images`.
     """
     if model in packaged_models():
         packaged = packaged_models()[model]
@@ -260,7 +270,9 @@ def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]
 
 
 def _print_fit(title: str, memory_bytes: int) -> None:
-    """The process of an encoder, of which there is one: it encodes parts and speaks sentences one after the other."""
+    """Print the memory need of an encoder or a voice. It has one process, which handles its parts or sentences one
+    after the other.
+    """
     console.print(f"{title}, {mebibytes(memory_bytes)} in its process")
     table = Table("device", "usable memory", "fits")
     for device in fit.DEVICES.values():

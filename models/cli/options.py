@@ -20,16 +20,20 @@ file = click.Path(dir_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 models_option = click.option(
-    "--models", "extra_dirs", multiple=True, type=folder, help="Search these folders for models first."
+    "--models",
+    "extra_dirs",
+    multiple=True,
+    type=folder,
+    help="Folder in which models are searched first; may be repeated.",
 )
 to_option = click.option("--to", type=folder, required=True, help="Folder of models to publish to.")
 
 
 class CommandGroup(ProgramGroup):
-    """Prints expected errors as one line instead of a traceback."""
+    """A command group that prints expected errors as one line instead of a traceback."""
 
     extras: ClassVar[Mapping[str, str]] = {"huggingface_hub": "causeway-router[hub]", "httpx2": "causeway-router[hub]"}
-    """The installation advice for missing packages, by name."""
+    """The name of the extra to install for each missing package."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:

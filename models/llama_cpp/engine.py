@@ -1,4 +1,5 @@
-"""The engine: one thread that owns the llama.cpp context and advances all jobs together, one token each per step.
+"""The engine: one thread that owns the llama.cpp context and advances all jobs together, by one token each in every
+step.
 
     submit ─▶ inbox ─▶ waiting ─▶ prefilling ─▶ decoding ─▶ emissions, once per step
 
@@ -57,7 +58,8 @@ class Engine:
     ) -> None:
         """Prepare an engine; `start` loads the model.
 
-        `planner`: of the drafts, where `options.prompt_lookup` is set; None: one that measures.
+        `planner`: chooses the drafts if `options.prompt_lookup` is set; None: a planner that measures whether drafts
+        pay.
         """
         self._options = options
         self._emit = emit
@@ -129,11 +131,11 @@ class Engine:
 
     @property
     def load(self) -> tuple[int, float]:
-        """(waiting jobs, tokens/s of one sequence): cheap enough for every step."""
+        """Return the number of waiting jobs and the tokens per second of one sequence; cheap enough for every step."""
         return self._waiting, self._core.throughput.stream_tokens_per_s
 
     def flush(self) -> None:
-        """Wait until the prompts that were stored so far are files."""
+        """Wait until all prompts stored so far are written to files."""
         if self._core.prompt_store is not None:
             self._core.prompt_store.flush()
 
@@ -173,7 +175,7 @@ class Engine:
         if room < (0 if job.embed else 1):
             raise ContextLengthExceeded(
                 f"the prompt has {len(prompt.tokens)} tokens, this model's context is {context}"
-                + (". " if room < 0 else ": there is none left for the answer. ")
+                + (". " if room < 0 else ": no tokens are left for the answer. ")
                 + SHORTEN,
                 param="messages" if job.prompt.messages else "input" if job.embed else "prompt",
             )
@@ -206,7 +208,7 @@ class Engine:
     def _grammar(self, job: SequenceRequest) -> tuple[GrammarState | Future[GrammarState] | None, bool]:
         """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing.
 
-        Each text has a call grammar of its own. It takes a millisecond to compile: meanwhile the prompt is prefilled.
+        A call grammar belongs to one text. It takes a millisecond to compile, during which the prompt is prefilled.
 
         Returns:
             The grammar, and whether it is (2).
@@ -295,7 +297,7 @@ class Engine:
         for sequence in self._sequences():
             if sequence.deadline <= now:
                 self._remove(sequence)
-                out.append(sequence.fail("deadline_exceeded", "the deadline passed before the answer's end"))
+                out.append(sequence.fail("deadline_exceeded", "the deadline passed before the end of the answer"))
         self._next_deadline = min((sequence.deadline for sequence in self._sequences()), default=_NEVER)
 
     @property

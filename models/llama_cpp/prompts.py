@@ -1,11 +1,11 @@
-"""Prompts to tokens: the chat template, the tokenizer, and a cache of recent results.
+"""Encoding of prompts as tokens: the chat template, the tokenizer, and a cache of recent results.
 
 A prompt is counted before it is answered (the policy's token signals), and n choices share one prompt: the cache makes
 that one tokenisation.
 
 Soft tokens are vectors in a prompt, each with an id that no token has, so that a prompt stays a list of ids. The prefix
-cache compares ids. Equal vectors have equal ids, and no two others ever share one. `Places` tells where the tokens of a
-prompt with a vision model's images stand: which belong together, and their positions.
+cache compares ids. Equal vectors have equal ids, and different vectors never share one. `Places` gives the positions of
+the tokens in a prompt with a vision model's images, and the runs of tokens that belong together.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SequencePrompt(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         tokens: Int32 [tokens], read-only; ids below 0 are soft tokens.
         vectors: float32 [embedding dimensions] each, by the ids of the soft tokens; empty without them.
-        placed: Runs that are not simply one vector after the other, by the id of their first one.
+        placed: Runs whose vectors are not at consecutive positions, by the id of their first vector.
         system_tokens: The number of first tokens that may be stored as a file.
     """
 
@@ -60,7 +60,7 @@ class SoftTokenIds:
 
     Args:
         dimensions: The dimensions of the model's embeddings.
-        largest_run: Vectors that one batch takes.
+        largest_run: The maximum number of vectors in one batch.
         positions_have_parts: The model has M-RoPE.
     """
 
@@ -75,7 +75,8 @@ class SoftTokenIds:
     def assign(
         self, soft: Sequence[SoftTokens]
     ) -> tuple[dict[str, Tokens], dict[int, NDArray[np.float32]], dict[int, SoftRun]]:
-        """Return the prompt's tokens by marker, each int32 [tokens], and of a `SequencePrompt` `vectors` and `placed`.
+        """Assign ids to the soft tokens of a prompt. Return the ids by marker, each int32 [tokens], and `vectors` and
+        `placed` of the `SequencePrompt`.
 
         Raises:
             InvalidRequest: The bytes are not vectors for this model.
@@ -116,21 +117,24 @@ class SoftTokenIds:
 
     def _check(self, runs: Sequence[SoftRun], vectors: int) -> None:
         if sum(run.vectors for run in runs) != vectors:
-            raise InvalidRequest(f"{vectors} vectors, and runs of {sum(run.vectors for run in runs)}")
+            raise InvalidRequest(
+                f"The prompt has {vectors} vectors, but its runs have {sum(run.vectors for run in runs)}."
+            )
         for run in runs:
             if min(run.tokens, default=0) < 0:
-                raise InvalidRequest(f"Soft tokens follow the unknown token {min(run.tokens)}.")
+                raise InvalidRequest(f"Soft tokens come after the unknown token {min(run.tokens)}.")
             if len(run.positions) != (4 * _PARTS * run.vectors if self._parts else 0):
                 raise InvalidRequest("The positions of soft tokens are not those of this model.")
             if run.whole and run.vectors > self._largest_run:
                 raise UnsupportedFeature(
-                    f"An image is {run.vectors} soft tokens, which this model reads in one batch, and a batch has "
-                    f"{self._largest_run}. Set engine.batch_tokens to {run.vectors}."
+                    f"An image is {run.vectors} soft tokens, which this model reads in one batch, but a "
+                    f"batch has only {self._largest_run}. Set engine.batch_tokens to {run.vectors}."
                 )
 
 
 class _Stretch(NamedTuple):
-    """A run in the prompt, whose first token has this index and this position.
+    """A run in the prompt, with the index and the position of its first token. `fewer`: how much less than its index
+    the position of a token behind the run is.
 
     `fewer`: behind the run, a token's position is less than its index by so many.
     """
@@ -146,7 +150,7 @@ class _Stretch(NamedTuple):
 
 
 class Places:
-    """The runs of a prompt.
+    """The runs of soft tokens in a prompt, which determine the positions of its tokens.
 
     Args:
         prompt: Its tokens, int32 [tokens].
@@ -168,7 +172,9 @@ class Places:
         return index if before is None else index - before.fewer
 
     def run(self, start: int, count: int) -> tuple[int, bool]:
-        """Return how many of `count` soft tokens from `start` belong to its run, and whether they see each other."""
+        """Return how many of `count` soft tokens from `start` belong to the same run, and whether they attend to each
+        other.
+        """
         own = self._at(start)
         if own is not None and start < own.end:
             return own.end - start, own.run.whole
@@ -176,7 +182,9 @@ class Places:
         return min([count, *(one - start for one in self._starts[following : following + 1])]), False
 
     def offsets(self, start: int, end: int) -> tuple[int, NDArray[np.int32] | None]:
-        """Return the first position of the soft tokens from `start` to before `end`, and the others from there."""
+        """Return the first position of the soft tokens from `start` to before `end`, and the offsets of the others from
+        it.
+        """
         own = self._at(start)
         if own is None or start >= own.end:
             return self.position(start), None
@@ -186,12 +194,12 @@ class Places:
         return own.position, positions[:, start - own.start : end - own.start]
 
     def cut(self, tokens: int) -> int:
-        """Return `tokens`, or fewer if the last of them is within a run that goes on behind it."""
+        """Return `tokens`, or a smaller number if the last of them is inside a run that continues after it."""
         own = self._at(tokens)
         return own.start if own is not None and own.start < tokens < own.end else tokens
 
     def _at(self, index: int) -> _Stretch | None:
-        """The last run that begins at `index` or before."""
+        """Return the last run that begins at `index` or before."""
         found = bisect_right(self._starts, index)
         return self._stretches[found - 1] if found else None
 
@@ -219,7 +227,9 @@ class PromptEncoder:
     """
 
     def __init__(self, vocabulary: Vocabulary, template: str, context: int, soft: SoftTokenIds) -> None:
-        """Prepare for one model: its chat template, "" for none, and the tokens of one sequence, its `context`."""
+        """Prepare the encoder for one model. `template`: its chat template, "" for none; `context`: the tokens of one
+        sequence.
+        """
         self._soft = soft
         self._vocabulary = vocabulary
         self._context = context
@@ -237,7 +247,7 @@ class PromptEncoder:
             return error.at_least
 
     def encode(self, prompt: Prompt) -> SequencePrompt:
-        """Return the prompt's tokens, and the vectors of the soft ones among them."""
+        """Return the prompt's tokens, and the vectors of its soft tokens."""
         if not prompt.soft:
             return SequencePrompt(self.tokens(prompt))
         ids, vectors, placed = self._soft.assign(prompt.soft)
@@ -257,7 +267,7 @@ class PromptEncoder:
         return tokens
 
     def system_tokens(self, prompt: Prompt) -> int:
-        """Return how many first tokens of a chat follow from its system messages and tools alone."""
+        """Return how many of a chat's first tokens depend only on its system messages and tools."""
         system = tuple(itertools.takewhile(lambda message: message.role in _SYSTEM_ROLES, prompt.messages))
         if not system or len(system) == len(prompt.messages):
             return 0
@@ -299,7 +309,9 @@ class PromptEncoder:
         return tokens
 
     def _check_length(self, text: str) -> None:
-        """Refuse a long text whose characters alone prove that it does not fit; a token has a maximal length."""
+        """Refuse a long text if its characters alone prove that it does not fit, given the maximum length of a
+        token.
+        """
         at_least = len(text) // max(1, self._vocabulary.max_piece_bytes)
         if len(text) > _LONG and at_least > self._context:
             raise PromptTooLong(at_least, self._context)

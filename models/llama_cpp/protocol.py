@@ -1,4 +1,4 @@
-"""The messages to and from the engine, the same in-process and as msgpack frames over a socketpair.
+"""The messages to and from the engine. They are the same in-process and as msgpack frames over a socketpair.
 
 Frames between daemon and engine child are messages behind their length (4 bytes, little endian).
 """
@@ -34,7 +34,9 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
 
 def adapter_files(artifact: Artifact) -> tuple[AdapterFile, ...]:
-    """Return the adapters of a model as the engine loads them: links, whose folder may go, are resolved."""
+    """Return the adapters of a model as the engine loads them. Links are resolved, because their folder may be
+    deleted.
+    """
     return tuple(
         AdapterFile(name, str((artifact.folder / one.file).resolve()), one.scale)
         for name, one in artifact.manifest.adapters.items()
@@ -45,23 +47,25 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The settings to load and run a model."""
 
     model_path: str
-    context_tokens: int = 0  # limit of one sequence; 0: the model's own context, bounded by memory
+    context_tokens: int = 0  # tokens of one sequence; 0: the model's own context, bounded by memory
     kv_tokens: int = 0  # KV cells of all sequences together; 0: from `sequences`, the context and memory
-    sequences: int = 16  # decoded together; more jobs wait
-    batch_tokens: int = 512  # limit of one llama_decode, prefill chunks included
+    sequences: int = 16  # sequences that are decoded together; more jobs wait
+    batch_tokens: int = 512  # tokens of one llama_decode, prefill chunks included
     threads: int = 0  # 0: from the idle cores at start, then found by trying
-    gpu_layers: int | Literal["auto"] = "auto"  # offloaded; -1: all; "auto": as many as fit
+    gpu_layers: int | Literal["auto"] = "auto"  # layers to offload; -1: all; "auto": as many as fit
     kv_type: KVType = "f16"
-    prefix_cache_bytes: int = 64 * 1024 * 1024  # KV kept for shared prefixes; least recently used evicted first
-    prompt_lookup: bool = True  # draft tokens from text that repeats, where it pays
-    prompt_folder: str = ""  # for files of system prompts; "": none
-    prompt_bytes: int = 0  # limit of these files
-    adapters: tuple[AdapterFile, ...] = ()  # loaded with the model; a job names one
-    weights_sha256: str = ""  # from the model's manifest; files of other weights are not used
-    refuse_token: str = ""  # from the model's manifest; its probability at the first position lowers confidence
-    temperature: float | None = None  # of a job that names none; None: 1
-    answer_tokens: int = 0  # token limit of a job that names none; 0: the rest of the context
-    queue: int = 256  # limit of waiting jobs; beyond it: QueueFull
+    # size of the cache of shared prefixes; the least recently used are evicted first
+    prefix_cache_bytes: int = 64 * 1024 * 1024
+    prompt_lookup: bool = True  # whether to draft tokens from text that repeats, if it pays
+    prompt_folder: str = ""  # folder for files of system prompts; "": none
+    prompt_bytes: int = 0  # total size of these files
+    adapters: tuple[AdapterFile, ...] = ()  # adapters that are loaded with the model; a job names one
+    weights_sha256: str = ""  # hash from the model's manifest; stored prompts of other weights are not used
+    # refusal token from the model's manifest; its probability at the first position lowers confidence
+    refuse_token: str = ""
+    temperature: float | None = None  # default temperature of jobs; None: 1
+    answer_tokens: int = 0  # default token limit of answers; 0: the rest of the context
+    queue: int = 256  # limit of waiting jobs; further ones fail with QueueFull
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -75,25 +79,25 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class SoftRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Vectors in a row, behind tokens of text that belong to them (a vision model's begin and end of an image).
+    """Consecutive vectors, after text tokens that belong to them (such as a vision model's begin-of-image token).
 
     The model's positions of the vectors follow each other, unless `positions` has those of a model whose positions
-    have parts (M-RoPE): int32 [3, vectors], time, row and column, from the run's first one on; `span` is how many the
-    run takes of the model's.
+    have parts (M-RoPE): int32 [3, vectors], time, row and column, relative to the run's first one. `span`: number of
+    positions that the run takes in the model.
     """
 
     tokens: tuple[int, ...] = ()
     vectors: int = 0
     positions: bytes = b""
     span: int = 0
-    whole: bool = False  # each of its vectors sees all the others, so they are decoded in one batch
+    whole: bool = False  # whether each vector attends to all others, so that the run is decoded in one batch
 
 
 class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Vectors that stand in a prompt in the place of tokens, as a projector makes them of an image.
+    """Vectors that take the place of tokens in a prompt. A projector makes them from an image.
 
-    `vectors`: float32 little endian, [tokens, embedding dimensions of the model]. `runs`: of a vision model, how they
-    stand; empty: in one row.
+    `vectors`: float32 little endian, [tokens, embedding dimensions of the model]. `runs`: their arrangement for
+    a vision model; empty: consecutive positions.
     """
 
     vectors: bytes
@@ -101,8 +105,8 @@ class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def marker(self) -> str:
-        """The marker of the vectors in the prompt's text, which depends only on them. If a client writes a marker in
-        its text, it means vectors of its own request, or is plain text.
+        """The marker that stands for the vectors in the prompt's text. It is derived from the vectors alone, so a
+        marker that a client writes in its text is either one of its own request's or plain text.
         """
         digest = hashlib.blake2b(self.vectors, digest_size=16)
         if self.runs:
@@ -116,7 +120,7 @@ class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Exactly one of `messages` (rendered by the model's chat template), `text` or `tokens`.
+    """A prompt, given as exactly one of `messages` (rendered by the model's chat template), `text` or `tokens`.
 
     Control tokens in `text` are recognised only with `parse_special`: for prompts that a gateway rendered already.
     Each of `soft` has its marker in `messages` or `text`.
@@ -126,8 +130,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tools: tuple[Tool, ...] = ()
     text: str | None = None
     parse_special: bool = False
-    suffix: str | None = None  # of `text` or `tokens`: the answer fills in what stands between them and this text
-    answer_start: str = ""  # of `messages`: the beginning of the answer, which the model continues
+    suffix: str | None = None  # text after the answer, for `text` or `tokens`: the answer fills in the middle
+    answer_start: str = ""  # beginning of the answer, for `messages`; the model continues it
     tokens: tuple[int, ...] = ()
     soft: tuple[SoftTokens, ...] = ()
 
@@ -137,28 +141,29 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     id: int  # unique in this engine
     prompt: Prompt
-    adapter: str = ""  # one of `EngineOptions.adapters`; "": the model as it is
-    max_tokens: int | None = None  # None: to the end of the context
+    adapter: str = ""  # one of `EngineOptions.adapters`; "": the model without an adapter
+    max_tokens: int | None = None  # token limit of the answer; None: to the end of the context
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
-    grammar: str = ""  # Lark, as llguidance reads it; "" for none
+    grammar: str = ""  # grammar in Lark, as llguidance reads it; "" for none
     json_schema: str = ""  # canonical JSON schema; the engine turns it into a grammar; "{}": any JSON object
-    call_frame: CallFrame = NO_FRAME  # what stands around the objects of `json_schema`, and whether several may come
-    may_refuse: bool = False  # the refusal token may come before what `grammar` or `json_schema` requires
+    call_frame: CallFrame = NO_FRAME  # the text around the objects of `json_schema`, and whether several may follow
+    # whether the refusal token may come before the text that `grammar` or `json_schema` requires
+    may_refuse: bool = False
     # Without `grammar` and `json_schema`: constrain the answer to a function call whose arguments are copied from this
     # text (`call_grammar`); the refusal token may come first. None: unconstrained, and so is a job with `ignore_eos`.
     copy_source: str | None = None
-    copy_from_prompt: bool = False  # `copy_source` is the last user message of the prompt
-    store_prompt: bool = False  # the system prompt may be kept as a file
-    answer_prefix: str = ""  # the answer so far, where a truncated answer continues: the prompt ends in it
+    copy_from_prompt: bool = False  # whether `copy_source` is the last user message of the prompt
+    store_prompt: bool = False  # whether the system prompt may be stored as a file
+    answer_prefix: str = ""  # the answer so far, if a truncated answer is continued; the prompt ends with it
     thinking: Thinking = ""  # how the model thinks before its answer to this prompt
-    thinking_tokens: int | None = None  # after so many a thought is ended; None: the model ends it
+    thinking_tokens: int | None = None  # thinking budget in tokens; None: the model decides
     logprobs: int | None = None
-    confidence_tokens: int = 0  # report Confidence for this many first tokens; 0: never
+    confidence_tokens: int = 0  # number of first tokens after which Confidence is reported; 0: never
     ignore_eos: bool = False
-    deadline_s: float | None = None  # time left at submission
-    embed: bool = False  # return the pooled embedding instead of text
-    caller: str = ""  # callers get equal shares of the time that embeddings take
+    deadline_s: float | None = None  # seconds left at submission
+    embed: bool = False  # whether to return the pooled embedding instead of text
+    caller: str = ""  # caller's name; callers get equal shares of the time that embeddings take
     echo: bool = False
     # The model's refusal token, which is never text: `end` ends the answer (another target will answer), `skip` lets
     # the model continue after it with its best guess (there is no other target).
@@ -177,24 +182,24 @@ class Emission(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     confidence: Confidence | None = None
     finish_reason: FinishReason | None = None
-    error: str = ""  # a code of router.errors, e.g. context_length_exceeded
+    error: str = ""  # code of router.errors, e.g. context_length_exceeded
     detail: str = ""
     param: str = ""  # the request parameter that `error` is about
-    prompt_tokens: int = 0  # this and the following: in the last emission only
+    prompt_tokens: int = 0  # tokens of the prompt; this and the following fields are set only in the last emission
     completion_tokens: int = 0
     cached_tokens: int = 0
     embedding: tuple[float, ...] = ()
-    refused: bool = False  # the model generated its refusal token
+    refused: bool = False  # whether the model generated its refusal token
 
 
 class Emit(Protocol):
-    """Takes what one step adds to the answers of all jobs; called from the engine's thread."""
+    """Receives the emissions of one step for all jobs; called from the engine's thread."""
 
     def __call__(self, emissions: list[Emission], /) -> None: ...
 
 
 class OnFailure(Protocol):
-    """Learns that the engine cannot continue; called from its thread, when every job has ended."""
+    """Learns that the engine cannot continue; called from its thread after every job has ended."""
 
     def __call__(self, error: Exception, /) -> None: ...
 
@@ -204,16 +209,18 @@ class EngineStats(msgspec.Struct, frozen=True):
 
     running: int
     waiting: int
-    tokens_per_s: float  # all sequences, over the last second of work
-    kv_used: int  # tokens
+    tokens_per_s: float  # tokens per second of all sequences, over the last second of work
+    kv_used: int  # used KV cells, in tokens
     kv_total: int
-    steps: int  # batches decoded so far, those of embeddings among them
+    steps: int  # batches decoded so far, including those of embeddings
     rss_bytes: int
-    generated: int = 0  # tokens of the sequences that have ended
+    generated: int = 0  # tokens of the finished sequences
 
 
 class FrameError(Exception):
-    """The bytes are not a frame, or the frame is not a message. The next frame cannot be found: the link is lost."""
+    """The bytes are not a frame, or the frame is not a message. The next frame cannot be located, so the link is
+    lost.
+    """
 
 
 # --- daemon → child --------------------------------------------------------------------------------------------------
@@ -253,23 +260,23 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The model cannot be loaded, or the engine cannot continue; the child exits after it."""
+    """The model cannot be loaded, or the engine cannot continue. The child exits after this message."""
 
-    code: str  # of router.errors
+    code: str  # code of router.errors
     detail: str
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """The emissions of one step, and the engine's load after it."""
+    """The emissions of one step, and the engine's load after that step."""
 
     emissions: tuple[Emission, ...]
     waiting: int
-    tokens_per_s: float  # of one sequence
+    tokens_per_s: float  # tokens per second of one sequence
 
 
 class Counted(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
     request_id: int
-    tokens: int  # -1: this prompt cannot be counted; submitting it returns the reason
+    tokens: int  # number of tokens; -1: this prompt cannot be counted, and submitting it returns the reason
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
@@ -281,7 +288,7 @@ CHILD_MESSAGES: msgspec.msgpack.Decoder[ChildMessage] = msgspec.msgpack.Decoder(
 
 
 def encode(message: msgspec.Struct) -> bytearray:
-    """Encode a message as a whole frame: msgpack behind its length."""
+    """Encode a message as a whole frame: msgpack after its length."""
     frame = bytearray(LENGTH.size)
     _encoder.encode_into(message, frame, LENGTH.size)
     LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
@@ -309,14 +316,14 @@ class FrameReader(Generic[M]):
             while len(buffer) - start >= LENGTH.size:
                 (length,) = LENGTH.unpack_from(buffer, start)
                 if length > _MAX_BYTES:
-                    raise FrameError(f"a frame of {length} bytes; the longest is {_MAX_BYTES}")
+                    raise FrameError(f"a frame of {length} bytes; at most {_MAX_BYTES} are allowed")
                 end = start + LENGTH.size + length
                 if len(buffer) < end:
                     break
                 try:
                     messages.append(self._decoder.decode(view[start + LENGTH.size : end]))
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise FrameError(f"not a message: {error}") from error
+                    raise FrameError(f"the frame does not hold a message: {error}") from error
                 start = end
         del buffer[:start]
         return messages

@@ -1,16 +1,17 @@
-"""From one row of logits to a token: its log-probability and confidence, and how the next one is sampled.
+"""Sampling of a token from one row of logits, with its log-probability and confidence.
 
 Log-probabilities, alternatives and confidence are computed from the model's own distribution, before temperature,
 penalties, bias and grammar. Natural logarithms.
 
 Sampling: bias and penalties, grammar, then the best token or a drawn one. A token that the grammar forces is taken
-without a look at the logits. Otherwise the model's own choice is tried first, since it mostly wants what the grammar
-allows; only when it does not, all other tokens are ruled out.
+without reading the logits. Otherwise the model's own choice is tried first, since the grammar mostly allows it; only if
+it does not, the tokens that the grammar excludes are masked.
 
 Order: penalties and bias on the logits, top_k (first: the rest then works on few tokens), temperature, top_p, min_p,
 draw. A plain greedy sequence needs no sampler: the engine takes the argmax of the row.
 
-A thought that has reached its budget is ended: the end mark is put where the model would have gone on.
+A thought that has reached its budget is ended: the end mark replaces the tokens with which the model would have
+continued.
 
 Grammars are compiled once each, and followed by every sequence that they constrain. llguidance works on bytes; its
 tokenizer here is llama.cpp's own over the tables of `Vocabulary`.
@@ -45,7 +46,7 @@ _SPECIAL = b"\xff"  # before the name of a token that is never text (toktrie's o
 
 
 class GrammarCompiler:
-    """Compiles grammars and keeps the newest. Thread-safe; llguidance compiles without the GIL."""
+    """Compiles grammars and caches the newest ones. Thread-safe; llguidance compiles without the GIL."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -54,18 +55,20 @@ class GrammarCompiler:
         self._kept = lru_cache(_KEPT)(partial(self._matcher, warm=True))
 
     def prepare(self) -> LLTokenizer:
-        """Build the tokenizer, which takes a second for a large vocabulary; otherwise the first grammar does."""
+        """Build the tokenizer in advance. This takes a second for a large vocabulary, and otherwise happens with the
+        first grammar.
+        """
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._vocabulary)
             return self._tokenizer
 
     def compile(self, grammar: str, *, keep: bool = True) -> GrammarState:
-        """Return the state at the grammar's beginning.
+        """Return the initial state of a grammar.
 
         Args:
             grammar: The grammar in one of llguidance's forms: Lark, or JSON of `LLMatcher.grammar_from_json_schema`.
-            keep: Keep what was compiled for the next sequence with this grammar.
+            keep: Cache the compiled grammar for further sequences.
 
         Raises:
             InvalidGrammar: Llguidance cannot read it.
@@ -84,7 +87,7 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """The state of a sequence in its grammar. `forced`: the tokens that must come next, regardless of the model."""
+    """The state of a sequence in its grammar. `forced`: the tokens that must come next, whatever the model predicts."""
 
     __slots__ = ("_ends", "_mask", "_matcher", "_size", "forced")
 
@@ -97,14 +100,14 @@ class GrammarState:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing but the answer's end may follow."""
+        """Whether the answer must end here."""
         return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
 
     def allows(self, token: int) -> bool:
         return bool(self._matcher.validate_tokens([token]) == 1)
 
     def allowed(self) -> NDArray[np.int64]:
-        """Return the ids that may come next, ascending; none if the grammar cannot go on with this vocabulary."""
+        """Return the ids that may come next, ascending; empty if no token of this vocabulary continues the grammar."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: self._size]
         if not self._matcher.is_accepting():
@@ -116,7 +119,7 @@ class GrammarState:
         return max(self._ends, key=row.__getitem__)
 
     def accept(self, token: int) -> None:
-        """Move on by a token that is allowed."""
+        """Advance by an allowed token."""
         self._matcher.consume_token(token)
         if self.forced and self.forced[0] == token:
             del self.forced[0]
@@ -124,7 +127,7 @@ class GrammarState:
             self.forced = self._matcher.compute_ff_tokens()
 
     def accept_all(self, tokens: list[int]) -> bool:
-        """Move on by several tokens; False if the grammar does not allow them."""
+        """Advance by several tokens; return False if the grammar does not allow them."""
         accepted = self._matcher.try_consume_tokens(tokens) == len(tokens)
         self.forced = self._matcher.compute_ff_tokens()
         return accepted
@@ -160,7 +163,7 @@ def log_sum_exp(row: LogitsRow) -> float:
 
 
 def token_logprob(row: LogitsRow, token: int, best: int, vocabulary: Vocabulary) -> TokenLogprob:
-    """Return the log-probability of `token` and those of the `best` likeliest tokens."""
+    """Return the log-probability of `token`, and the `best` likeliest tokens with theirs."""
     total, pieces = log_sum_exp(row), vocabulary.pieces
     top: list[int] = []
     if best:
@@ -176,7 +179,7 @@ def token_logprob(row: LogitsRow, token: int, best: int, vocabulary: Vocabulary)
 
 
 class ConfidenceMeter:
-    """Running means over the first tokens of an answer.
+    """The running confidence over the first tokens of an answer.
 
     score = (1 - refusal) · exp(mean logprob), refusal = p(refusal token) at the first position: the geometric mean of
     the sampled tokens' probabilities, times the probability that the model does not refuse.
@@ -185,7 +188,7 @@ class ConfidenceMeter:
     __slots__ = ("_entropy", "_least", "_logprob", "_margin", "_refusal", "_refuse_token", "_remaining", "_tokens")
 
     def __init__(self, tokens: int, refuse_token: int | None) -> None:
-        """Observe `tokens` tokens; `refuse_token` None: the model has none."""
+        """Observe the first `tokens` tokens. `refuse_token`: None if the model has none."""
         self._remaining = tokens
         self._refuse_token = refuse_token
         self._tokens = 0
@@ -219,13 +222,16 @@ class ConfidenceMeter:
 
 
 class ThinkingBudget:
-    """Watches one sequence's tokens, and replaces the first one behind the budget, and some after it, by the end mark.
+    """The thinking budget of one sequence. The first token beyond the budget, and further ones if necessary, are
+    replaced by the end mark.
 
-    The model then reads that it has finished thinking, and answers with what it has.
+    For the model its thought is then complete, and it begins the answer.
     """
 
     def __init__(self, vocabulary: Vocabulary, job: SequenceRequest) -> None:
-        """`job` has `thinking_tokens`, and `thinking`: whether its prompt ends inside a thought."""
+        """Take the budget from `job`: its `thinking_tokens`, and from `thinking` whether its prompt ends inside a
+        thought.
+        """
         self._pieces = vocabulary.pieces
         self._ends = vocabulary.end_tokens
         self._left = job.thinking_tokens or 0
@@ -237,7 +243,7 @@ class ThinkingBudget:
         self._over = False
 
     def choose(self, token: int) -> int:
-        """Return the token that comes next: `token`, which the model chose, or one of the end mark's."""
+        """Return the next token: `token`, which the model chose, or a token of the end mark."""
         if self._forced:
             return self._forced.pop(0)
         if self._over:
@@ -264,7 +270,7 @@ class ThinkingBudget:
 
 
 class TokenSampler:
-    """Owns the native sampler chain of one sequence, which `close` frees, and its place in its grammar.
+    """The native sampler chain of one sequence, which `close` frees, and the state of its grammar.
 
     `adjusts_logits`: `sample` changes the row it is given.
     """
@@ -283,12 +289,12 @@ class TokenSampler:
         """Compile the settings of one sequence.
 
         Args:
-            prompt: Its tokens, for the repetition penalty.
-            grammar: Constrains the answer, at its beginning; or one that is being compiled while the prompt is
-                prefilled.
+            prompt: The prompt's tokens, for the repetition penalty.
+            grammar: The grammar that constrains the answer, in its initial state; or one that is being compiled while
+                the prompt is prefilled.
             may_refuse: The refusal token may come first, before what the grammar requires.
-            answer_prefix: Beginning of the grammar's text that stands in the prompt already; if the grammar does not
-                allow it, the answer is unconstrained.
+            answer_prefix: The beginning of the answer that is in the prompt already; if the grammar does not allow it,
+                the answer is unconstrained.
             thinking: Ends a thought that becomes too long; only without a grammar.
 
         Raises:
@@ -307,12 +313,12 @@ class TokenSampler:
 
     @property
     def forced(self) -> list[int]:
-        """The next tokens, as far as the grammar leaves no choice."""
+        """The next tokens, as far as the grammar determines them."""
         return [] if self._grammar is None or self._allowed_first is not None else self._grammar.forced
 
     @property
     def ended(self) -> bool:
-        """Whether the grammar allows nothing but the answer's end."""
+        """Whether the grammar allows only the answer's end."""
         return self._grammar is not None and self._allowed_first is None and self._grammar.ended
 
     def sample(self, row: LogitsRow, context: bindings.Pointer, index: int) -> int:
@@ -360,7 +366,7 @@ class TokenSampler:
             self._penalties.count(token)
 
     def _begin_grammar(self) -> None:
-        """Wait for the grammar, and move it past the beginning that stands in the prompt."""
+        """Wait for the grammar to compile, and advance it past the part of the answer that is in the prompt already."""
         if self._compiling is not None:
             self._grammar, self._compiling = self._compiling.result(), None
         if self._grammar is not None and not self._grammar.accept_all(self._answer_prefix):
@@ -374,7 +380,9 @@ class TokenSampler:
 
 
 class _Penalties:
-    """Presence and frequency over the answer (OpenAI's), repetition over prompt and answer (Keskar et al. 2019)."""
+    """Presence and frequency penalties over the answer (OpenAI's), and the repetition penalty over prompt and answer
+    (Keskar et al. 2019).
+    """
 
     def __init__(self, sampling: Sampling, prompt: Tokens) -> None:
         self._presence = sampling.presence_penalty or 0.0

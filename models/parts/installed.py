@@ -1,6 +1,7 @@
-"""The encoders and voices of this machine: installed packages, and pulled models for packages without one.
+"""The encoders and voices of this machine: installed packages, and pulled models for packages that come without a
+model.
 
-Finding them imports nothing of them: that happens in their children, with the first part.
+Finding the packages does not import them; their children do, when the first part arrives.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ ENCODERS: Mapping[str, Modality] = {SPEECH_MODEL: "audio", IMAGES_MODEL: "image"
 """The kind of part that each encoder reads, by the encoder's name."""
 EXTRAS: Mapping[Modality, str] = {"audio": "voice", "image": "images"}
 NO_SPEECH = (
-    "this device has nothing that understands speech: `pip install 'causeway-router[voice]'`, then "
-    f"`causeway-models pull {SPEECH_MODEL}`, then restart the daemon."
+    "This device has no speech model: run `pip install 'causeway-router[voice]'`, then `causeway-models "
+    f"pull {SPEECH_MODEL}`, then restart the daemon."
 )
 PROGRAM = "espeak-ng"
 """The text-to-speech program, from the distribution's packages."""
@@ -52,7 +53,9 @@ def find_encoders(model_dirs: Sequence[Path]) -> dict[Modality, WorkerSpec]:
 
 
 def encoder_spec(kind: Modality, model_dirs: Sequence[Path]) -> WorkerSpec:
-    """Return what encodes this kind of part, with its model. Raises ArtifactError where that is needed and not here."""
+    """Return the worker that encodes this kind of part, with its model. Raises ArtifactError if the worker needs a
+    model that is missing.
+    """
     options: dict[str, str] = {}
     if kind == "audio":
         options["model"] = str(find_artifact(SPEECH_MODEL, model_dirs).folder)
@@ -65,7 +68,7 @@ def encoder_spec(kind: Modality, model_dirs: Sequence[Path]) -> WorkerSpec:
 
 
 def find_speech_detector() -> WorkerSpec | None:
-    """Return the detector of speech, whose model is in faster-whisper's wheel; None without that package."""
+    """Return the speech detector, whose model is in faster-whisper's wheel; None without that package."""
     package = importlib.util.find_spec("faster_whisper")
     if package is None or package.origin is None:
         return None
@@ -78,7 +81,7 @@ def find_speech_detector() -> WorkerSpec | None:
 
 
 def is_installed(kind: Modality) -> bool:
-    """Return whether the packages that encode this kind of part are there; imports none of them."""
+    """Return whether the packages that encode this kind of part are installed, without importing them."""
     return all(importlib.util.find_spec(package) is not None for package in _PACKAGES[kind])
 
 
@@ -91,10 +94,10 @@ def is_installed_in(python: str, kind: Modality) -> bool:
 
 
 def find_program(environ: Mapping[str, str]) -> str | None:
-    """Return the path of the program that speaks; None where it is not installed."""
+    """Return the path of the text-to-speech program; None if it is not installed."""
     return shutil.which(PROGRAM, path=environ.get("PATH", ""))
 
 
 def is_onnxruntime_installed() -> bool:
-    """Return whether the package that runs added voices is there; imports nothing of it."""
+    """Return whether onnxruntime, which runs added voices, is installed, without importing it."""
     return importlib.util.find_spec("onnxruntime") is not None

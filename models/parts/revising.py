@@ -1,4 +1,4 @@
-"""Revises an answer as its late parts are read."""
+"""Revision of an answer as its late parts are read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ async def revise_each(
 
     Args:
         read: Waits until the parts of one kind have been read. Raises CausewayError if they will not be.
-        revise: Makes the answer again with the parts of these kinds; False: no revision is wanted any more. Raises
-            CausewayError.
+        revise: Makes the answer again with the parts of these kinds; returns False if no further revision is wanted.
+            Raises CausewayError.
 
     Returns:
-        Why no further revision comes; None: all were made, or none is wanted any more.
+        The error that ended the revisions; None if all were made, or no further one is wanted.
     """
     error: CausewayError | None = None
     async with asyncio.TaskGroup() as tasks:

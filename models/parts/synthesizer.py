@@ -1,4 +1,4 @@
-"""The ids of a sentence → its audio, by a Piper voice in ONNX Runtime."""
+"""Speech synthesis: the phoneme ids of a sentence → its audio, by a Piper voice in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ _SPEAKER = {"sid": ("tensor(int64)", 1)}
 
 
 class VoiceSynthesizer:
-    """`spec.options`: `model` is the ONNX file, `sha256` its hash, `rate` in Hz, `speakers` how many it has.
+    """The worker of a Piper voice. `spec.options`: `model` is the ONNX file, `sha256` its hash, `rate` in Hz,
+    `speakers` the number of its speakers.
 
-    A file that is missing, altered or no voice is refused with each job: the reason reaches the daemon.
+    If the file is missing, altered or not a voice, each job is refused with the reason, so that the reason reaches the
+    daemon.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -42,7 +44,7 @@ class VoiceSynthesizer:
         if self._fault:
             raise Refusal(self._fault)
         if not isinstance(job, Synthesize):
-            raise Refusal("it is nothing to speak")
+            raise Refusal("the job is not a sentence to speak")
         feeds: dict[str, npt.NDArray[np.generic]] = {
             "input": np.array([job.ids], np.int64),
             "input_lengths": np.array([len(job.ids)], np.int64),
@@ -54,7 +56,7 @@ class VoiceSynthesizer:
         return Synthesized(b"" if audio is None else self._samples(audio))
 
     def _run(self, feeds: dict[str, npt.NDArray[np.generic]], link: Link) -> npt.NDArray[np.float32] | None:
-        """Return the network's output; None: the job was cancelled. Raises Refusal."""
+        """Return the network's output; None if the job was cancelled. Raises Refusal."""
         options = onnxruntime.RunOptions()
         options.log_severity_level = 4
         done = threading.Event()
@@ -81,18 +83,18 @@ class VoiceSynthesizer:
         return found[0]
 
     def _samples(self, audio: npt.NDArray[np.float32]) -> bytes:
-        """int16 little endian, as loud as it can be, as Piper makes it. Raises Refusal."""
+        """Return the samples as int16, little endian, scaled to full loudness as Piper does it. Raises Refusal."""
         if not 0 < audio.size <= self._max_samples:
             raise Refusal(f"it made {audio.size} samples of one sentence, not 1 to {self._max_samples}")
         flat = np.asarray(audio, np.float32).reshape(-1)
         peak = float(np.abs(flat).max())
         if not np.isfinite(peak):
-            raise Refusal("it made samples that are no numbers")
+            raise Refusal("it made samples that are not finite numbers")
         flat = flat / np.float32(max(peak, _QUIETEST))
         return np.round(flat * np.float32(32767.0)).astype("<i2").tobytes()
 
     def _load(self, path: Path, sha256: str) -> onnxruntime.InferenceSession:
-        """Load exactly the bytes that have this hash. Raises Refusal."""
+        """Load the file if its bytes have this hash. Raises Refusal."""
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -115,10 +117,10 @@ class VoiceSynthesizer:
         wanted = _INPUTS | _SPEAKER if self._has_speakers else _INPUTS
         found = {one.name: (one.type, len(one.shape)) for one in session.get_inputs()}
         if found != wanted:
-            raise Refusal(f"it is no Piper voice: its inputs are {_ports(found)}, not {_ports(wanted)}")
+            raise Refusal(f"it is not a Piper voice: its inputs are {_ports(found)}, not {_ports(wanted)}")
         types = [one.type for one in session.get_outputs()]
         if types[:1] != ["tensor(float)"]:
-            raise Refusal(f"it is no Piper voice: its output is {types or 'missing'}, not tensor(float)")
+            raise Refusal(f"it is not a Piper voice: its output is {types or 'missing'}, not tensor(float)")
 
 
 def _ports(ports: dict[str, tuple[str, int]]) -> str:

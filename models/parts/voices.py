@@ -1,4 +1,4 @@
-"""A Piper voice: a VITS network in ONNX, the JSON beside it that says how to use it, and text as the ids that it reads.
+"""Piper voices: a VITS network in ONNX, its settings in JSON beside it, and the conversion of text to phoneme ids.
 
 The form is that of Piper's `VOICE.onnx.json` (github.com/OHF-Voice/piper1-gpl, src/piper/config.py). Text is divided
 into sentences and clauses, and phonemes become ids, as Piper does it (src/piper/phonemize_espeak.py and
@@ -36,7 +36,7 @@ ARCHITECTURE = "piper"
 DEFAULT = "auto"
 """The name by which a request selects the configured voice."""
 WEIGHTS, SETTINGS, LICENCE = "model.onnx", "model.onnx.json", "LICENCE.txt"
-"""The names of its files in its folder."""
+"""The names of the voice's files in its folder."""
 PAD, START, END = "_", "^", "$"
 WORKER = "causeway_server.models.parts.synthesizer:VoiceSynthesizer"
 _MAX_SETTINGS_BYTES = 1024 * 1024
@@ -47,7 +47,9 @@ _Scale = Annotated[float, Meta(ge=0.0, le=10.0)]
 _Id = Annotated[int, Meta(ge=0, lt=65536)]
 _Symbol = Annotated[str, Meta(min_length=1, max_length=8)]
 MAX_SENTENCE = 300
-"""Characters that are spoken in one go: what bounds a voice's memory, and how long a cancelled one goes on."""
+"""The maximum number of characters that are spoken in one job. It bounds a voice's memory, and the time until a
+cancelled job ends.
+"""
 _SENTENCE_END = re.compile(r"""[.!?…]+["')\]»”’]*\s+|[。！？]+["')\]»”’]*|\n+|$""")
 _CLAUSE_END = re.compile(r"(?<=[,;:])\s+|(?<=[，、；：])")
 _MARKS = {mark: mark for mark in ".?!,;:"} | dict(zip("。？！，、；：…", ".?!,,;:.", strict=True))
@@ -88,7 +90,9 @@ class VoiceSettings(msgspec.Struct, frozen=True):
 
     @property
     def speakers(self) -> Mapping[str, int]:
-        """The speakers of a voice that has several, by name; one that the file does not name has its number."""
+        """The speakers of a voice that has several, by name; a speaker that the file does not name has its number as
+        name.
+        """
         if self.num_speakers == 1:
             return {}
         named = self.speaker_id_map
@@ -97,7 +101,7 @@ class VoiceSettings(msgspec.Struct, frozen=True):
 
 
 class Voice(msgspec.Struct, frozen=True):
-    """A voice of this machine, with what a request needs of it."""
+    """A voice of this machine, with the settings that a request needs."""
 
     name: str
     path: Path
@@ -107,15 +111,15 @@ class Voice(msgspec.Struct, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """The limits of its process."""
+        """The memory limit of the voice's process."""
         return voice_memory_bytes(self.size_bytes)
 
 
 def voice_memory_bytes(size_bytes: int) -> int:
     """Estimate the memory of a voice's process, from the size of its ONNX file.
 
-    The file is held as it was read, parsed, as weights and in the order that the processor likes. The last layers of a
-    sentence of 20 s hold a few times 32 channels of 441,000 floats.
+    The process holds the file four times: as read, parsed, as weights, and as weights reordered for the processor. The
+    last layers of a sentence of 20 s hold a few times 32 channels of 441,000 floats.
     """
     return _PROCESS_BYTES + 4 * size_bytes
 
@@ -125,11 +129,14 @@ def read_settings(file: Path) -> VoiceSettings:
 
     Raises:
         ArtifactNotFound: There is none.
-        ArtifactError: It is no such file, or voices of its kind cannot be used here; the message has the path.
+        ArtifactError: The file is not a voice's settings, or this kind of voice is not supported; the message has the
+            path.
     """
     try:
         if file.stat().st_size > _MAX_SETTINGS_BYTES:
-            raise ArtifactError(f"{file}: larger than {_MAX_SETTINGS_BYTES // _MIB} MiB: this is no voice's .onnx.json")
+            raise ArtifactError(
+                f"{file}: larger than {_MAX_SETTINGS_BYTES // _MIB} MiB, so it is not a voice's .onnx.json"
+            )
         content = file.read_bytes()
     except OSError as error:
         raise ArtifactNotFound(f"{file}: {error.strerror}; a voice has this file beside its .onnx") from error
@@ -144,25 +151,26 @@ def read_settings(file: Path) -> VoiceSettings:
 def _check(file: Path, settings: VoiceSettings) -> None:
     if settings.phoneme_type != "espeak":
         raise ArtifactError(
-            f"{file}: `phoneme_type` is {settings.phoneme_type!r:.40}; only voices of espeak's phonemes can be used"
+            f"{file}: `phoneme_type` is {settings.phoneme_type!r:.40}; only voices with espeak's phonemes are supported"
         )
     for symbol in (PAD, START, END):
         if symbol not in settings.phoneme_id_map:
-            raise ArtifactError(f"{file}: `phoneme_id_map` has no {symbol!r}, which stands in every sentence")
+            raise ArtifactError(f"{file}: `phoneme_id_map` has no {symbol!r}, which every sentence needs")
     for symbol, ids in settings.phoneme_id_map.items():
         if max(ids) >= settings.num_symbols:
             raise ArtifactError(
-                f"{file}: `phoneme_id_map`: {symbol!r} has the id {max(ids)}, of {settings.num_symbols} `num_symbols`"
+                f"{file}: `phoneme_id_map`: {symbol!r} has the id {max(ids)}, but `num_symbols` is "
+                f"{settings.num_symbols}"
             )
     for name, at in settings.speaker_id_map.items():
         if at >= settings.num_speakers:
             raise ArtifactError(
-                f"{file}: `speaker_id_map`: {name!r} has the id {at}, of {settings.num_speakers} `num_speakers`"
+                f"{file}: `speaker_id_map`: {name!r} has the id {at}, but `num_speakers` is {settings.num_speakers}"
             )
 
 
 def worker_spec(path: Path, sha256: str, settings: VoiceSettings, memory_bytes: int) -> WorkerSpec:
-    """Return what runs a voice in a child, which checks that the file at `path` has this hash."""
+    """Return the worker that runs a voice in a child. The worker checks that the file at `path` has this hash."""
     options = {
         "model": str(path),
         "sha256": sha256,
@@ -214,7 +222,7 @@ def voice_of(artifact: Artifact) -> Voice:
 
 @functools.lru_cache(maxsize=16)
 def _known(path: Path, *_: int) -> tuple[str, VoiceSettings]:
-    """Read and hash a settings file once, and again when it was written since."""
+    """Read and hash a settings file. The result is cached until the file is written again."""
     return sha256_of(path), read_settings(path)
 
 
@@ -226,7 +234,7 @@ class Clause(msgspec.Struct, frozen=True):
 
 
 def split_sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a text; one that is longer than `MAX_SENTENCE` is cut where it breathes."""
+    """Yield the sentences of a text. A sentence longer than `MAX_SENTENCE` is cut at a pause."""
     start = 0
     for end in _SENTENCE_END.finditer(text):
         rest = " ".join(text[start : end.end()].split())
@@ -242,7 +250,7 @@ def split_sentences(text: str) -> Iterator[str]:
 
 
 def split_clauses(sentence: str) -> Iterator[Clause]:
-    """Yield the clauses of a sentence; those without a letter, digit or sign that has a name are left out."""
+    """Yield the clauses of a sentence, without those that have nothing to pronounce."""
     for piece in _CLAUSE_END.split(sentence):
         words = piece.strip().rstrip(_CLOSING)
         if any(unicodedata.category(character)[0] in "LNS" for character in words):
@@ -250,7 +258,8 @@ def split_clauses(sentence: str) -> Iterator[Clause]:
 
 
 def phoneme_ids(spoken: Sequence[tuple[str, str]], settings: VoiceSettings) -> tuple[int, ...]:
-    """Return the ids of a sentence: a start, each symbol and a pad after it, an end; () if nothing of it is known.
+    """Return the ids of a sentence: a start symbol, each symbol followed by a pad, and an end symbol; () if no symbol
+    is known.
 
     Args:
         spoken: Each clause in IPA as espeak-ng writes it, and its punctuation.
@@ -269,7 +278,7 @@ def phoneme_ids(spoken: Sequence[tuple[str, str]], settings: VoiceSettings) -> t
 
 
 def _symbols(text: str, settings: VoiceSettings) -> Iterator[str]:
-    """Yield the symbols of a text: its code points, or those groups of them that the voice knows as one."""
+    """Yield the symbols of a text: its code points, or groups of code points that the voice has as one symbol."""
     groups = sorted(("".join(one) for one in settings.vowel_clusters or ()), key=len, reverse=True)
     at = 0
     while at < len(text):

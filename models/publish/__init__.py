@@ -1,4 +1,4 @@
-"""Turns weights into artifacts: a folder with weights, manifest and card.
+"""Publishing of weights as artifacts: folders with weights, manifest and card.
 
 Read `publish` first (manifest and card), then `add` (a user's own model or voice) and `check` (a file of unknown
 origin).

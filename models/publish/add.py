@@ -1,7 +1,8 @@
-"""Add a user's own model file, a LoRA adapter or an mmproj file to a model, or a Piper voice: check it, then place it.
+"""Adding of a user's own files: a model, a LoRA adapter or an mmproj file of a model, or a Piper voice. Each is
+checked, then installed.
 
 Nothing in a file is executed or unpickled. A voice's network runs in a child process with bounded memory and time, and
-speaks one sentence there: a file that crashes ONNX Runtime, exhausts memory or never ends takes the child, and the
+speaks one sentence there: a file that crashes ONNX Runtime, exhausts memory or never ends ends only the child, and the
 caller gets an ArtifactError.
 """
 
@@ -51,15 +52,15 @@ from ..parts.voices import (
 from .check import check_beside, check_gguf
 from .publish import Placing, place, place_mmproj, publish_gguf
 
-_NO_LICENCE = "the file names no licence: make sure that you may use it"
+_NO_LICENCE = "the file does not name a licence: make sure that you may use it"
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The origin of a file, for its manifest."""
+    """The origin of a file, for the manifest."""
 
     note: str
     command: str
-    licence: str | None = None  # None: the one that the file names
+    licence: str | None = None  # licence of the file; None: the one that the file names
 
 
 class AddResult(msgspec.Struct, frozen=True):
@@ -154,12 +155,12 @@ def check_name(name: str, root: Path) -> str:
 
 
 def model_name(stem: str) -> str:
-    """Return the name of a model after the name of its file."""
+    """Return a valid model name derived from a file's name."""
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")
 
 
 def check_memory(what: str, need_bytes: int, device: Device, advice: str, *, force: bool) -> tuple[str, ...]:
-    """Compare the memory that a model needs with the device's. Return a remark if it is too much and `force` is set.
+    """Compare the memory that a model needs with the device's. Return a remark if it is too much but `force` is set.
 
     Args:
         what: Names the model in messages.
@@ -192,7 +193,7 @@ def _gguf_notes(gguf: GgufFile, context: int, licence: str | None) -> list[str]:
 
 def _mmproj_notes(file: Path, mmproj: Path | None) -> list[str]:
     beside = [] if mmproj is not None else sorted(file.parent.glob("mmproj*.gguf"))
-    return [f"{one.name} lies beside it: with --mmproj the model takes images" for one in beside]
+    return [" is in the same folder: with --mmproj the model accepts images" for one in beside]
 
 
 def _add_onnx(file: Path, root: Path, name: str) -> AddResult:
@@ -244,10 +245,10 @@ def add_adapter(
         name: The adapter's name in requests, after the model's name; defaults to the file's name.
         scale: The strength of its effect.
         placing: Copy the file, link it, or move it.
-        replace: The model may have an adapter of this name, which gives way.
+        replace: Replace an adapter of this name, if the model has one.
 
     Returns:
-        What requests ask for: `MODEL+NAME`.
+        The name for requests: `MODEL+NAME`.
 
     Raises:
         ArtifactError: The model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use the file
@@ -336,7 +337,7 @@ def add_voice(
     if chosen == DEFAULT:
         raise ArtifactError(f"{chosen!r} is the device's own voice; choose another name with --name")
     if importlib.util.find_spec("onnxruntime") is None:
-        raise ArtifactError("onnxruntime is not installed, which runs voices: pip install 'causeway-router[voice]'")
+        raise ArtifactError("onnxruntime, which runs voices, is not installed: pip install 'causeway-router[voice]'")
     settings_file = settings_file or file.with_name(file.name + ".json")
     settings = read_settings(settings_file)
     try:
@@ -349,7 +350,7 @@ def add_voice(
     notes = check_memory(file.name, need, device, "; choose a smaller voice,", force=force)
     asyncio.run(_try(file.absolute(), sha256, settings, need, check_s))
     if not (licence or licence_text):
-        notes += ("no licence was named: make sure that you may use it; see --licence",)
+        notes += ("no licence was named: make sure that you may use the voice, and see --licence",)
     speakers = f"{settings.num_speakers} {'speaker' if settings.num_speakers == 1 else 'speakers'}"
     manifest = Manifest(
         name=chosen,
@@ -369,12 +370,12 @@ def add_voice(
 
 def _licence(file: Path) -> bytes:
     if file.stat().st_size > _MAX_LICENCE_BYTES:
-        raise ArtifactError(f"{file}: larger than 1 MiB: this is not the text of a licence")
+        raise ArtifactError(f"{file}: larger than 1 MiB, so it is not the text of a licence")
     return file.read_bytes()
 
 
 async def _try(file: Path, sha256: str, settings: VoiceSettings, memory_bytes: int, check_s: float) -> None:
-    """Speak one sentence with the first and the last speaker. Raises ArtifactError."""
+    """Speak one sentence with the first and the last speaker in a child process. Raises ArtifactError."""
     worker = WorkerProcess(worker_spec(file, sha256, settings, memory_bytes))
     known = [ids for symbol, ids in settings.phoneme_id_map.items() if symbol not in (PAD, START, END)]
     pad = settings.phoneme_id_map[PAD]
@@ -398,7 +399,7 @@ async def _try(file: Path, sha256: str, settings: VoiceSettings, memory_bytes: i
 def _publish(
     manifest: Manifest, file: Path, settings_file: Path, folder: Path, licence_text: bytes, placing: Placing
 ) -> Artifact:
-    """Place the files; the manifest is written last. Raises ArtifactError, and leaves nothing behind then."""
+    """Install the files of a voice; the manifest is written last. On an error, remove them and raise ArtifactError."""
     is_new = not folder.exists()
     try:
         place(file, folder / WEIGHTS, placing)

@@ -1,8 +1,8 @@
-"""Check a GGUF of unknown origin: read its header, render its chat template, load it and decode one step. Of a LoRA
-adapter: load it with its model and decode one step. Of an mmproj file: load it with its model and encode an image.
+"""Checks of files of unknown origin. A GGUF: read its header, render its chat template, load it and decode one step. A
+LoRA adapter: load it with its model and decode one step. An mmproj file: load it with its model and encode an image.
 
-All of it happens in a child process with bounded memory and time: a file that crashes llama.cpp, exhausts memory or
-never ends takes the child, and the caller gets an ArtifactError.
+All checks run in a child process with bounded memory and time: a file that crashes llama.cpp, exhausts memory or never
+finishes ends only the child, and the caller gets an ArtifactError.
 
     python -m causeway_server.models.publish.check FILE CONTEXT [adapter|mmproj MODEL]      prints a `_Verdict` as JSON
 """
@@ -54,13 +54,15 @@ class _Verdict(msgspec.Struct):
 
 
 def require_llama_cpp(find: Callable[[str], object] = importlib.util.find_spec) -> None:
-    """Raise ArtifactError where llama.cpp's bindings, which check every GGUF, are not installed."""
+    """Raise ArtifactError if llama.cpp's bindings, which check every GGUF, are not installed."""
     if find("llama_cpp") is None:
-        raise ArtifactError(f"a GGUF is checked by llama.cpp, which is missing: {_INSTALL}")
+        raise ArtifactError(f"llama.cpp, which checks every GGUF, is missing: {_INSTALL}")
 
 
 def limits_for(size_bytes: int) -> CheckLimits:
-    """Return the limits for a file of `size_bytes`; llama.cpp may repack the weights, which takes their size again."""
+    """Return the limits for a file of `size_bytes`. llama.cpp may repack the weights, which takes their size in memory
+    again.
+    """
     return CheckLimits(BASE_MEMORY_BYTES + size_bytes * 3 // 2, BASE_TIME_S + size_bytes / SLOWEST_BYTES_PER_S)
 
 
@@ -98,7 +100,7 @@ def check_beside(kind: Literal["adapter", "mmproj"], file: Path, model: Path) ->
 
 
 def try_projector(projector: Path, encoder: Path, width: int, tokens: int) -> None:
-    """Try a projector in ONNX with its encoder on a black image, in this process, which needs Pillow and onnxruntime.
+    """Try an ONNX projector and its encoder on a black image, in this process, which needs Pillow and onnxruntime.
 
     Args:
         projector: Reads the features of `encoder`, both ONNX files.
@@ -134,7 +136,7 @@ def _judge(file: Path, arguments: list[str], limits: CheckLimits) -> _Verdict:
             command, env=environ, capture_output=True, timeout=limits.time_s, check=False, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        raise ArtifactError(f"{file}: checking it took longer than {limits.time_s:.0f} s: refused") from None
+        raise ArtifactError(f"{file}: refused, because checking it took longer than {limits.time_s:.0f} s") from None
     try:
         verdict = msgspec.json.decode(child.stdout, type=_Verdict)
     except msgspec.DecodeError:
@@ -148,8 +150,8 @@ def _death(status: int, limits: CheckLimits) -> str:
     bound = f"{limits.memory_bytes / GIB:.1f} GiB"
     if status < 0:
         name = signal.Signals(-status).name
-        return f"llama.cpp crashes on it ({name}), or needs more than {bound} besides its weights: refused"
-    return f"checking it failed with status {status}, perhaps for want of memory (at most {bound}): refused"
+        return f"refused, because llama.cpp crashes on it ({name}) or needs more than {bound} besides its weights"
+    return f"refused, because checking it failed with status {status}, perhaps for lack of memory (at most {bound})"
 
 
 def _examine(file: Path, context: int) -> GgufFile:
@@ -170,7 +172,9 @@ def _try_template(file: Path, template: str) -> None:
 
 
 def _try_load(file: Path, context: int) -> None:
-    """Load the file with llama.cpp and decode one step: unlike the engine, whatever this machine's memory."""
+    """Load the file with llama.cpp and decode one step, regardless of this machine's memory, which only the engine
+    checks.
+    """
     import llama_cpp.llama_cpp as native
 
     from ..llama_cpp.native import bindings
@@ -200,7 +204,7 @@ def _examine_adapter(file: Path, model: Path) -> None:
     architecture = adapted_architecture(file)
     weights = Weights(model)
     if architecture != weights.architecture:
-        raise ArtifactError(f"{file}: an adapter for {architecture} models, and {model} is {weights.architecture}")
+        raise ArtifactError(f"{file}: an adapter for {architecture} models, but {model} is {weights.architecture}")
     adapter = load_adapter(weights, AdapterFile(file.stem, str(file)))
     context = Context(weights, kv_tokens=_CHECK_CONTEXT_TOKENS, sequences=1, batch_tokens=32, outputs=1, threads=1)
     context.use_adapter(adapter)
@@ -236,7 +240,9 @@ def _main() -> None:
     except ImportError as error:
         verdict = _Verdict(fault=f"{file}: cannot be checked without llama.cpp ({error}): {_INSTALL}")
     except MemoryError:
-        verdict = _Verdict(fault=f"{file}: checking it needs more than {bound / GIB:.1f} GiB of memory: refused")
+        verdict = _Verdict(
+            fault=f"{file}: refused, because checking it needs more than {bound / GIB:.1f} GiB of memory"
+        )
     with out:
         out.write(msgspec.json.encode(verdict))
 

@@ -1,6 +1,6 @@
-"""Publish weights as an artifact: weights, manifest and card in one folder. The weights are activated by rename.
+"""Publishing of weights as an artifact: weights, manifest and card in one folder. The weights are activated by rename.
 
-A weights file gets into an artifact's folder by being copied, linked or moved.
+A weights file is copied, linked or moved into the artifact's folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Placing = Literal["copy", "link", "move"]
 
 
 class SignalMetadata(msgspec.Struct, frozen=True):
-    """Manifest fields of a signal that its file does not hold."""
+    """Manifest fields of a signal that cannot be derived from its file."""
 
     kind: SignalKind
     architecture: str
@@ -190,7 +190,7 @@ def place(source: Path, target: Path, placing: Placing) -> Path:
     symbolic link. `move` falls back to a copy across file systems.
 
     Raises:
-        ArtifactError: It cannot be written; nothing of it is left behind.
+        ArtifactError: The target cannot be written; no part of it is left behind.
     """
     is_new = not target.parent.exists()
     try:
@@ -245,7 +245,7 @@ def check_space(needed_bytes: int, folder: Path) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
         raise ArtifactError(
-            f"{folder}: {needed_bytes / 2**20:,.0f} MiB are needed and {free_bytes / 2**20:,.0f} MiB are free"
+            f"{folder}: {needed_bytes / 2**20:,.0f} MiB are needed, but {free_bytes / 2**20:,.0f} MiB are free"
         )
 
 

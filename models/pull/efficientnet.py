@@ -1,11 +1,12 @@
-"""EfficientNet-Lite (Tan & Le 2019, without squeeze-and-excitation) from its PyTorch weights to one ONNX graph.
+"""Conversion of EfficientNet-Lite (Tan & Le 2019, without squeeze-and-excitation) from its PyTorch weights to one ONNX
+graph.
 
-The graph takes upright pixels as they leave the decoder, and gives what an image shows and a feature vector. Batch
+The graph takes the decoder's upright pixels, and computes the probabilities of labels and a feature vector. Batch
 normalisation is folded into the convolutions. Names of the weights: those of efficientnet_lite_pytorch.
 
-The file that `torch.save` wrote before torch 1.6 is read without torch, and without running anything that is in it: it
-has pickles of names and sizes, behind a magic number, before raw arrays (pytorch: torch/serialization.py,
-`_legacy_save`). Only what tensors need is unpickled.
+The file that `torch.save` wrote before torch 1.6 is read without torch, and without executing anything in it: it has
+pickles of names and sizes, behind a magic number, before raw arrays (pytorch: torch/serialization.py, `_legacy_save`).
+Only what tensors need is unpickled.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _NORM = ("weight", "bias", "running_mean", "running_var")
 
 
 class _Stored(msgspec.Struct, frozen=True):
-    """A tensor's place in the storage that `key` names; sizes in elements."""
+    """A tensor's position in the storage that `key` names; sizes in elements."""
 
     key: str
     offset: int
@@ -55,16 +56,16 @@ def read_tensors(path: Path) -> dict[str, NDArray[np.float32]]:
     """Return the tensors by name, as float32.
 
     Raises:
-        ArtifactError: It is no such file, or holds anything but tensors.
+        ArtifactError: The file is not such a file, or holds anything except tensors.
     """
     try:
         with path.open("rb") as file:
             names, arrays = _read_pickles(file)
         if not isinstance(names, dict):
-            raise ArtifactError(f"{path}: it holds no tensors by name")
+            raise ArtifactError(f"{path}: the file does not hold tensors by name")
         return {str(name): _array(stored, arrays) for name, stored in names.items() if isinstance(stored, _Stored)}
     except (OSError, EOFError, pickle.UnpicklingError, KeyError, ValueError, TypeError) as error:
-        raise ArtifactError(f"{path}: no file of torch with tensors ({error})") from error
+        raise ArtifactError(f"{path}: not a torch file with tensors ({error})") from error
 
 
 def _read_pickles(file: io.BufferedReader) -> tuple[object, Mapping[str, NDArray[np.generic]]]:
@@ -83,7 +84,7 @@ def _read_pickles(file: io.BufferedReader) -> tuple[object, Mapping[str, NDArray
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds places of tensors; refuses every other class and function."""
+    """Unpickles only the descriptions of tensors; every other class and function is refused."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         super().__init__(file)
@@ -96,7 +97,7 @@ class _Unpickler(pickle.Unpickler):
             return _stored
         if module == "torch" and name in _KINDS:
             return name
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a tensor")
+        raise pickle.UnpicklingError(f"{module}.{name} is not part of a tensor")
 
     def persistent_load(self, identity: tuple[str, str, str]) -> str:
         _, kind, key, *_ = identity
@@ -114,7 +115,7 @@ def _array(stored: _Stored, arrays: Mapping[str, NDArray[np.generic]]) -> NDArra
         (size - 1) * stride for size, stride in zip(stored.shape, stored.strides, strict=True) if size
     )
     if min(stored.offset, *stored.shape, *stored.strides, 0) < 0 or last >= len(whole):
-        raise ValueError("a tensor that lies outside of its storage")
+        raise ValueError("a tensor is outside of its storage")
     strides = [stride * whole.itemsize for stride in stored.strides]
     return np.lib.stride_tricks.as_strided(whole[stored.offset :], stored.shape, strides).astype(np.float32)
 
@@ -132,7 +133,7 @@ def write_classifier(
         features = graph.build(stages)
         classes = len(weights["_fc.bias"])
     except KeyError as error:
-        raise ArtifactError(f"no EfficientNet-Lite: the weight {error} is missing") from None
+        raise ArtifactError(f"not an EfficientNet-Lite: the weight {error} is missing") from None
     if classes != len(labels):
         raise ArtifactError(f"{len(labels)} labels for {classes} classes")
     write_onnx(
@@ -156,7 +157,7 @@ def convert(weights: Path, labels: Path, target: Path) -> None:
     try:
         names = msgspec.json.decode(labels.read_bytes(), type=list[str])
     except msgspec.DecodeError as error:
-        raise ArtifactError(f"{labels}: no list of labels ({error})") from error
+        raise ArtifactError(f"{labels}: not a list of labels ({error})") from error
     write_classifier(read_tensors(weights), names, target)
 
 
@@ -173,7 +174,7 @@ class _Graph:
         }
 
     def build(self, stages: Sequence[tuple[int, int]]) -> int:
-        """Add all nodes; return the number of features. Raises KeyError."""
+        """Add all nodes; return the number of features. Raises KeyError for a missing weight."""
         value = self._add("Cast", ["pixels"], {"to": FLOAT})
         value = self._add("Div", [self._add("Sub", [value, "mean"]), "scale"])
         value = self._add("Unsqueeze", [self._add("Transpose", [value], {"perm": [2, 0, 1]}), "first"])
@@ -192,7 +193,7 @@ class _Graph:
         return int(self._weights["_fc.weight"].shape[1])
 
     def _block(self, value: str, name: str, stride: int) -> str:
-        """An inverted residual block: expand, filter each channel, project."""
+        """Add an inverted residual block: expand, filter each channel, project."""
         before = value
         if f"{name}._expand_conv.weight" in self._weights:
             value = self._relu6(self._convolution(value, f"{name}._expand_conv", f"{name}._bn0"))

@@ -1,11 +1,11 @@
-"""A repository on the hub: its GGUF files, and the download into huggingface_hub's cache.
+"""Repositories on the hub: the list of a repository's GGUF files, and the download into huggingface_hub's cache.
 
-The owner's settings for huggingface_hub hold: HF_ENDPOINT (a mirror), HF_HOME, HF_HUB_CACHE, HF_TOKEN or
-`hf auth login`, HF_HUB_OFFLINE.
+The owner's settings for huggingface_hub apply: HF_ENDPOINT (a mirror), HF_HOME, HF_HUB_CACHE, HF_TOKEN or `hf auth
+login`, HF_HUB_OFFLINE.
 
-A file is downloaded over HTTP: resumed, checked, with progress. `huggingface_hub.hf_hub_download` starts again from
-nothing after its process ended, so the parts of the library under it are used: `http_get`, which resumes and retries,
-and its HTTP client with the owner's proxy settings.
+A file is downloaded over HTTP: resumed, checked, with progress. `huggingface_hub.hf_hub_download` starts from the
+beginning after its process ended, so the functions below it are used: `http_get`, which resumes and retries, and its
+HTTP client with the owner's proxy settings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def peek(url: str, headers: Mapping[str, str], sha256: str = "") -> tuple[Remote
     """Read a file's size and first bytes, without downloading it.
 
     Raises:
-        PullError: The server does not answer, refuses, or names no size.
+        PullError: The server does not answer, refuses, or does not name the size.
     """
     wanted = {**headers, **_IDENTITY, "Range": f"bytes=0-{_PEEK_BYTES - 1}"}
     try:
@@ -61,7 +61,7 @@ def peek(url: str, headers: Mapping[str, str], sha256: str = "") -> tuple[Remote
 
 
 def download(url: str, target: Path, remote: RemoteFile, headers: Mapping[str, str]) -> None:
-    """Download a file to `target`. What an earlier call has left in ``target.partial`` is kept and completed.
+    """Download a file to `target`. A part that an earlier call left in ``target.partial`` is completed.
 
     Raises:
         PullError: The download ended early (the part is kept), the disk is full (likewise), another process downloads
@@ -104,7 +104,8 @@ def _fetch(url: str, partial: Path, done: int, remote: RemoteFile, headers: Mapp
 def _interrupted(url: str, partial: Path, remote: RemoteFile, reason: str) -> PullError:
     done = partial.stat().st_size / 2**20
     return PullError(
-        f"{url}: {reason}; {done:,.0f} of {remote.size_bytes / 2**20:,.0f} MiB are here: repeat the command to resume"
+        f"{url}: {reason}; {done:,.0f} of {remote.size_bytes / 2**20:,.0f} MiB are downloaded: repeat "
+        "the command to resume"
     )
 
 
@@ -115,7 +116,9 @@ def _reason(error: Exception) -> str:
 
 
 class HubListing(msgspec.Struct, frozen=True):
-    """The GGUF files of a repository at one commit, largest first. `mmproj`: those that let a model take images."""
+    """The GGUF files of a repository at one commit, largest first. `mmproj`: its mmproj files, with which a model
+    accepts images.
+    """
 
     repository: str
     commit: str
@@ -163,7 +166,7 @@ def list_files(source: HubSource) -> HubListing:
 
 
 def choose(listing: HubListing, choice: str) -> RemoteFile:
-    """Return the file that `choice` names: a file, a quantisation, or empty for the usual one.
+    """Return the file that `choice` names: a file, a quantisation, or empty for the default.
 
     Raises:
         PullError: None or several files match, or the file is one part of several.
@@ -181,7 +184,7 @@ def choose(listing: HubListing, choice: str) -> RemoteFile:
     if len(matches) != 1:
         names = ", ".join(file.name for file in listing.files)
         fault = "several files match" if matches else f"no file matches {choice!r}" if choice else "name one of them"
-        raise PullError(f"hf:{listing.repository}: {fault}; there are: {names}")
+        raise PullError(f"hf:{listing.repository}: {fault}; the files are: {names}")
     if _SPLIT.search(matches[0].name):
         raise PullError(
             f"hf:{listing.repository}:{matches[0].name}: a model in several files cannot be pulled; name a smaller "
@@ -191,13 +194,15 @@ def choose(listing: HubListing, choice: str) -> RemoteFile:
 
 
 def choose_mmproj(listing: HubListing) -> RemoteFile:
-    """Return the mmproj file of the usual precision.
+    """Return the mmproj file of the default precision.
 
     Raises:
         PullError: The repository has none, or several of no known precision.
     """
     if not listing.mmproj:
-        raise PullError(f"hf:{listing.repository}: the repository has no mmproj file: it is no vision model's")
+        raise PullError(
+            f"hf:{listing.repository}: the repository has no mmproj file, so its model is not a vision model"
+        )
     by_precision = {quantisation(file.name): file for file in listing.mmproj}
     matches = [by_precision[one] for one in _PREFERRED_MMPROJ if one in by_precision] or list(listing.mmproj)
     if len(listing.mmproj) > 1 and not set(by_precision) & set(_PREFERRED_MMPROJ):
@@ -211,7 +216,7 @@ def _is_mmproj(file: RemoteFile) -> bool:
 
 
 def quantisation(file_name: str) -> str:
-    """Return the quantisation that a file's name ends in, such as Q4_K_M; empty if it names none."""
+    """Return the quantisation at the end of a file's name, such as Q4_K_M; empty if there is none."""
     found = re.search(r"[-._]((?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))\.gguf$", Path(file_name).name, re.IGNORECASE)
     return found[1].upper() if found else ""
 
@@ -230,12 +235,12 @@ def present_bytes(listing: HubListing, file: RemoteFile) -> int:
 
 
 def cache_folder() -> Path:
-    """Return huggingface_hub's cache."""
+    """Return huggingface_hub's cache folder."""
     return Path(constants.HF_HUB_CACHE)
 
 
 def fetch(listing: HubListing, file: RemoteFile) -> Path:
-    """Return the file's path in huggingface_hub's cache, downloading what is missing.
+    """Return the file's path in huggingface_hub's cache, after downloading what is missing.
 
     Raises:
         PullError: The download failed, or the file's checksum is wrong.
@@ -267,7 +272,7 @@ def _url(listing: HubListing, file: RemoteFile) -> str:
 
 
 def _licence(card: ModelCardData | None) -> str:
-    """Return the licence that the model card names, with its link where it is a licence of its own."""
+    """Return the licence that the model card names, with its link if it is a custom licence."""
     if card is None:
         return ""
     licence = card.license_name if card.license == "other" else card.license

@@ -1,7 +1,7 @@
-"""Write an ONNX file from nodes, constants and metadata. Needs only numpy.
+"""A writer of ONNX files from nodes, constants and metadata, which needs only numpy.
 
-The format is protobuf (onnx/onnx.proto, IR version 9), of which this module writes the few messages that small graphs
-need. An operator's attribute is an int, a float, a string, or a list of ints.
+The format is protobuf (onnx/onnx.proto, IR version 9), and this module writes the few messages that small graphs need.
+An operator's attribute is an int, a float, a string, or a list of ints.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _node(node: Node) -> bytes:
 
 
 def _attribute(name: str, value: Attribute) -> bytes:
-    """Field 20 names the field that holds the value (AttributeProto.AttributeType)."""
+    """Encode an attribute. Its field 20 names the field that holds the value (AttributeProto.AttributeType)."""
     encoded = _text(1, name)
     if isinstance(value, int):
         return encoded + _number(3, value) + _number(20, 2)

@@ -1,7 +1,7 @@
-"""The plan of a pull: the sources of `causeway-models pull`, and the checks before the first byte and after the last.
+"""The plan of a pull: the sources of `causeway-models pull`, and the checks before and after the download.
 
-Before: a free name, enough disk, enough memory for the model. A file that is being downloaded has a place and a lock,
-and its checksum is compared.
+Before: a free name, enough disk, enough memory for the model. A partial download has its own file and a lock; its
+checksum is compared at the end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class UrlSource(msgspec.Struct, frozen=True):
 
 
 class DemoSource(msgspec.Struct, frozen=True):
-    """Models of the demonstration, by the name of the pair or of one model."""
+    """Models of the demonstration, named by a pair or by one model."""
 
     name: str
 
@@ -54,19 +54,19 @@ Source = HubSource | UrlSource | DemoSource
 
 
 class RemoteFile(msgspec.Struct, frozen=True):
-    """A weights file elsewhere."""
+    """A weights file on a server."""
 
-    name: str  # of the file, with its folders
+    name: str  # name of the file, with its folders
     size_bytes: int
     sha256: str
-    licence: str  # empty: not named
+    licence: str  # licence that the hub names; empty if it names none
 
 
 def parse_source(text: str, sha256: str | None) -> Source:
     """Read a source: ``hf:OWNER/REPO[:FILE or quantisation]``, ``demo:NAME``, or an http(s) URL with its SHA-256.
 
     Raises:
-        PullError: It is none of these.
+        PullError: The text is none of these.
     """
     kind, _, rest = text.partition(":")
     if sha256 is not None:
@@ -97,14 +97,14 @@ def check_sha256(partial: Path, expected: str, origin: str) -> None:
     """Compare a downloaded file with its checksum, and delete it if it differs.
 
     Raises:
-        PullError: It differs.
+        PullError: The checksum differs.
     """
     actual = sha256_of(partial)
     if actual != expected:
         partial.unlink()
         raise PullError(
-            f"{origin}: the downloaded file's sha256 is {actual}, not {expected}: the download was deleted, "
-            "nothing else was changed"
+            f"{origin}: the downloaded file's sha256 is {actual}, not {expected}; the download was "
+            "deleted, and nothing else was changed"
         )
 
 
@@ -117,13 +117,13 @@ def no_space(error: OSError, partial: Path, left_bytes: int) -> PullError:
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether the error is a full disk, or a limit on files."""
+    """Return whether the error means a full disk, or a limit on file sizes or quotas."""
     return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextlib.contextmanager
 def locked(partial: Path) -> Iterator[None]:
-    """Hold a lock on the part, which is created. The lock ends with the process.
+    """Hold a lock on the partial file, which is created if needed. The lock ends with the process.
 
     Raises:
         PullError: Another process holds it.
@@ -137,16 +137,16 @@ def locked(partial: Path) -> Iterator[None]:
 
 
 class FitOptions(msgspec.Struct, frozen=True):
-    """The memory that a model is to fit. `force`: pull it even if it does not."""
+    """The device and the sizes that a model must fit. `force`: pull the model even if it does not fit."""
 
     device: Device
-    context: int  # tokens per sequence
-    batch: int  # sequences
+    context: int  # context length in tokens per sequence
+    batch: int  # number of sequences
     force: bool = False
 
 
 def is_present(name: str, root: Path, sha256: str) -> bool:
-    """Return whether the model is there already; a damaged or foreign one is not.
+    """Return whether the model is installed already. One that is damaged or has another hash does not count.
 
     Raises:
         ArtifactError: Another model has the name, or the name is not valid.
@@ -166,7 +166,7 @@ def check_disk(left_bytes: int, folder: Path, what: str) -> None:
     try:
         check_space(left_bytes + _SPARE_BYTES, folder)
     except ArtifactError as error:
-        raise PullError(f"{what}: the disk is too full: {error}") from error
+        raise PullError(f"{what}: not enough space on the disk: {error}") from error
 
 
 def describe_remote(first: bytes, file: RemoteFile) -> GgufFile | None:
@@ -191,10 +191,10 @@ def check_memory(
 
     Args:
         others: The other files of the same model, of which a smaller one may fit.
-        beside_bytes: The size of its mmproj file, which must fit, too.
+        beside_bytes: Memory for its mmproj file, which must fit, too.
 
     Raises:
-        PullError: It does not fit; the message has the figures and the next smaller file that does.
+        PullError: The model does not fit; the message has the figures and the next smaller file that fits.
     """
     need = estimate_memory(gguf, context=options.context, batch=options.batch)
     usable = options.device.usable_bytes - beside_bytes

@@ -1,7 +1,8 @@
-"""The semantic cache's parts: find a question asked before in other words, and refuse all that only look alike.
+"""The parts of the semantic cache. It finds an earlier question with the same meaning, and refuses questions that only
+look similar.
 
-`protected` splits text and lists what must agree, `judge` is the learned part, `index` holds the entries. A text's
-nearest neighbours are found by exact inner product among the entries whose protected words are the same; the judge then
-says how likely their answers are the same, and a bound on held-back rows says how likely is enough. `Findings` test
-that bound again on a device's own traffic.
+`protected` splits text into words and collects those that must agree, `judge` is the learned part, and `index` holds
+the entries. A text's nearest neighbours are found by exact inner product among the entries whose protected words are
+the same; the judge then estimates the probability that their answers are the same. The threshold for it was chosen on
+held-back rows. `Findings` test that threshold again on a device's own traffic.
 """

@@ -1,12 +1,13 @@
-"""The entries of the semantic cache, in memory: bounded, oldest use out first, searched by exact inner product.
+"""The entries of the semantic cache, in memory: bounded, evicted least recently used first, searched by exact inner
+product.
 
-Entries are compared only within one bucket: the same scope (whose request it is, and all of it but the question) and
-the same protected words.
+Entries are compared only within one bucket: the same scope (the caller, and everything in the request except the
+question) and the same protected words.
 
-What a search of many vectors takes is reading them: 10 MB for 10,000 of 256 dimensions. So it reads a quarter of that
-first. Each vector also has int8 codes (scalar quantisation, one scale per vector), and a bound on the error of the
-codes says which vectors can be among the nearest; only of those the inner product is computed exactly. What is found is
-what a search of all vectors finds.
+The cost of a search is reading the vectors: 10 MB for 10,000 vectors of 256 dimensions. A search therefore reads a
+quarter of that first. Each vector also has int8 codes (scalar quantisation, one scale per vector), and a bound on the
+error of the codes says which vectors can be among the nearest; the exact inner product is computed only for those. The
+result is the same as that of a search of all vectors.
 
 ONNX Runtime multiplies the codes. The query has 7 bits, because x86 without VNNI adds pairs of products in 16 bits.
 Before vectors become codes, a random rotation spreads their peaks over all components, so that the error is small; it
@@ -52,7 +53,7 @@ _BucketKey = tuple[bytes, Signature]
 
 
 class VectorTable:
-    """Rows of one matrix that grows by doubling; the last row takes the place of one that is removed."""
+    """A matrix of vectors that grows by doubling. A removed row is replaced by the last row."""
 
     __slots__ = ("_codes", "_count", "_rows")
 
@@ -74,7 +75,7 @@ class VectorTable:
             self._codes.add(self._rows[self._count - 1 : self._count])
 
     def remove(self, row: int) -> None:
-        """Remove a row; the last one takes its number."""
+        """Remove a row; the last row gets its number."""
         self._count -= 1
         self._rows[row] = self._rows[self._count]
         if self._codes is not None:
@@ -83,7 +84,7 @@ class VectorTable:
     def nearest(self, vector: Vector, most: int, least: float) -> list[tuple[int, float]]:
         """Return up to `most` rows with their inner products of at least `least`, the nearest first.
 
-        Of equal inner products the lower row comes first.
+        Among equal inner products the lower row comes first.
         """
         rows = None
         if self._count >= CODED:
@@ -96,7 +97,7 @@ class VectorTable:
 
 
 class Codes:
-    """The int8 codes of vectors, one column each, and how far the inner products of codes may be off.
+    """The int8 codes of vectors, one column each, and a bound on the error of their inner products.
 
     Args:
         vectors: float32 [vectors, dimensions].
@@ -132,15 +133,15 @@ class Codes:
         self._count = end
 
     def remove(self, row: int) -> None:
-        """Remove a row; the last one takes its number."""
+        """Remove a row; the last row gets its number."""
         self._count -= 1
         for array in (self._codes.T, self._scales, self._zeros):
             array[row] = array[self._count]
 
     def candidates(self, vector: Vector, most: int, least: float) -> NDArray[np.intp] | None:
-        """Return the rows, ascending, among which are the `most` nearest whose inner product is at least `least`.
+        """Return rows, ascending, that include the `most` nearest ones with an inner product of at least `least`.
 
-        None if the codes tell too little: too many rows may be among them.
+        Return None if the codes are too coarse to narrow the rows down.
         """
         rotated = vector @ _rotation(len(vector))
         step = np.abs(rotated).max() / np.float32(_QUERY_ZERO - 1)
@@ -160,13 +161,13 @@ class Codes:
         return rows if len(rows) * _MAX_CANDIDATES <= self._count else None
 
     def _bound(self, length: float, missed: float, last: float, least: float) -> float:
-        """Return the product of codes that a vector has at least if its inner product s may be among the greatest.
+        """Return a lower bound on the codes' product of any vector whose inner product s may be among the greatest.
 
         Args:
             length: The length of the query q.
             missed: The length of its difference e = q - q̂ from its codes.
-            last: The product of codes of the last one among the greatest; -inf: all are.
-            least: Inner product that is asked for.
+            last: The codes' product of the last vector among the greatest; -inf if all vectors are.
+            least: The least inner product that is wanted.
 
         With d = x - x̂, the product of codes is off by s - x̂·q̂ = x·e + d·q̂.
 
@@ -197,7 +198,7 @@ class Codes:
 
 @cache
 def _rotation(dimensions: int) -> Vector:
-    """Return a random orthogonal matrix, always the same: float32 [dimensions, dimensions]."""
+    """Return a pseudo-random orthogonal matrix, the same in every process: float32 [dimensions, dimensions]."""
     normal = np.random.default_rng(dimensions).standard_normal((dimensions, dimensions))
     return np.linalg.qr(normal)[0].astype(np.float32)
 
@@ -222,7 +223,9 @@ def _inner_products(matrix: Vector, count: int, vector: Vector) -> Vector:
 
 
 def _greatest(products: Vector, most: int, least: float) -> list[tuple[int, float]]:
-    """Return up to `most` positions and values of at least `least`, the greatest first; they become -inf."""
+    """Return up to `most` positions and values of at least `least`, the greatest first; in `products` they are set to
+    -inf.
+    """
     found: list[tuple[int, float]] = []
     for _ in range(min(most, len(products))):
         at = int(products.argmax())
@@ -235,7 +238,9 @@ def _greatest(products: Vector, most: int, least: float) -> list[tuple[int, floa
 
 
 class Match(msgspec.Struct, frozen=True):
-    """An earlier question. `similarity`: of the vectors, -1 to 1; `log_odds`: of the judge."""
+    """An earlier question that matches. `similarity`: inner product of the vectors, -1 to 1; `log_odds`: the
+    judge's.
+    """
 
     key: bytes
     similarity: float
@@ -258,7 +263,7 @@ class _Bucket:
         self.keys.append(key)
 
     def remove(self, key: bytes) -> None:
-        """Remove an entry; the last one takes its row."""
+        """Remove an entry; the last entry gets its row."""
         row = self.keys.index(key)
         self.vectors.remove(row)
         self.questions[row], self.keys[row] = self.questions[-1], self.keys[-1]
@@ -271,7 +276,7 @@ class SemanticIndex:
 
     Args:
         judge: Compares two questions.
-        entries: Bound; the entry that was used least recently makes room.
+        entries: Maximum number of entries; the least recently used is evicted.
     """
 
     def __init__(self, judge: Judge, entries: int = ENTRIES) -> None:
@@ -284,10 +289,10 @@ class SemanticIndex:
         return len(self._used)
 
     def find(self, scope: bytes, question: ComparedText) -> Match | None:
-        """Return the likeliest earlier question of this scope; None if all are ruled out.
+        """Return the earlier question of this scope that most probably has the same answer; None if all are ruled out.
 
         Args:
-            scope: Equal for requests that differ in nothing but the question.
+            scope: A key that is equal for requests that differ only in the question.
         """
         bucket = self._buckets.get((scope, question.signature))
         if bucket is None:
@@ -317,7 +322,7 @@ class SemanticIndex:
             self.remove(next(iter(self._used)))
 
     def touch(self, key: bytes) -> None:
-        """Note that the answer under `key` was used."""
+        """Record that the answer under `key` was used."""
         self._used.move_to_end(key)
 
     def remove(self, key: bytes) -> None:

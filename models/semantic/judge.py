@@ -1,12 +1,12 @@
-"""The judge: how likely two questions, whose protected words agree, have the same answer.
+"""The judge, which estimates how likely two questions with the same protected words have the same answer.
 
-A text becomes a `ComparedText` once: the encoder's vector, the probabilities of the trained intents, its words. A pair
-becomes `FEATURES` and the set of words that only one side has; a small network maps them to log-odds. `Calibration`
-turns a promised error rate into the least log-odds of a hit.
+A text is converted to a `ComparedText` once: the encoder's vector, the probabilities of the trained intents, its words.
+A pair is described by `FEATURES` numbers and the words that only one of the texts has; a small network maps them to
+log-odds. `Calibration` turns a promised error rate into a threshold of the log-odds.
 
-`Findings` test the promised error rate again on a device's own traffic. Some answers to a question that means the same
-are made again and compared with the cached one. The judge's threshold holds until more of them differ than the promise
-explains; then only likelier matches are used. As requests without further faults come in, the threshold falls again.
+`Findings` test the promised error rate again on a device's own traffic. Some semantic hits are generated again and
+compared with the cached answer. If more of them differ than the promised rate explains, the threshold rises. It falls
+again as requests without further faults come in.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Array(msgspec.Struct, frozen=True):
     scales: tuple[float, ...]
 
     def load(self) -> Vector:
-        """Check that the fields agree. Raises ValueError if they contradict each other."""
+        """Decode the array, and check that its fields agree. Raises ValueError if they contradict each other."""
         whole = np.frombuffer(base64.b64decode(self.values), np.int8).reshape(len(self.scales), -1)
         return (whole * np.array(self.scales, np.float32)[:, None]).reshape(self.shape).astype(np.float32)
 
@@ -51,7 +51,7 @@ class Array(msgspec.Struct, frozen=True):
 class Calibration(msgspec.Struct, frozen=True):
     """The judge's results on a stream of rows that it was not trained on.
 
-    `wrong`: the log-odds of the wrong hits, highest first, as many as are needed for any promise up to `most_error`.
+    `wrong`: the log-odds of the wrong hits, highest first, as many as a promised rate of up to `most_error` needs.
     `design_effect`: wrong hits come in clusters (one misleading entry misleads several requests), so that their number
     varies more than that of independent errors, by this factor (Kish 1965).
     """
@@ -65,8 +65,8 @@ class Calibration(msgspec.Struct, frozen=True):
         """Return the log-odds that a hit must exceed so that at most `max_error` of all requests get a wrong answer.
 
         The number of wrong hits falls as the threshold rises, so the thresholds are tested from the strictest on, each
-        by the exact binomial tail (Angelopoulos et al. 2021, Learn then Test, arXiv 2110.01052). Infinite if the rows
-        are too few for the promise.
+        by the exact binomial tail (Angelopoulos et al. 2021, Learn then Test, arXiv 2110.01052). Infinite if there are
+        too few rows for the promise.
         """
         independent = allowed_errors(int(self.requests / self.design_effect), min(max_error, self.most_error))
         if independent < 0:
@@ -78,18 +78,18 @@ class Calibration(msgspec.Struct, frozen=True):
 def allowed_errors(requests: int, max_error: float) -> int:
     """Return the greatest count of errors among `requests` that is improbable (`DELTA`) at a rate above `max_error`.
 
-    -1: even no error at all would not be improbable enough.
+    -1 if even zero errors would not be improbable enough.
     """
     return next((count - 1 for count, below in _cumulative(requests, max_error) if below > DELTA), requests)
 
 
 def likely_errors(requests: int, max_error: float) -> int:
-    """Return the least count of errors that is improbable (`DELTA`) to be exceeded at a rate of `max_error`."""
+    """Return the smallest count of errors that a rate of `max_error` exceeds only improbably (`DELTA`)."""
     return next((count for count, below in _cumulative(requests, max_error) if 1.0 - below <= DELTA), requests)
 
 
 def _cumulative(requests: int, rate: float) -> Iterator[tuple[int, float]]:
-    """Yield each count of errors with the probability of at most so many: the binomial distribution."""
+    """Yield each count of errors with the cumulative probability of the binomial distribution."""
     below = 0.0
     log_p, log_q = math.log(rate), math.log1p(-rate)
     for count in range(requests + 1):
@@ -99,20 +99,20 @@ def _cumulative(requests: int, rate: float) -> Iterator[tuple[int, float]]:
 
 
 class JudgeFile(msgspec.Struct, frozen=True):
-    """The artifact's file."""
+    """The content of a judge's file."""
 
-    harmless: tuple[str, ...]  # words that may differ
+    harmless: tuple[str, ...]  # words that may differ between questions with the same answer
     rarity: dict[str, float]  # inverse document frequency of the words of the training rows, nats
     unseen_rarity: float
-    text_words: Array  # [TEXT_BUCKETS, hidden]
-    text_vector: Array  # [dimensions, hidden]
-    text_bias: Array  # [hidden]
-    intents: Array  # [intents, hidden]
+    text_words: Array  # weights [TEXT_BUCKETS, hidden]
+    text_vector: Array  # weights [dimensions, hidden]
+    text_bias: Array  # biases [hidden]
+    intents: Array  # weights [intents, hidden]
     intent_bias: Array
-    mean: tuple[float, ...]  # of the features
+    mean: tuple[float, ...]  # mean of the features
     spread: tuple[float, ...]
-    pair_words: Array  # [WORD_BUCKETS, pair hidden]
-    layers: tuple[Array, ...]  # each [outputs, inputs]
+    pair_words: Array  # weights [WORD_BUCKETS, pair hidden]
+    layers: tuple[Array, ...]  # weights, each [outputs, inputs]
     biases: tuple[Array, ...]
     calibration: Calibration | None = None
 
@@ -122,14 +122,14 @@ class ComparedText(msgspec.Struct, frozen=True, eq=False):
 
     signature: Signature
     poles: int
-    vector: Vector  # unit length
-    intents: Vector  # probabilities
+    vector: Vector  # sentence vector of unit length
+    intents: Vector  # probabilities of the intents
     words: tuple[str, ...]
     distinct: frozenset[str]
 
 
 class Judge:
-    """A loaded judge; calls may come from any thread. `sha256`: of its file, "" for one that has none."""
+    """A loaded judge; calls may come from any thread. `sha256`: hash of its file, "" if it has none."""
 
     def __init__(self, file: JudgeFile, encoder: SentenceEncoder, sha256: str = "") -> None:
         self.sha256 = sha256
@@ -156,7 +156,7 @@ class Judge:
         return cls(read_judge(judge.path_for(encoder)), SentenceEncoder(encoder.path), judge.manifest.sha256)
 
     def question(self, text: str) -> ComparedText | None:
-        """Return a text as it is compared; None for one that is empty or too long to be understood."""
+        """Prepare a text for comparison; return None if it is empty or too long."""
         if len(text) > CHARACTERS:
             return None
         found = words(text)
@@ -180,7 +180,7 @@ class Judge:
         """Return for each of `others` the log-odds that its answer answers `asked` too: float32 [others].
 
         Args:
-            similarities: Inner products of the vectors.
+            similarities: Inner products of the texts' vectors.
         """
         rows = self.features(asked, others, similarities)
         hidden = (np.array(rows, np.float32) - self._mean) / self._spread
@@ -266,12 +266,12 @@ def read_judge(path: Path) -> JudgeFile:
         if shapes != (TEXT_BUCKETS, WORD_BUCKETS, FEATURES, FEATURES):
             raise ValueError(f"its arrays have {shapes} rows")
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{path}: not a judge of questions ({error})") from error
+        raise ArtifactError(f"{path}: not a judge's file ({error})") from error
     return file
 
 
 def text_buckets(found: Sequence[str]) -> list[int]:
-    """Hash words and pairs of words into TEXT_BUCKETS."""
+    """Hash words and word pairs into TEXT_BUCKETS."""
     padded = ["<", *found, ">"]
     pairs = [f"{one} {other}" for one, other in pairwise(padded)]
     return [zlib.crc32(part.encode()) % TEXT_BUCKETS for part in (*found, *pairs)]
@@ -283,13 +283,13 @@ def differing(asked: ComparedText, other: ComparedText) -> list[int]:
 
 
 class Findings(msgspec.Struct):
-    """Counts and log-odds, no content.
+    """The results of the checks of semantic hits: counts and log-odds, no content.
 
     Attributes:
         judge_sha256: The hash of the judge that gave these log-odds.
-        requests: Look-ups, each weighted with the share of semantic answers that are compared.
-        compared: Semantic answers that were made again for comparison.
-        wrong: The log-odds of those that differed, highest first.
+        requests: Number of look-ups, each weighted with the share of semantic answers that is compared.
+        compared: Number of semantic answers that were generated again for comparison.
+        wrong: The log-odds of the answers that differed, highest first.
     """
 
     judge_sha256: str
@@ -306,7 +306,7 @@ class Findings(msgspec.Struct):
         return int(self.requests) != before
 
     def compare(self, log_odds: float, *, agreed: bool) -> None:
-        """Count a semantic answer that was made again for comparison."""
+        """Count a semantic answer that was generated again for comparison."""
         self.compared += 1
         if not agreed:
             self.wrong = sorted([*self.wrong, log_odds], reverse=True)
@@ -318,6 +318,8 @@ class Findings(msgspec.Struct):
         self.wrong = sorted([*self.wrong, *other.wrong], reverse=True)
 
     def least_log_odds(self, max_error: float) -> float:
-        """Return what a hit must exceed so that no more answers were wrong than `max_error` explains; else -inf."""
+        """Return the log-odds that a hit must exceed so that the wrong answers so far agree with `max_error`; -inf if
+        all agree.
+        """
         likely = likely_errors(int(self.requests), max_error)
         return self.wrong[likely] if likely < len(self.wrong) else -math.inf

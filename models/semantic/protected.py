@@ -1,10 +1,11 @@
-"""Text to comparable words, and those that two questions must share before similarity counts.
+"""Splitting of text into comparable words, and the protected words that two questions must share before similarity
+counts.
 
-Words are in lower case, contractions spelled out, number words as digits, plurals without their s. Protected are
-numbers, units, names, negation, quotes and so on: `signature` collects them, and two texts with different signatures
+Words are in lower case, contractions spelled out, number words as digits, plurals without their s. Numbers, units,
+names, negation, quotes and so on are protected: `signature` collects them, and two texts with different signatures
 never share an answer. A word that is not known to be harmless counts as a name, so an unknown word always separates two
-texts. `poles` finds opposites: two texts conflict if one is at the one end of a scale (up, increase, louder) and the
-other at the other end (down, lower).
+texts. `poles` finds opposites: two texts conflict if one has a word at one end of a scale (up, increase, louder) and
+the other a word at the opposite end (down, lower).
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _without_politeness(lowered: str) -> str:
 
 
 def stem(word: str) -> str:
-    """Return a word without the s of a plural; words of up to three letters stay."""
+    """Return a word without its plural s; words of up to three letters are unchanged."""
     if len(word) <= 3 or not word.endswith("s") or word.endswith(_NO_PLURAL) or not word.isalpha():
         return word
     if word.endswith("ies") and len(word) > 4:
@@ -183,7 +184,7 @@ def _spelled_out(token: str) -> list[str]:
 
 
 def _found(listed: str) -> frozenset[str]:
-    """Return listed words as `words` finds them in a text."""
+    """Return listed words in the form in which `words` finds them in a text."""
     return frozenset(word for one in listed.split() for word in words(one))
 
 
@@ -199,7 +200,7 @@ _ONES = sum(1 << 2 * number for number in range(len(SCALES)))
 
 
 def signature(text: str, found: list[str], harmless: AbstractSet[str]) -> Signature:
-    """Return the signature of a text, which a text with the same answer shares.
+    """Return the protected words of a text as one value. Texts with the same answer have the same signature.
 
     Args:
         text: The text as it was written.
@@ -217,7 +218,7 @@ def signature(text: str, found: list[str], harmless: AbstractSet[str]) -> Signat
 
 
 def poles(found: list[str]) -> int:
-    """Return the ends of scales that the words are at, two bits per scale."""
+    """Return the ends of scales that the words belong to, two bits per scale."""
     bits = 0
     for word in found:
         bits |= _POLES.get(word, 0)
@@ -225,13 +226,13 @@ def poles(found: list[str]) -> int:
 
 
 def opposed(first: int, second: int) -> bool:
-    """Return whether two texts are at opposite ends of a scale, given their `poles`."""
+    """Return whether two texts have words at opposite ends of a scale, given their `poles`."""
     a, b = first & ~(second & first), second & ~(second & first)
     return bool((a & _ONES) << 1 & b or (b & _ONES) << 1 & a)
 
 
 def _capitalized(text: str) -> AbstractSet[str]:
-    """Return the words that are written with a capital inside of a text that has small letters too."""
+    """Return the words with a capital letter inside a text that has small letters too."""
     if text.islower() or text.isupper():
         return frozenset()
     inside = _CAPITALIZED.findall(text)
@@ -239,7 +240,9 @@ def _capitalized(text: str) -> AbstractSet[str]:
 
 
 def _asked(found: list[str]) -> tuple[str, ...]:
-    """Return the kinds of answer that are asked for (who, when, how many); `what` and plain `how` ask for anything."""
+    """Return the kinds of answer that a question asks for (who, when, how many); `what` and plain `how` ask for
+    anything.
+    """
     asked: list[str] = []
     for word, following in zip(found, [*found[1:], ""], strict=True):
         if kind := _ASKED.get(word):

@@ -1,4 +1,4 @@
-"""Learned signals that a device computes: what they read, and the small ONNX or JSON files they run.
+"""Learned signals that a device computes, from small ONNX or JSON files.
 
     calibration     confidence of the first tokens -> probability that the answer is right
     quality         `edge.quality`: the same probability, from the prompt alone

@@ -1,9 +1,9 @@
 """The probability that the device's answer is right, from the confidence of its first tokens.
 
-The file is JSON: one logistic regression for each number of tokens that a handoff may wait for, and another one with
-`edge.quality` as an additional input; and one that lowers the probability of a request whose words were heard, not
-typed, by how sure the transcript is. A call takes about two microseconds and needs no ONNX. Like `edge.quality`, a
-calibrator belongs to one version of a model.
+The file is JSON: for each number of tokens that a handoff may wait for, one logistic regression, and another one with
+`edge.quality` as an additional input. A further regression lowers the probability for spoken requests by the
+transcript's confidence. A call takes about two microseconds and needs no ONNX. Like `edge.quality`, a calibrator
+belongs to one version of a model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class LinearLogit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CalibrationStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For a handoff after `tokens` tokens; `joined` takes one more input, the log odds of `edge.quality`."""
+    """The regressions for a handoff after `tokens` tokens; `joined` takes one more input, the log odds of
+    `edge.quality`.
+    """
 
     tokens: int
     alone: LinearLogit
@@ -47,10 +49,10 @@ class CalibrationStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CalibrationParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the file: at least one stage, in ascending order of `tokens`.
+    """The content of a calibrator's file: at least one stage, in ascending order of `tokens`.
 
-    `spoken`: of a request that was heard; its inputs are the log odds of the probability for a typed one, and of the
-    transcript's confidence. None: heard requests count as typed ones.
+    `spoken`: regression for spoken requests; its inputs are the log odds of the probability as for a typed request, and
+    of the transcript's confidence. None: spoken requests are treated as typed ones.
     """
 
     stages: tuple[CalibrationStage, ...]
@@ -103,7 +105,7 @@ class ConfidenceCalibrator:
         Args:
             confidence: The engine's confidence so far.
             after: The number of tokens that the handoff waits for; selects the stage.
-            quality: `edge.quality` of the prompt, where it is known.
+            quality: `edge.quality` of the prompt, if it is known.
             ended: `confidence` covers all tokens of the answer.
             transcript_confidence: The confidence of a spoken request's transcript; None if it was typed.
         """
@@ -118,7 +120,7 @@ class ConfidenceCalibrator:
 
 
 def calibration_inputs(confidence: Confidence, ended: bool) -> tuple[float, ...]:
-    """Return the inputs of `CalibrationStage.alone`: the engine's score and the values it is made of."""
+    """Return the inputs of `CalibrationStage.alone`: the engine's score and its two factors."""
     return (
         log_odds(confidence.score),
         -confidence.logprob,

@@ -1,4 +1,4 @@
-"""Sentence encoder: text -> a unit vector, in one ONNX graph over token ids, with the word pieces in its metadata.
+"""The sentence encoder: text -> a unit vector, by one ONNX graph over token ids, with the word pieces in its metadata.
 
 Two kinds of file have the same interface. The shipped one is a static table (Tulkens and van Dongen 2024, Model2Vec):
 the mean of its tokens' rows, int8, tens of microseconds. A transformer (all-MiniLM-L6-v2, converted by
@@ -86,7 +86,9 @@ class SentenceEncoder:
         self._graph = OnnxGraph(path)
         metadata = self._graph.metadata
         if PIECES_KEY not in metadata or self._graph.inputs != ("ids",):
-            raise ArtifactError(f"{path}: no sentence encoder (it has no {PIECES_KEY}, or takes more than `ids`)")
+            raise ArtifactError(
+                f"{path}: not a sentence encoder (it has no {PIECES_KEY}, or takes more inputs than `ids`)"
+            )
         self.pieces = WordPieces(metadata[PIECES_KEY].split("\n"))
         special = [int(number) for number in metadata.get(SPECIAL_IDS_KEY, "").split()]
         self._before, self._after = special[:1], special[1:]
@@ -96,14 +98,14 @@ class SentenceEncoder:
         return self.encode_ids(self.pieces(text))
 
     def encode_ids(self, ids: Sequence[int]) -> Vector:
-        """Encode token ids; the same result as for their text."""
+        """Encode token ids; the result is the same as for their text."""
         kept = [*self._before, *ids[: TOKENS - 2], *self._after]
         # The graph cannot average zero tokens: the unknown token stands for an empty text.
         return self._graph({"ids": np.array(kept or [self.pieces.unknown], dtype=np.int64)})
 
 
 def _normalized(text: str) -> str:
-    """Lower the case, drop accents, and put spaces around ideographs, each of which is a word."""
+    """Return the text in lower case, without accents, and with spaces around ideographs, each of which is a word."""
     if text.isascii():
         return text.lower()
     bare = _ACCENTS.sub("", unicodedata.normalize("NFD", text.lower()))

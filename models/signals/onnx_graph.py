@@ -1,6 +1,6 @@
 """A small ONNX Runtime session for the learned signals: one thread, arrays in, arrays out.
 
-Of ONNX Runtime's execution providers TensorRT runs a graph, else CUDA, else the CPU.
+A graph runs on ONNX Runtime's execution provider for TensorRT, else CUDA, else the CPU.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OnnxGraph:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Custom metadata of the file."""
+        """The custom metadata of the file."""
         metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
         return metadata
 
@@ -71,7 +71,7 @@ def choose_providers(size_bytes: int, available: Collection[str] | None = None) 
 
     Args:
         size_bytes: The size of the graph's file.
-        available: Providers of this build of ONNX Runtime; None: asked.
+        available: Providers of this build of ONNX Runtime; None: it is asked.
     """
     found = onnxruntime.get_available_providers() if available is None else available
     gpu = [name for name in _ORDER if name in found] if size_bytes >= SMALL_BYTES else []
@@ -79,5 +79,5 @@ def choose_providers(size_bytes: int, available: Collection[str] | None = None) 
 
 
 def short_names(providers: Collection[str]) -> list[str]:
-    """Return the providers' names as people read them."""
+    """Return the providers' short names, for people."""
     return [name.removesuffix("ExecutionProvider").replace("Tensorrt", "TensorRT") for name in providers]

@@ -1,10 +1,11 @@
-"""Whether the small model of a pair is good enough, for any pair: `edge.quality` and confidence.
+"""The two signals that estimate whether the small model of a calibrated pair is good enough: `edge.quality` and
+confidence.
 
 `causeway-models calibrate` fits both on the answers of two models, and writes them as JSON. "Good enough" means that
 the large model's answer is not better. `edge.quality` is a logistic regression over the prompt: the sentence encoder's
-vector, a few structural features, and what the small model gains on the kind that the prompt probably belongs to. The
-confidence is another one over the first tokens of the answer, for each
-number of tokens that a handoff may hold back, with `edge.quality` and the kind of the prompt as additional inputs.
+vector, a few structural features, and the small model's expected gain on the prompt's probable kind. The confidence is
+another one over the first tokens of the answer, for each number of tokens that a handoff may hold back, with
+`edge.quality` and the kind of the prompt as additional inputs.
 
 A file belongs to exactly one version of both models, and to one sentence encoder.
 """
@@ -45,14 +46,14 @@ class Encode(Protocol):
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model of the pair. `sha256` is "" where only an endpoint knows the weights."""
+    """The identity of a model of the pair. `sha256` is "" if the weights are known only to an endpoint."""
 
     name: str
     sha256: str = ""
 
 
 class PairStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For a handoff after `tokens` tokens."""
+    """The regression for a handoff after `tokens` tokens."""
 
     tokens: int
     logit: LinearLogit
@@ -74,7 +75,7 @@ class KindMixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PairHandoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The handoff of a policy that meets the target which the pair was calibrated for."""
+    """The handoff for a policy that meets the goal which the pair was calibrated for."""
 
     after_tokens: int
     below: float
@@ -82,9 +83,9 @@ class PairHandoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the file. `stages`: at least one, in ascending order of `tokens`.
+    """The content of a pair's file. `stages`: at least one, in ascending order of `tokens`.
 
-    `kinds`: of the prompts; their expected gain is then the last input of `quality`.
+    `kinds`: mixture of the prompts' kinds; if it is set, the expected gain is the last input of `quality`.
     """
 
     small: ModelIdentity
@@ -97,7 +98,8 @@ class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PairEstimator:
-    """The two signals of one pair. A prompt takes about 0.1 ms, a token that is held back some microseconds.
+    """The two signals of one pair. They take about 0.1 ms for a prompt, and some microseconds for a token that is held
+    back.
 
     `quality`: `edge.quality` of a prompt, the probability, 0 to 1, that the small model's answer is good enough.
     """
@@ -135,7 +137,7 @@ class PairEstimator:
             ("word vectors", encoder, parameters.encoder_sha256),
         ):
             if model.manifest.sha256 != sha256:
-                raise ArtifactError(f"{signal.path}: made for other {part} than {model.name} now has: sha256 {sha256}")
+                raise ArtifactError(f"{signal.path}: made for {part} with sha256 {sha256}, but {model.name} has others")
         return cls(parameters, SentenceEncoder(encoder.path), signal.manifest.sha256)
 
     def __call__(self, confidence: Confidence, after: int, text: str, quality: float, *, ended: bool) -> float:
@@ -167,7 +169,7 @@ def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path]
 
     Raises:
         ArtifactNotFound: No pair was calibrated with a model like `small`.
-        ArtifactError: Some were, but with other weights or beside another model; says which.
+        ArtifactError: A pair was calibrated, but with other weights or beside another model; the message names them.
     """
     faults = []
     for signal in list_artifacts(extra_dirs):
@@ -188,14 +190,14 @@ def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path]
 def load_pair_file(
     signal: Artifact, small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path] = ()
 ) -> PairEstimator:
-    """Load the signals of one file, for arguments as those of `find_pair`.
+    """Load the signals of one file; the arguments are those of `find_pair`.
 
     Raises:
         ArtifactError: It was fitted on other weights, beside another model, with another encoder, or it is malformed.
     """
     large = read_parameters(signal).large
     if large.name not in others:
-        raise ArtifactError(f"{signal.path}: calibrated beside {large.name}, which is no target here")
+        raise ArtifactError(f"{signal.path}: calibrated beside {large.name}, which is not a target of this policy")
     try:
         found = find_artifact(large.name, extra_dirs).manifest.sha256
     except ArtifactNotFound:
@@ -224,7 +226,7 @@ def prompt_features(text: str, encode: Encode) -> tuple[float, ...]:
 
 
 def structure(text: str) -> tuple[float, ...]:
-    """Return length and kinds of content of a prompt."""
+    """Return structural features of a prompt: its length and the kinds of its content."""
     text = text[:CHARACTERS]
     words, numbers = _WORD.findall(text), _NUMBER.findall(text)
     capitals = sum(word[0].isupper() for word in words)
@@ -249,9 +251,11 @@ def has_choices(text: str) -> bool:
 
 
 def handoff_inputs(confidence: Confidence, ended: bool, quality_odds: float, choices: bool) -> tuple[float, ...]:
-    """Return the inputs of `PairStage.logit`: the tokens' confidence, once more for prompts with choices, and quality.
+    """Return the inputs of `PairStage.logit`: the tokens' confidence, separately for prompts with choices, and the
+    quality.
 
-    A letter that answers a question with choices and the words of an open answer have different scales.
+    The confidences of a single letter, which answers a question with choices, and of an open answer have different
+    scales.
     """
     measured = (
         log_odds(confidence.score),

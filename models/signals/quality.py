@@ -34,7 +34,7 @@ class QualityEstimator:
 
 
 def features(text: str) -> NDArray[np.int64]:
-    """Hash `text` into bucket numbers, int64 [at least 1]."""
+    """Hash `text` into bucket numbers: int64 [n], n at least 1."""
     words = _WORD.findall(text[:CHARACTERS].lower())
     length = f"length {min(len(words), 40)}"
     first = words[:WORDS]

@@ -79,7 +79,7 @@ def _control_plane(directory: Path) -> Iterator[tuple[str, str]]:
         run_command(*CAUSEWAY_FLEET, "keys", "new", name, "--keys", str(fleet / "keys"))
     keys = [part for name in ("anna", "ben", ONLINE) for part in ("--key", str(fleet / f"keys/{name}.pem"))]
     run_command(*CAUSEWAY_FLEET, "sign", str(fleet), *keys)
-    flags = ["--keys", str(fleet / "keys"), "--data", str(data), "--listen", "127.0.0.1:0"]
+    flags = ["--keys", str(fleet / "keys"), "--state-dir", str(data), "--listen", "127.0.0.1:0"]
     with process("-m", "causeway_server.fleet", "serve", str(fleet), *flags, ready="ready url=") as (url, _):
         operator = ["--url", url, "--token-file", str(data / "bootstrap-token")]
         yield url, run_command(*CAUSEWAY_FLEET, "enroll", "--uses", "1", *operator).strip()

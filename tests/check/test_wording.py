@@ -16,6 +16,8 @@ CLEAN = (
         for room in ("agent", "backends", "cli", "console", "daemon", "deploy", "files", "http", "jobs")
     ),
     *(f"edge_node/{room}" for room in ("mqtt", "observability", "parts", "serving", "signals", "storage")),
+    "cloud_pool",
+    "edge_node/config",
     "fleet",
     "models",
     "router",

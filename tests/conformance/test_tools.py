@@ -150,7 +150,7 @@ def test_a_tool_that_must_be_called_and_cannot_be_held_is_400(surface: Surface, 
 def test_arguments_that_are_a_list_are_400_where_a_call_is_required(surface: Surface) -> None:
     tool = {"type": "function", "function": {"name": "count", "parameters": {"type": "array", "items": {}}}}
     found = error(surface.chat(tools=[tool], tool_choice="required"), 400, code="invalid_schema", param="tools")
-    assert "`type` at #: the arguments of a call are an object" in found["message"]
+    assert "`type` at #: the arguments of a call must be an object" in found["message"]
 
 
 def test_a_tool_that_cannot_be_held_is_no_concern_of_another_s_call(surface: Surface) -> None:

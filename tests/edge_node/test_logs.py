@@ -133,7 +133,7 @@ def test_a_full_disk_is_an_error_and_its_end_says_what_was_lost(tmp_path: Path, 
         database.close()
     began, ended = about(lines, "x.sqlite")
     assert re.fullmatch(r"ERROR .*x.sqlite cannot be used \(.*disk.*\): new entries stay in memory. .*", began)
-    assert re.fullmatch(r"INFO .*x.sqlite is written again; 3 writes were lost\.", ended)
+    assert re.fullmatch(r"INFO .*x.sqlite can be written again; 3 writes were lost\.", ended)
 
 
 def test_a_row_that_cannot_be_encoded_is_lost_and_the_next_ones_are_not(tmp_path: Path, lines: list[str]) -> None:

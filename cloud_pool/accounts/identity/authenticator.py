@@ -149,7 +149,7 @@ def _token(fields: Sequence[str], where: str) -> StaticToken:
     device, secret = fields[:2]
     hashed = _HASH.fullmatch(secret)
     if secret.startswith("sha256:") and not hashed:
-        raise ConfigError("sha256: must be followed by 64 hex digits.", where=where)
+        raise ConfigError("The prefix `sha256:` must be followed by 64 hex digits.", where=where)
     digest = bytes.fromhex(hashed[1]) if hashed else hash_token(secret)
     return StaticToken(device, digest, _grants(fields[2:], where))
 

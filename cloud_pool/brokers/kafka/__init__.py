@@ -1,6 +1,6 @@
-"""Kafka, by aiokafka (extra `kafka`).
+"""The adapter for Kafka, by aiokafka (extra `kafka`).
 
-source    lanes, commits, and ranges beside them
+source    lanes, commits, and reading of ranges
 sink      publishes each message once, by the transactional producers of its lanes
 client    connecting, and the classification of errors
 """

@@ -1,4 +1,4 @@
-"""The part shared by Kafka's source and sink: connecting, and the errors that mean an unresponsive cluster."""
+"""The shared part of Kafka's source and sink: connecting, and recognising the errors of an unresponsive cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def translated(timeout_s: float = TIMEOUT_S) -> AsyncIterator[None]:
-    """Translate Kafka's errors within the block to BrokerUnavailable or MessageTooLarge; also bounds its time."""
+    """Translate Kafka's errors in the block to BrokerUnavailable or MessageTooLarge, and limit its duration."""
     try:
         async with asyncio.timeout(timeout_s):
             yield
@@ -39,7 +39,7 @@ async def translated(timeout_s: float = TIMEOUT_S) -> AsyncIterator[None]:
 def translate(error: BaseException) -> BrokerUnavailable | MessageTooLarge:
     """Return our error for an error of the client."""
     if isinstance(error, MessageSizeTooLargeError):
-        return MessageTooLarge("Kafka does not accept a message of this size: see `max.message.bytes` of the topic.")
+        return MessageTooLarge("Kafka does not accept a message of this size. See `max.message.bytes` of the topic.")
     # The client raises a bare KafkaError for what it did not expect, with the cause.
     cause = type(error if type(error) is not KafkaError else error.__cause__ or error).__name__
     return BrokerUnavailable(f"Kafka does not answer ({cause}).", retry_after_s=1.0)
@@ -48,10 +48,10 @@ def translate(error: BaseException) -> BrokerUnavailable | MessageTooLarge:
 def client_options(address: TopicAddress, login: BrokerLogin) -> dict[str, Any]:
     """Return aiokafka's arguments for each client. Raises ConfigError."""
     if login.password_file and not login.username:
-        raise ConfigError("Kafka does not support tokens: set `username` too.", where="streams.login.username")
+        raise ConfigError("Kafka does not support tokens, so set `username`, too.", where="streams.login.username")
     if login.username and login.sasl == "PLAIN" and not address.tls:
         raise ConfigError(
-            "PLAIN sends the password unencrypted: use a kafka+tls:// address.", where="streams.login.sasl"
+            "PLAIN sends the password unencrypted, so use a kafka+tls:// address.", where="streams.login.sasl"
         )
     # It logs each attempt to connect; what matters comes as an exception.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
@@ -91,7 +91,7 @@ async def started(make: Callable[[], Any], address: TopicAddress) -> Any:
 
 
 async def stop(client: Any) -> None:
-    """Stop a client; if its cluster does not answer, abandon it."""
+    """Stop a client; if its cluster does not answer, drop it without waiting."""
     # In a task of its own: a consumer that is about to fetch again cancels the task that stops it.
     stopping = asyncio.ensure_future(client.stop())
     with anyio.CancelScope(shield=True):

@@ -1,13 +1,13 @@
 """Kafka as a sink: each outcome is visible once for readers with `isolation.level=read_committed`.
 
-1. A lane has one transactional producer with its own id. A process that gets the lane starts its producer: from then on
-   the cluster refuses the previous producer, and has aborted its open transactions.
-2. A position is given by the lane's producer, before the outcome is recorded. A message whose position has another
-   producer may be in the topic, as may one that is published again, so the topic is searched for it.
+1. A lane has one transactional producer with its own id. A process that takes over the lane starts the producer again:
+from then on the cluster refuses the previous producer, whose open transactions it has aborted.
+2. A position is given by the lane's producer, before the outcome is recorded. If a message's position was given by
+another producer, or the message is published again, it may be in the topic already, so the topic is searched for it.
 3. The search goes up to the end of the topic, including open transactions: these end, or time out.
 
-So whichever processes believe that they have the lane, a message is published once: a message that one producer has
-published is found by the next one, or refused.
+So a message is published once, even if several processes believe that they have the lane: the next producer finds a
+published message, or the cluster refuses the earlier producer.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class LaneProducer:
     """The transactional producer of one lane. It starts as soon as the cluster answers.
 
     Messages that arrive during a transaction share the next one. While the cluster does not answer, the client repeats
-    its requests, and a message stays in progress however often it is submitted. A producer ends with the first error
-    that goes beyond that: a new one replaces it, and the open transaction is aborted.
+    its requests, and a message stays in progress however often it is submitted. A producer ends with the first other
+    error: a new one replaces it, and the open transaction is aborted.
 
     Args:
         on_stored: Callback that gets partition and offset of each committed message.
@@ -118,7 +118,7 @@ class LaneProducer:
                     sent[message.id] = await self._send(producer, message)
         except FAULTS as error:
             fault = translate(error)
-            log.warning("%s: a transaction has no known end: %s", self._address, fault)
+            log.warning("%s: the outcome of a transaction is unknown: %s", self._address, fault)
             self.failed = True
         for name, stored in sent.items():
             refusal = stored.exception() if stored.done() else None
@@ -150,11 +150,11 @@ def _ended_early() -> BrokerUnavailable:
 
 class _Position(msgspec.Struct, frozen=True):
     producer: str
-    ends: dict[int, int]  # offset behind what was known, by partition
+    ends: dict[int, int]  # known end offset by partition
 
 
 class KafkaSink:
-    """A MessageSink: a topic to publish to. `name`: name of the pipeline, for transactional ids."""
+    """A MessageSink that publishes to a topic. `name`: name of the pipeline, for transactional ids."""
 
     def __init__(self, address: TopicAddress, name: str, login: BrokerLogin) -> None:
         """Create the sink. Raises ConfigError."""

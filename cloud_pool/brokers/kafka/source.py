@@ -2,7 +2,8 @@
 
 1. Offsets are committed up to the first message that is not acknowledged.
 2. The group takes all partitions back before it divides them again. Work in progress continues meanwhile. Afterwards
-   `lost_lanes` reports the lanes given to other processes; the uncommitted messages of the others are redelivered.
+`lost_lanes` reports the lanes that were given to other processes; in the remaining lanes, uncommitted messages are
+redelivered.
 
 Ranges are read outside any group, so that no pipeline's offsets are affected.
 """
@@ -111,7 +112,7 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
             await self._commit()
 
     async def extend_ack(self, messages: Sequence[IncomingMessage]) -> None:
-        """No-op: the client itself tells the group that this process is alive."""
+        """No-op, because the client itself tells the group that this process is alive."""
 
     async def reset(self) -> None:
         """Seek back to the first message that is not acknowledged."""
@@ -155,7 +156,7 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
             self._offsets.pop(partition, None)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Record which lanes other processes have now."""
+        """Record which lanes other processes now have."""
         lanes = {str(partition.partition) for partition in assigned}
         self._lost = (self._lost | self._lanes) - lanes
         self._lanes = lanes
@@ -163,7 +164,7 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
             self._lanes_lost.set()
 
     async def _commit(self) -> None:
-        """Commit up to the first message that is not acknowledged; later acknowledgements go with the next commit."""
+        """Commit up to the first unacknowledged message. Later acknowledgements are part of the next commit."""
         async with self._committing, translated():
             due = {partition: offsets.to_commit() for partition, offsets in self._offsets.items()}
             new = {partition: offset for partition, offset in due.items() if offset is not None}
@@ -196,7 +197,7 @@ def _place(message: IncomingMessage) -> tuple[TopicPartition, int]:
 
 
 class ContiguousOffsets:
-    """The offsets of one partition, of which those before the first unacknowledged message may be committed.
+    """The offsets of one partition. Only those before the first unacknowledged message may be committed.
 
     A commit covers all lower offsets, but messages end in any order.
     """
@@ -216,7 +217,7 @@ class ContiguousOffsets:
         self._next = max(offset + 1, self._next or 0)
 
     def acknowledge(self, offset: int) -> None:
-        """Record that a message is done."""
+        """Record that a message has been handled."""
         self._open.discard(offset)
 
     @property
@@ -232,7 +233,7 @@ class ContiguousOffsets:
         self._committed = offset
 
     def reset(self) -> None:
-        """Forget the unacknowledged deliveries: they come again, from `floor` on."""
+        """Forget the unacknowledged deliveries, which come again from `floor` on."""
         self._next = self.floor
         self._open.clear()
 
@@ -260,7 +261,7 @@ class KafkaHistory:
         )
 
     async def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
-        """Yield the messages that exist now, each partition's in order.
+        """Yield the messages that exist now, in order within each partition.
 
         Raises BrokerUnavailable, or ConfigError for a partition that does not exist.
         """

@@ -1,4 +1,4 @@
-"""Dead letters at the operators' address, as `causeway-cloud dlq` shows them: never with content.
+"""The HTTP interface of dead letters at the operators' address. As in `causeway-cloud dlq`, content is never shown.
 
 GET    /dlq?limit=100    the newest dead letters
 POST   /dlq/{id}/retry   queue one again, with all its attempts and a new deadline
@@ -27,7 +27,7 @@ _PATH = re.compile(r"/dlq(?:/([\w.-]{1,80})(/retry)?)?")
 
 
 class _DeadLetters(msgspec.Struct):
-    data: list[DeadLetter]  # `died` is unix, ms
+    data: list[DeadLetter]  # `died` is in Unix milliseconds
     object: str = "list"
 
 
@@ -37,7 +37,7 @@ class _Changed(msgspec.Struct):
 
 
 class DeadLetterApi:
-    """Handlers for operators, whose scope the caller has checked. Each raises JobStoreUnavailable."""
+    """Handlers for operators; the caller has checked their scope. Each raises JobStoreUnavailable."""
 
     def __init__(self, jobs: JobStore) -> None:
         self._jobs = jobs
@@ -56,18 +56,18 @@ class DeadLetterApi:
             method, handle = hdrs.METH_DELETE, partial(self._change, job, self._jobs.purge, "purged")
         if served_method(request.method, request.headers) != method:
             allowed = allowed_methods(method)
-            raise MethodNotAllowed(f"{request.method[:20]} is not possible here. Use {allowed}.", allow=allowed)
+            raise MethodNotAllowed(f"{request.method[:20]} is not allowed for this path. Use {allowed}.", allow=allowed)
         return handle
 
     async def _list(self, request: web.BaseRequest) -> web.StreamResponse:
         limit = request.query.get("limit", "100")
         if not re.fullmatch(r"[0-9]{1,5}", limit) or not 1 <= int(limit) <= _MAX_LISTED:
-            raise InvalidRequest(f"`limit` is 1 to {_MAX_LISTED}.", param="limit")
+            raise InvalidRequest(f"`limit` must be 1 to {_MAX_LISTED}.", param="limit")
         return json_response(_DeadLetters(await self._jobs.dead_letters(int(limit))))
 
     async def _change(
         self, job: str, act: Callable[[str], Awaitable[bool]], status: str, _: web.BaseRequest
     ) -> web.StreamResponse:
         if not await act(job):
-            raise NotFound(f"{job} is no dead letter, or its batch has counted it.")
+            raise NotFound(f"{job} is not a dead letter, or its batch has already counted it.")
         return json_response(_Changed(job, status))

@@ -1,11 +1,11 @@
 """A job's events as server-sent events: its states, and the text of its answer while a worker makes it.
 
-They begin at the start or after Last-Event-ID, and end with the job, or with what may revise its answer. An event's id
-is the id of the last state in Redis and, once the job has run, the run's fence and the number of characters of its text
-that the client has: `1800000000000-0.2-17`. The text of a failed run is void: the next run's `running` event tells the
-client to start again. Text that the client lacks when the job succeeds comes from the result, so a client that
-reconnects late lacks nothing. A revised answer replaces all text before it; of several revisions a late client gets the
-last one.
+They begin at the start or after Last-Event-ID, and end with the job, or with the last possible revision of its answer.
+An event's id is the id of the last state in Redis and, once the job has run, the run's fence and the number of
+characters of its text that the client has: `1800000000000-0.2-17`. The text of a failed run is void: the next run's
+`running` event tells the client to start again. Text that the client lacks when the job succeeds comes from the result,
+so a client that reconnects late gets all of it. A revised answer replaces all text before it; of several revisions a
+late client gets the last one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Position(msgspec.Struct, frozen=True):
     """Position of a client: the states up to an entry of the job's stream, and a part of a run's text."""
 
     state: str = "0-0"
-    run: int = 0  # its fence; 0: none has begun
+    run: int = 0  # fence of the run; 0 if none has begun
     characters: int = 0
 
     @property
@@ -67,7 +67,7 @@ def read_last_id(header: str) -> Position:
         return _START
     match = _ID.fullmatch(header)
     if match is None:
-        raise InvalidRequest("`Last-Event-ID` is an id of this stream, or absent.")
+        raise InvalidRequest("`Last-Event-ID` must be an id of this stream, or absent.")
     return Position(match[1], int(match[2] or 0), int(match[3] or 0))
 
 
@@ -78,10 +78,12 @@ class EventReader:
     stores: JobStores
     job: str
     owner: str
-    last: Position = _START  # what the client has by now
+    last: Position = _START  # position up to which the client has received events
     _: KW_ONLY
-    check: Callable[[], object] = lambda: None  # called at least every 2 s; what it raises ends the events
-    with_text: bool = True  # with the text, which its worker then stores, and the revisions; else until the answer
+    check: Callable[[], object] = lambda: None  # called at least every 2 s; any error that it raises ends the events
+    # whether to send the text, which the worker then stores, and revisions; otherwise the events end with the
+    # answer
+    with_text: bool = True
     _followed_at: float = float("-inf")
 
     def __post_init__(self) -> None:
@@ -159,20 +161,20 @@ class EventReader:
             yield self._encode(_EventData(name, text=text, revision=revision))
 
     async def _answer(self) -> tuple[str, int]:
-        """Return the text of the answer and its revision, a later one if it was replaced meanwhile."""
+        """Return the text of the answer and its revision, or a later revision if the answer was replaced meanwhile."""
         text = answer_text(await self.stores.jobs.read_result(self.job, self.owner))
         return text, await self.stores.jobs.revision(self.job)
 
     def _deltas(self, texts: list[Reply]) -> Iterator[bytes]:
-        """Encode the part of the run's text that the client lacks."""
+        """Encode the part of the run's text that the client has not received."""
         for entry in texts:
             part = self.stores.jobs.texts.read(self.owner, self.job, entry)
             if part.fence == self.last.run and (delta := self._delta(part.start, part.text)):
                 yield delta
 
     def _delta(self, start: int, text: str) -> bytes:
-        """Encode the part that the client lacks of a text that begins at `start`; b"" if there is none, or a gap before
-        it.
+        """Encode the part of a text, which begins at `start`, that the client has not received; return b"" if there is
+        none, or if there is a gap before it.
         """
         known = self.last.characters - start
         if not 0 <= known < len(text):

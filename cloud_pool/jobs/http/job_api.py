@@ -55,13 +55,13 @@ ACCEPTED = "accepted"
 NO_AUDIT: Final = AuditLog("")
 AcceptedKind = Literal["job", "batch"]
 OwnedHandler = Callable[[web.BaseRequest, Principal, str], Awaitable[web.StreamResponse]]
-"""Handler that gets the request, its principal and the id in its path."""
+"""Handles a request, given the request, its principal and the id in its path."""
 ROWS_A_READ = 10  # of a list: a read more
 IdentifyCaller = Callable[[web.BaseRequest], Principal]
-"""Function from a request's headers to its principal. Raises AuthenticationFailed."""
+"""Returns the principal of a request's headers. Raises AuthenticationFailed."""
 AdmitSubmission = Callable[[Principal], Awaitable[None]]
 AdmitReads = Callable[[Principal, int], Awaitable[None]]
-"""Function that counts a submission, or reads. Raises RateLimited."""
+"""Counts a submission or reads against a tenant's rate. Raises RateLimited."""
 _READ_S = 20.0
 _PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in ENDPOINTS}
 _APPLIED: Final = {"preference-applied": "respond-async"}
@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 
 
 class WebhookDisabled(InvalidRequest, code="webhook_disabled"):
-    """The URL answered 410 Gone."""
+    """The URL has answered 410 Gone, so no webhooks are sent to it for now."""
 
 
 def acceptance(principal: Principal, kind: AcceptedKind, name: str, tier: str, created_ms: int) -> AuditRecord:
@@ -109,13 +109,13 @@ def route(pattern: str, scopes: tuple[Scope, ...] = ("jobs",), /, **methods: Own
 
 
 def reads_of_page(request: web.BaseRequest) -> int:
-    """Return how many reads a list counts as: one, and one more for every ROWS_A_READ rows. Raises InvalidRequest."""
+    """Return how many reads a list counts as: one, plus one for every ROWS_A_READ rows. Raises InvalidRequest."""
     limit, _ = read_page(request.query)
     return 1 + limit // ROWS_A_READ
 
 
 async def begin_response(response: web.StreamResponse, request: web.BaseRequest) -> bool:
-    """Send the head. Returns whether a body follows, which is not the case for HEAD.
+    """Send the response's head. Return whether a body follows, which is not the case for HEAD.
 
     Raises ClientGone if the client left before it.
     """
@@ -132,14 +132,14 @@ async def write_chunk(response: web.StreamResponse, data: bytes) -> None:
         with anyio.fail_after(STALLED_S):
             await response.write(data)
     except (ConnectionError, TimeoutError) as error:
-        raise ClientGone("The client does not read the stream any more.") from error
+        raise ClientGone("The client has stopped reading the stream.") from error
 
 
 @contextmanager
 def enqueue_span(trace: JobTrace | None, job: str, queue: str, traceparent: str) -> Iterator[str]:
     """Trace the submission of a job or batch.
 
-    Yields the traceparent for its later spans: that of this span, or without tracing the caller's `traceparent`.
+    Yields the traceparent for the job's later spans: this span's, or without tracing the caller's.
     """
     if trace is None:
         yield traceparent
@@ -159,9 +159,12 @@ class JobCallers(msgspec.Struct, frozen=True):
 
     identify: IdentifyCaller
     limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits()
-    check_cost: CheckCost = lambda *_: 0  # refuses a job that could never run within its tenant's budget
-    admit: AdmitSubmission | None = None  # counts a POST against the rate of submissions; None: they are not limited
-    admit_reads: AdmitReads | None = None  # counts another request against the rate of reads, by what it reads
+    # refuses a job that exceeds its tenant's whole budget, so that it could never run
+    check_cost: CheckCost = lambda *_: 0
+    # counts a POST against the rate of submissions; None if submissions are not limited
+    admit: AdmitSubmission | None = None
+    # counts other requests against the rate of reads, by the amount that they read
+    admit_reads: AdmitReads | None = None
 
 
 class JobList(msgspec.Struct):
@@ -182,9 +185,10 @@ class JobApi:
     callers: JobCallers
     trace: JobTrace | None = None
     _: KW_ONLY
-    bodies: BodyMemory = field(default_factory=BodyMemory)  # bounds the bodies in memory; the server releases them
-    more_routes: Sequence[Route] = ()  # of other handlers, such as BatchApi's
-    audit: AuditLog = NO_AUDIT  # gets a record of what is acknowledged
+    # memory limit of request bodies; the server releases their bytes
+    bodies: BodyMemory = field(default_factory=BodyMemory)
+    more_routes: Sequence[Route] = ()  # routes of other handlers, such as BatchApi's
+    audit: AuditLog = NO_AUDIT  # audit log, which gets a record of each acceptance
 
     def __post_init__(self) -> None:
         self._files = NamedFileReader(self.stores.files)
@@ -211,7 +215,7 @@ class JobApi:
             handle = candidate.methods.get(served_method(request.method, request.headers))
             if handle is None:
                 raise MethodNotAllowed(
-                    f"{request.method[:20]} is not possible here. Use {' or '.join(candidate.methods)}.",
+                    f"{request.method[:20]} is not allowed for this path. Use {' or '.join(candidate.methods)}.",
                     allow=allowed_methods(", ".join(candidate.methods)),
                 )
             return partial(self._handle, handle, match[1] if match.re.groups else "", candidate.scopes)
@@ -232,8 +236,8 @@ class JobApi:
         return await handle(request, principal, name)
 
     async def respond_async(self, request: web.BaseRequest) -> web.StreamResponse | None:
-        """Accept a plain request with `Prefer: respond-async` as a job: its answer within `wait`, else 202 with the
-        job.
+        """Accept a plain request with `Prefer: respond-async` as a job. Return its answer if that comes within `wait`,
+        else 202 with the job.
 
         Returns None if the preference is ignored: for other paths and preferences, for a token without the scope
         `jobs`, and while no job can be accepted.
@@ -267,7 +271,9 @@ class JobApi:
         return body_response(await self.stores.jobs.read_result(record.id, record.owner), headers=headers)
 
     async def _wait_for_end(self, record: JobRecord, wait_s: float, caller: str) -> JobRecord:
-        """Return the record once it has ended, or after `wait_s`; at once if the caller has too many waits."""
+        """Return the record once it has ended, or after `wait_s`; return it at once if the caller has too many
+        waits.
+        """
         stream = object()
         if not self._event_streams.hold(stream, caller):
             wait_s = 0.0
@@ -287,7 +293,9 @@ class JobApi:
     async def _accept(
         self, request: web.BaseRequest, principal: Principal, endpoint: Endpoint | None = None
     ) -> tuple[JobRecord, dict[str, str]]:
-        """Return the accepted job, and headers telling whether it was known. `endpoint`: that of a plain request."""
+        """Return the accepted job, and headers that tell whether it was known. `endpoint`: the endpoint of a plain
+        request.
+        """
         headers = read_headers(request.headers.items())
         limits = self.callers.limits(principal)
         max_bytes = limits.body_bytes(self.config.max_body_bytes)
@@ -315,7 +323,9 @@ class JobApi:
         )
         job = self.parser.parse(submission, await self.stores.database.now_ms(), limits)
         if job.webhook and await self.stores.outbox.is_disabled(principal.owner, job.webhook):
-            raise WebhookDisabled("`webhook` answered 410 Gone: it gets no deliveries for now.", param="webhook")
+            raise WebhookDisabled(
+                "`webhook` has answered 410 Gone, so nothing is delivered to it for now.", param="webhook"
+            )
         with enqueue_span(self.trace, job.id, job.tier, headers.traceparent) as traceparent:
             accepted = await self.stores.jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
         record = await self.stores.jobs.get(accepted.id, principal.owner)
@@ -337,7 +347,9 @@ class JobApi:
         return json_response(job_view(await self.stores.jobs.get(job, principal.owner)))
 
     async def _cancel_key(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        """Cancel the job of an Idempotency-Key, for a device that lost its connection before it learned the id."""
+        """Cancel the job of an Idempotency-Key, for a device that lost its connection before it received the job's
+        id.
+        """
         key = key_digest(request.headers.get("idempotency-key", ""))
         if not key:
             raise InvalidRequest("Send the `Idempotency-Key` of the job to cancel, or its id in the path.")
@@ -348,8 +360,11 @@ class JobApi:
         await self.stores.jobs.get(job, principal.owner)
         if not self._event_streams.hold(id(request), principal.caller):
             raise QueueFull(
-                f"Your tenant follows {self._event_streams.held_by(principal.caller)} event streams here, its share of "
-                f"{self.config.max_event_streams} (jobs.max_event_streams). Poll the job instead.",
+                (
+                    f"Your tenant follows {self._event_streams.held_by(principal.caller)} event streams on "
+                    f"this gateway, which is its share of {self.config.max_event_streams} "
+                    "(jobs.max_event_streams). Poll the job instead."
+                ),
                 retry_after_s=5.0,
             )
         try:

@@ -1,7 +1,7 @@
 """A run of a claimed job: its stored request -> chunks -> the body of OpenAI's answer -> its report.
 
 A run takes a slot of its tier. Its report goes to the job store under the fence of its lease. This module also decides
-the consequence of a failed run for its job.
+what follows from a failed run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FINAL_EVENTS: Final[Mapping[FailureAction, Literal["fail", "expire", "cancel"]]
 }
 _LETTERS: Final[Mapping[str, Priority]] = {"i": "interactive", "s": "standard", "b": "bulk"}
 TURNS: Final = tuple(_LETTERS[letter] for letter in "isiibisiiisi")
-"""Priority preferred by each free slot, in turn: 8 interactive, 3 standard, 1 bulk, so that bulk jobs never starve.
+"""Priority that each free slot prefers, in turn: 8 interactive, 3 standard, 1 bulk, so that bulk jobs never starve.
 
 The order is that of nginx's smooth weighted round robin: upstream module, commit
 52327e0627f49dbda1e8db695e63a4b0af4448b1.
@@ -91,7 +91,7 @@ def job_run_of(
 
     Args:
         deadline: Deadline of this run, monotonic seconds.
-        receipt, late: The same as in `execute`.
+        receipt, late: See `execute`.
         price_share: Share of the tier's price.
     """
     hints = RoutingHints(client=record.owner, tags=record.tag_list)
@@ -119,7 +119,7 @@ async def execute(
     on_text: Callable[[str], None] = lambda _: None,
     late: DeferredParts | None = None,
 ) -> JobResult | CausewayError:
-    """Run a job and return its answer or its error. Raises nothing but cancellation.
+    """Run a job and return its answer or its error. Raise only cancellation.
 
     Args:
         left_s: Time left for the job; a run gets at most `attempt_timeout_s` of it.
@@ -127,7 +127,7 @@ async def execute(
         max_bytes: Maximum size of the answer's body, besides `max_result_bytes`.
         report_progress: Callback that gets a RunProgress as JSON, at most once per second.
         on_text: Callback for each part of the text, if the answer is a single text.
-        late: Reader of the request's parts; None: the answer is not revised.
+        late: Reader of the request's parts; None if the answer is not revised.
     """
     left_s = max(0.0, min(config.attempt_timeout_s, left_s))
     try:
@@ -187,7 +187,7 @@ def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
     4. Any other error, a crash of the model or a bug included    retried later, as one of its attempts
 
     A job that kills the model's process or the whole Triton is (4): it must end as a dead letter. A Triton that is down
-    for hours uses up no attempts all the same: a worker claims no jobs for a tier that does not answer (see `worker`).
+    for hours does not use up attempts, because a worker claims no jobs for a tier that does not answer (see `worker`).
 
     Args:
         late: Whether the job's own deadline has passed.
@@ -240,18 +240,18 @@ class RunReports:
     store: JobStore
     config: JobsConfig
     _: KW_ONLY
-    rng: Callable[[], float] = random.random  # uniform in [0, 1)
+    rng: Callable[[], float] = random.random  # random numbers, uniform in [0, 1)
 
     async def report(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
-        """Report a run and return the outcome."""
+        """Report a run to the job store, and return the outcome."""
         return await self.until_stored(lease.record.id, lambda: self._report_once(lease, result, bill))
 
     async def until_stored(self, job: str, report: Callable[[], Awaitable[_T]]) -> _T:
-        """Report, waiting for an unavailable Redis, because the answer is worth more than the slot. Returns `report`'s
-        result.
+        """Report, and wait while Redis is unavailable, because the answer is worth more than the slot. Return the
+        result of `report`.
 
         Args:
-            report: Function that reports; it may be repeated and raises JobStoreUnavailable.
+            report: Reports the run. It may be repeated, and raises JobStoreUnavailable.
         """
         while True:
             try:
@@ -267,7 +267,7 @@ class RunReports:
         return self.config.retry_delay_s(error, attempts, self.rng())
 
     async def _report_once(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
-        """Report once; can be repeated. Raises JobStoreUnavailable."""
+        """Report once. The call can be repeated. Raises JobStoreUnavailable."""
         record = lease.record
         job, fence = record.id, record.fence
         if isinstance(result, JobResult):
@@ -288,7 +288,7 @@ class RunReports:
 
 
 class SharedLimit(Protocol):
-    """Interface of a worker's part of a tier's permits, such as `admission.AdmissionController`."""
+    """The interface of a worker's part of a tier's permits, such as `admission.AdmissionController`."""
 
     wants_more: bool
 
@@ -302,7 +302,7 @@ class SharedLimit(Protocol):
 
 
 class WorkerSlots:
-    """The slots of one tier in this worker: `count`, or fewer if its part of the tier's permits is smaller."""
+    """The slots of one tier in this worker: `count`, or fewer if the worker's part of the tier's permits is smaller."""
 
     def __init__(self, tier: str, count: int, shared_limit: SharedLimit | None = None) -> None:
         self.tier = tier
@@ -332,7 +332,9 @@ class WorkerSlots:
         return tuple(islice(self._turns, slots))
 
     def acquire(self) -> None:
-        """Take a slot."""
+        """Return the preferred priority of each slot. Slots of a priority without jobs go to the most urgent other
+        jobs.
+        """
         self._used += 1
 
     def release(self) -> None:

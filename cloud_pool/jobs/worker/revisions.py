@@ -1,6 +1,6 @@
-"""Revision of answers: parts that were late for an answer are read, and then the answer is made again.
+"""Revision of answers: parts that were late for an answer are read, and then the answer is made again with them.
 
-1. A run ends with an answer that lacks parts: its worker keeps the job under the next fence and reads on.
+1. A run ends with an answer that lacks parts: its worker keeps the job under the next fence and continues to read.
 2. A part has been read: run the job again, in a slot of its tier, and replace the answer; once for each kind of part.
 3. A part will not be read in time, or the run fails: the answer stays, and the job records the reason.
 4. The job was cancelled or erased, or another worker has it: stop.
@@ -53,10 +53,10 @@ class RevisionLease:
     record: JobRecord
     reading: DeferredParts
     deadline: float
-    receipt: RunReceipt = field(default_factory=RunReceipt)  # of the last run
+    receipt: RunReceipt = field(default_factory=RunReceipt)  # receipt of the last run
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     release_on_exit: bool = False
-    is_reporting: bool = False  # the reply to a report says whether the lease is lost
+    is_reporting: bool = False  # whether the reply to a report will tell if the lease is lost
 
 
 @dataclass(eq=False, repr=False)
@@ -65,12 +65,13 @@ class Revisions:
 
     store: JobStore
     runner: JobRunner
-    slots: Mapping[str, WorkerSlots]  # by tier
+    slots: Mapping[str, WorkerSlots]  # slots by tier
     reports: RunReports
     config: JobsConfig
     metrics: JobMetrics
     _leases: dict[str, RevisionLease] = field(default_factory=dict)
-    _rooms: set[str] = field(default_factory=set)  # jobs that wait for late parts, or will when their run is reported
+    # jobs that wait for late parts, or will wait once their run is reported
+    _rooms: set[str] = field(default_factory=set)
     _stopping: bool = False
 
     @property
@@ -94,7 +95,7 @@ class Revisions:
     # --- (1) ---------------------------------------------------------------------------------------------------------
 
     def open(self, record: JobRecord, deadline: float) -> DeferredParts | None:
-        """Return the reader of the parts of a run that begins; None if its answer will not be revised.
+        """Return the reader of the parts for a new run; None if its answer will not be revised.
 
         Args:
             record: Record with its request as it was sent.
@@ -108,7 +109,7 @@ class Revisions:
         return self.runner.read_late(job_run_of(record, by), by)
 
     def mark(self, job: str, result: JobResult, reading: DeferredParts) -> JobResult:
-        """Record in an answer which parts may revise it, and keep room for the revision."""
+        """Record in an answer the parts that may revise it, and keep room for the revision."""
         kinds = late_kinds(reading.records)
         if not kinds:
             return result
@@ -212,7 +213,7 @@ class Revisions:
         log.info("%s: its answer is not revised: %s", record.id, error.code)
 
     async def _revise(self, lease: RevisionLease, kinds: Sequence[Modality]) -> bool:
-        """Revise the answer (2). Returns False if no revision is wanted any more. Raises CausewayError."""
+        """Revise the answer (2). Return False if no revision is wanted any more. Raises CausewayError."""
         record = lease.record
         left = tuple(kind for kind in record.late_kinds if kind not in kinds)
         lease.reading.leave_out(left)

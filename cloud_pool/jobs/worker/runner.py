@@ -1,4 +1,6 @@
-"""Runners of jobs: the gateway's own service, with tenant limits, usage, cost and an audit record for each run."""
+"""The runners of jobs, over the gateway's own service, with tenant limits, usage, cost and an audit record for each
+run.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from ...upstreams.triton.tensors import STOP_S
 
 JobPiece = Piece | Embeddings
 Embed = Callable[[RequestContext], Awaitable[tuple[AnswerHead, Embeddings]]]
-"""Type of `Service.embed`. Raises CausewayError."""
+"""The type of `Service.embed`. Raises CausewayError."""
 _COUNT_S = 2 * STOP_S  # until the model has stopped
 
 
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class RunReceipt:
-    """A run's bill for its report, and for the accounts whether the report was accepted."""
+    """A run's bill for its report, which also tells the accounts whether the report was accepted."""
 
     def __init__(self) -> None:
         self.bill: RunBill | None = None
@@ -79,18 +81,18 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a claimed job."""
 
     record: JobRecord
-    request: Request  # as its record has it, read
-    body_bytes: int  # of text
-    deadline: float  # of this run, monotonic, s
-    trace: Trace | None = None  # of this run
+    request: Request  # request as its record has it, parsed
+    body_bytes: int  # size of its text, bytes
+    deadline: float  # deadline of this run, monotonic seconds
+    trace: Trace | None = None  # trace of this run
     receipt: RunReceipt = msgspec.field(default_factory=RunReceipt)
-    price_share: float = 1.0  # of the tier's price
-    late: DeferredParts | None = None  # reads the request's parts, if the answer may be revised
-    meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # of this run
+    price_share: float = 1.0  # share of the tier's price
+    late: DeferredParts | None = None  # reader of the request's parts, if the answer may be revised
+    meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # meter of this run
 
 
 class JobTiers(Protocol):
-    """Tiers as they run jobs."""
+    """The tiers on which jobs run."""
 
     async def ready(self, tier: str) -> bool:
         """Return whether the tier answers a real request."""
@@ -104,10 +106,11 @@ class JobTiers(Protocol):
 
 
 class JobRunner(JobTiers, Protocol):
-    """Interface of a job runner for workers."""
+    """The interface of a job runner, which workers use."""
 
     def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
-        """Yield the answer, after an AnswerHead if the backend has one. Closing the generator stops the work.
+        """Yield the answer; the first piece is an AnswerHead if the backend has one. Closing the generator stops the
+        work.
 
         Raises CausewayError.
         """
@@ -117,7 +120,7 @@ class JobRunner(JobTiers, Protocol):
 
 
 class JobBackend(JobTiers, Protocol):
-    """Interface of MeteredRunner's backend, which also reports an answer's source and whether it is billable."""
+    """The interface of MeteredRunner's backend, which also reports an answer's source and whether it is billable."""
 
     def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
         """Start the answer. Raises CausewayError, and so may the generator."""
@@ -131,10 +134,10 @@ class ServiceBackend:
     """Backend that runs jobs on the same cache and service as interactive requests."""
 
     caching_service: CachingService
-    embed: Embed  # makes the vectors, which are neither cached nor shared
-    tiers: Mapping[str, Tier]  # by the tier's name
-    pools: Mapping[str, Pool]  # by the tier's name
-    parts: RequestParts | None = None  # reads audio, images and files; None: no tier does
+    embed: Embed  # makes vectors, which are neither cached nor shared
+    tiers: Mapping[str, Tier]  # tiers by name
+    pools: Mapping[str, Pool]  # endpoints by the tier's name
+    parts: RequestParts | None = None  # reader of audio, images and files; None if no tier reads them
 
     def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
         """Start the answer. Raises ModelNotFound."""
@@ -158,7 +161,7 @@ class ServiceBackend:
         record = job_run.record
         tier = self.tiers.get(record.tier)
         if tier is None:
-            raise ModelNotFound(f"The tier {record.tier!r} does not exist any more.", param="model")
+            raise ModelNotFound(f"The tier {record.tier!r} no longer exists.", param="model")
         return RequestContext(
             id=record.id,
             # Always streamed, so that progress can be reported.
@@ -177,7 +180,7 @@ class ServiceBackend:
         )
 
     def max_tokens(self, tier: str) -> int:
-        """Return the tier's own limit; 0 for a tier that does not exist any more."""
+        """Return the tier's own limit; 0 for a tier that no longer exists."""
         return self.tiers[tier].max_tokens if tier in self.tiers else 0
 
     async def ready(self, tier: str) -> bool:
@@ -189,9 +192,9 @@ class ServiceBackend:
 class MeteredRunner:
     """A JobRunner over a backend.
 
-    A tenant over its rate or budget gets RateLimited, and the job waits without losing an attempt. Such a run leaves no
-    audit record, so each job has one record per actual run, or one that it expired. Tokens that were generated for
-    another request cost the job nothing.
+    A tenant over its rate or budget gets RateLimited, and the job waits without losing an attempt. Such a run does not
+    leave an audit record, so each job has one record per actual run, or one for its expiry. Tokens that were generated
+    for another request cost the job nothing.
 
     A run is billed when the job store accepts its report, in the same transaction: a run that another worker has taken
     over costs nothing, and a worker that is killed after its report loses no bill. A run whose job was cancelled has no
@@ -203,7 +206,7 @@ class MeteredRunner:
     trace: JobTrace | None = None
     revocations: RevocationList | None = None
     _: KW_ONLY
-    route: str = "job"  # in usage and audit records
+    route: str = "job"  # name of the route in usage and audit records
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         """Yield the answer of a run. Raises CausewayError."""
@@ -301,7 +304,9 @@ class MeteredRunner:
     async def _count(
         self, entry: LedgerEntry, billing: Billing, job_run: JobRun, reported: Usage, *, abandoned: bool
     ) -> None:
-        """Set the usage of a run: the reported one, or, without the answer's end, the one counted upstream."""
+        """Set the usage of a run: the reported one, or if the answer has no end, the usage that was counted
+        upstream.
+        """
         entry.usage = billing.billed(reported)
         if entry.usage.prompt_tokens or not billing.billable:
             return

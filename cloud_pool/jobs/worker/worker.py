@@ -1,11 +1,12 @@
 """A worker: claims jobs for the free slots of each tier, runs them, and reports under each job's fence.
 
-1. A slot is free: claim a job for it, priorities by weight. Without jobs, wait until one is queued.
+1. A slot is free: claim a job for it, with priorities by weight. Without jobs, wait until one is queued.
 2. A tier is unavailable: claim nothing for it until it answers a real request.
 3. Every `lease_check_s`: stop runs whose job was cancelled, expired or taken over; update which jobs are followed.
 4. After a third of a lease: renew all leases.
-5. Every `reclaim_interval_s`: queue what is due, return jobs of lost workers to their queues, expire late ones.
-6. On `stop`: claim no more; runs may end within `drain_s`; the others return to their queue without losing an attempt.
+5. Every `reclaim_interval_s`: queue jobs that are due, return jobs of lost workers to their queues, expire late jobs.
+6. On `stop`: claim no more jobs; runs may end within `drain_s`; the others return to their queue without losing an
+attempt.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ...observability.tracing import JobTrace
 
 MAX_CHARACTERS: Final = 262_144
-"""Maximum length of one run's text in characters; the rest comes with the result."""
+"""Maximum length of one run's text in Redis, in characters; the rest comes with the result."""
 _INTERVAL_S = 0.1
 _OUTDATED = -1
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class RunText:
         self._followed = followed
 
     def unsent(self) -> LiveText | None:
-        """Return the text that Redis lacks; None if there is none to send."""
+        """Return the text that Redis does not have yet; None if there is none to send."""
         if not self._followed:
             return None
         self._text += "".join(self._parts)
@@ -92,7 +93,7 @@ class RunText:
         return LiveText(self._owner, self.job, self._fence, self._stored, rest) if rest else None
 
     def set_stored(self, characters: int) -> None:
-        """Record how many characters Redis has."""
+        """Record the number of characters that Redis has."""
         if characters == _OUTDATED:
             self._followed = False
         elif characters < len(self._text):
@@ -101,11 +102,11 @@ class RunText:
 
 
 class TextPublisher:
-    """Publisher of the texts of a worker's runs while they are made, for clients that follow their jobs' events.
+    """Publishes the texts of a worker's runs while they are made, for clients that follow their jobs' events.
 
     1. Each run keeps its text so far.
-    2. While a client follows the job, new text goes to Redis: of all runs of the worker in one call, at most ten times
-       a second. The end of a run does not wait for this: its result has the whole text.
+    2. While a client follows the job, new text goes to Redis. One call has the texts of all runs of the worker, at most
+    ten times a second. The end of a run does not wait for this: its result has the whole text.
     3. Redis replies how much it has. If it has less than was sent, the rest is sent again.
     """
 
@@ -159,12 +160,12 @@ class Worker:
 
     store: JobStore
     runner: JobRunner
-    slots: Mapping[str, WorkerSlots]  # by tier
+    slots: Mapping[str, WorkerSlots]  # slots by tier
     config: JobsConfig
     metrics: JobMetrics
     _: KW_ONLY
     trace: JobTrace | None = None
-    rng: Callable[[], float] = random.random  # uniform in [0, 1)
+    rng: Callable[[], float] = random.random  # random numbers, uniform in [0, 1)
     _leases: dict[str, JobLease] = field(default_factory=dict)
     _idle: anyio.Event = field(default_factory=anyio.Event)
 
@@ -283,7 +284,7 @@ class Worker:
                 receipt.cancel()
             receipt.close(accepted=outcome != "superseded")
         self.metrics.runs.labels(lease.record.tier, outcome).inc()
-        log.info("%s: %s, attempt %d", lease.record.id, outcome, lease.record.attempts)
+        log.info("%s: %s, attempt %d.", lease.record.id, outcome, lease.record.attempts)
 
     async def _was_cancelled(self, record: JobRecord) -> bool:
         """Return whether the owner has cancelled the job during this run."""
@@ -317,7 +318,7 @@ class Worker:
                 late=lease.reading,
             )
         except (ContentKeyMissing, RecordUnreadable) as error:
-            log.error("%s does not run: %s", record.id, error.message)
+            log.error("%s cannot run: %s", record.id, error.message)
             result = error
         except CausewayError as error:
             result = error
@@ -362,7 +363,7 @@ class Worker:
                 self._record_expired(due.expired)
                 changed = due.changed
             except JobStoreRefused as error:  # one damaged record; it is out of the way by the next time
-                log.error("Some jobs were not promoted or expired: %s", error.message)
+                log.error("Some jobs could not be promoted or expired: %s", error.message)
             except JobStoreUnavailable:  # claims say so
                 pass
             if not changed:
@@ -395,4 +396,4 @@ class Worker:
                 await self.store.release(record.id, record.fence)
             self.metrics.runs.labels(record.tier, "released").inc()
         except JobStoreUnavailable as error:
-            log.warning("%s: not returned to its queue, its lease will end: %s", record.id, error.message)
+            log.warning("%s could not be returned to its queue; its lease will expire: %s", record.id, error.message)

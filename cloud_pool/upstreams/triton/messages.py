@@ -97,7 +97,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid
         try:
             return msgspec.json.decode(document, type=Guided)
         except msgspec.DecodeError as error:
-            raise InvalidRequest(f"sampling_parameters.guided_decoding: {error}") from error
+            raise InvalidRequest(f"`sampling_parameters.guided_decoding`: {error}") from error
 
     def sampling(self, index: int) -> Sampling:
         """Return the sampling of sequence `index` of n, with a different seed for each, so that they differ."""
@@ -203,11 +203,11 @@ def decode_parameters(document: bytes | str) -> SamplingParameters:
         parameters = msgspec.json.decode(document, type=SamplingParameters, strict=False)
         bad_tokens = [token for token in parameters.logit_bias if not token.isascii() or not token.isdigit()]
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"sampling_parameters: {error}") from error
+        raise InvalidRequest(f"`sampling_parameters`: {error}") from error
     if bad_tokens:
-        raise InvalidRequest(f"sampling_parameters.logit_bias: {bad_tokens[0]!r} is not a token id.")
+        raise InvalidRequest(f"`sampling_parameters.logit_bias`: {bad_tokens[0]!r} is not a token id.")
     if not 1 <= parameters.n <= 128:
-        raise InvalidRequest(f"sampling_parameters.n: {parameters.n} is not between 1 and 128.")
+        raise InvalidRequest(f"`sampling_parameters.n`: {parameters.n} is not between 1 and 128.")
     return parameters
 
 

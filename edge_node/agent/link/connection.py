@@ -137,7 +137,7 @@ class FleetConnection:
         self._wake_agent: Callable[[], None] = lambda: None
 
     def follow(self, report: Callable[[], AgentReport], wake: Callable[[], None]) -> None:
-        """Report this agent's state, and wake it when something may be new."""
+        """Report this agent's state, and wake it when an update may be available."""
         self._agent_report, self._wake_agent = report, wake
 
     @property
@@ -152,7 +152,7 @@ class FleetConnection:
         return (*self.tokens.problems, *lasting)
 
     def changed(self) -> None:
-        """Report the agent's state, which has changed."""
+        """Report the changed state of the agent."""
         running = self._agent_report().running
         self.telemetry.cut(running)
         self._dirty.set()
@@ -177,7 +177,7 @@ class FleetConnection:
                 tasks.start_soon(self._repeated, work)
 
     async def close(self) -> None:
-        """Send the waiting telemetry for at most five seconds, keep the rest, and close the connections."""
+        """Send the waiting telemetry for at most five seconds, store the rest, and close the connections."""
         self.telemetry.cut(self._agent_report().running)
         if self.tokens.token:
             with anyio.move_on_after(_FLUSH_S):
@@ -272,8 +272,8 @@ class FleetConnection:
                 raise
         if reply.cloned:
             self._clone.begin(
-                f"Two devices report as {self.identity.device} to the fleet {self.identity.fleet}: one was cloned. On "
-                "the copy, run `causeway-edge fleet leave` and `fleet join`."
+                f"Two devices report as {self.identity.device} to the fleet {self.identity.fleet}: one is "
+                "a clone. On the clone, run `causeway-edge fleet leave` and `fleet join`."
             )
         else:
             self._clone.end(f"Only one device reports as {self.identity.device} now")
@@ -282,7 +282,7 @@ class FleetConnection:
         return reply
 
     def _note_revoked(self, error: FleetRefused) -> bool:
-        """Record a refusal if it means that this device is not in the fleet; return whether it does."""
+        """Record a refusal that means that this device is not in the fleet; return whether it was one."""
         if error.code not in _REVOKED:
             return False
         self.tokens.refused(error)

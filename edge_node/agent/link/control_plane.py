@@ -1,4 +1,5 @@
-"""The control plane over HTTP: one method for each message of `router.bundle.protocol`, and the published files.
+"""The HTTP client of the control plane: one method for each message of `router.bundle.protocol`, and the published
+files.
 
 Redirects are not followed, and proxies of the environment are ignored: a device communicates only with the host that it
 joined.
@@ -55,7 +56,7 @@ class FleetUnreachable(FleetError):
 
 
 class FleetRefused(FleetError):
-    """The control plane refuses this message permanently: repeating it is useless.
+    """The control plane refuses this message permanently, so it is not repeated.
 
     Attributes:
         code: The reason, such as `device_revoked`.
@@ -123,7 +124,7 @@ class ControlPlane:
         await self._report("/v1/telemetry", telemetry, None)
 
     async def wake(self, etag: str, wait_s: float, token: str) -> Wake:
-        """Wait until something may be new, for at most `wait_s`. Raises FleetError."""
+        """Wait until there may be an update, for at most `wait_s`. Raises FleetError."""
         headers = {"Authorization": f"Bearer {token}"}
         if etag:
             headers["If-None-Match"] = etag
@@ -187,12 +188,12 @@ class ControlPlane:
     async def _post(
         self, path: str, message: msgspec.Struct, kind: type[_T] | None, proof: _Headers | None = None
     ) -> _T:
-        """Send a message and return its reply; `kind` None: there is no reply. `proof` makes the headers that prove the
-        sender.
+        """Send a message and return its reply, or None if `kind` is None. `proof` makes the headers that authenticate
+        the sender.
         """
         body = msgspec.json.encode(message)
         if len(body) > MAX_MESSAGE_BYTES:
-            raise FleetRefused("message_too_large", f"{path}: {len(body)} bytes.")
+            raise FleetRefused("message_too_large", f"{path}: the message has {len(body)} bytes, which is too many.")
         headers = {"Content-Type": "application/json"}
         if proof is not None:
             headers |= proof(path, body)

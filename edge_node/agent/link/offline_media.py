@@ -1,10 +1,11 @@
-"""Updates from a medium, for a device without a network: a folder, tar or zip with `tuf/` and `blobs/` as published.
+"""Import of updates from a medium, for a device without a network: a folder, tar or zip with `tuf/` and `blobs/` as
+published.
 
     STATE_DIR/fleet/import/    tuf/…, and the missing blobs of this device's bundle
     .../wanted    the bundle that the plan on the medium assigns to this device
 
 The medium is verified like the network before a file is copied, and the agent verifies it again. Only blobs that signed
-metadata name are copied, up to their signed size.
+metadata names are copied, up to their signed size.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
         with _files(medium) as files:
             metadata = [name for name in files if name.startswith("tuf/")]
             if len(metadata) > _MAX_METADATA_FILES:
-                raise EndlessData(f"The medium has {len(metadata)} files of metadata.")
+                raise EndlessData(f"The medium has {len(metadata)} files of metadata, which is too many.")
             for name in metadata:
                 _copy(files[name], place / name, _MAX_METADATA_BYTES)
             result = _verify(folder, place, identity, running)
@@ -98,7 +99,9 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
 
 
 def _verify(folder: Path, place: Path, identity: Identity, running: str | None) -> UpdateCheckResult:
-    """Verify with a copy of the agent's metadata, so that the agent is not disturbed and older versions are refused."""
+    """Verify the medium against a copy of the agent's metadata, so that the agent is not disturbed and older versions
+    are refused.
+    """
 
     def fetch(path: str) -> Iterator[bytes]:
         yield (place / path).read_bytes()
@@ -158,7 +161,7 @@ def _files(medium: Path) -> Iterator[Mapping[str, Open]]:
             named = dict(islice(_named(medium, stack), _MAX_NAMES))
         except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
             # the other exceptions are those of the codecs
-            first = (str(error).splitlines() or ["it is cut off"])[0].removesuffix(":")
+            first = (str(error).splitlines() or ["it is truncated"])[0].removesuffix(":")
             raise ImportFailed(f"{medium}: neither a folder nor a tar or zip archive: {first}.") from error
         roots = [name.removesuffix(_MARK) for name in named if name.endswith(_MARK)]
         if not roots:
@@ -168,7 +171,7 @@ def _files(medium: Path) -> Iterator[Mapping[str, Open]]:
 
 
 def _named(medium: Path, stack: ExitStack) -> Iterator[tuple[str, Open]]:
-    """Yield regular files only, and names without `..`."""
+    """Yield only regular files whose names contain no `..`."""
     if medium.is_dir():
         for path in sorted(medium.rglob("*")):
             if path.is_file() and not path.is_symlink():

@@ -62,11 +62,11 @@ class TelemetryLog:
         self.lost = 0
 
     def __len__(self) -> int:
-        """Return the number of waiting samples, including those of the message in transit."""
+        """Return the number of waiting samples, including those of the message that is being sent."""
         return len(self._waiting) + sum(len(message.samples) for message in self._sealed)
 
     def cut(self, bundle: str | None) -> None:
-        """End the present sample; `bundle` serves from now on (None for the factory files)."""
+        """End the present sample. `bundle`: the bundle that serves from now on (None for the factory files)."""
         sums, now = self._read_traffic(), self._clock.unix()
         new = sums - self._last
         if new.requests > 0:
@@ -85,13 +85,13 @@ class TelemetryLog:
             self.lost += dropped
 
     def next(self) -> Telemetry | None:
-        """Return the message to send, the same until it is `accepted`; None if there is none."""
+        """Return the message to send, which stays the same until it is `accepted`; None if there is none."""
         if not self._sealed:
             self._seal()
         return self._sealed[0] if self._sealed else None
 
     def accepted(self, message: Telemetry) -> None:
-        """Drop the message: the control plane has counted it, or will never accept it."""
+        """Drop the message, because the control plane has counted it or will never accept it."""
         if self._sealed and self._sealed[0] is message:  # else it has already been dropped
             self._sealed.popleft()
 
@@ -121,7 +121,7 @@ class TelemetryLog:
         self._write(())
 
     def keep(self) -> None:
-        """Write the waiting messages to disk, for the next run."""
+        """Write the waiting messages to disk, for the next run of the daemon."""
         self._write(self._seal_all())
 
     def _seal_all(self) -> tuple[Telemetry, ...]:

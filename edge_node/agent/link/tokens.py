@@ -1,7 +1,7 @@
 """The device's token for its control plane and the cloud gateways: a JWT of ten minutes that is renewed automatically.
 
-The device's own clock matters little: a token's life is measured in monotonic time from its arrival, and a control
-plane that rejects a request as stale includes its time in the response.
+A wrong clock on the device does little harm: a token's life is measured in monotonic time from its arrival, and if the
+control plane rejects a request as stale, its response includes its time.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TokenKeeper:
     async def renew(self, refused: str) -> bool:
         """Get another token than the one that was refused (HTTP 401); return whether there is one now.
 
-        1. Another token is already here.
+        1. There is a newer token already.
         2. A renewal has just ended: a further one would not help.
         3. A renewal is running: wait for it, unless it takes long.
         4. Make `run` renew now, and wait for that.
@@ -118,10 +118,10 @@ class TokenKeeper:
         return bool(self.token) and self.token != refused
 
     def refused(self, error: FleetRefused) -> None:
-        """Note that the control plane does not know this device (any more)."""
+        """Record that the control plane does not accept this device."""
         self._refused.begin(
-            f"The fleet {self.identity.fleet} refuses this device, which keeps its bundle "
-            f"and loses the fleet's token for the cloud: {error}"
+            f"The fleet {self.identity.fleet} refuses this device. It keeps its bundle, but loses the "
+            f"fleet's token for the cloud: {error}"
         )
         self._use("")
 
@@ -176,8 +176,8 @@ class TokenKeeper:
             self.refused(error)
         elif self.clock.monotonic() >= self._expires:
             self._expired.begin(
-                f"The fleet's token has expired and cannot be renewed, so that the cloud refuses requests "
-                f"and they stay on this device: {error}"
+                "The fleet's token has expired and cannot be renewed. The cloud refuses requests, so "
+                f"they stay on this device: {error}"
             )
             self._use("")
 
@@ -194,8 +194,8 @@ class TokenKeeper:
         if abs(self._ahead_s) > _SKEW_S:
             side = "behind" if self._ahead_s > 0 else "ahead of"
             self._wrong_clock.begin(
-                f"This device's clock is {abs(self._ahead_s):.0f} s {side} the control plane's. Set it: signed "
-                "updates depend on the time."
+                f"This device's clock is {abs(self._ahead_s):.0f} s {side} the control plane's. Set it, "
+                "because signed updates depend on the time."
             )
         else:
-            self._wrong_clock.end("This device's clock is right again")
+            self._wrong_clock.end("This device's clock is correct again")

@@ -1,4 +1,4 @@
-"""`causeway-edge doctor`: check everything that the daemon needs and say how to fix each problem.
+"""The command `causeway-edge doctor`, which checks everything that the daemon needs and tells how to fix each problem.
 
 It changes nothing and may run beside a daemon. Read `report` first (all checks in order, printed or as JSON). Each
 check is a function that returns one or more `Finding`s: see `packages`, `policy_and_models`, `report` and `network`.

@@ -1,4 +1,4 @@
-"""Check ports, the Unix socket, the cloud, the clock against the cloud's Date header, collector and broker."""
+"""Checks of ports, the Unix socket, the cloud, the clock against the cloud's Date header, collector and broker."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def check_port(server: ServerConfig) -> Finding:
         if error.errno != errno.EADDRINUSE:
             return fail("port", f"{address}: {error.strerror or error}", "Set server.host and server.port.")
     if _is_causeway(url_of(_REACHED_AT.get(server.host, server.host), server.port), None):
-        return ok("port", f"{address} is taken by a running Causeway daemon.")
+        return ok("port", f"{address} is used by a running Causeway daemon.")
     holder = _port_holder(server.port)
-    return fail("port", f"{address} is taken by {holder}.", "Stop it, or choose another port with server.port.")
+    return fail("port", f"{address} is used by {holder}.", "Stop it, or choose another port with server.port.")
 
 
 def check_socket(path: str) -> Iterator[Finding]:
@@ -70,9 +70,9 @@ def check_socket(path: str) -> Iterator[Finding]:
     elif not Path(path).exists():
         yield ok("socket", f"{path} is free.")
     elif _is_causeway("http://causeway", path):
-        yield ok("socket", f"{path} is held by a running Causeway daemon.")
+        yield ok("socket", f"{path} is used by a running Causeway daemon.")
     elif Path(path).is_socket():
-        yield ok("socket", f"{path} was left behind by a daemon that ended, and the next one replaces it.")
+        yield ok("socket", f"{path} was left behind by a daemon that has ended; the next daemon replaces it.")
     else:
         yield fail("socket", f"{path} exists and is not a socket.", "Choose another path with server.socket.")
 
@@ -107,14 +107,17 @@ def _family(host: str) -> socket.AddressFamily:
 def check_exposure(server: ServerConfig) -> Iterator[Finding]:
     """Check that the daemon is not exposed to other machines without an API key: it would not start."""
     if server.is_exposed:
-        text = f"The daemon would listen on {server.host or 'all addresses'} and require no API key: it does not start."
+        text = (
+            f"The daemon would listen on {server.host or 'all addresses'} without requiring an API "
+            "key, so it does not start."
+        )
         yield fail("exposure", text, "Set server.keys, or listen on 127.0.0.1.")
 
 
 def check_triton(url: str = _TRITON) -> Iterator[Finding]:
-    """Warn of a Triton on this machine that lets every program change its models. Yields nothing without a Triton.
+    """Warn about a Triton on this machine that lets any program change its models. Yields nothing without a Triton.
 
-    Our launcher turns Triton's HTTP off; with its default settings Triton has it on this port, beside gRPC.
+    Our launcher turns Triton's HTTP off. With its default settings, Triton serves it on this port, beside gRPC.
     """
     try:
         with httpx.Client(timeout=_PROBE_TIMEOUT_S, trust_env=False) as client:
@@ -123,8 +126,8 @@ def check_triton(url: str = _TRITON) -> Iterator[Finding]:
     except (httpx.HTTPError, ValueError):
         return
     if is_open:
-        text = f"The Triton at {url} takes model control from every program, and loading a model runs code."
-        advice = "Start it with `causeway-cloud triton`, or with --allow-http=false and --grpc-restricted-protocol."
+        text = f"The Triton at {url} allows model control to any program, and loading a model runs code."
+        advice = "Start Triton with `causeway-cloud triton`, or with --allow-http=false and --grpc-restricted-protocol."
         yield warn("triton", text, advice)
 
 
@@ -136,7 +139,7 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
         unix_time: This device's clock, Unix seconds.
     """
     if not cloud.url:
-        yield ok("cloud", "There is no cloud: this device answers alone.")
+        yield ok("cloud", "No cloud is configured: this device answers alone.")
         return
     try:
         verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=cloud.ca_file) if cloud.ca_file else True
@@ -150,7 +153,9 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
             response = client.get(f"{cloud.url}/models", headers=headers)
     except httpx.HTTPError as error:
         text = f"{cloud.url}: {str(error) or type(error).__name__}"
-        advice = "The device answers alone until it is back; check cloud.url, DNS, the firewall and cloud.ca_file."
+        advice = (
+            "Until the cloud is back, the device answers alone. Check cloud.url, DNS, the firewall and cloud.ca_file."
+        )
         yield warn("cloud", text, advice)
         return
     except httpx.InvalidURL as error:
@@ -167,7 +172,7 @@ def _check_response(cloud: CloudConfig, response: httpx.Response, elapsed_ms: fl
     if response.status_code == 404:
         return warn("cloud", f"{cloud.url}/models is not found.", "cloud.url usually ends in /v1.")
     if response.status_code >= 400:
-        advice = "The device answers alone until the cloud works again."
+        advice = "Until the cloud works again, the device answers alone."
         return warn("cloud", f"{cloud.url} answers {response.status_code}.", advice)
     return ok("cloud", f"{cloud.url} answers in {elapsed_ms:.0f} ms.")
 
@@ -197,7 +202,7 @@ def check_tracing(config: TracingConfig) -> Iterator[Finding]:
     if fault:
         yield warn("tracing", f"The collector at {config.endpoint} refuses traces.", fault)
     else:
-        yield ok("tracing", f"The collector at {config.endpoint} took an empty export.")
+        yield ok("tracing", f"The collector at {config.endpoint} accepted an empty export.")
 
 
 _CLIENT_ID = "causeway-doctor"
@@ -210,7 +215,7 @@ def check_broker(
     if not config.url:
         return
     if find_package("paho") is None:
-        text = "mqtt.url is set, and the extra `mqtt` is not installed: the daemon does not start."
+        text = "mqtt.url is set, but the extra `mqtt` is not installed, so the daemon does not start."
         yield fail("mqtt", text, "Run `make setup`, or `pip install 'causeway-router[mqtt]'`.")
         return
     try:
@@ -231,7 +236,9 @@ async def _connect(config: MqttConfig, broker: BrokerUrl) -> Finding:
     except BrokerError as error:
         if error.lasting:
             return fail("mqtt", error.message, "Correct the keys of mqtt, or the broker's permissions for this device.")
-        return warn("mqtt", error.message, "Messages are accepted once it answers. Check mqtt.url and the firewall.")
+        return warn(
+            "mqtt", error.message, "Messages are accepted once the broker answers. Check mqtt.url and the firewall."
+        )
     finally:
         await connection.close()
     return ok("mqtt", f"The broker {broker} accepts this device.")

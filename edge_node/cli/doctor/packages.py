@@ -1,4 +1,6 @@
-"""Check the installed packages: present, in the required version, not shadowed, and llama.cpp loads on this CPU."""
+"""Checks of the installed packages: they are present, in the required version and not shadowed, and llama.cpp loads on
+this CPU.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 def read_installed(path: Sequence[str] | None = None) -> Installed:
-    """Read the environment at `path`; None: the running one."""
+    """Read the environment at `path`; None for the running environment."""
     versions: dict[str, str] = {}
     owners: dict[str, set[str]] = {}
     requires: tuple[str, ...] = ()
@@ -118,7 +120,7 @@ def _check_one(text: str, installed: Installed, needs_engine: bool) -> Finding |
     if version is None:
         return fail("packages", f"{requirement.name} is missing.", f"Run `make setup`, or `{command}`.")
     if not requirement.specifier.contains(version, prereleases=True):
-        found = f"{requirement.name} is {version}, required is {requirement.specifier}."
+        found = f"{requirement.name} is {version}, but {requirement.specifier} is required."
         return fail("packages", found, f"Run `make setup`, or `{command}`.")
     return None
 
@@ -155,13 +157,13 @@ def _conflict(name: str, others: list[str]) -> Finding:
     keep = next((other for other in others if other.endswith("gpu")), others[0])
     return fail(
         "import names",
-        f"`{name}` belongs to {' and '.join(others)}: the last one installed has overwritten the other.",
-        f"`pip uninstall -y {' '.join(others)} && pip install {keep}` (or the other one).",
+        f"`{name}` belongs to {' and '.join(others)}: the one installed last has overwritten the other.",
+        f"`pip uninstall -y {' '.join(others)} && pip install {keep}` (or another of these).",
     )
 
 
 def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Finding:
-    """Name the GPUs that llama.cpp finds, or say why the CPU decodes on a device that has one.
+    """Name the GPUs that llama.cpp finds, or report why the CPU decodes although the device has a GPU.
 
     Args:
         engine: The engine's settings.
@@ -173,15 +175,15 @@ def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Findin
         gpus = [f"{gpu.name} ({gpu.description}), {gpu.free_bytes / 2**30:.1f} GiB free" for gpu in report.gpus]
         return ok("gpu", f"llama.cpp finds {', '.join(gpus)}; engine.gpu_layers is {engine.gpu_layers}.")
     if engine.gpu_layers == 0:
-        return ok("gpu", "engine.gpu_layers is 0: the CPU decodes.")
+        return ok("gpu", "engine.gpu_layers is 0, so the CPU decodes.")
     if compiled_for:
-        text = f"llama.cpp is compiled for {', '.join(compiled_for)}, and finds no GPU: the CPU decodes."
+        text = f"llama.cpp is compiled for {', '.join(compiled_for)}, but finds no GPU, so the CPU decodes."
         return warn("gpu", text, "Check the driver (`nvidia-smi`), and that this user may open the GPU's device nodes.")
     if has_gpu or engine.gpu_layers != "auto":
         reason = "This device has an NVIDIA GPU" if has_gpu else f"engine.gpu_layers is {engine.gpu_layers}"
-        text = f"{reason}, and llama.cpp is compiled for the CPU alone: the CPU decodes."
+        text = f"{reason}, but llama.cpp is compiled only for the CPU, so the CPU decodes."
         return warn("gpu", text, "Compile llama.cpp for the GPU with `make setup CUDA=1`.")
-    return ok("gpu", "llama.cpp finds no GPU: the CPU decodes.")
+    return ok("gpu", "llama.cpp finds no GPU, so the CPU decodes.")
 
 
 def check_providers(available: Collection[str] | None = None) -> Iterator[Finding]:
@@ -200,7 +202,7 @@ def check_providers(available: Collection[str] | None = None) -> Iterator[Findin
 
 
 def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S) -> Finding:
-    """Load llama.cpp in a child process: on an unsupported CPU the process ends with a signal."""
+    """Load llama.cpp in a child process, because on an unsupported CPU the process is killed by a signal."""
     script = "import llama_cpp; print(llama_cpp.__version__, end='')"
     try:
         process = subprocess.run(
@@ -212,7 +214,9 @@ def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return fail("llama.cpp", f"Did not load within {timeout_s:g} s.", "Check the disk and the memory, then retry.")
+        return fail(
+            "llama.cpp", f"llama.cpp did not load within {timeout_s:g} s.", "Check the disk and the memory, then retry."
+        )
     except OSError as error:
         return fail("llama.cpp", f"{python}: {error.strerror}", f"Reinstall {_DISTRIBUTION}.")
     if process.returncode == 0:
@@ -220,11 +224,11 @@ def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S
     if process.returncode == -signal.SIGILL:
         return fail(
             "llama.cpp",
-            "Illegal instruction: it was compiled for another CPU.",
+            "Illegal instruction: llama.cpp was compiled for another CPU.",
             "Remove ~/.cache/causeway/llama and run `make setup`, or `pip install --no-binary :all: llama-cpp-python`.",
         )
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
-        return fail("llama.cpp", f"Loading it ended with {name}.", "Run `make setup` again.")
+        return fail("llama.cpp", f"Loading llama.cpp ended with {name}.", "Run `make setup` again.")
     last = process.stderr.strip().splitlines()[-1:] or ["no message"]
     return fail("llama.cpp", last[0], "Run `make setup`, or `pip install 'causeway-router[engine]'`.")

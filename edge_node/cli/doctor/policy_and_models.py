@@ -1,4 +1,4 @@
-"""Check the policy, the models of its device targets, the learned signals that it uses, and the encoders.
+"""Checks of the policy, the models of its device targets, the learned signals that it uses, and the encoders.
 
 The encoders turn audio and images into text or soft tokens. A device without encoders is not a finding.
 """
@@ -59,16 +59,16 @@ def read_policy(path: Path) -> tuple[Policy | None, Finding]:
 
 
 def check_targets(policy: Policy, engine: EngineConfig, cloud_url: str) -> Iterator[Finding]:
-    """Warn of targets that this configuration can never reach."""
+    """Warn about targets that this configuration can never reach."""
     for target in policy.targets:
         if target.at == "cloud" and not cloud_url:
             advice = "Set cloud.url, or remove the target from the policy."
             yield warn(
-                "cloud", f"Target {target.name} of the policy is in the cloud, and cloud.url is not set.", advice
+                "cloud", f"Target {target.name} of the policy is in the cloud, but cloud.url is not set.", advice
             )
         if target.at == "edge" and not engine.enabled:
             advice = "Set engine.enabled: true, or remove the target from the policy."
-            yield warn("engine", f"Target {target.name} of the policy is on the device, and the engine is off.", advice)
+            yield warn("engine", f"Target {target.name} of the policy is on the device, but the engine is off.", advice)
 
 
 def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], list[Finding]]:
@@ -96,12 +96,16 @@ def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], 
 
 
 def check_unloading(engine: EngineConfig) -> Iterator[Finding]:
-    """Report whether models are unloaded when idle, and warn if they would be reloaded all the time."""
+    """Report whether models are unloaded when idle, and warn if they would be reloaded too often."""
     if not engine.enabled or not engine.unload_after_s:
         return
-    text = f"Models leave memory after {engine.unload_after_s:g} s without requests, and the next request loads them."
+    text = f"Models are unloaded after {engine.unload_after_s:g} s without requests; the next request loads them again."
     if engine.unload_after_s < _SHORT_IDLE_S:
-        yield warn("model", text, f"Many requests wait for a load: set engine.unload_after_s to {_SHORT_IDLE_S:g}s.")
+        yield warn(
+            "model",
+            text,
+            f"Many requests would wait for a model to load. Set engine.unload_after_s to {_SHORT_IDLE_S:g}s.",
+        )
     else:
         yield ok("model", text)
 
@@ -121,7 +125,7 @@ def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: Device
         except ArtifactError as error:
             yield fail("model", str(error), "Download or copy the model again.")
             continue
-        text = f"{artifact.name} needs {need_mb:.0f} MiB, {device.memory_free_mb:.0f} MiB are free."
+        text = f"{artifact.name} needs {need_mb:.0f} MiB, but only {device.memory_free_mb:.0f} MiB are free."
         if need_mb > device.memory_free_mb:
             yield fail("memory", text, "Free some memory, or use a smaller model or engine.context_tokens.")
         elif need_mb > 0.8 * device.memory_free_mb:
@@ -133,7 +137,7 @@ def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: Device
 def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
     """Check the learned signals of the device's models.
 
-    1. Those of a calibrated pair, which replace the others.
+    1. The signals of a calibrated pair, which replace the others.
     2. `edge.quality` if a rule names it.
     3. The calibrators if a route hands off.
     """
@@ -143,8 +147,15 @@ def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
     models = judged_models(policy)
     named, hands_off = QUALITY in policy.needs, any(route.handoff is not None for route in policy.routes)
     if named and first.adapter:
-        text = f"The policy names {QUALITY}, which no signal computes for {first.served}: a model with an adapter."
-        yield warn("signals", text, f"Rules on {QUALITY} do not hold. Use a first edge target without one.")
+        text = (
+            f"The policy names {QUALITY}, but no signal computes it for {first.served}, because that "
+            "is a model with an adapter."
+        )
+        yield warn(
+            "signals",
+            text,
+            f"Rules on {QUALITY} do not hold. Let the first edge target be a model without an adapter.",
+        )
         named = False
     pairs = set()
     for model in models if hands_off else models[:named]:
@@ -178,10 +189,10 @@ def _check_quality(model: str, folders: list[Path]) -> Finding:
         verify_artifact(find_signal("edge.quality", find_artifact(model, folders), folders))
         load_quality_estimator(model, folders)("are you there")
     except ImportError as error:
-        text = f"The policy names {QUALITY}, and ONNX Runtime is not installed ({error})."
+        text = f"The policy names {QUALITY}, but ONNX Runtime is not installed ({error})."
         return warn("signals", text, advice + "`pip install 'causeway-router[cpu]'` (or gpu).")
     except ArtifactError as error:
-        text = f"The policy names {QUALITY}, and its estimator cannot be used: {error}"
+        text = f"The policy names {QUALITY}, but its estimator cannot be used: {error}"
         return warn("signals", text, advice + "train the estimator again with `causeway-train train-quality`.")
     return ok("signals", f"{QUALITY} was trained for the installed version of {model}, SHA-256 matches.")
 
@@ -221,10 +232,10 @@ def check_encoders(
         return
     folders = _model_dirs(config.engine)
     if installed("audio"):
-        absent = "The extra `voice` is installed, its model is not: audio is refused."
+        absent = "The extra `voice` is installed, but its model is not, so audio is refused."
         yield _check_encoder("speech", SPEECH_MODEL, folders, absent)
     if installed("image"):
-        absent = "Text in images is read; the model that tells what they show is not here."
+        absent = "Text in images is read, but the model that classifies images is not installed."
         yield _check_encoder("images", IMAGES_MODEL, folders, absent, "text is read; ")
     yield from _check_projectors(folders)
     yield from _check_voices(folders, environ, has_onnxruntime)
@@ -250,11 +261,11 @@ def _check_projectors(folders: list[Path]) -> Iterator[Finding]:
         try:
             projector = find_projector(artifact.name, folders)
         except ArtifactError as error:
-            yield fail("projector", str(error), "Until then `fusion: early` leaves this model out.")
+            yield fail("projector", str(error), "Until then, the model does not accept images under `fusion: early`.")
         else:
             assert projector is not None
             tokens = f"{projector.tokens} soft tokens" if projector.tokens else "soft tokens, by its mmproj file"
-            yield ok("projector", f"{artifact.name} takes an image as {tokens} ({projector.path}).")
+            yield ok("projector", f"{artifact.name} reads an image as {tokens} ({projector.path}).")
 
 
 def _check_voices(
@@ -262,7 +273,7 @@ def _check_voices(
 ) -> Iterator[Finding]:
     voices = list_voices(folders)
     if voices and find_program(environ) is None:
-        missing = f"voices were added, and {PROGRAM}, which turns text into their phonemes, is not here"
+        missing = f"voices were added, but {PROGRAM}, which turns text into their phonemes, is not installed"
         yield warn("voice", missing, f"Run `apt install {PROGRAM}`.")
     if voices and not has_onnxruntime():
         yield warn("voice", "Voices were added, but onnxruntime, which runs them, is not installed.", _INSTALL_VOICE)

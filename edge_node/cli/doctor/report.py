@@ -1,4 +1,6 @@
-"""Run all checks and report the findings, as they come or as JSON. The checks of the device itself are here, too."""
+"""The run of all checks, and the report of the findings, one by one or as JSON. The checks of the device itself are
+here, too.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def _free_bytes(path: Path) -> int:
 def check_state_dir(
     path: Path, cache: ResponseCacheConfig, free_bytes_of: Callable[[Path], int] = _free_bytes
 ) -> Iterator[Finding]:
-    """Check that the state folder is writable and has room for the cache; it need not exist, and is not created."""
+    """Check that the state folder is writable and has room for the cache; the folder need not exist, and is not
+    created.
+    """
     folder = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
     free_bytes = free_bytes_of(folder)
     try:
@@ -107,7 +111,8 @@ def check_state_dir(
             os.fsync(probe.fileno())
     except OSError as error:
         advice = (
-            f"Set state_dir (now {path}) to a folder that the daemon's account may write. Otherwise it keeps no state."
+            f"Set state_dir (now {path}) to a folder that the daemon's account may write to. Otherwise "
+            "the daemon stores no state."
         )
         yield fail("state folder", f"{folder}: {error.strerror}", advice)
         return
@@ -125,21 +130,25 @@ def check_threads(engine: EngineConfig, cores: float | None = None) -> Finding:
     """Check that the engine has no more threads than cores. `cores` None: the number that this process may use."""
     usable = allowed_cores() if cores is None else cores
     if engine.threads > usable:
-        text = f"engine.threads is {engine.threads}, and this process may use {usable:g} cores."
+        text = f"engine.threads is {engine.threads}, but this process may use only {usable:g} cores."
         return warn("threads", text, "Threads that wait for a core slow down all others: set engine.threads to 0.")
     return ok("threads", f"{usable:g} cores, {engine.threads or 'the free ones'} for the engine.")
 
 
 def check_sensors(policy: Policy | None, device: DeviceSignals) -> Iterator[Finding]:
-    """Warn of device signals that the policy names and this device cannot read."""
+    """Warn about device signals that the policy names but this device cannot read."""
     needed = policy.needs if policy else frozenset()
     signals = msgspec.to_builtins(device)
     readable = [f"{name} {_format(value)}" for name, value in signals.items() if value is not None]
     # CPU usage needs two readings.
     absent = [name for name, value in signals.items() if value is None and name != "cpu" and f"device.{name}" in needed]
     for name in absent:
-        text = f"device.{name} cannot be read, and the policy names it."
-        yield warn("sensors", text, "Rules that need it do not hold on this device; `causeway-edge route` shows which.")
+        text = f"device.{name} cannot be read, but the policy names it."
+        yield warn(
+            "sensors",
+            text,
+            "Rules that need this signal do not hold on this device; `causeway-edge route` shows which rules.",
+        )
     if not absent:
         yield ok("sensors", ", ".join(readable) or "no sensor can be read, and the policy names none")
 

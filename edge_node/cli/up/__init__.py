@@ -1,1 +1,3 @@
-"""The command `causeway-edge up`. Read `session` first: it runs programs (`child_process`) for the chosen `models`."""
+"""The command `causeway-edge up`. Read `session` first: it runs the programs (`child_process`) for the chosen
+`models`.
+"""

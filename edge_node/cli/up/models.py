@@ -1,8 +1,8 @@
 """The models that `up` starts, and the demo questions that fit them, with the table of their results.
 
 The models are those that the policy names, or a pair for which the policy is written. There is a question for each way
-a request can be answered: `TOUR` is for the assistants that ship, which answer with function calls, `KNOWLEDGE` for
-general models.
+in which a request can be answered: `TOUR` is for the assistants that ship, which answer with function calls,
+`KNOWLEDGE` for general models.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ cache:
 
 limits: {{concurrent: 16, queue: 64}}
 """
-_RAW = "A model without a calibrator is judged by its raw confidence, which says little about facts."
+_RAW = (
+    "A model without a calibrator is judged by its raw confidence, which is a poor measure of whether "
+    "its facts are right."
+)
 _CALIBRATED = "The confidence is calibrated for this pair: the probability that the large model is not better."
 _RAW_HANDOFF = "after_tokens: 8, below: 0.55"
 _LARGE_PARAMETERS = 100_000_000
@@ -110,7 +113,7 @@ class StartedModels(msgspec.Struct, frozen=True):
 def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> str:
     """Return the policy of a pair of models: `small` on the device, `large` in the cloud.
 
-    Without the handoff of its calibration the device hands off by its own confidence.
+    Without a calibration the handoff compares the device's raw confidence.
     """
     if handoff is None:
         return _PAIR_POLICY.format(small=small, large=large, comment=_RAW, handoff=_RAW_HANDOFF)
@@ -152,7 +155,9 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
 
 
 def _gateway_text(policy: Policy) -> str:
-    """Return a tier for each model in the cloud; those named by an `embed` target make embeddings."""
+    """Return the gateway's configuration: a tier for each model in the cloud. Models of an `embed` target make
+    embeddings.
+    """
     in_cloud = [target for target in policy.targets if target.at == "cloud"]
     embed = {target.model for target in in_cloud if "embedding" in target.can}
     tiers = [
@@ -171,12 +176,12 @@ def _calibration(small: str, large: str, policy: Policy, folders: list[Path]) ->
         try:
             load_calibrator(small, folders)
         except ArtifactError:
-            return None, f"{small} and {large} are not calibrated: a handoff goes by raw confidence; {advice}"
+            return None, f"{small} and {large} are not calibrated, so a handoff compares raw confidence; {advice}"
         return None, ""  # the device's model has its own calibrator
     except (ArtifactError, ImportError) as error:
         return None, f"the calibration of {small} and {large} is not used: {error}"
     if handoff is None:
-        return None, f"the calibration of {small} and {large} names no threshold; {advice}"
+        return None, f"the calibration of {small} and {large} has no threshold; {advice}"
     return handoff, f"{small} and {large} are calibrated: {large} takes over below a probability of {handoff.below:g}"
 
 
@@ -192,9 +197,7 @@ def _find(name: str, folders: list[Path]) -> Artifact:
     try:
         return find_artifact(name, folders)
     except ArtifactError as error:
-        advice = (
-            f"`causeway-models pull SOURCE --name {name}` or `causeway-models add FILE --name {name}` brings it here"
-        )
+        advice = f"`causeway-models pull SOURCE --name {name}` or `causeway-models add FILE --name {name}` installs it"
         raise ArtifactError(f"{error}; {advice}") from error
 
 

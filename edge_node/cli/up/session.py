@@ -1,4 +1,4 @@
-"""`causeway-edge up`: Triton, the gateway and the edge daemon on this machine, as one command.
+"""The command `causeway-edge up`: Triton, the gateway and the edge daemon on this machine.
 
     triton ◂─gRPC─ gateway ◂─HTTP─ edge ◂─HTTP─ client
 
@@ -164,7 +164,7 @@ class _UpSession:
         server = self._options.config.server
         port = next_free_port(server.host, server.port)
         if port != server.port and server.port:
-            self._print(f"port {server.port} is taken: the edge listens on {port}")
+            self._print(f"port {server.port} is in use: the edge listens on {port}")
         state = str(self._folder / "state")
         if self._options.models.policy_text:
             policy = self._folder / "policy.yaml"
@@ -216,7 +216,7 @@ class _UpSession:
         )
 
     async def _watch_children(self) -> int:
-        """Wait for the edge to end. If Triton or the gateway ends, report it and go on."""
+        """Wait for the edge to end. If Triton or the gateway ends, report that and continue."""
         ends = {asyncio.create_task(child.wait()): child for child in self._children}
         try:
             while True:

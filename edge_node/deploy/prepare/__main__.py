@@ -1,4 +1,6 @@
-"""`python3 -m edge_node.deploy.prepare GOAL`: set up everything that GOAL needs; quick if that is already there."""
+"""The program `python3 -m edge_node.deploy.prepare GOAL`, which sets up everything that GOAL needs, and is quick if
+that exists already.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def main() -> int:
     except OSError as fault:
         return _explain(StepFailed(str(fault), "The checkout and the cache must be writable, with space left."))
     except KeyboardInterrupt:
-        print("\nInterrupted. What is done is kept: the same command carries on from here.", file=sys.stderr)
+        print("\nInterrupted. Finished steps are kept: the same command continues from here.", file=sys.stderr)
         return 130
     return 0
 
@@ -61,9 +63,9 @@ def _alone(places: Places, progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.begin("[wait]", "another set-up is at work")
+            progress.begin("[wait]", "waiting for another set-up")
             fcntl.flock(handle, fcntl.LOCK_EX)
-            progress.end("the other set-up is done")
+            progress.end("the other set-up has finished")
         yield
 
 

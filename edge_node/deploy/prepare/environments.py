@@ -15,8 +15,8 @@ from .places import Places, is_made_here, require_venv
 from .progress import Progress, StepFailed, Watch, run
 
 NETWORK_ADVICE = (
-    "Is the network up? pip's own settings are honoured (pip config, PIP_INDEX_URL, PIP_CERT). "
-    "The same command carries on from here."
+    "Is the network up? pip's own settings are honoured (pip config, PIP_INDEX_URL, PIP_CERT). The same "
+    "command continues from here."
 )
 
 
@@ -57,7 +57,7 @@ def locked_names(lock: Path) -> list[str]:
 
 
 def package_counter(total: int) -> Watch:
-    """Return a watch that turns pip's output into `12/58 packages: aiohttp`."""
+    """Return a function that turns pip's output into `12/58 packages: aiohttp`."""
     seen: set[str] = set()
 
     def watch(line: str) -> str | None:

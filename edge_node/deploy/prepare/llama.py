@@ -97,11 +97,11 @@ def install_engine(places: Places, python: Path, progress: Progress) -> str:
     words = "llama.cpp, from the cache"
     if wheel is None:
         wheel = build_wheel(places, progress)
-        words = "llama.cpp compiled, and kept for the next time"
+        words = "llama.cpp compiled, and cached for the next time"
     run(
         [python, "-m", "pip", "install", "--no-deps", "--no-index", "--force-reinstall", wheel],
         log=places.logs / "llama-install.log",
-        advice=f"Remove {wheel} to have it compiled afresh.",
+        advice=f"Remove {wheel} to have it compiled again.",
     )
     return words
 

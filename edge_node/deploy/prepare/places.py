@@ -25,10 +25,10 @@ CHOSEN = "CAUSEWAY_PREPARE_PYTHON"  # set for the restarted program, so that it 
 def choose_python(venv: Path, environ: Mapping[str, str]) -> None:
     """Restart this program under another Python if that one is better, else return.
 
-    (1) A Python that the user named stays: make PYTHON=/path/to/python3.11. (2) An environment that was made here and
-    is valid keeps its Python, whichever is first on PATH today: making it again would delete the packages that the user
-    installed into it. (3) The current Python, if its version is supported. (4) One of CANDIDATES on PATH. Raises
-    StepFailed if there is none. JetPack 6 ships Python 3.10; its base, Ubuntu 22.04, packages 3.11 too.
+    (1) A Python that the user named is used: make PYTHON=/path/to/python3.11. (2) A valid environment that was made
+    here keeps its Python, even if another Python is now first on PATH: making it again would delete the packages that
+    the user installed into it. (3) The current Python, if its version is supported. (4) One of CANDIDATES on PATH.
+    Raises StepFailed if there is none. JetPack 6 ships Python 3.10; its base, Ubuntu 22.04, packages 3.11 too.
     """
     supported = OLDEST <= sys.version_info[:2] <= NEWEST
     named = bool(environ.get("PYTHON")) or CHOSEN in environ
@@ -56,7 +56,9 @@ def base_python() -> Path:
 
 
 def is_made_here(venv: Path) -> bool:
-    """Return whether an environment was made at this path: a moved one is useless, as it holds absolute paths."""
+    """Return whether an environment was made at this path. A moved one is useless, because it contains absolute
+    paths.
+    """
     try:
         return str(venv) in (venv / "bin" / "activate").read_text(encoding="utf-8")
     except OSError:
@@ -70,7 +72,7 @@ def _resident(venv: Path) -> Path | None:
 
 
 def _version(python: str) -> tuple[int, int] | None:
-    """Return the version of a Python; None if it does not run: pyenv has shims of versions that are not active."""
+    """Return the version of a Python; None if it does not run, as pyenv's shims of inactive versions."""
     script = "import sys, venv; print(*sys.version_info[:2])"
     try:
         answer = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
@@ -114,7 +116,10 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise StepFailed(
-            f"{folder} has {free / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} GB are needed while compiling.",
+            (
+                f"{folder} has {free / 1000000000.0:.1f} GB free, but {needed_bytes / 1000000000.0:.1f} GB "
+                "are needed while compiling."
+            ),
             "Free some space, or put the cache elsewhere: CAUSEWAY_CACHE=/path make ...",
         )
 
@@ -148,9 +153,9 @@ def find_libpython() -> Path | None:
 
 @dataclass(frozen=True)
 class Places:
-    root: Path  # the checkout
-    cache: Path  # kept between checkouts: compiled wheels, logs
-    python: Path  # the interpreter that the environments are made from
+    root: Path  # folder of the checkout
+    cache: Path  # cache that all checkouts share: compiled wheels, logs
+    python: Path  # interpreter from which the environments are made
 
     @property
     def venv(self) -> Path:

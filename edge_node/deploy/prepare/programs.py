@@ -25,7 +25,7 @@ from .llama import install_engine
 from .places import Places, find_libpython, glibc_version
 from .progress import Progress, StepFailed, child_environment, run
 
-SKIP_ADVICE = "Or go on without a cloud of your own: CAUSEWAY_SKIP=triton make ..."
+SKIP_ADVICE = "Or continue without a local cloud: CAUSEWAY_SKIP=triton make ..."
 STUB = "triton_python_backend_stub"
 LOADER_FAILED = 127
 
@@ -77,7 +77,7 @@ def require_triton_host(places: Places, progress: Progress) -> Path:
         apt_install(places, package, progress)
         folder = find_libpython()
     if folder is None:
-        raise StepFailed("Triton's Python backend needs the shared libpython, and this Python has none.", SKIP_ADVICE)
+        raise StepFailed("Triton's Python backend needs the shared libpython, which this Python lacks.", SKIP_ADVICE)
     return folder
 
 
@@ -90,7 +90,7 @@ def apt_install(places: Places, package: str, progress: Progress) -> None:
     try:
         run(["apt-get", "update", "-qq"], log=log, environ=environ)
     except StepFailed as fault:
-        progress.show(f"apt-get update failed ({fault}), going on with the lists there are")
+        progress.show(f"apt-get update failed ({fault}), continuing with the present package lists")
     command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
     run(command, log=log, environ=environ, advice=f"Install {package} by hand, then run the same command again.")
 
@@ -139,10 +139,10 @@ class Package(NamedTuple):
     def advice(self) -> str:
         """Advice for a user without the program."""
         how = f"apt-get install {self.package} {self.by_hand}"
-        return f"{how}. Or go on without: CAUSEWAY_SKIP={self.name} make ..."
+        return f"{how}. Or continue without it: CAUSEWAY_SKIP={self.name} make ..."
 
     def find(self) -> str | None:
-        """Return the path of the program (of PostgreSQL's the newest version); None if it is not installed."""
+        """Return the path of the program (of PostgreSQL the newest version); None if it is not installed."""
         newest_first = sorted(_DEBIAN_POSTGRES.glob("*/bin"), key=lambda path: int(path.parts[-2]), reverse=True)
         path = os.pathsep.join([*map(str, newest_first), *os.get_exec_path(), *_SYSTEM])
         return next((found for name in self.programs if (found := shutil.which(name, path=path)) is not None), None)

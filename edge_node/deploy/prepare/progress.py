@@ -1,4 +1,4 @@
-"""The steps of a set-up: which are pending, the programs that do them, and the progress that the user sees."""
+"""The steps of a set-up: finding pending steps, running their programs, and showing the progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAIL_LINES = 15
 
 
 class Watch(Protocol):
-    """Function that returns the text to show for a line of output; None for no text."""
+    """Returns the text to show for a line of output; None for no text."""
 
     def __call__(self, line: str, /) -> str | None: ...
 
@@ -35,7 +35,7 @@ class StepFailed(Exception):
 
 
 class Progress:
-    """A line, rewritten in place on a terminal; elsewhere (CI) a new line at intervals."""
+    """Shows progress in a line that is rewritten in place on a terminal; elsewhere (CI) in a new line at intervals."""
 
     def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
         self._out = out
@@ -156,8 +156,8 @@ class Step:
     """A step of a set-up.
 
     `key` is a hash of everything on which the result depends; `there` is a cheap check that the result still exists;
-    `work` makes it and returns the words for the closing line. A step whose stamp matches its key, and whose result
-    exists, is skipped.
+    `work` makes the result and returns the text of the closing line. A step whose stamp matches its key, and whose
+    result exists, is skipped.
     """
 
     title: str
@@ -196,7 +196,7 @@ def carry_out(steps: Sequence[Step], progress: Progress) -> int:
 
 
 def digest(*parts: str | bytes | Path) -> str:
-    """Return the SHA-256, in hex, of texts and of files' contents; the order counts."""
+    """Return the SHA-256, in hex, of texts and of files' contents, in this order."""
     total = hashlib.sha256()
     for part in parts:
         data = part.read_bytes() if isinstance(part, Path) else part.encode() if isinstance(part, str) else part

@@ -1,4 +1,4 @@
-"""Run by Alembic: apply revisions on the connection that `fleet.store.database` hands over."""
+"""The script that Alembic runs: it applies revisions on the connection that `fleet.store.database` passes."""
 
 from alembic import context
 

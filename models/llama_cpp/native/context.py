@@ -22,7 +22,7 @@ _KV_TYPES: dict[KVType, int] = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML
 
 
 class Batch:
-    """Rows of tokens, or of vectors in their place: llama.cpp takes either, never both.
+    """Rows of tokens or of vectors; llama.cpp never takes both in one batch.
 
     `position`, `sequence` (int32) and `needs_output` (int8) are [rows] each. A row belongs to one sequence. `token`:
     int32 [rows]; `vector`: float32 [rows, dimensions]; `parts`: of the vectors' positions, int32 [4, rows], where they
@@ -30,7 +30,7 @@ class Batch:
     """
 
     def __init__(self, rows: int, dimensions: int = 0, *, positions_have_parts: bool = False) -> None:
-        """`dimensions`: of vectors; 0: the batch is of tokens."""
+        """Allocate the arrays. `dimensions`: of the vectors; 0 for a batch of tokens."""
         self.token = np.zeros(rows, np.int32)
         self.vector = np.zeros((rows, dimensions), np.float32)
         self.position = np.zeros(rows * (_PARTS if positions_have_parts else 1), np.int32)
@@ -53,8 +53,8 @@ class Batch:
         """Write the positions of vectors.
 
         Args:
-            first: Position of the first one.
-            offsets: The offsets from there, int32 [3, rows]; None: one after the other.
+            first: Position of the first vector.
+            offsets: Offsets from the first position, int32 [3, rows]; None: consecutive positions.
         """
         count = rows.stop - rows.start
         if self.parts is None:
@@ -63,7 +63,9 @@ class Batch:
             self.parts[:3, rows] = first + (np.arange(count, dtype=np.int32) if offsets is None else offsets)
 
     def finish(self, rows: int) -> None:
-        """Make the batch one of `rows` rows: llama.cpp wants all first parts of positions, then all second ones."""
+        """Set the batch's size to `rows` rows. llama.cpp expects the first parts of all positions, then all second
+        parts.
+        """
         self.native.n_tokens = rows
         if self.parts is not None:
             self.position[: _PARTS * rows] = self.parts[:, :rows].ravel()
@@ -135,7 +137,7 @@ class Context:
         self._soft_batch: Batch | None = None
 
     def use_threads(self, threads: int) -> None:
-        """Decode with so many threads from now on."""
+        """Decode with this number of threads from now on."""
         if threads != self._threads:
             bindings.set_threads(self.pointer, threads, threads)
             self._threads = threads
@@ -162,7 +164,7 @@ class Context:
 
     @property
     def soft_batch(self) -> Batch:
-        """The batch of soft tokens, created by the first use. None of its rows needs an output."""
+        """The batch of soft tokens, created at its first use. None of its rows needs an output."""
         if self._soft_batch is None:
             weights = self._weights
             self._soft_batch = Batch(
@@ -174,7 +176,8 @@ class Context:
         """Decode the first rows of `soft_batch`; the codes are those of `decode`.
 
         Args:
-            causal: Each sees those before it, as tokens do; else all see each other, and they are of one sequence.
+            causal: Each vector attends to those before it, as tokens do; otherwise all attend to each other, and all
+                belong to one sequence.
         """
         batch = self.soft_batch
         batch.finish(rows)

@@ -27,7 +27,7 @@ _MAX_TOKENS = 1024  # of an image, for models that take any size (M-RoPE): a CPU
 
 
 class VisionEncoder:
-    """Owns an mmproj file in memory, with the language model that it is for: of this only the header is used."""
+    """An mmproj file in memory, with the language model that it belongs to. Only the header of that model is used."""
 
     def __init__(self, mmproj: Path, model: Path, threads: int) -> None:
         """Load both files.
@@ -58,7 +58,7 @@ class VisionEncoder:
         self._dimensions = int(native.llama_model_n_embd_inp(self._model))
 
     def encode(self, pixels: bytes, width: int, height: int) -> tuple[NDArray[np.float32], tuple[SoftRun, ...]]:
-        """Return the vectors of an image, [vectors, dimensions], and where they stand.
+        """Return the vectors of an image, [vectors, dimensions], and their positions.
 
         Args:
             pixels: Uint8 [height, width, 3], red, green and blue.
@@ -84,7 +84,7 @@ class VisionEncoder:
         if tokens:
             runs.append(SoftRun(tokens=tokens))
         if any(token < 0 for run in runs for token in run.tokens):
-            raise EngineUnavailable(f"{self._path}: the model lacks the tokens around an image of this kind.")
+            raise EngineUnavailable(f"{self._path}: the model lacks the tokens that enclose an image of this kind.")
         if not vectors:
             raise EngineUnavailable(f"{self._path}: mtmd produced no embedding for the test image.")
         return np.concatenate(vectors), tuple(runs)
@@ -104,7 +104,7 @@ class VisionEncoder:
                 log.info(
                     "The mtmd library refused an image of %d × %d pixels: %s", width, height, bindings.last_errors()
                 )
-                raise InvalidRequest(f"This model does not take images of {width} × {height} pixels.")
+                raise InvalidRequest(f"This model does not accept images of {width} × {height} pixels.")
             yield chunks
         finally:
             mtmd.mtmd_input_chunks_free(chunks)
@@ -133,7 +133,7 @@ class VisionEncoder:
 
 
 def _open_model(path: Path) -> int:
-    """Map a model whose weights are never touched: they stay the file's, shared with the engine."""
+    """Map a model for its header. Its weights are never read here; their pages are shared with the engine."""
     params = native.llama_model_default_params()
     params.n_gpu_layers, params.use_extra_bufts = 0, False  # repacked weights would be a copy
     model = native.llama_model_load_from_file(str(path).encode(), params)

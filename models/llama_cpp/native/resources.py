@@ -1,12 +1,12 @@
 """The resources that a model may use on this machine: memory for tokens, layers on the GPUs, and threads.
 
-As many tokens are kept as are configured, as the model supports, and as memory allows; as many layers are offloaded as
-fit into the free memory of the GPUs that this build of llama.cpp can use. Listing them takes memory on each, which
-leaves with the process: `probe_gpus` asks a child, and importing this module loads nothing of llama.cpp.
+The KV cache has as many tokens as are configured, the model supports and memory allows. As many layers are offloaded as
+fit into the free memory of the GPUs that this build of llama.cpp can use. Listing the GPUs takes memory on each until
+the process ends: `probe_gpus` therefore asks a child, and importing this module loads nothing of llama.cpp.
 
-A step takes the idle cores' threads at first, then what trials find. llama.cpp's threads meet at a barrier many times
-in each step; a thread that waits for its core stops all of them, so one thread too many costs far more than one too
-few. No load figure tells what one more would gain: it is tried.
+At first a step uses as many threads as there are idle cores, then the number that trials found best. llama.cpp's
+threads meet at a barrier many times in each step; a thread that waits for its core stops all of them, so one thread too
+many costs far more than one too few. No load figure predicts the gain of one more thread, so it is tried.
 
 python -m causeway_server.models.llama_cpp.native.resources      prints the GPUs as JSON
 """
@@ -50,19 +50,21 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class GpuReport(msgspec.Struct, frozen=True):
-    """The GPUs that llama.cpp can use, and what it was compiled for, such as CUDA and CPU."""
+    """The GPUs that llama.cpp can use, and the backends that it was compiled for, such as CUDA and CPU."""
 
     gpus: tuple[Gpu, ...] = ()
     backends: tuple[str, ...] = ()
 
 
 def has_nvidia_gpu() -> bool:
-    """Return whether this machine has one, as its driver or JetPack says, whatever llama.cpp was compiled for."""
+    """Return whether this machine has an NVIDIA GPU, according to its driver or JetPack, whatever llama.cpp was
+    compiled for.
+    """
     return any(path.exists() for path in _GPU_FILES)
 
 
 def probe_gpus() -> GpuReport:
-    """Ask this environment's llama.cpp; an empty report where it cannot be loaded."""
+    """Ask this environment's llama.cpp in a child process; return an empty report if it cannot be loaded."""
     try:
         child = subprocess.run(
             child_command("causeway_server.models.llama_cpp.native.resources"),
@@ -83,13 +85,15 @@ def list_gpus() -> tuple[Gpu, ...]:
 
 
 def list_backends() -> tuple[str, ...]:
-    """Return what llama.cpp was compiled for, with or without a device for it."""
+    """Return the backends that llama.cpp was compiled for, with or without a device for them."""
     count, get = _bind("ggml_backend_reg_count", [], ctypes.c_size_t), _bind("ggml_backend_reg_get", [ctypes.c_size_t])
     return tuple(_text("ggml_backend_reg_name", get(index)) for index in range(count()))
 
 
 def _bind(name: str, arguments: list[type], result: type | None = ctypes.c_void_p) -> Callable[..., Any]:
-    """Return a function of ggml. It is imported where it is called: importing it loads llama.cpp and finds devices."""
+    """Return a function of ggml. The library is imported at the call, because the import loads llama.cpp and searches
+    for devices.
+    """
     from llama_cpp import _ggml
 
     from . import bindings
@@ -126,16 +130,17 @@ def choose_layers(options: EngineOptions) -> int:
     try:
         sizes = layer_bytes(options)
     except ArtifactError as error:
-        log.warning("No layer is offloaded: %s.", error)  # loading the file says more
+        log.warning("No layer is offloaded to a GPU: %s.", error)  # loading the file says more
         return 0
     layers = fitting_layers(sizes, sum(gpu.free_bytes for gpu in gpus))
     names = ", ".join(f"{gpu.name} ({gpu.description})" for gpu in gpus)
-    log.info("%d of %d layers are offloaded to %s", layers, len(sizes), names)
+    log.info("%d of %d layers are offloaded to %s.", layers, len(sizes), names)
     return layers
 
 
 def layer_bytes(options: EngineOptions) -> list[int]:
-    """Return what each layer takes on a GPU, its part of the KV cache included; the last one is the output layer.
+    """Return the memory that each layer takes on a GPU, its part of the KV cache included. The last one is the output
+    layer.
 
     Raises:
         ArtifactError: The file is not a complete GGUF.
@@ -171,11 +176,11 @@ KV_BYTES: dict[KVType, float] = {"f16": 2.0, "q8_0": Q8_BLOCK_BYTES / Q8_BLOCK} 
 
 
 class MemoryPlan(msgspec.Struct, frozen=True):
-    """Sizes that fit this machine."""
+    """The chosen sizes, which fit this machine."""
 
-    context_tokens: int  # one sequence
-    kv_tokens: int  # all sequences together
-    prefix_bytes: int  # for prefixes of finished sequences
+    context_tokens: int  # tokens of one sequence
+    kv_tokens: int  # tokens of all sequences together
+    prefix_bytes: int  # memory for prefixes of finished sequences
 
 
 def free_bytes() -> int:
@@ -206,7 +211,8 @@ def check_weights_fit(path: Path, size_bytes: int, free: int) -> None:
 def plan_memory(
     options: EngineOptions, trained_context: int, kv_bytes_per_token: int, weights_bytes: int, free: int
 ) -> MemoryPlan:
-    """Choose the sizes: (1) configured values bind, (2) else the model's own context, (3) reduced to fit memory.
+    """Choose the sizes: (1) configured values are used as they are; (2) otherwise the model's own context is used, (3)
+    reduced to fit memory.
 
     Args:
         options: The configured sizes.
@@ -241,7 +247,7 @@ def plan_memory(
 
 
 def wanted_kv_tokens(options: EngineOptions, trained_context: int) -> int:
-    """Return the KV cells of all sequences together, where there is memory enough."""
+    """Return the KV cells of all sequences together, if there is enough memory."""
     context = _wanted_context(options, trained_context)
     return options.kv_tokens or max(context, min(context * options.sequences, _DEFAULT_KV_TOKENS))
 
@@ -274,7 +280,7 @@ def cgroup_quota(path: Path) -> float:
 
 
 def busy_cores() -> float:
-    """Measure for a moment how many of the allowed cores are busy, with any process's work."""
+    """Measure for a moment how many of the allowed cores are busy, with work of any process."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     loads = psutil.cpu_percent(interval=_WINDOW_S, percpu=True)
     return sum(load for core, load in enumerate(loads) if core in allowed) / 100
@@ -298,10 +304,10 @@ def choose_threads(requested: int, allowed: float | None = None, busy: float | N
 
 
 class ThreadTuner:
-    """Chooses the number of threads for steps of one kind.
+    """Chooses by trials the number of threads for steps of one kind.
 
-    `threads`: for the next step that is recorded. `best`: of the trials so far, for any other step. `settled`: a trial
-    was decided, or the cores leave nothing to decide.
+    `threads`: the number for the next step, which is recorded. `best`: the best number so far, for steps that are not
+    recorded. `settled`: a trial was decided, or there are too few cores for a choice.
     """
 
     def __init__(self, first: int, most: Callable[[], float] | None) -> None:
@@ -309,8 +315,8 @@ class ThreadTuner:
 
         Args:
             first: The count to begin with.
-            most: Returns the cores, asked before each trial since a process may lose cores while it runs; None: the
-                count stays.
+            most: Returns the number of cores. It is called before each trial, since a process may lose cores while it
+                runs; None: the count is constant.
         """
         self.threads = self.best = first
         self.settled = most is None
@@ -385,7 +391,9 @@ class ThreadTuner:
 
 
 class TunersBySize:
-    """A tuner for each size of a step, by powers of 2: 1 row, 2 to 3, 4 to 7 and so on; those with prompts apart."""
+    """A tuner for each size of a step, by powers of 2: 1 row, 2 to 3, 4 to 7 and so on. Steps with prompts have
+    tuners of their own.
+    """
 
     def __init__(self, first: int, most: Callable[[], float] | None) -> None:
         """Begin with `first` threads; the arguments are those of each tuner."""
@@ -394,13 +402,14 @@ class TunersBySize:
         self._tuners: dict[tuple[bool, int], ThreadTuner] = {}  # by (with a prompt, bits of the number of rows)
 
     def tuner(self, rows: int, *, prompt: bool = False) -> ThreadTuner:
-        """Return the tuner of steps of so many rows.
+        """Return the tuner for steps with this number of rows.
 
-        Until a trial was decided, it has the most threads that any smaller work is done with.
+        Until its first trial is decided, the tuner starts with the highest thread count among the tuners of smaller
+        steps.
 
         Args:
             rows: The rows of the step.
-            prompt: Some are of prompts, most of which have no output: more work than any step of answers.
+            prompt: Whether some rows belong to prompts. Such steps are more work than steps of answers alone.
         """
         size = (prompt, rows.bit_length())
         tuner = self._tuners.get(size)

@@ -27,13 +27,14 @@ Tokens = NDArray[np.int32]
 
 
 class Vocabulary:
-    """Tables built at load, so that a token's text is one list look-up. Thread-safe after construction.
+    """Tables that are built when the model is loaded, so that a token's text is one list look-up. Thread-safe after
+    construction.
 
     `pieces`: the bytes of each token's text; empty for end, control and refusal tokens, which are never text. A control
     token that marks a tool call (Llama 3, Mistral, Phi) or a thought is text, for the parsers in `router`.
-    `control_tokens`: those that are never text; `marks`: those that are, by their text.
-    `texts`: each token's text; None for one that is part of a character, or that needs handling (end, refusal).
-    `guard`: first characters of control tokens, for `chat.template.render`.
+    `control_tokens`: control tokens that are never text; `marks`: control tokens that are text, by their text. `texts`:
+    each token's text; None for one that is part of a character, or that needs handling (end, refusal). `guard`: first
+    characters of control tokens, for `chat.template.render`.
     """
 
     def __init__(self, model: bindings.Pointer, refuse: str = "") -> None:
@@ -84,7 +85,7 @@ class Vocabulary:
         Args:
             text: The prompt.
             special: Recognise control tokens in it, except those that a `MARK` interrupts (a caller's words).
-            soft: Ids that stand for these parts of the text.
+            soft: Ids of soft tokens, by the part of the text that they replace.
         """
         tokens: list[Tokens] = []
         for part in re.split(f"({'|'.join(map(re.escape, soft))})", text) if soft else [text]:
@@ -98,14 +99,14 @@ class Vocabulary:
         return np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
 
     def frame_middle(self, before: Tokens, suffix: str) -> Tokens:
-        """Frame a prompt so that the model's answer stands between it and `suffix`.
+        """Frame a prompt for filling in the middle: the model's answer will stand between `before` and `suffix`.
 
         Args:
             before: The prompt's tokens.
             suffix: Text behind the answer.
 
         Raises:
-            UnsupportedFeature: The model has no tokens for that.
+            UnsupportedFeature: The model has no tokens for filling in the middle.
         """
         if self._middle_tokens is None:
             raise UnsupportedFeature(
@@ -121,7 +122,7 @@ class Vocabulary:
         """Check a caller's token ids.
 
         Raises:
-            InvalidRequest: The model has no such token.
+            InvalidRequest: An id is not one of the model's.
         """
         for index, token in enumerate(tokens):
             if not 0 <= token < self.size:
@@ -134,7 +135,9 @@ class Vocabulary:
         return b"".join(self.pieces[token] for token in tokens).decode(errors="replace")
 
     def _split_at_marks(self, text: str) -> list[str]:
-        """Split where a caller's words spell a control token, so that no piece contains it; drop all marks."""
+        """Split a text inside the control tokens that a caller's words spell, so that no piece contains one; drop all
+        marks.
+        """
         parts = text.split(MARK)
         unmarked = "".join(parts)
         pieces, start, at = [], 0, 0

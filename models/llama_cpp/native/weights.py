@@ -1,7 +1,8 @@
-"""A GGUF file in memory, with its metadata and its LoRA adapters, and whether it fits this machine.
+"""A GGUF file in memory, with its metadata and its LoRA adapters, after a check that it fits into this machine's
+memory.
 
 Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"; the files of adapters are what llama.cpp's
-`convert_lora_to_gguf.py` makes. llama.cpp frees them with the model.
+`convert_lora_to_gguf.py` makes. llama.cpp frees adapters together with their model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Weights:
-    """Owns the native model, and describes it in plain attributes."""
+    """The native model, with its properties as plain attributes."""
 
     def __init__(self, path: Path, gpu_layers: int = 0) -> None:
         """Load a GGUF file.
@@ -75,18 +76,18 @@ class Weights:
         """Return the size of one token's keys and values.
 
         Raises:
-            EngineUnavailable: This model's cannot be kept in this type.
+            EngineUnavailable: This type cannot store the model's keys and values.
         """
         if kv_type == "q8_0" and any(width % resources.Q8_BLOCK for width in self._head_widths):
             widths = " and ".join(map(str, dict.fromkeys(self._head_widths)))
             raise EngineUnavailable(
-                f"{self.path}: engine.kv_type q8_0 needs heads of a multiple of {resources.Q8_BLOCK} values, but these "
-                f"have {widths}. Set it to f16."
+                f"{self.path}: engine.kv_type q8_0 needs heads whose width is a multiple of "
+                f"{resources.Q8_BLOCK}, but this model's heads have {widths}. Set it to f16."
             )
         return max(1, int(self._kv_elements * resources.KV_BYTES[kv_type]))
 
     def metadata(self, key: str) -> str:
-        """Return a metadata value as text, "" when the file has none."""
+        """Return a metadata value as text, "" if the file does not have it."""
         buffer = ctypes.create_string_buffer(_TEXT_BYTES)
         length = native.llama_model_meta_val_str(self.pointer, key.encode(), buffer, _TEXT_BYTES)
         return buffer.value.decode(errors="replace") if length >= 0 else ""
@@ -127,10 +128,10 @@ class Adapter:
 
 
 class Adapters:
-    """The adapters of one model by name. One that cannot be loaded fails its own jobs only."""
+    """The adapters of one model by name. An adapter that cannot be loaded fails only the jobs that name it."""
 
     def __init__(self, weights: Weights, files: Iterable[AdapterFile]) -> None:
-        """Load the adapters; what fails is logged."""
+        """Load the adapters, and log those that fail."""
         self._model = weights.name
         self._loaded: dict[str, Adapter] = {}
         self._problems: dict[str, str] = {}
@@ -142,11 +143,11 @@ class Adapters:
                 self._problems[file.name] = error.message
 
     def find(self, name: str) -> Adapter | None:
-        """Return the adapter of a job; None for "", the model as it is.
+        """Return the adapter of a job; None for "", which means the model without an adapter.
 
         Raises:
             ModelNotFound: The model has no such adapter.
-            EngineUnavailable: It could not be loaded.
+            EngineUnavailable: The adapter could not be loaded.
         """
         if not name:
             return None

@@ -1,7 +1,8 @@
 """The engine behind a socketpair: ``python -m causeway_server.models.llama_cpp.process.child FD``.
 
 The main thread reads the daemon's messages, so that counting a prompt or cancelling a job never waits for a decode
-step; the engine's thread writes each step's emissions. The child exits when the daemon does: the socket closes with it.
+step; the engine's thread writes each step's emissions. The child exits when the daemon exits, because the socket is
+closed then.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ EXIT_ENGINE_FAILED = 4
 
 
 class EngineChild:
-    """An engine, driven by a daemon over `link`."""
+    """An engine that the daemon controls over `link`."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -57,7 +58,7 @@ class EngineChild:
         return 0
 
     def _handle(self, message: protocol.DaemonMessage) -> bool:
-        """Handle one message; False when the child has to exit."""
+        """Handle one message; return False if the child must exit."""
         if isinstance(message, protocol.Load):
             return self._load(message)
         engine = self._engine

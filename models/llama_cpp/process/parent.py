@@ -1,4 +1,5 @@
-"""The daemon's side of one engine child: start it, exchange messages with it, notice its end. Any asyncio loop.
+"""The daemon's side of one engine child: start it, exchange messages with it, and notice its end. It runs on any
+asyncio loop.
 
 A child that ended is never used again; its successor is a new `EngineProcess`.
 """
@@ -32,21 +33,21 @@ _ENVIRONMENT = {
 
 
 class EmissionSink(Protocol):
-    """Receives the emissions of some jobs."""
+    """Receives the emissions of certain jobs."""
 
     def put(self, emissions: list[Emission]) -> None:
         """Receive the emissions of one step."""
 
     def engine_lost(self, reason: str) -> None:
-        """The child is gone, and these jobs with it."""
+        """Learn that the child has ended, and that these jobs have ended with it."""
 
 
 class EngineProcess(asyncio.Protocol):
     """A child process, from `start` to its exit.
 
-    `ready`: the loaded model, or EngineUnavailable. `ended`: the reason, once the child is gone. `waiting`: jobs that
-    wait in the child, and `tokens_per_s` of one sequence, as of its last step. `progress_at`: loop time of its last
-    step, or of the submission that ended an idle period.
+    `ready`: the loaded model, or EngineUnavailable. `ended`: the reason, once the child is gone. `waiting`: number of
+    jobs that wait in the child; `tokens_per_s`: speed of one sequence; both as of the child's last step. `progress_at`:
+    loop time of its last step, or of the submission that ended an idle period.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -84,7 +85,7 @@ class EngineProcess(asyncio.Protocol):
 
     @property
     def idle_s(self) -> float:
-        """Seconds since it was ready and had a job or a prompt to count; 0 while it has one."""
+        """Seconds since the child last had a job or a prompt to count; 0 while it has one."""
         return 0.0 if self._sinks or self._counts else self._loop.time() - self._used_at
 
     async def start(self) -> None:
@@ -119,14 +120,14 @@ class EngineProcess(asyncio.Protocol):
         self._send(protocol.Submit(jobs))
 
     def cancel(self, jobs: Iterable[int]) -> None:
-        """Forget jobs; the child frees them within a step. Finished jobs are ignored."""
+        """Forget jobs; the child frees their slots within a step. Finished jobs are ignored."""
         unfinished = tuple(job for job in jobs if self._sinks.pop(job, None) is not None)
         self._used_at = self._loop.time()
         if unfinished:
             self._send(protocol.Cancel(unfinished))
 
     async def count(self, prompt: Prompt) -> int | None:
-        """Return the number of tokens of a prompt; None when it cannot be counted, or not in time."""
+        """Return the number of tokens of a prompt; None if it cannot be counted, or not in time."""
         request_id = next(self._request_ids)
         reply: asyncio.Future[int] = self._loop.create_future()
         self._counts[request_id] = reply
@@ -145,7 +146,7 @@ class EngineProcess(asyncio.Protocol):
         self._send(protocol.Ping())
 
     def kill(self, reason: str) -> None:
-        """Kill the child at once; `ended` gets `reason`."""
+        """Kill the child at once; `reason` becomes the result of `ended`."""
         self._failure = self._failure or reason
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
@@ -214,14 +215,14 @@ class EngineProcess(asyncio.Protocol):
             reply.set_result(tokens)
 
     async def _wait_for_exit(self) -> None:
-        """Give the child a moment to exit by itself."""
+        """Give the child a moment to exit on its own."""
         deadline = self._loop.time() + _EXIT_S
         # Polled, because not every loop can watch a process.
         while self._process is not None and self._process.poll() is None and self._loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
 
     def _finish(self, _: object) -> None:
-        """Reap the child, and tell every waiter and sink."""
+        """Reap the child, and notify every waiter and sink."""
         assert self._process is not None
         if self._process.poll() is None:
             self.kill("the engine closed its link but did not exit")
@@ -243,4 +244,4 @@ def _describe_exit(status: int) -> str:
     if status >= 0:
         return f"status {status}"
     name = signal.Signals(-status).name
-    return f"{name}, out of memory perhaps" if -status == signal.SIGKILL else name
+    return f"{name}, perhaps out of memory" if -status == signal.SIGKILL else name

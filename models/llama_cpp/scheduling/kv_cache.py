@@ -1,4 +1,5 @@
-"""The use of KV cache cells by sequences, the prefixes that they share, and prefixes saved for later prompts.
+"""Accounting of KV cache cells: cells of sequences, prefixes that sequences share, and prefixes saved for later
+prompts.
 
 llama.cpp keeps one pool of cells; a cell holds one token's keys and values and may belong to several sequences. The
 library does not report how many cells are in use, so they are counted here: a `SequenceSlot` (one sequence's cells) is
@@ -9,8 +10,8 @@ in use, so idle cells would slow down every sequence. Measured with one thread, 
 takes 21 µs and decoding them 0.8 ms for the model that ships, 23 µs and 69 ms for one of 0.5 billion parameters; 500
 tokens take 0.2 and 69 ms, and 0.6 ms and 4 s.
 
-Each saved state lies in memory pages of its own, which return to the system with it. On the heap, states of all sizes
-left holes: 14 MB after 4,000 prompts, and growing.
+Each saved state has memory pages of its own, which are returned to the system when it is evicted. On the heap, states
+of many sizes left holes: 14 MB after 4,000 prompts, and growing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..native.vocabulary import Tokens
 
 BLOCK = 4  # tokens: a shorter common prefix is decoded again
 KVSegment = dict[int, int]
-"""Cells that one sequence decoded: by sequence id, how many of them, from the first, each user has."""
+"""Cells that one sequence decoded: for each sequence id that uses them, the number of cells from the first."""
 
 
 class SequenceSlot:
@@ -38,7 +39,7 @@ class SequenceSlot:
     __slots__ = ("_own", "_shared", "_shared_tokens", "id")
 
     def __init__(self, sequence: int, shared: list[tuple[KVSegment, int]]) -> None:
-        """Begin with `shared`: segments, and how many cells of each."""
+        """Begin with `shared`: segments, and the number of cells of each."""
         self.id = sequence
         self._shared = [segment for segment, _ in shared]
         self._shared_tokens = sum(used for _, used in shared)
@@ -54,7 +55,7 @@ class SequenceSlot:
         self._own[self.id] += tokens
 
     def segments_of_first(self, tokens: int) -> list[tuple[KVSegment, int]]:
-        """Return the segments that hold the first `tokens` tokens, with how many cells of each."""
+        """Return the segments that hold the first `tokens` tokens, with the number of cells of each."""
         found: list[tuple[KVSegment, int]] = []
         for segment in (*self._shared, self._own):
             used = min(tokens, segment[self.id])
@@ -64,7 +65,7 @@ class SequenceSlot:
         return found
 
     def leave_segments(self) -> int:
-        """Leave every segment; return how many cells have no user any more."""
+        """Leave every segment; return the number of cells that no sequence uses any more."""
         freed = 0
         for segment in (*self._shared, self._own):
             before = max(segment.values())
@@ -74,7 +75,7 @@ class SequenceSlot:
 
 
 class KVCache:
-    """The pool: `total` cells of the native cache `memory`, for at most `sequences` slots."""
+    """The pool of cells: `total` cells of the native cache `memory`, for at most `sequences` slots."""
 
     def __init__(self, memory: bindings.Pointer, total: int, sequences: int) -> None:
         self._memory = memory
@@ -87,9 +88,9 @@ class KVCache:
         return self.total - self.used
 
     def allocate(self, source: SequenceSlot | None = None, shared: int = 0, position: int = 0) -> SequenceSlot:
-        """Open a slot that begins with the first `shared` tokens of `source`. The caller ensures that one is free.
+        """Open a slot that begins with the first `shared` tokens of `source`. The caller ensures that a slot is free.
 
-        `position`: of the token behind them.
+        `position`: the position of the token after them.
         """
         slot = SequenceSlot(self._free_ids.pop(), source.segments_of_first(shared) if source else [])
         if source is not None and shared:
@@ -102,7 +103,9 @@ class KVCache:
         self.used += tokens
 
     def remove_from(self, slot: SequenceSlot, position: int) -> None:
-        """Free the cells from `position` on, -1: all: ones that were never counted, or of a slot that is released."""
+        """Free the cells from `position` on (-1: all): cells that were never counted, or the cells of a slot that is
+        released.
+        """
         bindings.sequence_remove(self._memory, slot.id, position, -1)
 
     def release(self, slot: SequenceSlot) -> None:
@@ -113,12 +116,12 @@ class KVCache:
 
 
 class SavedPrefix(msgspec.Struct, frozen=True, eq=False):
-    """A sequence's cells: `tokens`, and llama.cpp's copy of their state, which depends on the adapter too."""
+    """A sequence's saved cells: `tokens`, and llama.cpp's copy of their state, which depends on the adapter too."""
 
     adapter: str
     tokens: Tokens
     state: NDArray[np.uint8]
-    keys: tuple[int, ...]  # of its prefixes, each a block longer than the one before
+    keys: tuple[int, ...]  # hash keys of its prefixes, each a block longer than the one before
 
 
 class PrefixCache:
@@ -126,12 +129,12 @@ class PrefixCache:
 
     Prefixes are found by a chain of hashes over blocks of tokens, which begins with the adapter.
 
-    Where layers see only a window of tokens, a saved state has in them just what the token behind it sees: a prefix
-    longer than the window is of use whole, and not for a prompt that leaves it earlier.
+    In layers with a sliding window, a saved state holds only the tokens that the token after it attends to. A prefix
+    longer than the window can therefore only be used whole.
     """
 
     def __init__(self, context: bindings.Pointer, kv_cache: KVCache, limit_bytes: int, window: int = 0) -> None:
-        """`window`: tokens that a layer sees; 0: all."""
+        """Create an empty cache. `window`: number of tokens that a layer attends to; 0: all."""
         self._window = window
         self._context = context
         self._kv_cache = kv_cache
@@ -144,7 +147,9 @@ class PrefixCache:
         return len(self._saved)
 
     def find(self, prompt: Tokens, adapter: str) -> tuple[SavedPrefix | None, int]:
-        """Return the saved prefix of this adapter that shares the most first tokens with `prompt`, and how many."""
+        """Return the saved prefix of this adapter that shares the most first tokens with `prompt`, and the number of
+        these tokens.
+        """
         keys = list(takewhile(self._by_key.__contains__, _block_keys(prompt, adapter)))
         longest_first = (one for key in reversed(keys) for one in reversed(self._by_key[key]))
         best = next((one for one in longest_first if self._is_usable(one, prompt)), None)
@@ -154,13 +159,15 @@ class PrefixCache:
         return (best, common) if common >= BLOCK else (None, 0)
 
     def _is_usable(self, saved: SavedPrefix, prompt: Tokens) -> bool:
-        """Return whether the cells of layers with a window suffice for this prompt, whose last token is decoded."""
+        """Return whether the saved cells suffice for this prompt in layers with a sliding window. The prompt's last
+        token is always decoded.
+        """
         if not self._window or len(saved.tokens) <= self._window:
             return True
         return min(common_prefix(saved.tokens, prompt), len(prompt) - 1) >= len(saved.tokens) - 1
 
     def restore(self, saved: SavedPrefix, slot: SequenceSlot, tokens: int, position: int) -> int:
-        """Restore the first `tokens` tokens into an empty slot; `position` is that of the next one.
+        """Restore the first `tokens` tokens into an empty slot; `position` is the next token's.
 
         Returns:
             The number of tokens in the slot: `tokens`, or 0 when there are too few free cells.
@@ -192,7 +199,9 @@ class PrefixCache:
             self._add(SavedPrefix(adapter, tokens, state, keys))
 
     def insert(self, tokens: Tokens, state: NDArray[np.uint8]) -> bool:
-        """Add a state from elsewhere, of the model as it is; False when it is larger than the cache."""
+        """Add a state from another source, for the model without an adapter; return False if it is larger than the
+        cache.
+        """
         fits = len(state) <= self._limit
         if fits:
             self._add(SavedPrefix("", tokens, state, tuple(_block_keys(tokens, ""))))
@@ -221,7 +230,7 @@ class PrefixCache:
 
 
 def copy_state(context: bindings.Pointer, slot: SequenceSlot) -> NDArray[np.uint8] | None:
-    """Return llama.cpp's copy of a slot's cells; None without memory for it."""
+    """Return llama.cpp's copy of a slot's cells; None if there is no memory for it."""
     size = bindings.state_size(context, slot.id)
     state = allocate_pages(size)
     if state is None or bindings.state_get(context, state.ctypes.data, size, slot.id) != size:
@@ -238,7 +247,7 @@ def allocate_pages(size: int) -> NDArray[np.uint8] | None:
 
 
 def common_prefix(one: Tokens, other: Tokens) -> int:
-    """Return the number of first tokens that both share."""
+    """Return the number of first tokens that are equal in both."""
     length = min(len(one), len(other))
     different = np.flatnonzero(one[:length] != other[:length])
     return int(different[0]) if len(different) else length

@@ -1,6 +1,6 @@
-"""Sources of a prompt's first tokens without decoding: a running slot, saved in memory, or a file.
+"""Sources of a prompt's prefix that need no decoding: a running slot, a prefix saved in memory, or a file.
 
-Whatever the source, it is of the same adapter: keys and values depend on it.
+A source must have the same adapter, because keys and values depend on the adapter.
 
 A file holds the tokens of a system prompt and llama.cpp's state of their cells, and nothing that a user wrote: an
 engine that restarts loads it instead of decoding the prompt again. It belongs to one version of the weights and of
@@ -37,14 +37,14 @@ MIN_TOKENS = 64  # a shorter prompt is decoded as fast as a file is read
 
 
 class _Header(msgspec.Struct, frozen=True):
-    identity: str  # of the weights and of llama.cpp
+    identity: str  # identity of the weights and of llama.cpp
     tokens: int
     state_bytes: int
-    digest: str  # of the tokens and the state
+    digest: str  # digest of the tokens and the state
 
 
 class StoredPrompt(msgspec.Struct, frozen=True, eq=False):
-    """A file, and the tokens in it."""
+    """A file with a stored prompt, and the tokens in it."""
 
     path: Path
     tokens: Tokens
@@ -52,13 +52,16 @@ class StoredPrompt(msgspec.Struct, frozen=True, eq=False):
 
 
 class PromptStore:
-    """At most `limit_bytes` of files in `folder`, the least recently used removed first. For one thread, but `flush`.
+    """At most `limit_bytes` of files in `folder`, the least recently used removed first. For one thread, except
+    `flush`.
 
-    Files are written by a thread of its own; a disk that fails costs time at the next start, and nothing else.
+    Files are written by a thread of its own; if the disk fails, only the next start takes longer.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, identity: str) -> None:
-        """Read what is there. Files of other weights are removed; what is no such file is left and logged."""
+        """Read the folder. Files of other weights are removed; files that are not stored prompts are left and
+        logged.
+        """
         self._folder = folder
         self._limit = limit_bytes
         self._identity = identity
@@ -77,7 +80,7 @@ class PromptStore:
         return max(fitting, key=lambda stored: len(stored.tokens), default=None)
 
     def load(self, stored: StoredPrompt) -> NDArray[np.uint8] | None:
-        """Read the state of a stored prompt; None, and it is forgotten, when the file is not what it was."""
+        """Read the state of a stored prompt; return None and forget the prompt if the file has changed."""
         try:
             with stored.path.open("rb") as file:
                 header = _read_header(file)
@@ -87,7 +90,7 @@ class PromptStore:
                     return None
                 whole = file.readinto(state.data) == header.state_bytes
             if not whole or tokens != stored.tokens.tobytes() or _digest(tokens, state) != header.digest:
-                raise ValueError("its content differs from its digest")
+                raise ValueError("its content does not match its digest")
             os.utime(stored.path)
         except (OSError, ValueError) as error:
             log.warning("A stored system prompt is not used: %s: %s.", stored.path, error)
@@ -102,7 +105,7 @@ class PromptStore:
             self._writer.submit(_try, lambda: stored.path.unlink(missing_ok=True))
 
     def wants(self, tokens: Tokens) -> bool:
-        """Return whether the prompt is worth a file and has none."""
+        """Return whether the prompt is worth a file and has none yet."""
         return len(tokens) >= MIN_TOKENS and _name(tokens) not in self._files
 
     def save(self, tokens: Tokens, state: NDArray[np.uint8]) -> None:
@@ -140,7 +143,7 @@ class PromptStore:
                 log.warning("The file is not a stored system prompt: %s: %s.", path, error)
                 continue
             if header.identity != self._identity:
-                log.warning("%s is of other weights or of another llama.cpp, and is removed.", path)
+                log.warning("%s belongs to other weights or another llama.cpp, so it is removed.", path)
                 path.unlink(missing_ok=True)
             else:
                 self._files[path.name] = StoredPrompt(path, tokens, tokens.nbytes + header.state_bytes)
@@ -177,7 +180,7 @@ def _try(work: Callable[[], None]) -> None:
 def _read_header(file: BinaryIO) -> _Header:
     """Return the content of a file of prefixes. Raises ValueError if it is not one."""
     if file.read(len(_MAGIC)) != _MAGIC:
-        raise ValueError("it does not begin like one")
+        raise ValueError("its header is missing")
     raw = file.read(_LENGTH.size)
     length = _LENGTH.unpack(raw)[0] if len(raw) == _LENGTH.size else 0
     if not 0 < length <= _HEADER_BYTES:
@@ -185,7 +188,7 @@ def _read_header(file: BinaryIO) -> _Header:
     header = msgspec.json.decode(file.read(length), type=_Header)  # a DecodeError is a ValueError
     size = os.fstat(file.fileno()).st_size
     if header.tokens <= 0 or header.state_bytes <= 0 or file.tell() + 4 * header.tokens + header.state_bytes != size:
-        raise ValueError("its size is not what its header says")
+        raise ValueError("its size is not the one in its header")
     return header
 
 
@@ -208,11 +211,11 @@ class PrefixSource(msgspec.Struct, frozen=True):
 
 
 class PromptPrefixes:
-    """Finds prefixes for sequences that begin, and keeps those of sequences that leave.
+    """Finds prefixes for sequences that start, and saves the prefixes of sequences that end.
 
     Args:
-        cache: None: this model cannot share prefixes.
-        store: System prompts as files; None: none.
+        cache: The saved prefixes; None if this model cannot share prefixes.
+        store: The system prompts that are stored as files; None for none.
     """
 
     def __init__(
@@ -248,23 +251,24 @@ class PromptPrefixes:
         return best
 
     def in_prefill(self, sequence: Sequence, prefilling: Iterable[Sequence]) -> int:
-        """Return how many of its first tokens one of these sequences of the same adapter is prefilling."""
+        """Return how many of its first tokens one of these sequences, which have the same adapter, is prefilling."""
         if self._cache is None:
             return 0
         common = (common_prefix(other.pending_tokens, sequence.pending_tokens) for other in prefilling)
         return min(max(common, default=0), len(sequence.pending_tokens) - 1)
 
     def restore(self, source: PrefixSource, slot: SequenceSlot, position: int) -> int:
-        """Restore a saved prefix into a new slot. Returns the tokens in it; those of a running slot are there.
+        """Restore a saved prefix into a new slot. Return the number of tokens in the slot; those shared with a running
+        slot are there already.
 
-        `position`: of the token behind the prefix.
+        `position`: the position of the token after the prefix.
         """
         if source.saved is None or self._cache is None:
             return source.tokens
         return self._cache.restore(source.saved, slot, source.tokens, position)
 
     def keep(self, sequence: Sequence) -> None:
-        """Keep what the slot of a sequence that leaves holds: in memory, and its system prompt as a file."""
+        """Save the cells of a sequence that ends: in memory, and its system prompt as a file."""
         slot = slot_of(sequence)
         if self._cache is not None:
             self._cache.save(slot, sequence.tokens_in_slot(), sequence.job.adapter)
@@ -276,7 +280,7 @@ class PromptPrefixes:
             self._store.save(prompt, state)
 
     def _load(self, tokens: Tokens, better_than: int, store: PromptStore, cache: PrefixCache) -> None:
-        """Put the stored beginning of a prompt into the cache, if it is longer than what is there."""
+        """Load a stored prompt into the cache, if it is longer than the prefix that is found there."""
         stored = store.find(tokens)
         if stored is None or len(stored.tokens) <= better_than:
             return

@@ -1,8 +1,9 @@
-"""Selection of the next batch: jobs join between steps, prompts are prefilled in chunks beside answers.
+"""Selection of the next batch: jobs join between steps, and prompts are prefilled in chunks while other sequences
+decode.
 
 A sequence is *waiting* (no slot), *prefilling* (its prompt enters the KV cache chunk by chunk) or *decoding* (one
-token per step). `Throughput` tells how many prompt tokens a step may prefill without a gap in running answers. Only
-the engine's thread uses this.
+token per step). `Throughput` computes how many prompt tokens a step may prefill without delaying running answers
+noticeably. Only the engine's thread uses this.
 
 A batch holds sequences of one adapter, and adapters take turns: llama.cpp applies an adapter to a whole llama_decode.
 After a change it builds its graph again (measured on a 0.5B: 5 ms beside steps of 35 ms), so a turn lasts for several
@@ -46,11 +47,11 @@ class Throughput:
         """Record a step.
 
         Args:
-            step_s: Its duration in seconds.
+            step_s: The step's duration in seconds.
             sampled: Tokens sampled, by all sequences together.
             decoding: Sequences that were decoding.
             prefilled: Prompt tokens in the batch.
-            turns: Groups of sequences that take turns: each gets this share of the steps.
+            turns: Number of adapter groups that take turns; each gets an equal share of the steps.
         """
         self._busy_s += step_s
         self._tokens += sampled
@@ -63,17 +64,17 @@ class Throughput:
 
     @property
     def tokens_per_s(self) -> float:
-        """All sequences together."""
+        """Tokens per second of all sequences together."""
         return self._tokens / self._busy_s if self._busy_s else 0.0
 
     @property
     def stream_tokens_per_s(self) -> float:
-        """A running sequence, which gets one token from each decode step."""
+        """Tokens per second of one running sequence, which gets one token from each decode step."""
         return self._steps / self._busy_s if self._busy_s else 0.0
 
 
 class AdapterGroup:
-    """The running sequences of one adapter; None: of the model as it is. `decoding` is in batch order."""
+    """The running sequences of one adapter, or with None those without one. `decoding` is in batch order."""
 
     __slots__ = ("adapter", "decoding", "last_tokens", "name", "prefilling")
 
@@ -93,7 +94,7 @@ class AdapterGroup:
 
 
 class AdapterTurns:
-    """The groups with running sequences, and `current`, whose turn it is."""
+    """The adapter groups with running sequences, and `current`, whose turn it is."""
 
     def __init__(self) -> None:
         self.current = AdapterGroup("", None)
@@ -116,11 +117,11 @@ class AdapterTurns:
         return self._groups[name]
 
     def is_over(self, now: float) -> bool:
-        """Return whether the turn ends: at its time, or with the last sequence of its group. `now`: seconds."""
+        """Return whether the turn is over: its time has passed, or its group has no sequences left. `now`: seconds."""
         return len(self._groups) > 1 and not (self.current and now < self._end)
 
     def pass_on(self, now: float) -> bool:
-        """Begin the next turn; return whether it is another group's. `now`: seconds."""
+        """Begin the next turn; return whether another group has it. `now`: seconds."""
         last = self.current
         order = [*(name for name in self._groups if self._groups[name] is not last), last.name]
         self._groups = {name: self._groups[name] for name in order if self._groups[name]}
@@ -141,7 +142,7 @@ class Scheduler:
         sequences: int,
         planner: DraftPlanner | None = None,
     ) -> None:
-        """Schedule at most so many `sequences` together; `planner` None: no speculation."""
+        """Schedule at most `sequences` sequences together. `planner`: None for no speculation."""
         self.waiting: deque[Sequence] = deque()
         self._turns = AdapterTurns()
         self.drafts: dict[int, Draft] = {}  # of this batch, by the index of their decoding sequence
@@ -173,11 +174,11 @@ class Scheduler:
 
     @property
     def adapters(self) -> int:
-        """Adapters with running sequences, which take turns; the model as it is counts as one."""
+        """Number of adapters with running sequences, which take turns; "no adapter" counts as one."""
         return max(1, sum(map(bool, self._turns.groups)))
 
     def take_turn(self, now: float) -> bool:
-        """Choose the adapter of the next batch; return whether it is another one. `now`: seconds."""
+        """Choose the adapter of the next batch; return whether it has changed. `now`: seconds."""
         if not self._turns.is_over(now):
             return False
         self._sync_slots()
@@ -223,9 +224,10 @@ class Scheduler:
         return self._add_drafts(running), []
 
     def build_soft_batch(self) -> int:
-        """Write the soft tokens that come next in prompts into the context's batch for them; return the rows.
+        """Write the next soft tokens of the prompts into the context's batch for soft tokens; return the number of
+        rows.
 
-        Vectors that see each other are a batch of their own.
+        Vectors that attend to each other get a batch of their own.
         """
         self._chunks.clear()
         self.soft_whole = False
@@ -249,13 +251,13 @@ class Scheduler:
         return row
 
     def commit_prefill(self) -> None:
-        """The prompts' tokens of a batch were decoded, soft ones or text: count them as cached."""
+        """Count the prompts' tokens of a decoded batch, soft tokens or text, as cached."""
         for sequence, tokens in self._chunks:
             self._kv_cache.grow(slot_of(sequence), tokens)
         self._chunks.clear()
 
     def commit_batch(self) -> None:
-        """The batch was decoded: count its tokens as cached."""
+        """Count the tokens of a decoded batch as cached."""
         running = len(self.current.decoding)
         self._unsynced_steps += 1
         self._kv_cache.used += running
@@ -264,7 +266,7 @@ class Scheduler:
             self.commit_prefill()
 
     def discard_batch(self) -> None:
-        """The batch was not decoded: write the next one from scratch."""
+        """Discard a batch that was not decoded; the next one is written from scratch."""
         self._batch_stale = True
         self._chunks.clear()
         self.clear_drafts()
@@ -281,7 +283,7 @@ class Scheduler:
             self._planner.count(len(draft.tokens), accepted)
 
     def clear_drafts(self) -> None:
-        """Forget the drafts of the last batch."""
+        """Discard the drafts of the last batch."""
         self.drafts.clear()
         self.draft_rows = 0
 
@@ -295,7 +297,7 @@ class Scheduler:
         self._batch_stale = True
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a finished sequence in any state; its cells are saved for prompts with the same prefix."""
+        """Remove a finished sequence from any state; its cells are saved for prompts with the same prefix."""
         self._sync_slots()
         self.generated += sequence.completion_tokens
         if sequence in self.waiting:
@@ -308,7 +310,9 @@ class Scheduler:
         sequence.close()
 
     def preempt(self) -> bool:
-        """Free the cells of the newest running sequence and requeue it first; False when it is the only one."""
+        """Free the cells of the newest running sequence and requeue it first; return False if no other sequence
+        runs.
+        """
         if self.running < 2:
             return False
         self._sync_slots()
@@ -330,14 +334,14 @@ class Scheduler:
         self._batch_stale = True
 
     def _sync_slots(self) -> None:
-        """Update the lengths of the decoding slots; doing so in every step would cost more."""
+        """Update the lengths of the decoding slots. Updating them in every step would be slower."""
         if self._unsynced_steps:
             for sequence in self.current.decoding:
                 slot_of(sequence).grow(self._unsynced_steps)
             self._unsynced_steps = 0
 
     def _add_drafts(self, row: int) -> int:
-        """Write the drafts behind the first `row` rows; return the number of rows."""
+        """Write the drafts after the first `row` rows; return the number of rows."""
         context, decoding = self._context, self.current.decoding
         self.clear_drafts()
         room = min(self._kv_cache.free, context.capacity) - row
@@ -357,7 +361,9 @@ class Scheduler:
         return row
 
     def _add_prefill(self, row: int) -> tuple[int, list[tuple[Sequence, int]]]:
-        """Give every prefilling sequence an even share of the budget; the oldest get what short prompts leave."""
+        """Give every prefilling sequence an even share of the budget; the oldest sequences get the rest that short
+        prompts leave.
+        """
         context, finishing = self._context, list[tuple[Sequence, int]]()
         self._chunks.clear()
         self.clear_drafts()
@@ -386,7 +392,7 @@ class Scheduler:
         return row, finishing
 
     def _allocate(self, sequence: Sequence, source: PrefixSource) -> bool:
-        """Give it a slot, if there are cells for its prompt and some for the running sequences to grow."""
+        """Give a sequence a slot, if cells are free for its prompt and for the growth of the running sequences."""
         needed = len(sequence.pending_tokens) + 1 - (source.tokens if source.slot else 0)
         prefilling = (other for group in self._turns.groups for other in group.prefilling)
         reserved = sum(len(other.pending_tokens) - slot_of(other).length for other in prefilling)

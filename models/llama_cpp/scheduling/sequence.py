@@ -41,7 +41,9 @@ class TextStream:
         return self._show(self._decode.decode(piece))
 
     def finish(self) -> str:
-        """Return the rest at the end: held-back text that is not a stop string; half a character becomes U+FFFD."""
+        """Return the remaining text at the end: held-back text that is not a stop string; half a character becomes
+        U+FFFD.
+        """
         text = self._show(self._decode.decode(b"", final=True))
         held, self._held = self._held, ""
         self.shown += len(held)
@@ -49,7 +51,7 @@ class TextStream:
 
     @property
     def clean(self) -> bool:
-        """Nothing is held back and nothing can be: a token adds exactly its own text."""
+        """Whether no text is held back and none can be, so that a token adds exactly its own text."""
         return not self._stops and not self._decode.getstate()[0]
 
     def _show(self, text: str) -> str:
@@ -67,7 +69,7 @@ class TextStream:
         return text
 
     def _possible_stop(self, text: str) -> int:
-        """Return the length of the longest suffix of `text` with which a stop string begins."""
+        """Return the length of the longest suffix of `text` that is the beginning of a stop string."""
         for length in range(min(self._max_stop - 1, len(text)), 0, -1):
             end = text[-length:]
             if any(stop.startswith(end) for stop in self._stops):
@@ -76,11 +78,11 @@ class TextStream:
 
 
 class Sequence:
-    """State of one job.
+    """The state of one job.
 
-    `slot` is set while the sequence has KV cells; `pending_tokens` must be in them before the next token is sampled.
-    `plain`: a token adds exactly its own text (no logprobs, confidence, stop strings, or partial character), so
-    `accept_plain` may handle it.
+    `slot` is set while the sequence has KV cells; `pending_tokens` must be decoded into them before the next token is
+    sampled. `plain`: a token adds exactly its own text (no logprobs, confidence, stop strings, or partial character),
+    so `accept_plain` may handle it.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens until the limit."""
+        """Number of tokens until the limit."""
         return self.max_tokens - len(self.generated)
 
     @property
@@ -141,26 +143,26 @@ class Sequence:
 
     @property
     def forced(self) -> list[int]:
-        """The next tokens that the grammar leaves no choice about, but not the last one of the limit."""
+        """The next tokens as far as the grammar determines them, without the last token that the limit allows."""
         return [] if self.sampler is None else self.sampler.forced[: max(0, self.remaining - 1)]
 
     @property
     def needs_logits(self) -> bool:
-        """Logprobs or confidence are computed after sampling, which must leave the logits unchanged."""
+        """Whether logprobs or confidence are computed after sampling, which must then leave the logits unchanged."""
         return self._logprobs is not None or self._confidence_meter is not None
 
     @property
     def measures_end(self) -> bool:
-        """Whether the confidence covers the end token: calibrations are fitted on answers with their ends."""
+        """Whether the confidence covers the end token. Calibrations are fitted on answers that include it."""
         return self._confidence_meter is not None and not self._confidence_meter.done
 
     def text_run(self, start: int) -> int:
-        """Return how many tokens to decode next are of text, from `start` to the end or the next soft token."""
+        """Return the number of text tokens to decode next, from `start` to the end or the next soft token."""
         pending = self.pending_tokens
         return len(pending) - start if not self._vectors else _run(pending[start:] < 0)
 
     def soft_run(self, start: int) -> tuple[int, bool]:
-        """Return how many tokens to decode next are soft, and whether they belong into one batch without others."""
+        """Return the number of soft tokens to decode next, and whether they need a batch without others."""
         if not self._vectors:
             return 0, False
         count = _run(self.pending_tokens[start:] >= 0)
@@ -171,12 +173,12 @@ class Sequence:
         return [self._vectors[token] for token in self.pending_tokens[start:end].tolist()]
 
     def restart(self) -> None:
-        """The sequence was preempted: everything so far has to be decoded again."""
+        """Reset the sequence after a preemption: all tokens so far have to be decoded again."""
         self.slot = None
         self.pending_tokens = np.concatenate([self.prompt, np.array(self.generated, np.int32)])
 
     def tokens_in_slot(self) -> Tokens:
-        """Return the tokens that its cells hold: all but the last generated one, which was not decoded yet."""
+        """Return the tokens in the slot's cells: all but the last generated one, which is not decoded yet."""
         generated = np.array(self.generated, np.int32)
         return np.concatenate([self.prompt, generated])[: self.slot.length if self.slot else 0]
 
@@ -198,7 +200,7 @@ class Sequence:
             What to emit; None when the token's text is held back.
         """
         if token == NO_TOKEN:
-            return self.fail("invalid_schema", "no token of this model can go on with what the grammar asks for")
+            return self.fail("invalid_schema", "no token of this model continues the grammar")
         confidence = self._observe(token, row)
         if token in self._vocabulary.end_tokens and not self.job.ignore_eos:
             self._end_tokens = 1
@@ -219,14 +221,14 @@ class Sequence:
         return Emission(self.id, text, self._unreported(), self._release_logprobs(final=False), confidence)
 
     def accept_plain(self, token: int, text: str) -> Emission:
-        """Add a token as `accept` does, when the sequence is `plain` and the token is not the last one."""
+        """Add a token as `accept` does, for a sequence that is `plain` and a token that is not the last one."""
         self.generated.append(token)
         made = len(self.generated)
         tokens, self._reported = made - self._reported, made
         return Emission(self.id, text, tokens)
 
     def end(self) -> Emission:
-        """End an answer whose grammar allows only the end token, which counts although it needs no step."""
+        """End an answer whose grammar allows only the end token. The token is counted although no step samples it."""
         self._end_tokens = 1
         return self._finish("stop", None, self._stream.finish())
 
@@ -273,7 +275,7 @@ class Sequence:
         return tokens
 
     def _release_logprobs(self, *, final: bool) -> tuple[TokenLogprob, ...]:
-        """Return the logprobs of tokens whose text is emitted; at the end, those of a stop string are dropped."""
+        """Return the logprobs of the tokens whose text is emitted; at the end, drop those of a stop string."""
         if not self._held_logprobs:
             return ()
         shown = self._stream.shown
@@ -287,5 +289,5 @@ class Sequence:
 
 
 def _run(ends: NDArray[np.bool_]) -> int:
-    """Return the number of elements before the first True; all if there is none."""
+    """Return the number of elements before the first True, or of all if there is none."""
     return int(ends.argmax()) if ends.any() else len(ends)

@@ -1,10 +1,10 @@
-"""Prompt-lookup speculation: where text repeats, the tokens that followed it before are decoded in one batch as drafts.
+"""Prompt-lookup speculation: if text repeats, the tokens that followed it before are decoded in one batch as drafts.
 
-A draft counts only as far as the model samples the same tokens, so answers keep their distribution. Saxena 2023,
-"Prompt Lookup Decoding"; Leviathan et al. 2023 for the verification.
+A draft is accepted only as far as the model samples the same tokens, so the distribution of answers is unchanged.
+Saxena 2023, "Prompt Lookup Decoding"; Leviathan et al. 2023 for the verification.
 
-Whether a draft pays is calculated: each new token is compared with what the look-up predicted, drafted or not, and each
-step's duration is kept by its rows.
+Drafts are made if they are expected to pay: each new token is compared with the prediction, whether it was drafted or
+not, and the duration of steps is recorded by their number of rows.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _MARGINAL = 0.25  # guessed cost of another row, as a share of the first
 class PromptLookup:
     """Predicts the next tokens of one sequence from its prompt and its answer.
 
-    `acceptance`: the estimated probability that a predicted token is the next one; it is estimated by itself for text
-    that was predicted for a while (a copy), so that coincidences elsewhere do not count against it.
+    `acceptance`: the estimated probability that a predicted token is the next one; text that has been predicted for a
+    while (a copy) has its own estimate, so that coincidences elsewhere do not lower it.
     """
 
     __slots__ = ("_ends", "_hits", "_misses", "_run", "_source", "_tokens")
 
     def __init__(self, tokens: Tokens) -> None:
-        """Begin behind `tokens`, the prompt."""
+        """Begin after `tokens`, the prompt."""
         self._tokens: list[int] = tokens.tolist()
         self._ends: dict[tuple[int, ...], int] = {}  # the last place behind each gram but the newest
         self._source = 0  # place of the predicted token; 0: none
@@ -80,7 +80,7 @@ class PromptLookup:
 
 
 class Drafting(Protocol):
-    """The view of a sequence that drafts need."""
+    """The properties of a sequence that drafts need."""
 
     lookup: PromptLookup | None
 
@@ -92,7 +92,7 @@ class Drafting(Protocol):
 
 
 class Draft(msgspec.Struct):
-    """Draft tokens of the decoding sequence number `index`; `row`: of the first one in the batch."""
+    """Draft tokens of the decoding sequence with this `index`; `row`: row of the first one in the batch."""
 
     index: int
     tokens: list[int]
@@ -100,7 +100,9 @@ class Draft(msgspec.Struct):
 
 
 def forced_drafts(decoding: Sequence[Drafting], room: int) -> list[Draft]:
-    """Return the tokens that grammars force next: they are certain, so they save a step each (jump-forward)."""
+    """Return the tokens that grammars force next. They are certain to be accepted, and each saves a step
+    (jump-forward).
+    """
     drafts: list[Draft] = []
     room = min(room, MAX_DRAFTS)
     for index, sequence in enumerate(decoding):
@@ -111,7 +113,7 @@ def forced_drafts(decoding: Sequence[Drafting], room: int) -> list[Draft]:
 
 
 class DraftPlanner:
-    """Chooses the drafts of each step: those with the most expected tokens per second of all sequences together.
+    """Chooses the drafts of each step that maximise the expected tokens per second of all sequences together.
 
     `drafted` and `accepted` count tokens.
     """
@@ -165,7 +167,7 @@ class DraftPlanner:
         self.accepted += accepted
 
     def _cost(self, running: int, rows: int) -> float:
-        """Return the seconds of a step of `rows` rows: measured, or from the sizes around it."""
+        """Return the duration in seconds of a step with `rows` rows: measured, or interpolated from similar sizes."""
         if (known := self._costs.get(rows)) is not None:
             return known
         sizes = sorted(self._costs)
@@ -179,5 +181,5 @@ class DraftPlanner:
 
 
 def _expected(acceptance: float, tokens: int) -> float:
-    """Return the expected number of accepted tokens of a draft: each counts only behind accepted ones."""
+    """Return the expected number of accepted tokens of a draft; a token can only be accepted after accepted ones."""
     return acceptance * (1 - acceptance**tokens) / (1 - acceptance)

@@ -1,1 +1,1 @@
-"""Bytes of unknown origin → samples and pixels. Runs in a child process, see `models.parts.process`."""
+"""Untrusted bytes → samples and pixels. The decoders run in a child process, see `models.parts.process`."""

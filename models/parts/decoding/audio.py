@@ -1,10 +1,10 @@
-"""Audio: WAV (PCM of 8 to 32 bits) by the standard library, everything else by PyAV where it is installed.
+"""Decoding of audio: WAV (PCM of 8 to 32 bits) by the standard library, all other formats by PyAV if it is installed.
 
-Whatever a header says, the samples that are there count: their number bounds the length, and nothing is allocated for
-samples that a header promises. A file that says that there is more of it, cut in an upload or while it was written, is
-refused: its beginning must not be understood as the whole. Decoders read such a file without an error, as far as it
-goes. Each check walks the frames of one container and looks at no sample; a file that does not follow its format is
-left to the decoder.
+Only samples that are in the file count: their number bounds the length, and nothing is allocated for samples that a
+header merely declares. A file that declares more data than it has was cut off while it was uploaded or written, and is
+refused, because its beginning must not be taken for the whole. Decoders would read it without an error. Each check
+walks the frames of one container without decoding samples; a file that does not follow its format is left to the
+decoder.
 
     WAV    RIFF: the chunk `data` has fewer bytes than it says; a recorder that never knew its length says 2 GiB or more
     Ogg    RFC 3533: the last page is incomplete, or does not end its stream
@@ -30,7 +30,7 @@ Samples = npt.NDArray[np.float32]  # [n] in [-1, 1]
 _RATES = range(4_000, 192_001)  # Hz
 _MAX_CHANNELS = 8
 TAPS = 65
-"""The parameters of the low-pass filter before downsampling."""
+"""The number of coefficients of the low-pass filter before downsampling."""
 _CUT_S = 0.1  # a shorter difference is rounding
 _SEND = "Send WAV with 16-bit PCM"
 _UNKNOWN_BYTES = 0x7FFF_0000
@@ -46,7 +46,7 @@ def decode_audio(data: bytes, max_s: float) -> AudioSamples:
     """Return the audio as one channel at `SAMPLE_RATE`.
 
     Raises:
-        Refusal: It cannot be decoded, is empty or longer than `max_s` seconds.
+        Refusal: The audio cannot be decoded, is empty, or is longer than `max_s` seconds.
     """
     if not data:
         raise Refusal(f"it is empty. {_SEND}")
@@ -70,7 +70,7 @@ def resample(samples: Samples, rate: int, to: int = SAMPLE_RATE) -> Samples:
 
 
 def low_pass(rate: int, to: int) -> npt.NDArray[np.float64]:
-    """Return the filter before the samples of a lower rate are taken: `TAPS` factors."""
+    """Return the low-pass filter for downsampling from `rate` to `to` Hz: `TAPS` coefficients."""
     cutoff = 0.45 * to / rate  # of the sample rate
     window = np.sinc(2 * cutoff * (np.arange(TAPS) - TAPS // 2)) * np.hamming(TAPS)
     factors: npt.NDArray[np.float64] = window / window.sum()
@@ -134,7 +134,7 @@ def _by_pyav(data: bytes, max_s: float) -> tuple[Samples, int]:
     try:
         import av
     except ModuleNotFoundError:
-        raise Refusal(f"it is no WAV file with PCM, and this device decodes no other kind. {_SEND}") from None
+        raise Refusal(f"it is not a WAV file with PCM, and this device decodes no other format. {_SEND}") from None
     blocks: list[Samples] = []
     seconds = 0.0
     try:
@@ -146,12 +146,14 @@ def _by_pyav(data: bytes, max_s: float) -> tuple[Samples, int]:
         if declared_s - seconds > _CUT_S:
             raise Refusal(f"it is cut off: {declared_s:.1f} s are declared, {seconds:.1f} s are there. {_SEND}")
     except (av.FFmpegError, ValueError, IndexError):
-        raise Refusal(f"it is broken, cut off or of a kind that cannot be decoded. {_SEND}") from None
+        raise Refusal(f"it is broken, cut off or in a format that cannot be decoded. {_SEND}") from None
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), SAMPLE_RATE
 
 
 def _declared_s(av: object, data: bytes) -> float:
-    """Return the length that the header of a FLAC counts, s; 0 for other kinds, whose length is estimated."""
+    """Return the length in seconds that the header of a FLAC declares; 0 for other formats, whose length is only
+    estimated.
+    """
     if data[:4] != b"fLaC":
         return 0.0
     with av.open(io.BytesIO(data), mode="r", options={"protocol_whitelist": ""}) as container:  # type: ignore[attr-defined]
@@ -168,7 +170,7 @@ def _av_blocks(av: object, data: bytes) -> Iterator[Samples]:
 
 
 def is_cut_off(data: bytes) -> bool:
-    """Return whether the file says that there is more of it."""
+    """Return whether the file declares more data than it has."""
     for at, start, check in _CHECKS:
         if data[at : at + len(start)] == start:
             return check(data)
@@ -218,7 +220,7 @@ def _webm_is_cut(data: bytes) -> bool:
 
 
 def _vint(data: bytes, at: int, *, keeps_marker: bool = False) -> tuple[int | None, int]:
-    """Return a number of variable length and the place behind it; None if the data ends before or within it."""
+    """Return a variable-length number and the offset after it; None if the data ends inside or before it."""
     if at >= len(data) or not data[at]:
         return None, at
     length = 9 - data[at].bit_length()
@@ -252,7 +254,7 @@ def _mp3_is_cut(data: bytes) -> bool:
 
 
 def _id3_bytes(data: bytes) -> int:
-    """Return the length of the tag before the first frame."""
+    """Return the length of the ID3 tag before the first frame."""
     if data[:3] != b"ID3" or len(data) < 10:
         return 0
     size = 0
@@ -262,7 +264,7 @@ def _id3_bytes(data: bytes) -> int:
 
 
 def _xing_bytes(data: bytes, at: int) -> int:
-    """Return how many bytes of frames the first frame counts; 0 if it does not say."""
+    """Return the number of bytes of frames that the Xing header in the first frame declares; 0 if there is none."""
     size = _mp3_frame(data, at)
     frame = data[at : at + size]
     for name in (b"Xing", b"Info"):
@@ -274,7 +276,7 @@ def _xing_bytes(data: bytes, at: int) -> int:
 
 
 def _mp3_frame(data: bytes, at: int) -> int:
-    """Return the length of the frame of layer III at a place, whose header is there; 0: there is none."""
+    """Return the length of the layer III frame whose header is at an offset; 0 if there is none."""
     header = int.from_bytes(data[at : at + 4], "big")
     version, layer = header >> 19 & 3, header >> 17 & 3
     kbits_at, rate_at = header >> 12 & 15, header >> 10 & 3

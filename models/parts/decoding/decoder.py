@@ -1,6 +1,7 @@
-"""The worker that decodes parts, and files of text. Other decoders are imported with the first part of their kind.
+"""The worker that decodes parts: audio, images and text files. Decoders of audio and images are imported when the first
+part of their kind arrives.
 
-Text is UTF-8, or UTF-16 with a byte order mark. Every other file is refused by what it is.
+Text is UTF-8, or UTF-16 with a byte order mark. Every other file is refused with a message that names its kind.
 """
 
 from __future__ import annotations
@@ -49,29 +50,29 @@ class PartDecoder:
             from .images import measure_image
 
             return measure_image(job.data, self._limits)
-        raise Refusal(f"a decoder cannot {type(job).__name__}")
+        raise Refusal(f"a decoder does not handle {type(job).__name__}")
 
 
 def decode_text(data: bytes, max_bytes: int) -> Found:
-    """Return the text, with line ends as ``\\n``.
+    """Return the text, with line ends as `\\n`.
 
     Raises:
-        Refusal: It is longer than `max_bytes`, empty, or no text.
+        Refusal: The file is longer than `max_bytes`, empty, or not text.
     """
     if len(data) > max_bytes:
-        raise Refusal(f"it has more than {max_bytes / 1024:g} KiB. Send a smaller one")
+        raise Refusal(f"it has more than {max_bytes / 1024:g} KiB. Send a smaller file")
     other = next((name for start, name in _OTHERS.items() if data.startswith(start)), "")
     if other:
         raise Refusal(f"it is {other}. {_IMAGE if other == 'an image' else _SEND}")
     if b"<svg" in data[:4096].lower():
-        raise Refusal("it is SVG, which is not taken. Send it drawn, as PNG")
+        raise Refusal("it is SVG, which is not accepted. Send it rendered as PNG")
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
-        raise Refusal(f"it is no text in UTF-8. {_SEND}") from None
+        raise Refusal(f"it is not text in UTF-8. {_SEND}") from None
     if any(character < " " and character not in _ALLOWED for character in text):
-        raise Refusal(f"there are control characters in it, which text has not. {_SEND}")
+        raise Refusal(f"it has control characters, which text does not contain. {_SEND}")
     text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
     if not text:
         raise Refusal(f"it is empty. {_SEND}")

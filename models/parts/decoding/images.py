@@ -1,7 +1,7 @@
-"""Images: PNG, JPEG, WebP and GIF by Pillow, one frame, upright, without metadata.
+"""Decoding of images with Pillow: PNG, JPEG, WebP and GIF, one frame, upright, without metadata.
 
 The size that the header declares is checked before a pixel is decoded, so that a small file cannot become a large
-image. What follows the image's end in its file is dropped with everything else that is not a pixel.
+image. Data after the image's end is dropped, as is everything else that is not a pixel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def decode_image(data: bytes, limits: PartLimits) -> ImagePixels:
     """Return the image's pixels, turned as its EXIF says, and scaled down to `limits.side`.
 
     Raises:
-        Refusal: It is no such image, broken, animated, or declares more than `limits.pixels`.
+        Refusal: The file is not such an image, is broken or animated, or declares more than `limits.pixels`.
     """
     with _opened(data, limits) as image:
         if getattr(image, "n_frames", 1) > 1:
@@ -52,7 +52,7 @@ def measure_image(data: bytes, limits: PartLimits) -> ImageSize:
     """Return the size that the file declares; no pixel is decoded.
 
     Raises:
-        Refusal: It is no such image, or declares more than `limits.pixels`.
+        Refusal: The file is not such an image, or declares more than `limits.pixels`.
     """
     with _opened(data, limits) as image:
         return ImageSize(image.width, image.height)
@@ -60,7 +60,7 @@ def measure_image(data: bytes, limits: PartLimits) -> ImageSize:
 
 @contextmanager
 def _opened(data: bytes, limits: PartLimits) -> Iterator[Image.Image]:
-    """Open an image; what breaks while it is read is refused, too."""
+    """Open an image. Errors while it is read become refusals, too."""
     kind = _kind_of(data)
     Image.MAX_IMAGE_PIXELS = limits.pixels
     with warnings.catch_warnings():
@@ -81,13 +81,13 @@ def _kind_of(data: bytes) -> str:
     if kind == "WEBP" and data[8:12] != b"WEBP":
         kind = ""
     if not kind:
-        what = "SVG, which is not taken" if b"<svg" in data[:4096].lower() else "no image that is taken"
+        what = "SVG, which is not accepted" if b"<svg" in data[:4096].lower() else "not an image of an accepted format"
         raise Refusal(f"it is {what if data else 'empty'}. {_SEND}")
     tail = data[data.rfind(_END[kind]) :].lower() if kind in _END and _END[kind] in data else b""
     if any(foreign.lower() in tail for foreign in _FOREIGN):
-        raise Refusal("a file of another kind hides behind the image's end. Save the image anew")
+        raise Refusal("a file of another kind follows after the image's end. Save the image again")
     return kind
 
 
 def _too_large(limits: PartLimits) -> Refusal:
-    return Refusal(f"it has more than {limits.pixels / 1e6:g} megapixels. Send a smaller one")
+    return Refusal(f"it has more than {limits.pixels / 1000000.0:g} megapixels. Send a smaller image")

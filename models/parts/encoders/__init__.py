@@ -1,1 +1,3 @@
-"""Samples and pixels → facts, by models that the owner installs: each is a worker of `models.parts.process`."""
+"""Encoders, which turn samples and pixels into facts with models that the owner installs. Each runs as a worker of
+`models.parts.process`.
+"""

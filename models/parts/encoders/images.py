@@ -1,7 +1,7 @@
-"""The text in an image, and what it shows.
+"""Reading of the text in an image, and classification of the image.
 
-Text: PP-OCRv4 by RapidOCR on ONNX Runtime; its models are in its package. What it shows: an ImageNet classifier in
-ONNX, where its owner has pulled one; the labels are in its metadata.
+Text: PP-OCRv4 by RapidOCR on ONNX Runtime; its models are in its package. Classification: an ImageNet classifier in
+ONNX, if the owner has pulled one; its labels are in the file's metadata.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _THREADS = 2
 
 
 class ImageClassifier:
-    """`path`: written by `models.pull.efficientnet`."""
+    """An ImageNet classifier. `path`: ONNX file that `models.pull.efficientnet` wrote."""
 
     def __init__(self, path: Path, threads: int) -> None:
         options = onnxruntime.SessionOptions()
@@ -45,7 +45,7 @@ class ImageClassifier:
 
 
 def _square(image: Image.Image, side: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """The middle of the image, [side, side, 3]."""
+    """Return the middle of the image, scaled to [side, side, 3]."""
     scale = side * _SHORTER / min(image.size)
     width, height = (max(side, round(size * scale)) for size in image.size)
     left, top = (width - side) // 2, (height - side) // 2
@@ -54,7 +54,9 @@ def _square(image: Image.Image, side: int) -> np.ndarray[tuple[int, ...], np.dty
 
 
 class ImageEncoder:
-    """Reads the lines of an image, from top to bottom. `spec.options`: `classifier` is an ONNX file, "" for none."""
+    """Reads the lines of text in an image, from top to bottom. `spec.options`: `classifier` is an ONNX file, "" for
+    none.
+    """
 
     def __init__(self, spec: WorkerSpec) -> None:
         from rapidocr_onnxruntime import RapidOCR  # the classifier needs none of it
@@ -65,7 +67,7 @@ class ImageEncoder:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, ImagePixels):
-            raise Refusal("it is no image")
+            raise Refusal("it is not an image")
         pixels = np.frombuffer(job.pixels, np.uint8).reshape(job.height, job.width, 3)
         lines, _ = self._read(np.ascontiguousarray(pixels[:, :, ::-1]))  # OpenCV's order
         segments = tuple(Segment(text, float(score)) for _, text, score in lines or ())

@@ -1,4 +1,4 @@
-"""An image → soft tokens of a vision model, by the `mmproj` file that comes with it."""
+"""Conversion of an image to soft tokens of a vision model, with the model's `mmproj` file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ..process.messages import Projected, ProjectImage, Refusal, WorkerJob, Work
 
 
 class VisionModel:
-    """`spec.options`: `mmproj` and `model` are GGUF files. The image's pixels are all that mtmd gets."""
+    """The worker of a vision model. `spec.options`: `mmproj` and `model` are GGUF files. Only the image's pixels reach
+    mtmd.
+    """
 
     def __init__(self, spec: WorkerSpec) -> None:
         mmproj, model = (Path(spec.options[name]) for name in ("mmproj", "model"))
@@ -21,7 +23,7 @@ class VisionModel:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, ProjectImage):
-            raise Refusal("it is no image")
+            raise Refusal("it is not an image")
         image = job.image
         try:
             vectors, runs = self._encoder.encode(image.pixels, image.width, image.height)

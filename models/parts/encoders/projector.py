@@ -1,9 +1,9 @@
-"""An image → soft tokens of a language model: an encoder and the projector that belongs to it, both in ONNX.
+"""Conversion of an image to soft tokens of a language model, with an encoder and its projector, both in ONNX.
 
     encoder     ``pixels`` uint8 [images, height, width, 3] → ``features`` float32 [images, …]
     projector   ``features`` → ``embeddings`` float32 [images, tokens, embedding dimensions of the model]
 
-Images of several requests are not encoded in one run: on two cores that is not faster.
+Images of several requests are not encoded in one run, because on two cores that is not faster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _THREADS = 2
 
 
 class ImageProjector:
-    """`spec.options`: `encoder` and `projector` are ONNX files."""
+    """The worker that encodes and projects images. `spec.options`: `encoder` and `projector` are ONNX files."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         options = onnxruntime.SessionOptions()

@@ -1,9 +1,10 @@
-"""The words in an audio clip: Whisper by faster-whisper (CTranslate2, int8), behind its voice activity detection
+"""Transcription of audio clips: Whisper by faster-whisper (CTranslate2, int8), behind its voice activity detection
 (Silero).
 
-Whisper invents words where there is no speech: only what the detection takes for speech reaches it. It encodes 30 s
-whatever it gets. Of a command, a short audio in the language of the word model, it gets a third of that, which takes a
-fifth of the time; what this loses, the word model makes up for by its choice among ten transcripts.
+Whisper invents words if there is no speech, so it gets only the sections that the detection takes for speech. It always
+encodes windows of 30 s. For a command, which is a short clip in the language of the word model, the window is a third
+of that, which takes a fifth of the time. The accuracy that this costs is regained by the word model, which chooses
+among ten transcripts.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ _TRANSCRIPTS = 10
 
 
 class _Whisper(WhisperModel):  # type: ignore[misc]  # the package has no types
-    """Encodes an audio clip once. faster-whisper encodes it to detect its language, and again for its words.
+    """Whisper with one encoding per audio clip. faster-whisper by itself would encode a clip once to detect its
+    language, and again for its words.
 
-    `words`: chooses among transcripts of a command; None: the audio is none.
+    `words`: chooses among transcripts of a command; None if the clip is not a command.
     """
 
     words: WordModel | None = None
@@ -88,12 +90,14 @@ class _Whisper(WhisperModel):  # type: ignore[misc]  # the package has no types
 
 
 def _is_same(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> bool:
-    """Return whether at most a frame differs: the last one, which is left out when words are searched."""
+    """Return whether two inputs differ at most in the last frame, which is left out when words are searched."""
     return left.shape == right.shape and int((left != right).any(axis=0).sum()) <= 1
 
 
 class SpeechEncoder:
-    """`spec.options`: `model` is the folder of a CTranslate2 model; `words`, the file of a word model."""
+    """The worker that transcribes audio. `spec.options`: `model` is the folder of a CTranslate2 model; `words` is the
+    file of a word model.
+    """
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._words = WordModel.read(Path(spec.options["words"])) if "words" in spec.options else None
@@ -103,9 +107,11 @@ class SpeechEncoder:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, Transcribe):
-            raise Refusal("it is no audio")
+            raise Refusal("it is not audio")
         if job.terms.language and job.terms.language not in self._model.supported_languages:
-            raise Refusal(f"{job.terms.language!r} is not known here. Leave it out, to detect the language", "language")
+            raise Refusal(
+                f"the language {job.terms.language!r} is not known. Leave it out, to detect the language", "language"
+            )
         self._model.words = self._words if self._is_command(job) else None
         # Greedy: five beams hear no better, and take twice the time.
         spoken, info = self._model.transcribe(
@@ -135,14 +141,14 @@ class SpeechEncoder:
         return Found(Fact(text, _confidence(segments), info.language if segments else ""), tuple(segments))
 
     def _is_command(self, job: Transcribe) -> bool:
-        """Return whether it may be one: the client says nothing else about it."""
+        """Return whether the clip may be a command: the client set nothing that rules it out."""
         if self._words is None or job.terms.language != self._words.language:
             return False
         return job.audio.seconds <= _COMMAND_S and not (job.terms.prompt or job.terms.temperature or job.terms.words)
 
 
 def _confidence(segments: list[Segment]) -> float:
-    """The mean over the segments, by their length: exp of the mean log probability of the tokens."""
+    """Return the mean confidence of the segments, weighted by length: exp of the mean log probability of the tokens."""
     weights = [max(segment.end_s - segment.start_s, 0.01) for segment in segments]
     if not weights:
         return 1.0

@@ -1,8 +1,7 @@
 """Detection of speech in the windows of an audio clip, by Silero's model from faster-whisper's wheel.
 
 The model is read from the wheel without importing the package, which would load Whisper's libraries. Between two jobs
-the state of an audio clip is with the caller, so one worker serves any number of audio clips, and may be replaced at
-any time.
+the caller holds the state of an audio clip, so one worker serves any number of clips and may be replaced at any time.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _STATE = int(_PARTS[-1]) + _HIDDEN
 
 
 class SpeechDetector:
-    """`spec.options`: `model` is Silero's ONNX file (version 6)."""
+    """The worker that detects speech. `spec.options`: `model` is Silero's ONNX file (version 6)."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         options = onnxruntime.SessionOptions()
@@ -48,12 +47,12 @@ class SpeechDetector:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, DetectSpeech):
-            raise Refusal("it is no audio to look through")
+            raise Refusal("it is not audio")
         if not job.pcm or len(job.pcm) % (2 * SPEECH_WINDOW):
-            raise Refusal(f"it has {len(job.pcm)} bytes, which are no whole windows")
+            raise Refusal(f"it has {len(job.pcm)} bytes, which is not a whole number of windows")
         state = np.frombuffer(job.state, "<f4") if job.state else np.zeros(_STATE, np.float32)
         if state.size != _STATE:
-            raise Refusal("its state is of another detector")
+            raise Refusal("its state belongs to another detector")
         before, context, hidden, cell = np.split(state, _PARTS)
         audio = np.concatenate([before, np.frombuffer(job.pcm, "<i2").astype(np.float32) / 2.0**15])
         windows = np.concatenate([context, self._lowered(audio)])
@@ -65,7 +64,9 @@ class SpeechDetector:
         return SpeechProbabilities(tuple(output.ravel().tolist()), after.astype("<f4").tobytes())
 
     def _lowered(self, audio: Floats) -> Floats:
-        """The audio at Silero's rate. A window's samples lie between its own, so that no window needs the next one."""
+        """Return the audio at Silero's rate. A window's samples are interpolated within the window, so that it does not
+        depend on the next one.
+        """
         low = np.convolve(audio, self._filter, mode="valid")
         at = np.arange(low.size * SAMPLE_RATE // SPEECH_RATE) * (SPEECH_RATE / SAMPLE_RATE)
         lowered: Floats = np.interp(at, np.arange(low.size), low).astype(np.float32)

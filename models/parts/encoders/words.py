@@ -1,7 +1,7 @@
-"""Chooses among several transcripts: a trigram model of the words that people say to the assistant.
+"""Choice among several transcripts, by a trigram model of the words that people say to the assistant.
 
-A speech model that is unsure has the right words among its ten likeliest transcripts more often than as the first one.
-Counts are smoothed as Witten and Bell (1991) do: the less a context was seen, the more the shorter one counts.
+If a speech model is unsure, the right transcript is often among its ten likeliest without being the first. Counts are
+smoothed after Witten and Bell (1991): the rarer a context is, the more weight a shorter context has.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WordCounts(msgspec.Struct, frozen=True):
 
 
 class _Context:
-    """The continuations of some words: their total count, and the number of different words."""
+    """The words that follow a context: their total count, and the number of different words."""
 
     def __init__(self, counts: dict[str, int]) -> None:
         self.counts = counts
@@ -43,7 +43,7 @@ class _Context:
             self.different[before] += 1
 
     def probability(self, before: str, word: str, shorter: float) -> float:
-        """`shorter`: the probability in a shorter context."""
+        """Return the probability of `word` after `before`. `shorter`: its probability after a shorter context."""
         total, different = self.total.get(before, 0), self.different.get(before, 0)
         if not total:
             return shorter
@@ -51,7 +51,7 @@ class _Context:
 
 
 class WordModel:
-    """Chooses among transcripts."""
+    """Chooses the likeliest of several transcripts."""
 
     def __init__(self, counts: WordCounts) -> None:
         self.language = counts.language
@@ -62,7 +62,7 @@ class WordModel:
 
     @classmethod
     def read(cls, path: Path) -> WordModel:
-        """Read the counts of a file."""
+        """Read a file of counts."""
         return cls(msgspec.json.decode(path.read_bytes(), type=WordCounts))
 
     def best(self, transcripts: Sequence[tuple[str, float]]) -> int:

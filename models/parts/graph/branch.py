@@ -1,7 +1,8 @@
-"""The branches that read parts, one of the encoder graph for each kind on this machine, or the caller's own `Branch`.
+"""The branches of the encoder graph, which read parts: one for each kind of part on this machine, or a `Branch` of the
+caller's own.
 
-`LateReadings` go on after their request was answered without them, for an answer that may be revised. `SpeechDetection`
-serves live sessions.
+`LateReadings` continue after their request was answered, so that the answer can be revised. `SpeechDetection` serves
+live sessions.
 """
 
 from __future__ import annotations
@@ -39,32 +40,32 @@ from ..process.messages import (
 from ..process.parent import Tell, WorkerFailed, WorkerProcess, WorkerTimeout
 
 PLAIN = AudioTerms()
-"""The priority of audio in a message, and of a request for transcription alone."""
+"""The default priority: of audio in a message, and of a request for transcription alone."""
 PartKey = tuple[Modality, str]
-"""The reader of a part, and the part's hash."""
+"""A key of cached facts: the reader of a part, and the part's hash."""
 log = logging.getLogger(__name__)
 _START_S = 60.0  # of a child that loads its model first, on a machine that does much else
 _TIMEOUT_S = 10.0  # a window takes a millisecond
 
 
 class ReadPart(msgspec.Struct, frozen=True):
-    """The properties of a part. `seconds`: the length of an audio clip."""
+    """The result for a part. `seconds`: the length of an audio clip."""
 
     found: Found
     seconds: float = 0.0
 
 
 class Branch(Protocol):
-    """Reads one kind of part. `timeout_s`: for each part."""
+    """Reads one kind of part. `timeout_s`: time limit of each part."""
 
     @property
     def timeout_s(self) -> float: ...
 
     async def run(self, part: bytes, deadline: float, terms: AudioTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
-        """Return what was found.
+        """Read one part and return its facts.
 
         Args:
-            deadline: The loop's time.
+            deadline: Time of the event loop.
             terms: The terms of an audio clip.
             tell: Gets each segment as soon as it is understood; may not raise.
 
@@ -75,7 +76,7 @@ class Branch(Protocol):
 
 
 class LocalBranch:
-    """Decoder and encoder of one kind of part, each a child that starts with the first part."""
+    """Decoder and encoder of one kind of part. Each is a child that starts with the first part."""
 
     def __init__(
         self,
@@ -110,22 +111,22 @@ class LocalBranch:
 
     @property
     def starts(self) -> int:
-        """Children started so far."""
+        """Number of children started so far."""
         return self.decoder.starts + self.encoder.starts
 
     @property
     def running(self) -> int:
-        """Children that are there: one that was killed counts until the next part needs it."""
+        """Number of children that exist. One that was killed counts until the next part replaces it."""
         return sum(child.pid is not None for child in (self.decoder, self.encoder))
 
     async def pixels(self, image: bytes, deadline: float) -> int:
-        """Width × height as the file declares them. Raises as `run`."""
+        """Return width × height in pixels, as the file declares them. Raises as `run`."""
         size = await self.decoder.run(MeasureImage(image), deadline)
         assert isinstance(size, ImageSize)
         return size.width * size.height
 
     async def seconds(self, audio: bytes, deadline: float) -> float:
-        """Length of the audio, decoded. Raises as `run`."""
+        """Decode the audio and return its length in seconds. Raises as `run`."""
         decoded = await self.decoder.run(Decode(self._kind, audio), deadline)
         assert isinstance(decoded, AudioSamples)
         return decoded.seconds
@@ -136,7 +137,7 @@ class LocalBranch:
 
 
 class Memory(Protocol):
-    """Remembers what was found, for those that may know it."""
+    """Caches facts of parts, for the requests that may share them."""
 
     def find(self, reader: Modality, sha256: str) -> ReadPart | None: ...
 
@@ -144,11 +145,11 @@ class Memory(Protocol):
 
 
 class PartMemory:
-    """A memory of all parts of a process.
+    """A cache of the facts of all parts of a process.
 
     Args:
-        limit: Parts; the one that was kept first is forgotten.
-        remembered_s: The time for which a part is remembered.
+        limit: The maximum number of parts; the oldest is dropped.
+        remembered_s: The time for which a part is cached, in seconds.
         clock: Monotonic seconds.
     """
 
@@ -170,7 +171,7 @@ class PartMemory:
 
 
 class LateReadings:
-    """The readings that may outlast their request. Equal parts are read once."""
+    """Readings that may continue after their request. Equal parts are read once."""
 
     def __init__(self) -> None:
         self._tasks: dict[PartKey, asyncio.Task[ReadPart]] = {}
@@ -180,7 +181,8 @@ class LateReadings:
         return len(self._tasks)
 
     async def read(self, key: PartKey, run: Callable[[], Awaitable[ReadPart]], until: float) -> ReadPart:
-        """Return what `run` finds; after `until` it goes on without its caller. A caller that is cancelled ends it.
+        """Return the result of `run`. If `until` passes first, the reading continues without this caller. If the caller
+        is cancelled, it ends.
 
         Raises:
             WorkerTimeout: `until` passed, in the loop's time.
@@ -200,7 +202,7 @@ class LateReadings:
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if task.cancelled() and caller is not None and not caller.cancelling():
-                raise WorkerFailed("its reading was ended") from None
+                raise WorkerFailed("its reading was cancelled") from None
             if self._waiting[key] == 1:
                 task.cancel()
             raise
@@ -225,7 +227,7 @@ class LateReadings:
 
 
 class SpeechDetection:
-    """Serves all sessions; the child starts with the first audio.
+    """Detects speech for all sessions. The child starts with the first audio.
 
     Args:
         spec: The detector.
@@ -242,7 +244,7 @@ class SpeechDetection:
             pcm, state: As `DetectSpeech`.
 
         Raises:
-            EncoderFailed: It is not known in time.
+            EncoderFailed: The probabilities could not be computed in time.
         """
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         try:
@@ -250,7 +252,9 @@ class SpeechDetection:
         except (WorkerFailed, Refusal) as error:
             self._timeout_s = _START_S  # the next one may begin in a new child
             log.warning("Speech detection failed: %s.", error)
-            raise EncoderFailed(f"Turns cannot be detected now: {error}. Send on, or commit the audio.") from None
+            raise EncoderFailed(
+                f"Speech turns cannot be detected now: {error}. Continue to send audio, or commit it yourself."
+            ) from None
         assert isinstance(found, SpeechProbabilities)
         self._timeout_s = _TIMEOUT_S
         return found.windows, found.state

@@ -1,11 +1,12 @@
-"""Runs the encoders of one request: a branch per part, decoder then encoder, all branches at the same time.
+"""The encoder graph of one request: one branch per part, in which a decoder and then an encoder runs; all branches run
+at the same time.
 
     part ── decoder ── encoder ── fact       each branch has its own deadline
                                              cancelled with the request
 
-A part that is invalid is the client's error. A branch that is late or whose process dies leaves its fact out: the
-request goes on with what is there, and says so (`x-causeway-modalities`, and the record of the request). Facts are
-remembered by the hash of the part, in memory only. A part's bytes are nowhere but in the request.
+A part that is invalid is the client's error. If a branch is late or its process dies, the request continues without its
+fact, and the header `x-causeway-modalities` and the request's record say so. Facts are cached by the hash of the part,
+in memory only. A part's bytes are held only by the request.
 """
 
 from __future__ import annotations
@@ -37,60 +38,61 @@ from ..process.parent import Tell, WorkerFailed, WorkerTimeout
 from .branch import PLAIN, Branch, LateReadings, Memory, ReadPart
 
 PartReading = tuple[Fact | SoftTokens | None, PartRecord]
-"""The result for a part; None if there is none in time."""
+"""The result for a part; None if it is not there in time."""
 _WORST: tuple[PartStatus, ...] = ("failed", "timeout", "skipped", "ok")
 
 
 class RequestFacts(msgspec.Struct, frozen=True):
-    """The results of the encoders for a request. A fact is None if its branch did not end in time."""
+    """The results of the encoders for a request. A fact is None if its branch did not finish in time."""
 
-    kinds: tuple[Modality, ...] = ()  # those that encoders were asked about
-    facts: Mapping[tuple[int, int], Fact | None] = {}  # by message and index of the part
+    kinds: tuple[Modality, ...] = ()  # kinds of part that encoders were asked to read
+    facts: Mapping[tuple[int, int], Fact | None] = {}  # facts by message and index of the part
     records: tuple[PartRecord, ...] = ()
 
     def says(self, kind: Modality) -> bool | None:
-        """Return whether there are words in a part of this kind; None if a part that may have some was not read."""
+        """Return whether a part of this kind contains words; None if a part that may contain some was not read."""
         if any(fact is not None and fact.text for fact in self._of(kind)):
             return True
         return None if None in self._of(kind) else False
 
     @property
     def language(self) -> str | None:
-        """The language of the first audio with speech in it."""
+        """The language of the first audio that contains speech."""
         return next((fact.language for fact in self._of("audio") if fact is not None and fact.language), None)
 
     def _of(self, kind: Modality) -> list[Fact | None]:
         return [fact for fact, record in zip(self.facts.values(), self.records, strict=True) if record.modality == kind]
 
     def joined(self, more: RequestFacts) -> RequestFacts:
-        """Return these facts and `more`, which are about other kinds of part of the same request."""
+        """Return these facts together with `more`, which are about other kinds of part of the same request."""
         return RequestFacts((*self.kinds, *more.kinds), {**self.facts, **more.facts}, (*self.records, *more.records))
 
 
 class RequestSoftTokens(msgspec.Struct, frozen=True):
-    """The soft tokens of one request's parts for one model. They are None if the branch did not end in time.
+    """The soft tokens of one request's parts for one model. A part's tokens are None if its branch did not finish in
+    time.
 
-    `projector`: the digest of the one that made them, "" if there was none.
+    `projector`: digest of the projector that made them, "" if there was none.
     """
 
     model: str
     projector: str
-    tokens: Mapping[tuple[int, int], SoftTokens | None]  # by message and index of the part
+    tokens: Mapping[tuple[int, int], SoftTokens | None]  # soft tokens by message and index of the part
     records: tuple[PartRecord, ...]
 
     @property
     def markers(self) -> dict[tuple[int, int], str]:
-        """The mark of each part in the text; "" for a part without soft tokens."""
+        """The marker of each part in the text; "" for a part without soft tokens."""
         return {place: "" if soft is None else soft.text for place, soft in self.tokens.items()}
 
     @property
     def distinct(self) -> tuple[SoftTokens, ...]:
-        """The soft tokens that were made, equal ones once."""
+        """The distinct soft tokens of the parts; equal ones once."""
         return tuple({soft.marker: soft for soft in self.tokens.values() if soft is not None}.values())
 
 
 def summary(records: Sequence[PartRecord]) -> str:
-    """The state of each kind of these parts, ``audio=ok,image=timeout``: the worst of its parts."""
+    """Return the state of each kind of part, such as `audio=ok,image=timeout`: the worst state of its parts."""
     found: dict[Modality, set[PartStatus]] = {}
     for record in records:
         found.setdefault(record.modality, set()).add(record.status)
@@ -99,21 +101,22 @@ def summary(records: Sequence[PartRecord]) -> str:
 
 
 def facts_of(kinds: Sequence[Modality], read: Sequence[tuple[FoundPart, PartReading]]) -> RequestFacts:
-    """Put together what was found of parts of these kinds."""
+    """Combine the readings of parts of these kinds into facts."""
     own = [(part, found, record) for part, (found, record) in read if not record.soft]
     facts = {(part.message, part.index): found for part, found, _ in own if not isinstance(found, SoftTokens)}
     return RequestFacts(tuple(kinds), facts, tuple(record for *_, record in own))
 
 
 def soft_tokens_of(model: str, projector: str, read: Sequence[tuple[FoundPart, PartReading]]) -> RequestSoftTokens:
-    """Put together the soft tokens among what was found."""
+    """Collect the soft tokens among the readings."""
     own = [(part, found, record) for part, (found, record) in read if record.soft]
     tokens = {(part.message, part.index): found for part, found, _ in own if not isinstance(found, Fact)}
     return RequestSoftTokens(model, projector, tokens, tuple(record for *_, record in own))
 
 
 def transcript_of(found: Found, seconds: float, *, words: bool = False) -> Transcript:
-    """Return the transcript of an audio clip of this length. Whisper's time stamps may lie after its end; these do not.
+    """Return the transcript of an audio clip of this length. Whisper's time stamps may be after the clip's end; they
+    are clipped to it.
 
     Raises:
         UnsupportedFeature: `words` are asked for, and the model that understood the audio gives no times of words.
@@ -124,7 +127,10 @@ def transcript_of(found: Found, seconds: float, *, words: bool = False) -> Trans
         for word in segment.words
     )
     if words and found.fact.text and not timed:
-        message = f"`{GRANULARITIES}`: the model of this tier or device gives no times of words. Send `segment`."
+        message = (
+            f"`{GRANULARITIES}`: the speech model of this tier or device cannot give the times of "
+            "words. Send `segment`."
+        )
         raise UnsupportedFeature(message, param=GRANULARITIES)
     segments = tuple(
         TranscriptSegment(
@@ -148,11 +154,13 @@ class SoftEncoder(Protocol):
     """Turns images into soft tokens of a model."""
 
     def remembered(self, model: str, sha256: str) -> SoftTokens | None:
-        """Return the soft tokens of an equal image, if they are known."""
+        """Return the cached soft tokens of an equal image, if there are any."""
         ...
 
     async def run(self, model: str, image: bytes, sha256: str, deadline: float) -> SoftTokens:
-        """Read a part. `deadline`: the loop's time. Raises Refusal, WorkerTimeout or WorkerFailed."""
+        """Encode an image as soft tokens. `deadline`: time of the event loop. Raises Refusal, WorkerTimeout or
+        WorkerFailed.
+        """
         ...
 
 
@@ -161,7 +169,7 @@ class EncoderGraph:
 
     Args:
         branches: The branches by kind of part.
-        memory: The memory of earlier parts' facts.
+        memory: The cache of earlier parts' facts.
         max_parts: The maximum number of parts of a request.
         clock: Monotonic seconds.
         projectors: The projectors for soft tokens; None if there are none.
@@ -196,11 +204,11 @@ class EncoderGraph:
         kinds: Sequence[Modality] | None = None,
         late: LateTerms | None = None,
     ) -> RequestFacts:
-        """Run the branches of these kinds and return what they found in time.
+        """Run the branches of these kinds and return the facts that are ready in time.
 
         Args:
             deadline: Monotonic seconds; each branch also has its own.
-            kinds: None: all that are read.
+            kinds: Kinds of part; None for all that can be read.
             late: See `read`.
 
         Raises:
@@ -210,7 +218,7 @@ class EncoderGraph:
         return facts_of(kinds, await self.read(request, kinds, deadline, late=late))
 
     async def late_facts(self, request: Request, by: float, kinds: Sequence[Modality]) -> RequestFacts:
-        """Read late parts until `by` and return their facts, joining readings in progress."""
+        """Read late parts until `by` and return their facts; readings in progress are joined."""
         parts = find_parts(request, kinds, self._max_parts)
         late = LateTerms(by)
         async with asyncio.TaskGroup() as tasks:
@@ -230,7 +238,7 @@ class EncoderGraph:
         """Run a branch for each part of these kinds, and for those of the `projected` kinds for soft tokens of `model`.
 
         Args:
-            late: The terms of reading late parts for `late_facts`; None: a late branch ends.
+            late: The terms on which late parts are read on for `late_facts`; None: late branches are cancelled.
 
         Raises:
             InvalidRequest: A part is invalid; the message names it.
@@ -258,13 +266,14 @@ class EncoderGraph:
         late: LateTerms | None = None,
         timeout_s: float | None = None,
     ) -> _Outcome:
-        """Read a part, for soft tokens of `model` if it is given. `timeout_s` None: that of its branch.
+        """Read a part; if `model` is given, encode it as that model's soft tokens. `timeout_s`: None for the branch's
+        own timeout.
 
         Raises only CancelledError, so one branch does not end the others.
         """
         started = self._clock()
         if not model and part.reader not in self._branches:
-            return invalid_part(part, "it is an image, and there is no encoder for images here. Send its text")
+            return invalid_part(part, "it is an image, and no encoder for images is installed. Send its text")
         status: PartStatus = "ok"
         found = self._known(part, model)
         cached = found is not None
@@ -275,7 +284,12 @@ class EncoderGraph:
             except Refusal as refusal:
                 if not refusal.param:
                     return invalid_part(part, refusal)
-                log.error("No %s can be read: the configured %s: %s.", part.modality, refusal.param, refusal)
+                log.error(
+                    "Parts of kind %s cannot be read, because of the configured %s: %s.",
+                    part.modality,
+                    refusal.param,
+                    refusal,
+                )
                 status = "failed"
             except WorkerTimeout:
                 status = "timeout"
@@ -305,10 +319,10 @@ class EncoderGraph:
     async def _encode(
         self, part: FoundPart, model: str, deadline: float, late: LateTerms | None, timeout_s: float | None
     ) -> Fact | SoftTokens:
-        """Read a part. Raises Refusal, WorkerTimeout or WorkerFailed."""
+        """Read or encode a part. Raises Refusal, WorkerTimeout or WorkerFailed."""
         if model:
             if self._projectors is None:
-                raise WorkerFailed("there are no projectors")
+                raise WorkerFailed("no projectors are installed")
             return await self._projectors.run(model, part.data, part.sha256, deadline)
         branch = self._branches[part.reader]
         by = min(deadline, self._clock() + (branch.timeout_s if timeout_s is None else timeout_s))
@@ -328,16 +342,16 @@ class EncoderGraph:
     async def transcribe(
         self, request: TranscriptionRequest, deadline: float, tell: Tell | None = None, *, keep: bool = True
     ) -> tuple[Found, float, bool]:
-        """Return the transcript of an audio clip, its length in seconds, and whether both were known already.
+        """Return the transcript of an audio clip, its length in seconds, and whether both were cached.
 
         Args:
             deadline: Monotonic seconds; the branch also has its own.
             tell: Gets each segment as soon as it is understood; may not raise.
-            keep: Remember it.
+            keep: Cache the transcript.
 
         Raises:
             Refusal: The audio is invalid, or the request's field `param`.
-            WorkerFailed: It was not read in time, its child died, or the configured language is unknown.
+            WorkerFailed: The audio was not read in time, the child died, or the configured language is unknown.
         """
         branch = self._branches["audio"]
         terms = AudioTerms(request.language, request.prompt, request.temperature, request.words)
@@ -359,7 +373,7 @@ class EncoderGraph:
         return read.found, read.seconds, False
 
     async def close(self) -> None:
-        """End readings that outlasted their request."""
+        """Cancel the readings that continue after their requests."""
         await self._late.close()
 
 
@@ -369,7 +383,7 @@ def invalid_part(part: FoundPart, refusal: Refusal | str) -> InvalidRequest:
 
 
 async def _first_ready(parts: Sequence[FoundPart], running: Sequence[asyncio.Task[_Outcome]]) -> None:
-    """Return when a branch has read all of its parts, and one of them with success; cancel the other branches."""
+    """Return once a branch has read all of its parts, at least one of them successfully; cancel the other branches."""
     pending = set(running)
     while pending:
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -1,1 +1,3 @@
-"""A worker in a child process: `messages` both sides exchange, `child` runs the worker, `parent` asks it."""
+"""Worker processes: the `messages` that both sides exchange, the `child` that runs the worker, and the `parent` that
+sends it jobs.
+"""

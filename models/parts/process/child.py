@@ -1,7 +1,8 @@
 """A worker behind a socketpair: ``python -m causeway_server.models.parts.process.child FD``.
 
-The first message names the worker; then each job gets one result. The child exits when the daemon does: the socket
-closes with it. It may not write files or leave a core dump, and out of memory the kernel ends it before the daemon.
+The first message names the worker; then each job gets one result. The child exits when the daemon exits, because the
+socket is closed then. It may not write files or leave a core dump, and the kernel's out-of-memory killer ends it before
+the daemon.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _OOM_SCORE = 500  # before the engine's children, and long before the daemon
 
 
 class Worker(Protocol):
-    """Does one kind of work. Constructed with the `WorkerSpec`."""
+    """Does one kind of work. It is constructed with the `WorkerSpec`."""
 
     def run(self, job: messages.WorkerJob, link: Link) -> messages.WorkerResult:
         """Return the result of a job. Raises Refusal: the client's part is invalid.
 
-        Ask `link.cancelled` now and then during long work, and return anything if it is true.
+        Check `link.cancelled` from time to time during long work; if it is true, return any result.
         """
         ...
 
@@ -45,14 +46,14 @@ class Link:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the daemon has cancelled the job or is gone: it sends nothing else during a job."""
+        """Whether the daemon has cancelled the job or has exited. It sends no other message during a job."""
         return bool(select.select([self._link], [], [], 0)[0])
 
     def receive(self) -> bytes:
-        """Return the next message. Raises EOFError when the daemon is gone."""
+        """Return the next message. Raises EOFError if the daemon has exited."""
         (size,) = LENGTH.unpack(self._exactly(LENGTH.size))
         if size > messages.MAX_BYTES:
-            raise EOFError("a frame that is too long")
+            raise EOFError("a frame is too long")
         return self._exactly(size)
 
     def send(self, reply: messages.ChildReply) -> None:
@@ -69,7 +70,7 @@ class Link:
 
 
 def serve(link: Link) -> None:
-    """Serve until the daemon closes the link. Raises EOFError then, and whatever the worker raises."""
+    """Serve until the daemon closes the link. Raises EOFError then, and any error that the worker raises."""
     spec = msgspec.msgpack.decode(link.receive(), type=messages.WorkerSpec)
     _confine(spec.memory_bytes)
     module, _, name = spec.worker.partition(":")
@@ -85,7 +86,7 @@ def serve(link: Link) -> None:
         except messages.Refusal as refusal:
             result = messages.Refused(str(refusal), refusal.param)
         except MemoryError:
-            result = messages.Refused("it needs more memory than it may have. Send a smaller one")
+            result = messages.Refused("it needs more memory than it may have. Send a smaller part")
         link.send(result)
         del job, result  # each may have megabytes
 

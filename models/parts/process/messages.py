@@ -18,12 +18,12 @@ SPEECH_WINDOW = 768  # samples of it that get one probability: 32 ms
 
 
 class PartLimits(msgspec.Struct, frozen=True):
-    """The bounds of one decoded part."""
+    """The limits of one decoded part."""
 
     audio_s: float = 120.0
-    pixels: int = 24_000_000  # as the file declares them, before scaling
-    text_bytes: int = 256 * 1024  # of a file of text
-    side: int = 2048  # longest side of the pixels that leave the decoder; larger images are scaled down
+    pixels: int = 24_000_000  # maximum pixels that the file may declare, before scaling
+    text_bytes: int = 256 * 1024  # maximum size of a text file
+    side: int = 2048  # maximum side of the decoded image; larger images are scaled down
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
@@ -32,30 +32,30 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     worker: str
     limits: PartLimits = PartLimits()
     options: dict[str, str] = {}
-    memory_bytes: int = 512 * 1024 * 1024  # private memory of the child (RLIMIT_DATA)
+    memory_bytes: int = 512 * 1024 * 1024  # maximum private memory of the child (RLIMIT_DATA)
 
 
 # --- daemon → child --------------------------------------------------------------------------------------------------
 
 
 class Decode(msgspec.Struct, frozen=True, tag="decode"):
-    """Turn a part into `AudioSamples` or `ImagePixels`; the text of a file is `Found` at once."""
+    """Asks to turn a part into `AudioSamples` or `ImagePixels`; a text file becomes `Found` at once."""
 
-    kind: Modality  # of what reads it
+    kind: Modality  # kind of part that reads it
     data: bytes
 
 
 class MeasureImage(msgspec.Struct, frozen=True, tag="measure_image"):
-    """Read the size that the file declares; decode no pixel."""
+    """Asks for the size that an image file declares; no pixel is decoded."""
 
     data: bytes
 
 
 class DetectSpeech(msgspec.Struct, frozen=True, tag="detect_speech"):
-    """Compute the probability of speech in each window of an audio clip.
+    """Asks for the probability of speech in each window of an audio clip.
 
-    `pcm`: int16 little endian, one channel at `SPEECH_RATE`, whole windows of `SPEECH_WINDOW` samples. `state`: of the
-    `SpeechProbabilities` of the windows before; empty: these are the first.
+    `pcm`: int16 little endian, one channel at `SPEECH_RATE`, whole windows of `SPEECH_WINDOW` samples. `state`:
+    `SpeechProbabilities.state` of the windows before; empty for the first ones.
     """
 
     pcm: bytes
@@ -63,10 +63,10 @@ class DetectSpeech(msgspec.Struct, frozen=True, tag="detect_speech"):
 
 
 class Synthesize(msgspec.Struct, frozen=True, tag="synthesize"):
-    """Speak a sentence.
+    """Asks to speak a sentence.
 
-    `ids`: of its phonemes, as the voice numbers them. `noise`, `length`, `noise_w`: the scales of VITS; a `length` of 2
-    is half as fast. `speaker`: of a voice that has several.
+    `ids`: the voice's numbers of its phonemes. `noise`, `length`, `noise_w`: the scales of VITS; a `length` of 2 is
+    half as fast. `speaker`: number of the speaker, for a voice that has several.
     """
 
     ids: tuple[int, ...]
@@ -77,14 +77,14 @@ class Synthesize(msgspec.Struct, frozen=True, tag="synthesize"):
 
 
 class CancelJob(msgspec.Struct, frozen=True, tag="cancel"):
-    """The result of the job in progress is not needed any more."""
+    """Cancels the job in progress; its result is not needed any more."""
 
 
 # --- both ways -------------------------------------------------------------------------------------------------------
 
 
 class AudioSamples(msgspec.Struct, frozen=True, tag="audio"):
-    """`samples`: float32 little endian in [-1, 1], one channel, `SAMPLE_RATE`."""
+    """Decoded audio. `samples`: float32 little endian in [-1, 1], one channel, `SAMPLE_RATE`."""
 
     samples: bytes
 
@@ -94,7 +94,7 @@ class AudioSamples(msgspec.Struct, frozen=True, tag="audio"):
 
 
 class ImagePixels(msgspec.Struct, frozen=True, tag="image"):
-    """`pixels`: uint8 [height, width, 3], red, green and blue; upright, without metadata."""
+    """A decoded image. `pixels`: uint8 [height, width, 3], red, green and blue; upright, without metadata."""
 
     pixels: bytes
     width: int
@@ -104,8 +104,8 @@ class ImagePixels(msgspec.Struct, frozen=True, tag="image"):
 class AudioTerms(msgspec.Struct, frozen=True):
     """The settings of a transcription.
 
-    `language`: ISO 639-1, "" to detect it. `prompt`: text before it, whose style and names the words follow. `words`:
-    find the time of each word.
+    `language`: ISO 639-1, "" to detect it. `prompt`: text before the audio, whose style and spelling of names the
+    transcript follows. `words`: whether to find the time of each word.
     """
 
     language: str = ""
@@ -115,7 +115,7 @@ class AudioTerms(msgspec.Struct, frozen=True):
 
 
 class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
-    """Find the words of an audio clip. `tell`: send each `SegmentFound` as soon as it is."""
+    """Asks for the words of an audio clip. `tell`: send each `SegmentFound` as soon as it is transcribed."""
 
     audio: AudioSamples
     terms: AudioTerms = AudioTerms()
@@ -128,13 +128,13 @@ class ImageSize(msgspec.Struct, frozen=True, tag="image_size"):
 
 
 class ProjectImage(msgspec.Struct, frozen=True, tag="project_image"):
-    """Turn an image into soft tokens."""
+    """Asks to turn an image into soft tokens."""
 
     image: ImagePixels
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The worker is constructed, its model loaded. The first message of a child."""
+    """The first message of a child: the worker is constructed and its model is loaded."""
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -148,14 +148,14 @@ class Word(msgspec.Struct, frozen=True):
 class Segment(msgspec.Struct, frozen=True):
     """A part of a transcript, or a line of an image's text. Times are seconds; 0.0 in an image.
 
-    `words`: those of the text, where they are asked for and the model gives their times.
+    `words`: the words of the text with their times, if they were requested and the model gives times.
     """
 
     text: str
     confidence: float
     start_s: float = 0.0
     end_s: float = 0.0
-    no_speech: float = 0.0  # probability that it is no speech
+    no_speech: float = 0.0  # probability that the segment is not speech
     words: tuple[Word, ...] = ()
 
 
@@ -170,39 +170,41 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
 
 
 class SegmentFound(msgspec.Struct, frozen=True, tag="segment_found"):
-    """A part of the result that follows, which will not change."""
+    """A segment of the coming result, which will not change any more."""
 
     segment: Segment
 
 
 class SpeechProbabilities(msgspec.Struct, frozen=True, tag="speech_probabilities"):
-    """The probability of speech in each window. `state`: what the worker has to know for the next ones."""
+    """The probability of speech in each window. `state`: the state that the next `DetectSpeech` passes back."""
 
     windows: tuple[float, ...]
     state: bytes
 
 
 class Projected(msgspec.Struct, frozen=True, tag="projected"):
-    """Soft tokens: float32 little endian, [tokens, embedding dimensions of the model], and how they stand."""
+    """Soft tokens of an image: float32 little endian, [tokens, embedding dimensions of the model], and their
+    arrangement.
+    """
 
     vectors: bytes
     runs: tuple[SoftRun, ...] = ()
 
 
 class Synthesized(msgspec.Struct, frozen=True, tag="synthesized"):
-    """`samples`: int16 little endian, one channel, at the voice's rate."""
+    """Spoken audio. `samples`: int16 little endian, one channel, at the voice's rate."""
 
     samples: bytes
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The part is invalid, or the field `param` that came with it.
+    """The worker's answer that the part, or the field `param` that came with it, is invalid.
 
     `reason`: for the client, a clause that says what is wrong and what to send.
     """
 
     reason: str
-    param: str = ""  # "": the part itself
+    param: str = ""  # name of the invalid field; "" for the part itself
 
 
 WorkerJob = Decode | MeasureImage | Transcribe | DetectSpeech | ImagePixels | ProjectImage | Synthesize | CancelJob
@@ -211,7 +213,8 @@ ChildReply = WorkerResult | SegmentFound | WorkerReady
 
 
 class Refusal(Exception):
-    """A worker cannot use this part: `Refused` in the child, and the error for the client in the daemon.
+    """A worker cannot use this part: it becomes a `Refused` message in the child and an error for the client in the
+    daemon.
 
     Args:
         param: The field that is wrong, if it is not the part itself.

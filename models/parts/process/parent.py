@@ -23,7 +23,7 @@ _decoder: msgspec.msgpack.Decoder[ChildReply] = msgspec.msgpack.Decoder(ChildRep
 
 
 class Tell(Protocol):
-    """Learns of a segment of an audio clip as soon as it is understood."""
+    """Receives a segment of an audio clip as soon as it is transcribed."""
 
     def __call__(self, segment: Segment, /) -> None: ...
 
@@ -41,7 +41,7 @@ class WorkerProcess:
 
     Args:
         settle_s: Time for a cancelled job to end by itself; after it the child is killed.
-        python: Interpreter of the child: the one that has the worker's packages.
+        python: Python interpreter of the child, which has the worker's packages.
     """
 
     def __init__(self, spec: WorkerSpec, settle_s: float = 2.0, python: str = sys.executable) -> None:
@@ -64,7 +64,7 @@ class WorkerProcess:
 
     @property
     def busy(self) -> bool:
-        """Whether a job is running, or one that was cancelled still is."""
+        """Whether a job is running, or a cancelled one has not ended yet."""
         return self._turn.locked()
 
     async def run(self, job: WorkerJob, deadline: float, tell: Tell | None = None) -> WorkerResult:
@@ -72,7 +72,7 @@ class WorkerProcess:
 
         Args:
             deadline: The deadline in the loop's time; waiting for earlier jobs counts.
-            tell: Gets each segment that the child tells before the result; may not raise.
+            tell: Receives each segment that the child sends before the result; may not raise.
 
         Raises:
             Refusal: The part is invalid.
@@ -101,7 +101,7 @@ class WorkerProcess:
             await self._settling
 
     def end(self) -> None:
-        """End the child at once; later jobs fail. A cancelled job that still settles finds its child gone."""
+        """End the child at once; later jobs fail. A cancelled job that has not ended yet fails, too."""
         self._closed = True
         self._end_child()
 
@@ -158,11 +158,11 @@ class WorkerProcess:
         assert self._reader is not None
         (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         if size > messages.MAX_BYTES:
-            raise EOFError("a frame that is too long")
+            raise EOFError("a frame is too long")
         return _decoder.decode(await self._reader.readexactly(size))
 
     async def _settle(self) -> None:
-        """Wait a moment for the result of a cancelled job, or end the child; then it is the next job's turn."""
+        """Wait briefly for the result of a cancelled job, or end the child; then the next job may start."""
         try:
             async with asyncio.timeout(self._settle_s):
                 if self._writer is not None:

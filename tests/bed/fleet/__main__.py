@@ -82,7 +82,7 @@ class FleetBed:
     def serve(self) -> None:
         """Start the control plane, and wait until it is ready."""
         command = [*CAUSEWAY_FLEET, "serve", str(self._fleet), "--keys", str(self._fleet / "keys")]
-        command += ["--data", str(self._folder / "data"), "--listen", self._listen]
+        command += ["--state-dir", str(self._folder / "data"), "--listen", self._listen]
         self.program = Program("control plane", command, self._folder / "control-plane.log")
         self.program.ready()
 

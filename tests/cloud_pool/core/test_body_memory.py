@@ -43,7 +43,7 @@ def test_one_tenant_has_half_of_the_memory_and_all_have_all_of_it() -> None:
     memory = BodyMemory(100)
     requests = [a_request() for _ in range(4)]
     memory.hold(requests[0], "a", 50)
-    with pytest.raises(RateLimited, match=r"have 50 bytes at once, .* its share of 100 \(server.max_body_memory_bytes"):
+    with pytest.raises(RateLimited, match=r"take 50 bytes, .* its share of 100 bytes \(server.max_body_memory_bytes"):
         memory.hold(requests[1], "a", 1)
     memory.hold(requests[1], "b", 40)
     with pytest.raises(Shed, match=r"90 of 100 bytes") as caught:

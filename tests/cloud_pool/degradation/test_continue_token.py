@@ -65,7 +65,7 @@ def test_another_tenants_token_is_rejected() -> None:
 def test_a_token_of_another_question_is_rejected() -> None:
     token = gateway().issue("acme", REQUEST, SO_FAR)
     for change in ({"messages": (Message("user", "no"),)}, {"max_tokens": 501}, {"model": "small"}):
-        with pytest.raises(InvalidRequest, match="another question"):
+        with pytest.raises(InvalidRequest, match="another request"):
             gateway().read("acme", resumed(token, msgspec.structs.replace(REQUEST, **change)))
 
 

@@ -228,14 +228,19 @@ def test_the_command_counts_asks_erases_and_signs(
     run = CliRunner().invoke
     for arguments, answer, status, said in (
         (["--config", str(gateway)], "", 2, "exactly one of --tenant"),
-        (["--config", str(gateway), "--device", "kiosk"], "", 2, "Write the tenant before it"),
+        (["--config", str(gateway), "--device", "kiosk"], "", 2, "Write the tenant before the name"),
         ([*command, "--dry-run"], "", 0, "1\tjobs"),
         (command, "", 2, "Name the private key that signs"),
-        (signed, "n\n", 2, f"Erase tenant {SECRET} for good? Nothing was changed: there is no terminal to ask at"),
+        (
+            signed,
+            "n\n",
+            2,
+            f"Erase all data of tenant {SECRET} permanently? Nothing was changed: there is no terminal to ask at",
+        ),
         ([*signed, "--yes", "--receipt", str(tmp_path / "absent" / "r")], "", 2, "No such file or directory"),
         ([*signed, "--yes"], "", 0, "1\tjobs"),
         ([*command, "--dry-run"], "", 0, "0\tjobs"),
-        ([*command, "--dry-run"], "", 0, f"There is no data of tenant {SECRET}. Devices of a token file are of the"),
+        ([*command, "--dry-run"], "", 0, f"There is no data of tenant {SECRET}. Devices of a token file belong to the"),
         (
             ["--verify", str(receipt), "--keys", str(tmp_path / "keys.json")],
             "",

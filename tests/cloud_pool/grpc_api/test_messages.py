@@ -173,7 +173,7 @@ def test_chunks_out_of_order_are_refused(before: tuple[dict[str, Any], ...], chu
     collected = RequestInput()
     for one in before:
         collected.add(InputChunk(**one))
-    with pytest.raises(InvalidRequest, match="The first InputChunk of a call has `request`"):
+    with pytest.raises(InvalidRequest, match="The first InputChunk of a call must have `request`"):
         collected.add(InputChunk(**chunk))
 
 

@@ -62,7 +62,7 @@ async def test_delays_grow_and_are_logged(stopped_redis: RedisServer, caplog: py
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 6 + ["INFO"]
     first = caplog.messages[0]
     assert "Waiting for Redis" in first
-    assert "cannot be reached: no such file or directory. Start it" in first
+    assert "cannot be reached: no such file or directory. Start Redis" in first
     assert "1.0 s" in first
     assert caplog.messages[-1] == "Redis answers."
 
@@ -106,13 +106,13 @@ async def test_a_refusal_of_redis_says_why(stopped_redis: RedisServer) -> None:
     """Never with Redis's own words, which may quote a prompt."""
     stopped_redis.start()
     database = RedisClient(JobsConfig(redis=stopped_redis.url, key_prefix="p"), SCRIPTS)
-    with pytest.raises(JobStoreUnavailable, match=r"refuses: a command failed$"):
+    with pytest.raises(JobStoreUnavailable, match=r"refused the command: a command failed\.$"):
         await database.command("HGET", "a prompt")
     await database.command("CONFIG", "SET", "maxmemory", "1")
-    with pytest.raises(JobStoreUnavailable, match=r"refuses: its memory is full \(maxmemory\)$"):
+    with pytest.raises(JobStoreUnavailable, match=r"refused the command: its memory is full \(maxmemory\)\.$"):
         await database.command("SET", "key", "a prompt")
     await database.command("ACL", "SETUSER", "default", "-get")
-    with pytest.raises(JobStoreUnavailable, match=r"refuses: its user may not do this \(ACL\)$"):
+    with pytest.raises(JobStoreUnavailable, match=r"refused the command: its user lacks the permission \(ACL\)\.$"):
         await database.command("GET", "key")
     await database.close()
 

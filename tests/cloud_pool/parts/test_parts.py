@@ -351,7 +351,7 @@ async def test_transcriptions_by_the_official_client(replica: Replica, tmp_path:
             (HOSTILE_CLIPS["rate 0"], {}, 400, "`file`: "),
             (WAV, {"model": "large"}, 400, "for chats and completions, not for audio clips"),
             (WAV, {"model": "absent"}, 404, "absent"),
-            (WAV, {"language": "xx"}, 400, "`language`: 'xx' is not known here"),
+            (WAV, {"language": "xx"}, 400, "`language`: the language 'xx' is not known"),
             (WAV, {"sample": "1"}, 400, "`sample`"),
         ):
             answer = await gateway.hear(data, **fields)
@@ -428,7 +428,7 @@ async def test_a_gateway_without_encoders_names_the_part_and_what_to_configure(t
         (("--model", "files", "--encoder-python", "/nonexistent"), "/nonexistent: No such file or directory"),
         (("--model", "hearing=speech"), "causeway-router[voice]"),
         (("--model", "nope"), "and the encoders speech, images, files."),
-        (("--model", "large=nope"), "No model named 'nope': there are the language models assistant, assistant-large"),
+        (("--model", "large=nope"), "No model named 'nope'. There are the language models assistant, assistant-large"),
         (("--model", "assistant", "--model", "assistant=assistant-large"), "Two models are served as 'assistant'"),
         (("--model", "edge-quality"), "No model named 'edge-quality'"),  # it computes a signal, and answers nothing
     ],

@@ -41,7 +41,7 @@ def test_urls_name_a_server_sentinels_or_a_cluster() -> None:
         (
             RedisConfig(url="redis://a", sentinel_password_file="x"),
             "redis.sentinel_password_file",
-            "not one of Sentinels",
+            "does not name Sentinels",
         ),
     ],
 )

@@ -71,7 +71,7 @@ async def test_a_managed_redis_may_refuse_config(client: redis.asyncio.Redis, se
     await configure(client, maxmemory="100mb", maxmemory_policy="allkeys-lru")
     await client.acl_setuser("managed", enabled=True, nopass=True, commands=["+@all", "-config"], keys=["*"])
     await client.acl_setuser("silent", enabled=True, nopass=True, commands=["+@all", "-info"], keys=["*"])
-    for user, expected in (("managed", "allkeys-lru"), ("silent", "allow INFO")):
+    for user, expected in (("managed", "allkeys-lru"), ("silent", "permit INFO")):
         other = open_redis(f"redis://{user}:x@127.0.0.1:{server.port}/0")
         fault = await eviction_fault(other)
         await other.aclose()

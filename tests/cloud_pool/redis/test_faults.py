@@ -53,7 +53,7 @@ def test_a_command_names_the_redis_that_is_away(name: str, tmp_path: Path) -> No
     ran = CliRunner().invoke(command, [known.get(word, word) for word in arguments])
     assert ran.exit_code == 2
     assert ran.output == (
-        f"causeway-cloud: Redis at redis://127.0.0.1:{port}/0 cannot be reached: connection refused. Start it, or "
+        f"causeway-cloud: Redis at redis://127.0.0.1:{port}/0 cannot be reached: connection refused. Start Redis, or "
         "correct its address (`redis` in the configuration, or --redis).\n"
     )
 
@@ -99,7 +99,7 @@ async def test_a_gateway_names_the_redis_that_is_away_to_operators_alone(caplog:
         await until(lambda: len([record for record in caplog.records if "Redis" in record.getMessage()]) >= 5)
         await app.stop()
     await app.close()
-    away = f"Redis at redis://127.0.0.1:{port}/0 cannot be reached: connection refused. Start it"
+    away = f"Redis at redis://127.0.0.1:{port}/0 cannot be reached: connection refused. Start Redis"
     assert reason.startswith(away)
     assert (to_client[0], str(port) in to_client[1]) == (503, False)
     about_redis = [line for record in caplog.records if "Redis" in (line := record.getMessage())]

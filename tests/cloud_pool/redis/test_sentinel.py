@@ -220,7 +220,7 @@ def test_a_revocation_waits_for_a_replica(sentinels: SentinelDeployment, tmp_pat
         with nullcontext() if is_confirmed else sentinels.replicas[0].paused():
             result = CliRunner().invoke(keys, arguments)
         assert (result.exit_code == 0) == is_confirmed, result.output
-    assert "confirmed the revocation in 0.05 s" in result.output
+    assert "confirmed it in 0.05 s" in result.output
     with sentinels.master.client() as client:
         assert client.hexists(DEVICES_KEY, "acme/kiosk")
 

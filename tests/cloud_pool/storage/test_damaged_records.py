@@ -79,7 +79,7 @@ async def test_a_lost_delivery_holds_back_no_other(
     assert await bed.status(job, "acme/device") == "failed"
     assert bed.unreadable == 1
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
-        f"{lost.id} has failed: its record is lost."
+        f"{lost.id} has failed, because its record is lost."
     ]
     assert await database.command("GET", database.key("webhooks_pending")) == b"0"
 
@@ -263,7 +263,7 @@ async def test_an_unexpected_fault_of_one_batch_leaves_the_others(
         await create_from(stores, file, f"batch_{tenant}")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(processor.run)
-        await until(lambda: "batch_acme waits for a minute after an unexpected fault" in caplog.text)
+        await until(lambda: "batch_acme waits for a minute after an unexpected error" in caplog.text)
         with anyio.fail_after(60.0):
             while (await stores.batches.get("batch_other", "other/1")).submitted < 2:  # noqa: ASYNC110 -- no event
                 await anyio.sleep(0.02)

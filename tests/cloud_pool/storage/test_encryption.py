@@ -128,17 +128,17 @@ def test_a_faulty_key_file_leaves_the_keys_in_use(
     clock.now += 10.0
     assert cipher.seal(b"another", *PLACE).startswith(MAGIC)
     assert cipher.open(sealed, *PLACE) == b"an answer"
-    assert sum("The keys stay as they were" in line for line in caplog.messages) == 3
+    assert sum("The encryption keys stay as they were" in line for line in caplog.messages) == 3
     assert "garbage" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "has no key"),
+        ("", "contains no key"),
         ("a 2026-01-01T00:00:00+00:00 c2VjcmV0\n", "32 bytes"),
         ("a 2026-01-01T00:00:00 " + "A" * 43 + "=\n", "a time has its zone"),
-        ("a then " + "A" * 43 + "=\n", "line 1: a line is"),
+        ("a then " + "A" * 43 + "=\n", "line 1: a line must be"),
         ("é\n", "not ASCII"),
         (("a 2026-01-01T00:00:00+00:00 " + "A" * 43 + "=\n") * 2, "the same id"),
     ],

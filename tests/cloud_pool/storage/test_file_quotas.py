@@ -325,7 +325,9 @@ async def test_open_and_recent_batches_of_a_tenant_are_bounded(
 ) -> None:
     await create_batch(stores, 1, "acme/1", "batch_1")
     await create_batch(stores, 1, "acme/2", "batch_2")
-    with pytest.raises(QuotaExceeded, match=r"2 batches in progress, the maximum \(jobs.batches.max_open_batches\)"):
+    with pytest.raises(
+        QuotaExceeded, match=r"2 batches in progress, which is the maximum \(jobs.batches.max_open_batches\)"
+    ):
         await create_batch(stores, 1, "acme/3", "batch_3")
     await create_batch(stores, 1, "other/1", "batch_4")
     for name in ("batch_1", "batch_2"):

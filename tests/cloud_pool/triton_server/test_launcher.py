@@ -185,7 +185,7 @@ async def test_server_that_waits_for_a_dead_stub_is_restarted(tmp_path: Path) ->
         await until(lambda: len(bed.ready_lines) == 1)
         bed.servers()[0].send_signal(signal.SIGUSR1)
         await until(lambda: len(bed.ready_lines) == 2)
-    assert any("that has died: killed" in line for line in bed.logged)
+    assert any("that has died, so it was killed" in line for line in bed.logged)
 
 
 async def test_server_that_never_starts_its_stub_is_killed(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ async def test_server_that_never_starts_its_stub_is_killed(tmp_path: Path) -> No
     bed = Bed(tmp_path, argv=[sys.executable, "-c", script], stuck_s=0.2)
     async with running(bed) as task:
         assert await task == 1
-    assert any("that has died: killed" in line for line in bed.logged)
+    assert any("that has died, so it was killed" in line for line in bed.logged)
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ class FleetFixture:
         rollout, action = _found(self.rollouts, http.match_info["id"]), http.match_info["action"]
         allowed = {"pause": ("stage", "soak"), "resume": ("paused",), "accept": ("paused",)}.get(action)
         if allowed and rollout["state"] not in allowed:
-            raise Conflict(f"a rollout in state {rollout['state']} does not take {action}; it takes: resume, abort")
+            raise Conflict(f"a rollout in state {rollout['state']} does not allow {action}; allowed are: resume, abort")
         reason = (await http.json())["reason"]
         rollout["state"] = {"pause": "paused", "resume": "stage", "accept": "stage", "abort": "aborted"}[action]
         rollout["stage"] += action == "accept"

@@ -68,7 +68,17 @@ class Site:
         fleet, keys, data = str(self.fleet), str(self.fleet / "keys"), str(self.folder / "data")
         listen = f"127.0.0.1:{self.plane_port}"
         plane = self._start(
-            "plane", "-m", "causeway_server.fleet", "serve", fleet, "--keys", keys, "--data", data, "--listen", listen
+            "plane",
+            "-m",
+            "causeway_server.fleet",
+            "serve",
+            fleet,
+            "--keys",
+            keys,
+            "--state-dir",
+            data,
+            "--listen",
+            listen,
         )
         self.until(lambda: self.get(self.plane_url + "/readyz")[0] == 200)
         return plane

@@ -81,7 +81,7 @@ def test_leaving_names_the_device_to_revoke(tmp_path: Path) -> None:
     code, output = run("leave", "--yes", "--state-dir", str(tmp_path))
     assert (code, output) == (
         0,
-        "Left the fleet. An operator revokes the device at the control plane: causeway-fleet revoke kiosk-1\n",
+        "Left the fleet. An operator must revoke the device at the control plane: causeway-fleet revoke kiosk-1\n",
     )
 
 

@@ -203,7 +203,7 @@ async def test_turns_are_detected_heard_and_answered(replica: Replica, tmp_path:
         await client.send("session.update", session=DETECT)
         await append(client, turns(True))
         error = await error_of(client)
-        assert (error["code"], "Turns cannot be detected now" in error["message"]) == ("encoder_failed", True)
+        assert (error["code"], "Speech turns cannot be detected now" in error["message"]) == ("encoder_failed", True)
         there.touch()
         await append(client, turns(True, False))
         events = await client.until("response.done")

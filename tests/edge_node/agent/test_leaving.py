@@ -66,7 +66,7 @@ async def test_requests_that_would_leave_are_refused_by_name(publisher: Publishe
     await device.until(DeviceState.IDLE)
     assert (device.agent.running, device.agent.row.code, device.host.used) == (None, "requests_leave", [])
     reason = device.agent.row.quarantined[bundle]
-    assert reason.startswith("requests_leave: 2 of the last 3 decisions would or may leave the device, such as ")
+    assert reason.startswith("requests_leave: 2 of the last 3 decisions would or might leave the device, such as ")
     assert "(small (edge) -> large (cloud), rule device)" in reason
 
 
@@ -84,7 +84,7 @@ async def test_a_cohort_may_let_its_devices_report_them_alone(publisher: Publish
     bundle = publisher.release(policy=SENDS, extra=REPORT)
     await device.until(DeviceState.TRIAL)
     assert (device.agent.running, device.agent.row.code) == (bundle, "requests_leave")
-    assert device.agent.row.reason == "1 of the last 2 decisions would or may leave the device"
+    assert device.agent.row.reason == "1 of the last 2 decisions would or might leave the device"
     await device.prove()
     assert (device.agent.running, device.agent.row.code) == (bundle, "")
 

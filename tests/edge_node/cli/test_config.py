@@ -108,15 +108,15 @@ def test_a_duration_in_a_list_of_mappings_may_carry_a_unit(tmp_path: Path) -> No
 
 
 def test_a_list_that_is_not_closed_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"engine.model_dirs: must be a list of strings, not '\[a, b'"):
+    with pytest.raises(ConfigError, match=r"engine.model_dirs: Must be a list of strings, not '\[a, b'"):
         load_config(None, HOME, {"engine.model_dirs": "[a, b"})
 
 
 REJECTED = [
-    ("server: {prot: 1}", "edge.yaml:1: server.prot", "did you mean `server.port`?"),
-    ("port: 1", "edge.yaml:1: port", "did you mean `server.port`?"),
-    ("sever: {port: 1}", "edge.yaml:1: sever", "did you mean `server`?"),
-    ("log: info\nfrobnicate: 1", "edge.yaml:2: frobnicate", "known keys: cache, cloud, decisions"),
+    ("server: {prot: 1}", "edge.yaml:1: server.prot", "Did you mean `server.port`?"),
+    ("port: 1", "edge.yaml:1: port", "Did you mean `server.port`?"),
+    ("sever: {port: 1}", "edge.yaml:1: sever", "Did you mean `server`?"),
+    ("log: info\nfrobnicate: 1", "edge.yaml:2: frobnicate", "Known keys: cache, cloud, decisions"),
     (
         "server:\n  port: eighty",
         "edge.yaml:2: server.port",
@@ -127,7 +127,7 @@ REJECTED = [
     ("server: {port: 1:30}", "server.port", "not '1:30'"),
     ("server:\n  port: true", "edge.yaml:2: server.port", "not True"),
     ("server:\n  port:", "edge.yaml:2: server.port", "empty (set a value or remove the key)"),
-    ("server: {host: 127}", "server.host", "must be a string, not 127"),
+    ("server: {host: 127}", "server.host", "Must be a string, not 127"),
     ("server: {drain_s: -1}", "server.drain_s", "a duration in seconds (30, 500ms, 10m, 7d), at least 0, not -1"),
     ("server: {drain_s: 5 fortnights}", "server.drain_s", "not '5 fortnights'"),
     ("server: {read_timeout_s: .inf}", "server.read_timeout_s", "not '.inf'"),
@@ -142,10 +142,10 @@ REJECTED = [
     ("cloud: {url: 'ftp://x/v1'}", "cloud.url", "a URL like"),
     ("cloud: {api_key: a, api_key_file: b}", "cloud.api_key", "not both"),
     (f"server: {{keys: [{{name: a, sha256: {SHA}, tag: x}}]}}", "server.keys", "unknown field"),
-    ("server: {keys: [{name: a, sha256: plain}]}", "server.keys[0].sha256", "must be 64 hexadecimal digits"),
+    ("server: {keys: [{name: a, sha256: plain}]}", "server.keys[0].sha256", "Must be 64 hexadecimal digits"),
     ("parts: {language: german}", "parts.language", "a code of ISO 639-1, such as en, not 'german'"),
-    ("server: 5", "edge.yaml:1", "server: must be a mapping"),
-    ("- a\n- b", "edge.yaml:1", "must be a mapping"),
+    ("server: 5", "edge.yaml:1", "server: Must be a mapping"),
+    ("- a\n- b", "edge.yaml:1", "Must be a mapping"),
     ("server: {port: 1}\nserver: {port: 2}", "edge.yaml:2: server", "appears twice"),
     ("server: &a {port: 1}\ncache: *a", "edge.yaml:1", "anchors"),
     ("server: {port: 1", "edge.yaml", "not valid YAML"),
@@ -197,7 +197,7 @@ def test_variables_of_other_causeway_programs_are_ignored() -> None:
 
 
 def test_an_invalid_variable_is_rejected_with_its_name() -> None:
-    with pytest.raises(ConfigError, match=r"\$CAUSEWAY_SERVER__PORT: server.port: must be an integer"):
+    with pytest.raises(ConfigError, match=r"\$CAUSEWAY_SERVER__PORT: server.port: Must be an integer"):
         load_config(None, HOME | {"CAUSEWAY_SERVER__PORT": "many"}, {})
 
 
@@ -247,7 +247,7 @@ def test_systemd_sets_the_state_folder() -> None:
 
 
 def test_a_missing_or_binary_file_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.yaml: cannot read"):
+    with pytest.raises(ConfigError, match=r"none\.yaml: Cannot read"):
         load_config(tmp_path / "none.yaml", HOME, {})
     (tmp_path / "bin.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"bin\.yaml: .*UTF-8"):

@@ -72,7 +72,7 @@ def test_missing_and_old_packages_are_named(site: Path, tmp_path_factory: pytest
     installed = packages.read_installed([str(bare)])
     old, missing = packages.check_requirements(installed, needs_engine=True)
     assert (old.level, missing.level) == ("fail", "fail")
-    assert old.found == "aiohttp is 3.8, required is >=3.11."
+    assert old.found == "aiohttp is 3.8, but >=3.11 is required."
     assert "pip install 'llama-cpp-python==0.3.36'" in missing.advice
     assert len(list(packages.check_requirements(installed, needs_engine=False))) == 1
 
@@ -143,7 +143,7 @@ def test_a_library_that_does_not_load_fails_with_the_cause(
 
 
 def test_a_library_that_hangs_and_a_missing_interpreter_fail(tmp_path: Path) -> None:
-    assert "Did not load within" in packages.check_llama(fake_python(tmp_path, "sleep 60"), timeout_s=0.05).found
+    assert "did not load within" in packages.check_llama(fake_python(tmp_path, "sleep 60"), timeout_s=0.05).found
     assert packages.check_llama(str(tmp_path / "none")).level == "fail"
 
 
@@ -154,15 +154,15 @@ GPU = Gpu("CUDA0", "Orin", 4 << 30, 8 << 30)
     ("layers", "report", "has_gpu", "level", "words"),
     [
         ("auto", GpuReport((GPU,), ("CUDA", "CPU")), True, "ok", "finds CUDA0 (Orin), 4.0 GiB free"),
-        ("auto", GpuReport((), ("CUDA", "CPU")), False, "warn", "compiled for CUDA, and finds no GPU"),
+        ("auto", GpuReport((), ("CUDA", "CPU")), False, "warn", "compiled for CUDA, but finds no GPU"),
         (
             "auto",
             GpuReport((), ("CPU",)),
             True,
             "warn",
-            "This device has an NVIDIA GPU, and llama.cpp is compiled for the",
+            "This device has an NVIDIA GPU, but llama.cpp is compiled only for the",
         ),
-        (-1, GpuReport((), ("CPU",)), False, "warn", "engine.gpu_layers is -1, and llama.cpp is compiled for the CPU"),
+        (-1, GpuReport((), ("CPU",)), False, "warn", "engine.gpu_layers is -1, but llama.cpp is compiled only for"),
         (0, GpuReport((), ("CUDA", "CPU")), True, "ok", "engine.gpu_layers is 0"),
         ("auto", GpuReport(), False, "ok", "finds no GPU"),
     ],
@@ -375,7 +375,7 @@ def test_a_taken_port_fails_and_names_its_holder() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         finding = network.check_port(ServerConfig(port=holder.getsockname()[1]))
     assert finding.level == "fail"
-    assert "is taken by" in finding.found
+    assert "is used by" in finding.found
 
 
 @pytest.mark.slow
@@ -383,7 +383,7 @@ def test_a_port_taken_by_a_running_daemon_is_ok(served: tuple[dict[str, Answer],
     answers, port = served
     answers["/readyz"] = Answer(503, b'{"ready":false,"waiting_for":["engine"],"policy":{"name":"default"}}')
     assert network.check_port(ServerConfig(port=port)) == Finding(
-        "port", "ok", f"127.0.0.1:{port} is taken by a running Causeway daemon."
+        "port", "ok", f"127.0.0.1:{port} is used by a running Causeway daemon."
     )
     for other_program in (b"hello", b"[]", b"{}", b"\xff"):
         answers["/readyz"] = Answer(body=other_program)
@@ -407,7 +407,7 @@ def test_the_unix_sockets_path_is_checked(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(tmp_path / "stale"))
     (stale_finding,) = network.check_socket(str(tmp_path / "stale"))
-    assert "the next one replaces it" in stale_finding.found
+    assert "the next daemon replaces it" in stale_finding.found
 
 
 def test_listening_beyond_loopback_without_api_keys_fails() -> None:

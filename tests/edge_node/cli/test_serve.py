@@ -116,10 +116,10 @@ def test_a_background_task_that_fails_ends_the_process_with_a_status_and_a_line(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--set", "server.prot=1"], "did you mean `server.port`?"),
+        (["--set", "server.prot=1"], "Did you mean `server.port`?"),
         (["--set", "nonsense"], "Write KEY=VALUE"),
-        (["--port", "many"], "server.port: must be an integer"),
-        (["--config", "/none.yaml"], "cannot read the config file"),
+        (["--port", "many"], "server.port: Must be an integer"),
+        (["--config", "/none.yaml"], "Cannot read the config file"),
         (["--policy", "/none.yaml"], "/none.yaml"),
         (["--host", "192.0.2.1", "--port", "1234", "--set", A_KEY], "192.0.2.1:1234"),
         (["--host", "192.0.2.1", "--port", "1234"], "server.host: The daemon would answer other machines"),

@@ -260,7 +260,7 @@ def test_a_taken_port_is_replaced_by_the_next_free_one(start: Start) -> None:
         port = holder.getsockname()[1]
         up = start(cloud=False, once=True, config=Config(server=ServerConfig(port=port, drain_s=0.0)))
         assert up.end() == 0
-    assert f"port {port} is taken: the edge listens on" in up.printed
+    assert f"port {port} is in use: the edge listens on" in up.printed
 
 
 def test_only_the_newest_runs_are_kept(start: Start, tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ async def test_a_file_whose_header_cannot_be_read_is_set_aside_and_taken_back(tm
             with pytest.raises(openai.NotFoundError):
                 await client.files.retrieve(uploaded.id)
             assert (await ask(device, named(other.id))).status == 200
-            assert "uploaded files that cannot be read: 1" in str(device.parts.problems())
+            assert "1 uploaded files cannot be read" in str(device.parts.problems())
         (aside,) = folder.glob("*.unreadable")
         assert stat.S_IMODE(aside.stat().st_mode) == 0o600
     aside.write_bytes(whole)

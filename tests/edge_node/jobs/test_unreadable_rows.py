@@ -75,7 +75,7 @@ async def test_a_job_that_cannot_be_read_stops_neither_the_daemon_nor_other_jobs
         assert (await device.ask()).status == 200
         found = await request(device, "GET", f"/v1/jobs/{poison}")
         assert (found.status, found.code) == (500, "record_unreadable")
-        assert "jobs that cannot be read: 1" in str((await device.get("/readyz")).json["problems"])
+        assert "1 jobs of the outbox cannot be read" in str((await device.get("/readyz")).json["problems"])
         assert "causeway_edge_jobs_unreadable 1.0" in (await device.get("/metrics")).body.decode()
         listed = (await request(device, "GET", "/v1/jobs")).json["data"]
         assert [job["id"] for job in listed] == [other]

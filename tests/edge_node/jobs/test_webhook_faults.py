@@ -198,7 +198,7 @@ async def test_what_is_kept_for_a_webhook_alone_has_no_content_and_no_room_of_ot
         await device.store.expire()
         assert (device.store.stats.bytes, device.store.stats.empty) == (0, 2)
         assert (await device.store.get(job.id, None))[1] == b""
-        with pytest.raises(JobNotDead, match="Submit it again"):
+        with pytest.raises(JobNotDead, match="Submit the request again"):
             await device.store.retry(claimed.job.id, None)
         await erased(tmp_path, [b"the request", b"the answer"])
 

@@ -90,7 +90,7 @@ async def test_a_broker_that_comes_late_or_again(
             cloud.waits = False
             assert (await peer.answer()).correlation == b"1"
             await until(lambda: outbox_of(device).replies_due == 0)
-        assert "has forgotten this device" in caplog.text
+        assert "has discarded this device" in caplog.text
         assert cloud.effects == {"hello": 1}
 
 

@@ -57,7 +57,7 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
             msgspec.structs.replace(
                 good, topics=(msgspec.structs.replace(topic, filter="plant/#", answer_topic="plant/answers"),)
             ),
-            "takes requests from",
+            "accepts requests",
         ),
         (
             msgspec.structs.replace(
@@ -65,7 +65,7 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
             ),
             "no topic for answers",
         ),
-        (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, system="x"),)), "`system` is for"),
+        (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, system="x"),)), "`system` is only for"),
         (msgspec.structs.replace(good, state_topic="plant/1/ask"), "mqtt.state_topic"),
     ]
     for settings, words in bad:

@@ -158,7 +158,7 @@ async def test_a_model_without_times_of_words_says_so(tmp_path: Path) -> None:
         more = {"timestamp_granularities[]": "word"}
         answer = await send(device, "transcriptions", form(more=more, response_format="verbose_json"))
         assert (answer.status, answer.code) == (400, "unsupported_feature")
-        assert "gives no times of words" in answer.message
+        assert "cannot give the times of words" in answer.message
 
 
 async def test_a_transcription_is_recorded_with_its_hash_and_without_its_words(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ async def test_what_is_wrong_with_a_form_is_named_and_the_next_good_one_is_answe
         (no_file, 400, "`file` is missing"),
         (form(model="whisper-9"), 404, "Available: auto, speech"),
         (form(language="EN; rm"), 400, "`language`"),
-        (form(language="xx"), 400, "`language`: 'xx' is not known here"),
+        (form(language="xx"), 400, "`language`: the language 'xx' is not known"),
         (form(temperature="2"), 400, "`temperature`"),
         (form(temperature="nan"), 400, "`temperature`"),
         (form(prompt="x" * 2000), 400, "`prompt`"),
@@ -270,7 +270,7 @@ async def test_a_configured_language_that_the_encoder_does_not_know_is_not_blame
     async with running(tmp_path, encoders=encoders, parts=config) as device:
         unread = await send(device, "transcriptions", form())
         assert (unread.status, unread.code) == (503, "encoder_failed")
-        assert "the configured language: 'xx' is not known here" in unread.message
+        assert "the configured language: the language 'xx' is not known" in unread.message
         degraded = await ask(device, text("hello"), audio())
         assert (degraded.status, degraded.headers["x-causeway-modalities"]) == (200, "audio=failed")
         assert (await send(device, "transcriptions", form(language="en"))).status == 200

@@ -144,7 +144,7 @@ async def test_what_is_wrong_with_a_voice_or_a_text_is_named(tmp_path: Path, roo
     cases: list[tuple[dict[str, Any], int, str]] = [
         ({"voice": "anne"}, 400, "did you mean `ann`"),
         ({"voice": "nobody-at-all"}, 400, "or one that was added: ann, duo"),
-        ({"voice": "ann+bob"}, 400, "'ann' has no speaker 'bob': it has one speaker"),
+        ({"voice": "ann+bob"}, 400, "'ann' has no speaker 'bob': it has only one speaker"),
         ({"voice": "duo+middle"}, 400, "there are low, high"),
         ({"voice": "../ann"}, 400, "there is no '../ann' here"),
         ({"model": PROGRAM}, 404, "Available: auto, ann"),

@@ -120,10 +120,10 @@ def test_a_prompt_of_token_ids_keeps_the_engine_s_score(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"small": ModelIdentity("assistant", "0" * 64)}, "other weights than assistant now has"),
+        ({"small": ModelIdentity("assistant", "0" * 64)}, "made for weights with sha256"),
         ({"large": ModelIdentity("assistant-large", "0" * 64)}, "other weights of assistant-large"),
-        ({"large": ModelIdentity("another")}, "beside another, which is no target"),
-        ({"encoder_sha256": "0" * 64}, "other word vectors than encoder now has"),
+        ({"large": ModelIdentity("another")}, "beside another, which is not a target"),
+        ({"encoder_sha256": "0" * 64}, "made for word vectors with sha256"),
         ({"stages": ()}, "a pair's signals have"),
         ({"quality": LinearLogit((1.0,), 0.0)}, "a pair's signals have"),
         ({"kinds": KindMixture((), ())}, "a pair's signals have"),

@@ -43,7 +43,7 @@ async def test_a_downgraded_daemon_names_a_database_of_a_newer_version_and_leave
     async with running(tmp_path) as device:
         assert (await device.ask()).status == 200
         (problem,) = (await device.get("/readyz")).json["problems"]
-        assert problem.startswith(f"{newer} is of a newer version of the daemon")
+        assert problem.startswith(f"{newer} belongs to a newer version of the daemon")
     assert newer.read_bytes() == b"of a layout that this version does not know"
 
 

@@ -209,7 +209,7 @@ def test_route_tries_a_draft_without_a_device(folder: Path) -> None:
     assert result.exit_code == 0, result.output
     for words in ("device-in-trouble  default@", "1.  large", "device   temperature_c 90", "a draft:"):
         assert words in result.stdout
-    document = json.loads(run("route", folder / "default.yaml", "x", "--set", "down=small", "--json").stdout)
+    document = json.loads(run("route", folder / "default.yaml", "x", "--set", "down=small", "--format", "json").stdout)
     assert [plan["target"]["name"] for plan in document["decision"]["attempts"]] == ["large", "small"]
 
 

@@ -62,8 +62,8 @@ def test_private_requests_that_would_leave_are_the_first_line_and_exit_1(folder:
     result = run(folder / "public.yaml", "--over", folder / "device-1.jsonl")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[0] == (
-        "2 requests that stayed on the device would leave it, 2 of them bound to it before "
-        "(2 perhaps, as a fallback), of 5 requests"
+        "2 requests that stayed on the device would leave it, 2 of them bound to the device before "
+        "(2 may go to the cloud as a fallback), of 5 requests"
     )
     assert "bound by private-stays" in result.stdout
 

@@ -30,7 +30,7 @@ class Process:
 
     def start(self) -> None:
         folder, log = self.signed.path, self.signed.path.parent / "serve.log"
-        arguments = ["serve", str(folder), "--keys", str(folder / "keys"), "--data", str(folder / "data")]
+        arguments = ["serve", str(folder), "--keys", str(folder / "keys"), "--state-dir", str(folder / "data")]
         arguments += ["--listen", f"127.0.0.1:{self._port}"]
         with log.open("wb") as output:
             self._process = subprocess.Popen(

@@ -58,8 +58,8 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     assert (scripted.exit_code, "Nothing was changed: there is no terminal" in scripted.output) == (2, True)
     code, output = process.at_terminal("abort", "kiosk", keys="n\n")
     assert (code, f"Abort {name[1]}?" in output, "Nothing was changed" in output) == (1, True, True)
-    assert "devices that run it keep it; an aborted rollout does not go on" in output
-    assert "note: the cohort has no bundle before it" in process.done("abort", name[1], "--yes")
+    assert "devices that run this one keep it; an aborted rollout cannot continue" in output
+    assert "note: the cohort has no earlier bundle" in process.done("abort", name[1], "--yes")
     until(lambda: re.search(" revert", process.done("status", "kiosk")))
     detail = process.done("status", name[1])
     assert "april rollout.abort" in detail

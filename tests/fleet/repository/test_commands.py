@@ -67,12 +67,12 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
         ("engine.threads: 4", "log: 2026-01-01", 12, "cohorts.kiosk.settings.log", "is a date"),
         ("engine.threads: 4", "log: [a]", 12, "cohorts.kiosk.settings.log", "must be one value"),
         ("cloud.timeout_s: 30s", "cloud.timeout_s: soon", 13, "cohorts.kiosk.settings.cloud.timeout_s", "float"),
-        ("models/assistant.gguf", "models/none.gguf", 9, "cohorts.kiosk.models.assistant.file", "there is no file"),
-        ("models/assistant.gguf", "../../etc/passwd", 9, "cohorts.kiosk.models.assistant.file", "leaves the fleet"),
-        ("policies/kiosk.yaml", "/etc/passwd", 6, "cohorts.kiosk.policy", "leaves the fleet"),
+        ("models/assistant.gguf", "models/none.gguf", 9, "cohorts.kiosk.models.assistant.file", "does not exist"),
+        ("models/assistant.gguf", "../../etc/passwd", 9, "cohorts.kiosk.models.assistant.file", "is outside"),
+        ("policies/kiosk.yaml", "/etc/passwd", 6, "cohorts.kiosk.policy", "is outside"),
         ("file: models/assistant.gguf", "size_bytes: 3", 8, "cohorts.kiosk.models.assistant", "needs either `file`"),
         ("file: models/assistant.gguf", f"sha256: {'a' * 64}", 8, "cohorts.kiosk.models.assistant", "belong together"),
-        ("golden:", "adapters: {n: {file: no.gguf}}\n        golden:", 10, f"{ADAPTERS}.n.file", "there is no file"),
+        ("golden:", "adapters: {n: {file: no.gguf}}\n        golden:", 10, f"{ADAPTERS}.n.file", "does not exist"),
         ("golden:", "adapters: {n: {}}\n        golden:", 10, f"{ADAPTERS}.n", "needs either `file`"),
         ("golden:", "adapters: {N: {}}\n        golden:", 10, f"{ADAPTERS}.N", "a name of a-z"),
         (
@@ -82,7 +82,7 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
             f"{ADAPTERS}.n.scale",
             "a finite number other than 0",
         ),
-        ("golden:", "projector: {file: no.gguf}\n        golden:", 10, f"{MODEL}.projector.file", "there is no file"),
+        ("golden:", "projector: {file: no.gguf}\n        golden:", 10, f"{MODEL}.projector.file", "does not exist"),
         ("golden:", f"projector: {{{FILE}, tokens: 7}}\n        golden:", 10, f"{MODEL}.projector.tokens", "mmproj"),
         (
             "golden:",
@@ -112,7 +112,7 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
             f"{FITTED.format('pair')}\n        golden:".replace(FILE, "file: no.json"),
             10,
             f"{SIGNALS}.pair.file",
-            "there is no file",
+            "does not exist",
         ),
         (
             f"{FILE}\n        golden:",
@@ -126,10 +126,10 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
             f"{FITTED.format('pair')}\n        uncalibrated: true\n        golden:",
             11,
             f"{MODEL}.uncalibrated",
-            "remove one of both",
+            "remove one of the two",
         ),
         ("min_daemon:", "leaving: allow\n    min_daemon:", 15, "cohorts.kiosk.leaving", "report"),
-        ('answer: "4"', 'answer: "4", image: a.png', 10, f"{MODEL}.golden[0].image", "no `projector`"),
+        ('answer: "4"', 'answer: "4", image: a.png', 10, f"{MODEL}.golden[0].image", "lacks a `projector`"),
         ("stages: [1, 50, 100]", "stages: [1, 50]", 16, "cohorts.kiosk.rollout.stages", "end with 100"),
         ("stages: [1, 50, 100]", "stages: [50, 1, 100]", 16, "cohorts.kiosk.rollout.stages", "must grow"),
         ("stages: [1, 50, 100]", "stages: [0, 100]", 16, "cohorts.kiosk.rollout.stages[0]", "not more than 0"),
@@ -196,7 +196,7 @@ def test_new_weights_that_lose_their_calibration_are_an_error(
         edit(fleet / "policies" / f"{policy}.yaml", *rule)
     result = run("lint", fleet)
     assert result.exit_code == 1
-    assert f"fleet.yaml:8:7: error: {words}, and these weights come without the signal `{kinds[0]}`" in result.output
+    assert f"fleet.yaml:8:7: error: {words}, but these weights come without a signal `{kinds[0]}`" in result.output
     assert "1 error" in result.output
     text = (fleet / "fleet.yaml").read_text()
     for cure in (*(FITTED.format(kind) for kind in kinds), "uncalibrated: true"):

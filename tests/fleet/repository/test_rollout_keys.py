@@ -69,7 +69,7 @@ def test_without_keys_the_defaults_are_those_of_the_rollout() -> None:
         ("stages: [0.0001, 100]", "stages", "the smallest share is 0.001 percent"),
         ("stages: [1, 100], approval: [50]", "approval", "50 is not one of the stages 1, 100"),
         ("stages: [1, 100], approval: [1]", "approval", "1 is the first stage, which begins"),
-        ("least: 2d, most: 1d", "most", "`most` must not be the shorter one"),
+        ("least: 2d, most: 1d", "most", "`most` must not be shorter than `least`"),
         ("least: 5m", "least", r"must be longer than silence \(15m\)"),
         ("soak: 0s", "soak", "must be above 0"),
         ("soak: 5", "soak", "is not a time such as 30s, 20m or 1d"),

@@ -89,7 +89,7 @@ def test_any_order_of_events_keeps_the_promises(events: list[RolloutEvent]) -> N
 
 
 def test_a_refused_event_says_what_is_possible() -> None:
-    with pytest.raises(IllegalTransition, match=r"state reverting does not take the event resume; it takes: all_rev"):
+    with pytest.raises(IllegalTransition, match=r"state reverting does not allow the event resume; allowed are"):
         next_state(S.REVERTING, E.RESUME)
 
 

@@ -37,7 +37,7 @@ def database(tmp_path: Path) -> str:
 async def small_process(folder: Path) -> AsyncIterator[int]:
     """A control plane that may open FILES files; yields its port."""
     port = free_port()
-    arguments = ["--keys", str(folder / "keys"), "--data", str(folder / "data"), "--listen", f"127.0.0.1:{port}"]
+    arguments = ["--keys", str(folder / "keys"), "--state-dir", str(folder / "data"), "--listen", f"127.0.0.1:{port}"]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "causeway_server.fleet", "serve", str(folder), *arguments),
         cwd=ROOT,

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 @asynccontextmanager
 async def served(folder: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    arguments = ["serve", str(folder), "--keys", str(folder / "keys"), "--data", str(folder / "data"), *more]
+    arguments = ["serve", str(folder), "--keys", str(folder / "keys"), "--state-dir", str(folder / "data"), *more]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "causeway_server.fleet", *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
     )
@@ -153,7 +153,7 @@ async def test_a_folder_of_all_accounts_is_no_data_folder(fleet_folder: Path) ->
     data.mkdir()
     (data / "notes.txt").touch()
     data.chmod(0o1777)
-    with pytest.raises(ConfigError, match="Name a folder of its own"):
+    with pytest.raises(ConfigError, match="Name a folder that only this server uses"):
         async with running(ServeSettings(fleet_folder, fleet_folder / "keys", data, port=0)):
             pass
     assert stat.S_IMODE(data.stat().st_mode) == 0o1777

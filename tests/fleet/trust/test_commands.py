@@ -92,7 +92,7 @@ def test_a_fleet_without_trust_yaml_is_told(folder: Path) -> None:
     (folder / "trust.yaml").unlink()
     result = sign(folder, "anna")
     assert result.exit_code == 1
-    assert "trust.yaml: error: not there: it names the keys that sign this fleet" in result.output
+    assert "trust.yaml: error: the file is missing. It names the keys that sign this fleet" in result.output
 
 
 def test_an_uploaded_model_is_asked_for(folder: Path) -> None:

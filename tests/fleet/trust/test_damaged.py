@@ -83,7 +83,7 @@ def test_what_cannot_be_made_anew_is_named_with_the_way_out(fleet: SignedFleet, 
     damage(path, "cut")
     publisher = Publisher(fleet.path, fleet.path / "keys")
     later = (NOW + days(6)).timestamp()
-    wanted = rf"{path.name}: The file is damaged or cut off.*Restore it from git, a backup"
+    wanted = rf"{path.name}: The file is damaged or truncated.*Restore it from git, a backup"
     with pytest.raises(RepositoryInvalid, match=wanted):
         publisher.publish({}, later)
     path.write_bytes(whole)
@@ -96,7 +96,7 @@ def test_a_pending_file_that_is_damaged_is_removed_and_signed_anew(fleet: Signed
     fleet.sign("anna")
     damage(fleet.published.pending / "root.json", "cut")
     with pytest.raises(
-        RepositoryInvalid, match=r"pending/root\.json: The file is damaged or cut off.*Remove it, and sign again"
+        RepositoryInvalid, match=r"pending/root\.json: The file is damaged or truncated.*Remove it, and sign again"
     ):
         fleet.sign("ben")
     (fleet.published.pending / "root.json").unlink()

@@ -160,8 +160,8 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("threshold: 2, expires: 365d", "threshold: 4, expires: 365d", "needs 4 signatures, but has 3 different keys"),
-        ("keys/carla.pub], threshold: 2, expires: 365d", "keys/server.pub]", "cannot hold an offline one"),
+        ("threshold: 2, expires: 365d", "threshold: 4, expires: 365d", "but lists only 3 different keys"),
+        ("keys/carla.pub], threshold: 2, expires: 365d", "keys/server.pub]", "cannot be the key of an offline role"),
         ("keys/ben.pub", "keys/missing.pub", "Cannot read the public key"),
         ("expires: 2d", "expires: soon", "a time such as"),
         ("timestamp:", "timestmp:", "did you mean `timestamp`"),

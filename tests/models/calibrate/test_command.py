@@ -50,7 +50,7 @@ def prepared(folder: Path, *, telling: bool) -> list[object]:
             log.append(row)
     files = write_prompts(folder / "prompts.jsonl", ASKED)
     names = ["--small", "assistant", "--large", "assistant-large"]
-    return ["calibrate", *names, "--prompts", files, "--run", folder / "run", "--to", folder / "to", "--no-ask"]
+    return ["calibrate", *names, "--prompts", files, "--run-dir", folder / "run", "--to", folder / "to", "--no-ask"]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_signals_of_other_weights_are_refused(calibrated: tuple[Path, Result]) -
     to, _ = calibrated
     signal, encoder = find_signal("pair", None, (to,)), find_signal("embedding")
     for small, other in (("assistant-large", encoder), ("assistant", find_signal("edge.quality"))):
-        with pytest.raises(ArtifactError, match="made for other"):
+        with pytest.raises(ArtifactError, match=r"made for .* but .* has others"):
             PairEstimator.for_models(signal, find_artifact(small), other)
 
 
@@ -125,7 +125,7 @@ def test_published_signals_are_checked_on_prompts_that_their_fit_did_not_see(
     with AnswerLog(tmp_path / "answers.jsonl", Pair(identity("assistant"), identity("assistant-large"))) as log:
         for row in answered(others, seed=2).values():
             log.append(msgspec.structs.replace(row, small=msgspec.structs.replace(row.small, text="no idea")))
-    command = ["calibrate", "--small", "assistant", "--large", "assistant-large", "--run", tmp_path, "--no-ask"]
+    command = ["calibrate", "--small", "assistant", "--large", "assistant-large", "--run-dir", tmp_path, "--no-ask"]
     command += ["--prompts", write_prompts(tmp_path / "others.jsonl", others), "--check"]
     result = call(*command, "--to", to)
     assert result.exit_code == 0, result.output
@@ -157,10 +157,10 @@ def test_wrong_options_and_files_are_refused_in_one_line(tmp_path: Path) -> None
 def test_real_models_are_asked_and_a_second_run_asks_only_what_is_missing(tmp_path: Path) -> None:
     """The shipped pair, on six commands; too few to fit on is said, and the answers stay."""
     few = [CalibrationPrompt(prompt=f"set an alarm at {hour} am") for hour in range(1, 7)]
-    command = ["calibrate", "--small", "assistant", "--large", "assistant-large", "--run", tmp_path / "run"]
+    command = ["calibrate", "--small", "assistant", "--large", "assistant-large", "--run-dir", tmp_path / "run"]
     command += ["--to", tmp_path / "to", "--threads", "1", "--context", "1024"]
     first = call(*command, "--prompts", write_prompts(tmp_path / "four.jsonl", few[:4]))
-    assert first.output.startswith("asking 4 prompts, whose answers are kept; a fit needs at least 50")
+    assert first.output.startswith("Asking 4 prompts; the answers are stored. A fit needs at least 50")
     assert "4 prompts are answered; 50 are the least" in first.output
     before = (tmp_path / "run" / "answers.jsonl").read_bytes()
     second = call(*command, "--prompts", write_prompts(tmp_path / "six.jsonl", few))
@@ -211,9 +211,9 @@ async def test_an_endpoint_that_is_overloaded_is_asked_again() -> None:
     ("reply", "fault"),
     [
         (web.Response(status=401, text="no such key"), "HTTP 401: no such key"),
-        (web.Response(text="hello"), "no chat completion: hello"),
-        (web.json_response({"choices": []}), "no chat completion"),
-        (web.json_response([1]), "no chat completion"),
+        (web.Response(text="hello"), "other than a chat completion: hello"),
+        (web.json_response({"choices": []}), "other than a chat completion"),
+        (web.json_response([1]), "other than a chat completion"),
     ],
 )
 async def test_an_endpoint_that_sends_garbage_ends_the_run(reply: web.Response, fault: str) -> None:

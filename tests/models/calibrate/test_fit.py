@@ -132,11 +132,11 @@ def test_a_small_model_that_only_guesses_is_said(encoder: SentenceEncoder) -> No
     whole, easy, _, guessed = evaluate_pair(rows, cross_validated(rows), seed=1)
     assert (whole.verdict, easy.name, guessed.name) == ("routable", EASY, "quiz")
     assert guessed.at_chance
-    assert guessed.verdict == "nothing to route on these prompts: the small model is no better than chance (25%)"
+    assert guessed.verdict == "nothing to route on these prompts: the small model is not better than chance (25%)"
     alone = rows[np.array([row.task == "quiz" for row in rows.answers]).nonzero()[0]]
     (only,) = evaluate_pair(alone, cross_validated(alone), seed=1)
     assert not only.routable
-    assert only.verdict.endswith("the small model is no better than chance (25%)")
+    assert only.verdict.endswith("the small model is not better than chance (25%)")
 
 
 def confidence(score: float) -> Confidence:
@@ -149,7 +149,7 @@ def test_a_large_model_that_is_no_better_leaves_nothing_to_route(encoder: Senten
     same = Rows(rows.answers, rows.inputs, rows.small, rows.small)
     whole, *_ = evaluate_pair(same, cross_validated(same), seed=1)
     assert whole.recovered[BOTH] is None
-    assert whole.verdict == "nothing to route: the large model is no better"
+    assert whole.verdict == "nothing to route: the large model is not better"
 
 
 def test_thresholds_at_the_ends() -> None:

@@ -20,7 +20,7 @@ GOOD = b'{"prompt": "hello"}\n'
         (b'{"text": "hello"}', "unknown field `text`"),
         (b'{"prompt": " "}', "`prompt` is empty"),
         (b'{"prompt": "x", "answer": "y"}', "belong together"),
-        (b'{"prompt": "x", "answer": "C", "metric": "choice", "choices": {"A": "1"}}', "none of the `choices`"),
+        (b'{"prompt": "x", "answer": "C", "metric": "choice", "choices": {"A": "1"}}', "not among the `choices`"),
         (b'{"prompt": "x", "answer": "many", "metric": "number"}', "no number"),
     ],
 )
@@ -38,7 +38,7 @@ def test_many_bad_lines_are_counted_and_an_empty_file_is_refused(tmp_path: Path)
     with pytest.raises(match="and 95 more lines"):
         read_prompts([path])
     path.write_bytes(b"\n")
-    with pytest.raises(match="there is no line; one is"):
+    with pytest.raises(match="the file has no lines; a line is, for example,"):
         read_prompts([path])
     with pytest.raises(match="No such file"):
         read_prompts([tmp_path / "missing.jsonl"])

@@ -108,7 +108,7 @@ def test_a_folder_without_shadow_answers_and_wrong_options_are_refused(tmp_path:
     assert "name either --prompts or --from-shadow" in CliRunner().invoke(main, both).output
     (tmp_path / "p.jsonl").write_text('{"prompt": "x"}')
     asked = [*both, "--prompts", str(tmp_path / "p.jsonl")]
-    assert "--prompts needs --run" in CliRunner().invoke(main, asked).output
+    assert "--prompts needs --run-dir" in CliRunner().invoke(main, asked).output
 
 
 QUIZ = "Where is down?\nA. up\nB. below"

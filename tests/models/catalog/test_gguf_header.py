@@ -20,7 +20,7 @@ WEIGHTS = SHIPPED.read_bytes()
 HUGE = 2**60
 
 HOSTILE = {
-    "empty": (b"", "it is cut short"),
+    "empty": (b"", "it is truncated"),
     "another format": (b"PK\x03\x04" + bytes(60), "it starts with b'PK"),
     "version": (header([], version=9), "version 9 of the format is not known"),
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big endian"),
@@ -28,7 +28,7 @@ HOSTILE = {
     "tensors beyond the file": (header([ARCHITECTURE], counts=(HUGE, 1)), "tensors in a file of"),
     "a text beyond the file": (
         header([text("general.architecture") + struct.pack("<IQ", STRING, HUGE)]),
-        "'general.architecture' takes 1,152,921,504,606,846,976 bytes, and the file ends at",
+        "'general.architecture' takes 1,152,921,504,606,846,976 bytes, but the file ends at",
     ),
     "an array beyond the file": (
         header([text("general.tags") + struct.pack("<IIQ", ARRAY, 0, HUGE)]),
@@ -42,15 +42,15 @@ HOSTILE = {
         header([text("general.tags") + struct.pack("<IIQ", ARRAY, ARRAY, 1) * 9]),
         "arrays hold numbers or strings",
     ),
-    "a key twice": (header([ARCHITECTURE, ARCHITECTURE]), "the key 'general.architecture' stands there twice"),
+    "a key twice": (header([ARCHITECTURE, ARCHITECTURE]), "the key 'general.architecture' occurs twice"),
     "an unknown type": (header([text("x") + struct.pack("<II", 77, 0)]), "'x' has the unknown type 77"),
     "no name": (header([text("") + struct.pack("<II", 4, 0)]), "a key of 0 bytes"),
     "a name that is no text": (header([text(b"\xff\xfe") + struct.pack("<II", 4, 0)]), "a key is not UTF-8"),
     "too many dimensions": (header([ARCHITECTURE], [tensor("w", [2] * 40)]), "has 40 dimensions"),
     "an unknown tensor type": (header([ARCHITECTURE], [tensor("w", [32], kind=999)]), "unknown type 999"),
-    "rows that are no blocks": (header([ARCHITECTURE], [tensor("w", [33], kind=12)]), "no multiple of 256"),
+    "rows that are no blocks": (header([ARCHITECTURE], [tensor("w", [33], kind=12)]), "not a multiple of 256"),
     "a tensor beyond the file": (header([ARCHITECTURE], [tensor("w", [HUGE])]), "the tensor 'w' ends at byte"),
-    "a tensor far behind the file": (header([ARCHITECTURE], [tensor("w", [1], offset=HUGE)]), "it is cut short"),
+    "a tensor far behind the file": (header([ARCHITECTURE], [tensor("w", [1], offset=HUGE)]), "it is truncated"),
     "alignment": (header([ARCHITECTURE, pair("general.alignment", 0)]), "general.alignment is 0"),
     "no architecture": (header([pair("general.name", "x")]), "`general.architecture` is missing"),
 }

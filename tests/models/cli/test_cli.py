@@ -120,7 +120,9 @@ def test_evaluate_prints_a_table_or_json(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "grammar on" in result.output
     assert "AUROC 1.000" in result.output
-    reports = msgspec.json.decode(call("evaluate", file, "--source", "hwu64", "--json", "--threads", 1).output)
+    reports = msgspec.json.decode(
+        call("evaluate", file, "--source", "hwu64", "--format", "json", "--threads", 1).output
+    )
     assert [report["model"] for report in reports] == ["assistant", "assistant-large"]
 
 

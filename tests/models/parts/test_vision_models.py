@@ -106,13 +106,13 @@ async def test_without_mtmd_an_image_is_text_and_the_log_says_why(
     assert (good.level, "mmproj" in good.found) == ("ok", True)
     monkeypatch.setattr(projector, "has_mtmd", lambda: False)
     (bad,) = check_encoders(settings, lambda _: False)
-    assert (bad.level, "has no mtmd" in bad.found) == ("fail", True)
+    assert (bad.level, "lacks mtmd" in bad.found) == ("fail", True)
     models = (str(tiny.folder.parent),)
     async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=PATIENT, model_dirs=models) as device:
         answer = await ask(device, text("hello"), solid(0))
         assert answer.status == 200, answer.body
         assert INVOICE.splitlines()[0] in texts(device.engine.calls[-1].request.messages[-1])[1]
-        assert "has no mtmd" in caplog.text
+        assert "lacks mtmd" in caplog.text
 
 
 async def test_a_projector_that_no_model_needs_ends_after_the_image_that_it_reads(tiny: Artifact) -> None:

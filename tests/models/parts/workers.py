@@ -69,7 +69,7 @@ class TinyEncoder:
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         assert isinstance(job, Transcribe | ImagePixels)
         if isinstance(job, Transcribe) and job.terms.language == "xx":
-            raise Refusal("'xx' is not known here", "language")
+            raise Refusal("the language 'xx' is not known", "language")
         fault = self._options.get("fault")
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)

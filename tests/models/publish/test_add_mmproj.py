@@ -87,11 +87,14 @@ def changed(path: Path, before: bytes, after: bytes) -> Path:
         (lambda path: write_tiny_mmproj(path, dimensions=96), "n_embd = 96"),
         (write_tiny_gguf, "not an mmproj file"),
         (write_tiny_adapter, "not an mmproj file"),
-        (cut, "cut short"),
+        (cut, "truncated"),
         (garbage, "GGUF|version"),
         (lambda path: changed(path, b"mlp", b"abc"), "unknown projector"),
         (lambda path: changed(path, b"v.blk.1.ffn_up.weight", b"v.blk.1.ffn_up.weighs"), "unable to find tensor"),
-        (lambda path: changed(path, b"clip.has_vision_encoder", b"clip.has_nothing_inside"), "without an encoder"),
+        (
+            lambda path: changed(path, b"clip.has_vision_encoder", b"clip.has_nothing_inside"),
+            "without an image encoder",
+        ),
         (
             lambda path: changed(path, b"clip.vision.patch_size\x04\0\0\0\x0e", b"clip.vision.patch_size\x04\0\0\0\0"),
             "",
@@ -116,5 +119,5 @@ def test_what_is_no_mmproj_file_of_the_model_is_refused(
 def test_without_mtmd_it_is_refused_plainly(tmp_path: Path, model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projector, "has_mtmd", lambda: False)
     refused = add(model, write_tiny_mmproj(tmp_path / "file.gguf"))
-    assert (refused.exit_code, "has no mtmd" in refused.output) == (1, True)
+    assert (refused.exit_code, "lacks mtmd" in refused.output) == (1, True)
     assert load_artifact(model.folder) == model

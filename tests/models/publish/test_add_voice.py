@@ -130,7 +130,7 @@ def test_a_model_that_is_no_voice_is_refused(tmp_path: Path, root: Path) -> None
     encoder = _write_encoder(tmp_path / "encoder")
     json_of(encoder.path).write_bytes(msgspec.json.encode(settings()))
     refused = run("add-voice", encoder.path, "--to", root, "--name", "bad")
-    assert "it is no Piper voice: its inputs are pixels tensor(uint8)" in refused.output.replace("\n", " ")
+    assert "it is not a Piper voice: its inputs are pixels tensor(uint8)" in refused.output.replace("\n", " ")
 
 
 def test_a_voice_that_takes_too_long_or_does_not_fit_is_refused(tmp_path: Path, root: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_killed_pull_resumes_where_it_stopped(device: Device) -> None:
     device.hub.stall_after = 0
     status, printed = device.pull(f"hf:{REPOSITORY}", "--yes", "--name", "tiny")
     assert status == 0, printed
-    assert "of it are here" in printed
+    assert "are downloaded already" in printed
     assert device.hub.ranges()[-1] == f"bytes={done}-"
     verify_artifact(load_artifact(device.models / "tiny"))
 
@@ -177,7 +177,7 @@ def test_a_wrong_checksum_deletes_the_download_and_nothing_else(device: Device) 
     status, printed = device.pull(f"hf:{REPOSITORY}:{LARGE}", "--yes", "--name", "damaged")
     assert status == 1
     assert "sha256 is" in printed
-    assert "the download was deleted, nothing else was changed" in printed
+    assert "the download was deleted, and nothing else was changed" in printed
     assert device.files() == before
     verify_artifact(load_artifact(device.models / "audio"))
 
@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_refused_with_figures_and_the_next_smaller_file(dev
         (lambda hub: setattr(hub, "gated", True), (f"hf:{REPOSITORY}",), "accept the model's licence at"),
         (lambda hub: setattr(hub, "token", "t"), (f"hf:{REPOSITORY}",), "or set HF_TOKEN"),
         (lambda hub: hub.files.clear(), (f"hf:{REPOSITORY}",), "the repository has no GGUF file"),
-        (lambda hub: None, (f"hf:{REPOSITORY}:Q2_K",), f"no file matches 'Q2_K'; there are: {LARGE}, {SMALL}"),
+        (lambda hub: None, (f"hf:{REPOSITORY}:Q2_K",), f"no file matches 'Q2_K'; the files are: {LARGE}, {SMALL}"),
         (lambda hub: hub.close(), (f"hf:{REPOSITORY}",), "cannot be reached"),
         (lambda hub: None, ("hf:nonsense",), "write hf:OWNER/REPO"),
         (lambda hub: None, ("ftp://host/x.gguf",), "write hf:OWNER/REPO"),
@@ -295,7 +295,7 @@ def test_a_vision_model_comes_with_its_mmproj_file_when_asked(tmp_path: Path) ->
     device = Device(tmp_path / "home", hub)
     try:
         status, printed = device.pull(f"hf:{REPOSITORY}", "--name", "blind", "--yes")
-        assert (status, "with --mmproj it takes images" in printed) == (0, True), printed
+        assert (status, "With --mmproj it accepts images" in printed) == (0, True), printed
         status, printed = device.pull(f"hf:{REPOSITORY}", "--name", "seeing", "--mmproj", answer="y\n")
         assert status == 0, printed
         assert "mmproj-tiny-f16.gguf, 0.2 MiB" in printed
@@ -315,6 +315,6 @@ def test_of_several_mmproj_files_the_usual_precision_is_taken() -> None:
         "F16.gguf"
     )
     assert choose_mmproj(listing("mmproj.gguf")).name == "mmproj.gguf"
-    for names, words in (((), "no vision model's"), (("mmproj-x.gguf", "mmproj-y.gguf"), "several mmproj files")):
+    for names, words in (((), "is not a vision model"), (("mmproj-x.gguf", "mmproj-y.gguf"), "several mmproj files")):
         with pytest.raises(PullError, match=words):
             choose_mmproj(listing(*names))

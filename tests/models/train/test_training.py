@@ -277,7 +277,18 @@ def test_the_pipeline_ends_in_a_4_bit_model_that_llama_cpp_runs(data: Path, tmp_
     assert read_gguf(q4).refuse_token == REFUSE
     call("publish", q4, "--name", "mine", "--to", tmp_path / "models", "--command", "a test")
     table = call(
-        "evaluate", file, "--model", "mine", "--models", tmp_path / "models", "--limit", 8, "--json", "--threads", 1
+        "evaluate",
+        file,
+        "--model",
+        "mine",
+        "--models",
+        tmp_path / "models",
+        "--limit",
+        8,
+        "--format",
+        "json",
+        "--threads",
+        1,
     )
     report = msgspec.json.decode(table)[0]
     assert sum(result["rows"] for result in report["results"]) == 8

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from causeway_server.cloud_pool.cli.main import main as causeway_cloud
 from causeway_server.edge_node.config.loader import config_variable, read_environ, read_flags, read_yaml
 from causeway_server.edge_node.config.schema import Config
+from causeway_server.fleet.cli.commands import main as causeway_fleet
 from causeway_server.models.catalog.artifact import ArtifactNotFound, find_artifact
 from causeway_server.models.cli.commands import main as causeway_models
 from causeway_server.router.bundle.settings import SETTINGS, check_setting
@@ -36,8 +37,8 @@ def test_new_names_are_in_use_and_old_ones_are_not() -> None:
     renamed = [one for one in RENAMED["metric"] if one.old in metrics or (one.new and one.new not in metrics)]
     assert renamed == []
     for one in RENAMED["command"]:
-        name = one.old.split(" ")[1]
-        if one.old.startswith("causeway-models"):
+        name, *flags = one.old.split(" ")[1:]
+        if one.old.startswith("causeway-models") and not flags:
             assert name not in causeway_models.commands
             assert not one.new or name in causeway_train.commands
 
@@ -90,6 +91,9 @@ def test_an_old_model_is_named() -> None:
             "`causeway-cloud usage --json` is now `causeway-cloud usage --format json`.",
         ),
         (causeway_cloud, ["keys", "issue", "--days", "3"], "is now `causeway-cloud keys issue --lifetime-s`."),
+        (causeway_fleet, ["route", "--json"], "is now `causeway-fleet route --format json`."),
+        (causeway_fleet, ["serve", "--data", "x"], "is now `causeway-fleet serve --state-dir`."),
+        (causeway_models, ["calibrate", "--run", "x"], "is now `causeway-models calibrate --run-dir`."),
         (causeway_models, ["train", "--x"], "`causeway-models train` is now `causeway-train train`."),
         (causeway_models, ["nothing"], "No such command"),
         (causeway_cloud, ["serve", "--nothing"], "No such option"),

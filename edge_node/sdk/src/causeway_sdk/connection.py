@@ -40,7 +40,9 @@ class Address:
     timeout_s: float
 
     def timeout(self, left_s: float | None) -> httpx.Timeout:
-        """Return the timeouts of a request. `left_s`: what is left of its deadline; None: the client's own timeout."""
+        """Return the timeouts of a request. `left_s`: seconds until its deadline; None: use the client's own
+        timeout.
+        """
         wait_s = self.timeout_s if left_s is None else left_s + GRACE_S
         return httpx.Timeout(wait_s, connect=min(self.connect_timeout_s, wait_s))
 
@@ -117,7 +119,7 @@ class Deadline:
         return pause_s if left_s is None else min(pause_s, left_s)
 
     def restart(self) -> None:
-        """Check again soon: a job has ended, and others may follow."""
+        """Check again soon, because a job has ended and others may follow."""
         self._pause_s = _POLL_S
 
     def check(self) -> None:

@@ -27,7 +27,7 @@ _COLUMNS = "key, arguments, deadline, stated_s, job, refusal"
 
 @dataclass(frozen=True, repr=False)
 class Submission:
-    """A row. `refusal`: the fields of a `Job` that ended before the device accepted it."""
+    """A stored submission. `refusal`: the fields of a `Job` that ended before the device accepted it."""
 
     key: str
     arguments: Mapping[str, Any]
@@ -56,7 +56,7 @@ class OutboxFile:
             self._rows(statement)
 
     def add(self, key: str, arguments: Mapping[str, object], deadline: float | None) -> None:
-        """Store a submission; no-op if the key is already there."""
+        """Store a submission; no-op if one with the same key exists."""
         row = (key, json.dumps(arguments), deadline, self._max_jobs, key)
         self._rows(
             "INSERT OR IGNORE INTO submissions (key, arguments, deadline) SELECT ?, ?, ? "
@@ -75,7 +75,7 @@ class OutboxFile:
         return self._found("WHERE job IS NOT NULL OR refusal IS NOT NULL")
 
     def state(self, key: str, left_s: float | None) -> None:
-        """Record the remaining time that is about to be sent; None: the submission was not sent."""
+        """Record the remaining time that is about to be sent; None means that the submission was not sent."""
         self._rows("UPDATE submissions SET stated_s = ? WHERE key = ?", (left_s, key))
 
     def accept(self, key: str, job: str) -> None:
@@ -83,7 +83,7 @@ class OutboxFile:
         self._rows("UPDATE submissions SET job = ? WHERE key = ?", (job, key))
 
     def refuse(self, key: str, refusal: Mapping[str, str]) -> None:
-        """Record why it never becomes a job."""
+        """Record the reason why the submission never becomes a job."""
         self._rows("UPDATE submissions SET refusal = ? WHERE key = ?", (json.dumps(refusal), key))
 
     def forget(self, key: str) -> None:

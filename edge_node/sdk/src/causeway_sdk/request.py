@@ -52,7 +52,7 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, repr=False)
 class Request:
-    """A request to the device. `hints` go into the body's ``causeway`` object. `verb` "": GET without a body, else
+    """A request to the device. `hints` go into the body's ``causeway`` object. `verb`: "" for GET without a body, else
     POST.
     """
 
@@ -62,7 +62,7 @@ class Request:
     deadline_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     verb: str = ""
-    file: tuple[str, bytes] | None = None  # name and content; `body` has the other fields of the form
+    file: tuple[str, bytes] | None = None  # name and content of a file; `body` then has the other fields of the form
 
     @property
     def method(self) -> str:
@@ -83,7 +83,7 @@ class Request:
 
 
 def item_path(collection: str, item_id: str) -> str:
-    """Return the path of one item. An id stays one segment of it, whatever its characters."""
+    """Return the path of one item. The id stays a single segment of the path, whatever characters it contains."""
     return f"{collection}/{quote(item_id, safe='').replace('.', '%2E')}"
 
 
@@ -128,7 +128,9 @@ def build_job_request(
     webhook: str,
     key: str,
 ) -> Request:
-    """Return a submission. Its body is the same at each attempt, because it is compared under the key."""
+    """Return the request that submits a job. Its body is the same at each attempt, because the device compares it under
+    the key.
+    """
     request = build_chat_request("/v1/jobs", messages, options)
     fields: dict[str, object] = {**(request.body or {}), "priority": priority}
     if request.deadline_s is not None:

@@ -1,4 +1,4 @@
-"""Publish the assistants that are trained here: weights, manifest, and card with the measured figures."""
+"""Publishing of the assistants: weights, manifest, and card with the measured figures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def publish_assistant(
     """Publish one of the assistants trained here.
 
     Args:
-        report: the output of `evaluate --json`; its figures go into the manifest and the card.
+        report: the output of `evaluate --format json`; its figures go into the manifest and the card.
         teachers: pretrained models to attribute beside the training data.
     """
     reports = msgspec.json.decode(report.read_bytes(), type=list[EvaluationReport]) if report else []
@@ -90,7 +90,7 @@ def assistant_card(manifest: Manifest) -> str:
 
 
 def _defaults(manifest: Manifest) -> str:
-    """Return the defaults for requests that set none of these."""
+    """Return the defaults for requests that do not set these parameters."""
     defaults = {
         f"temperature {manifest.temperature or 0:g}": manifest.temperature is not None,
         f"at most {manifest.answer_tokens} tokens": manifest.answer_tokens > 0,

@@ -1,4 +1,4 @@
-"""The Python backend's encoder: tensors in, tensors out, around cloud_pool.triton_server.encoder_runtime.
+"""The Python backend's encoder model, which converts tensors for cloud_pool.triton_server.encoder_runtime.
 
 `model.json` beside this file is an EncoderOptions.
 """
@@ -17,14 +17,14 @@ from causeway_server.cloud_pool.upstreams.triton.messages import PartReply, read
 from causeway_server.router.errors import CausewayError, InvalidRequest
 
 GAUGES = {
-    "running": "parts that are being read, or wait for it",
+    "running": "parts that are being read, or wait to be read",
     "requests": "parts so far",
     "process_starts": "decoder and encoder processes started so far",
 }
 
 
 class EncoderParameters(msgspec.Struct, frozen=True):
-    """The request parameters that we read."""
+    """The request parameters that the encoder reads."""
 
     causeway_deadline_ms: int | None = None
     causeway_call: str = ""
@@ -74,7 +74,7 @@ class EncoderModel:
         self._runtime = EncoderRuntime(options, self._gauges.set)
 
     def execute(self, requests: list[Any]) -> None:
-        """Submit the requests and return: a decoupled model sends its responses from the runtime's own thread."""
+        """Submit the requests and return. A decoupled model sends its responses from the runtime's own thread."""
         for request in requests:
             sender = request.get_response_sender()
             call_name = bytes_of(request, "cancel")
@@ -94,7 +94,7 @@ class EncoderModel:
 
 
 TritonPythonModel = EncoderModel
-"""Class name that the Python backend looks for."""
+"""The class name that the Python backend looks for."""
 
 
 def part_request_of(request: Any) -> PartRequest:

@@ -1,4 +1,4 @@
-"""The Python backend's model: tensors in, tensors out, around cloud_pool.triton_server.model_runtime.
+"""The Python backend's language model, which converts tensors for cloud_pool.triton_server.model_runtime.
 
 It runs in the Python backend's stub process, in Triton's environment (numpy < 2), where our packages are importable.
 `model.json` beside this file is an EngineOptions.
@@ -26,19 +26,19 @@ from causeway_server.models.llama_cpp.protocol import Emit, EngineOptions, Engin
 from causeway_server.router.errors import CausewayError, ClientGone, InvalidRequest
 
 GAUGES = {
-    "generated": "tokens of the sequences that have ended, cancelled ones included",
+    "generated": "tokens of the sequences that have ended, including cancelled ones",
     "running": "sequences in the decode batch",
-    "waiting": "sequences that wait for a slot in it",
+    "waiting": "sequences that wait for a slot in the decode batch",
     "kv_used": "tokens in the KV cache",
     "kv_total": "capacity of the KV cache in tokens",
     "steps": "decode steps so far",
     "tokens_per_s": "tokens per second of all sequences, over the last second of work",
-    "rss_bytes": "resident memory of the model's process",
+    "rss_bytes": "resident memory of the model's process in bytes",
 }
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """The request parameters that we read."""
+    """The request parameters that the model reads."""
 
     causeway_deadline_ms: int | None = None
     causeway_call: str = ""
@@ -105,7 +105,7 @@ class TritonPythonModel:
         self._runtime = ModelRuntime(start, report=gauges.set, broken=lambda: os._exit(70))
 
     def execute(self, requests: list[Any]) -> None:
-        """Submit the requests and return: a decoupled model sends its responses from the runtime's own thread."""
+        """Submit the requests and return. A decoupled model sends its responses from the runtime's own thread."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -133,7 +133,7 @@ def model_request_of(request: Any) -> ModelRequest:
         try:
             content = msgspec.json.decode(embedding, type=EmbeddingRequest).input
         except msgspec.DecodeError as error:
-            raise InvalidRequest(f"embedding_request: {error}") from error
+            raise InvalidRequest(f"`embedding_request`: {error}") from error
         is_text = isinstance(content, str)
         return ModelRequest(
             prompt=content if is_text else "",
@@ -147,7 +147,7 @@ def model_request_of(request: Any) -> ModelRequest:
         )
     prompt, token_ids = text_of(request, "text_input"), token_ids_of(request)
     if prompt is None and not token_ids:
-        raise InvalidRequest("text_input is missing.")
+        raise InvalidRequest("`text_input` is missing.")
     stream = flag_of(request, "stream") or False
     without_input = flag_of(request, "exclude_input_in_output")
     return ModelRequest(

@@ -1,4 +1,4 @@
-"""The client of a Causeway device. `_sync/client.py` is generated from `_async/client.py`: edit only the latter."""
+"""The client of a Causeway device. `_sync/client.py` is generated from `_async/client.py`; edit only the latter."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ class AsyncCauseway:
             The ended job: check `status` before `answer`.
 
         Raises:
-            CausewayTimeout: It has not ended within `timeout_s`.
+            CausewayTimeout: The job has not ended within `timeout_s`.
         """
         async for ended in self.results([job], timeout_s=timeout_s):
             return ended
@@ -353,7 +353,7 @@ class AsyncCauseway:
             timeout_s: Seconds to wait for all of them together; None for no limit.
 
         Raises:
-            CausewayTimeout: Some have not ended within `timeout_s`.
+            CausewayTimeout: Some jobs have not ended within `timeout_s`.
         """
         left = [job if isinstance(job, str) else job.id for job in jobs]
         deadline = Deadline(timeout_s, self._clock)

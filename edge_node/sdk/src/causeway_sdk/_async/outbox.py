@@ -1,4 +1,4 @@
-"""An outbox of an application. `_sync/outbox.py` is generated from `_async/outbox.py`: edit only the latter."""
+"""An outbox of an application. `_sync/outbox.py` is generated from `_async/outbox.py`; edit only the latter."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class AsyncOutbox:
             timeout_s: Seconds to wait for all of them together; None for no limit.
 
         Raises:
-            CausewayTimeout: Some have not ended within `timeout_s`.
+            CausewayTimeout: Some jobs have not ended within `timeout_s`.
             CausewayAPIError: The device rejects the API key.
             OutboxError: The file cannot be used.
         """
@@ -142,7 +142,9 @@ class AsyncOutbox:
         self.close()
 
     async def _hand_over(self, submission: Submission) -> bool:
-        """Submit it as a job, or refuse it permanently; return False if the device is unreachable."""
+        """Submit a submission as a job, or record that it is refused permanently; return False if the device is
+        unreachable.
+        """
         key, left_s = submission.key, submission.stated_s
         if left_s is None and submission.deadline is not None:
             left_s = submission.deadline - self._clock()
@@ -176,7 +178,9 @@ class AsyncOutbox:
         return True
 
     async def _ended(self, submission: Submission) -> Job | None:
-        """Return the job if it has ended, or was refused; None otherwise, or if the device is unreachable."""
+        """Return the job of a submission that has ended or was refused; None otherwise, or if the device is
+        unreachable.
+        """
         if submission.refusal is not None:
             refusal = submission.refusal
             return Job("", refusal["status"], error=refusal["error"], code=refusal["code"])
@@ -187,7 +191,7 @@ class AsyncOutbox:
                 raise
             if error.status != 404:
                 return None
-            return Job(submission.job or "", "expired", error="the device has forgotten this job", code=error.code)
+            return Job(submission.job or "", "expired", error="the device no longer has this job", code=error.code)
         except CausewayError:
             return None
         return job if job.ended else None

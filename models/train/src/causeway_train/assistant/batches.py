@@ -1,4 +1,6 @@
-"""Batches of examples: making them, the network's outputs at the answers, and what is computed from those."""
+"""Batches of examples: how they are formed, the network's outputs at the answers' tokens, and the losses and accuracy
+computed from those outputs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def answer_logits(
     """Return logits [targets, vocabulary] at the answers' positions only, and the target ids [targets].
 
     Args:
-        auxiliary: filled with the outputs that the auxiliary losses need.
+        auxiliary: Filled with the outputs that the auxiliary losses need.
     """
     length = max(len(one.prompt) + len(one.target) for one in batch) - 1
     length += -length % 8
@@ -69,7 +71,7 @@ def attention_loss(batch: Sequence[Example], attention_scores: Sequence[Tensor])
     """Return the mean cross entropy of the supervised heads' attention with its targets, 0 if a batch has none.
 
     Args:
-        attention_scores: of each supervised head before softmax, [n, length, length].
+        attention_scores: Scores of each supervised head before softmax, [n, length, length].
     """
     supervised = [
         (row, len(one.prompt) - 1 + index, position)

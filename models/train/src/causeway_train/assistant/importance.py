@@ -1,6 +1,6 @@
 """The importance matrix (llama.cpp's imatrix): the mean squared input of each matrix column over training examples.
 
-llama.cpp's quantiser weights rounding errors by it.
+llama.cpp's quantiser weights rounding errors by this matrix.
 """
 
 from __future__ import annotations

@@ -54,12 +54,14 @@ class Example(msgspec.Struct, frozen=True):
     source: str = ""
     embedding: int = NO_EMBEDDING  # index of the prompt's sentence vector
     attention_targets: list[int] = []  # for each token of the target: a prompt position, or NO_TARGET
-    slot_tags: list[int] = []  # of the tokens before the prompt's last one
+    slot_tags: list[int] = []  # slot tags of the tokens, up to the one before the prompt's last token
     soft_targets: list[SoftTarget] = []
 
 
 class _SoftLabelledText:
-    """A text with the probabilities of all functions, and of the device's own renormalised to 1."""
+    """A text with the probabilities of all functions, and the probabilities of the device's own functions renormalised
+    to 1.
+    """
 
     def __init__(self, text: str, probabilities: FunctionProbabilities) -> None:
         self.text, self.probabilities = text, probabilities
@@ -128,10 +130,10 @@ class Mixture:
         return [self._add_earlier_turn(example, examples) for example in examples]
 
     def _draw_device_rows(self) -> list[Row]:
-        """Variants of the device's rows.
+        """Draw variants of the device's rows.
 
-        HWU64 has fewer rows and more functions, so its rows are repeated; rows with places are doubled, because which
-        names are states and countries has to be memorised.
+        HWU64 has fewer rows and more functions, so its rows are repeated; rows that name places are doubled, because
+        the network has to memorise which names are states and which are countries.
         """
         rows = [row for row in self._device_rows for _ in range(self._hwu64_repeats if row.source == "hwu64" else 1)]
         rows += [row for row in self._device_rows if any(slot in PLACES for slot, _ in row.slots)]
@@ -162,13 +164,17 @@ class Mixture:
         return drawn + self._draw_questions(int(self._refusals * 0.05))
 
     def _draw_questions(self, count: int) -> list[str]:
-        """Long questions, cut at a random length: long texts are out of scope too."""
+        """Draw long questions, cut at a random length, so that the model learns that long texts are out of scope
+        too.
+        """
         draw = self._random
         chosen = draw.sample(self._corpus.questions, min(count, len(self._corpus.questions)))
         return [text[: int(30 + (QUESTION_CHARACTERS - 30) * draw.random() ** 3)].strip() for text in chosen]
 
     def _copying_exercises(self, count: int) -> list[Example]:
-        """Continue a list of random words from a word in it: pure copying, which takes longest to learn."""
+        """Draw exercises that continue a list of random words from one of its words. Copying takes a small network
+        longest to learn.
+        """
         exercises = []
         for ids in self._tokenizer.encode_batch(
             [self._augmenter.random_words(self._random.randint(5, 14)) for _ in range(count)]
@@ -193,7 +199,7 @@ class Mixture:
         return Example(prompt, target, row.source, self._embedding(row.text), positions, tags)
 
     def _soft_label_examples(self) -> list[Example]:
-        """Examples for the function's name alone and, on the device, for whether to refuse."""
+        """Make examples for the function's name alone and, on the device, for whether to refuse."""
         count = self._soft_label_count
         if self._student:
             inside = [one for one in self._soft_labelled if one.best_on_device]
@@ -225,7 +231,8 @@ class Mixture:
         return self._embeddings.index_of(text) if self._embeddings else NO_EMBEDDING
 
     def _drop_tokens(self, text_ids: Sequence[int], positions: Sequence[int]) -> Sequence[int]:
-        """Sometimes replace tokens outside the arguments by padding, so that no single one decides.
+        """Sometimes replace tokens outside the arguments by padding, so that the network does not rely on a single
+        token.
 
         Word dropout: Iyyer et al. 2015, Deep Averaging Networks.
         """

@@ -1,4 +1,4 @@
-"""Train, distil and export the two assistants.
+"""Training, distillation and export of the two assistants.
 
 A run is a folder:
 
@@ -49,7 +49,7 @@ DESCRIPTIONS = {
 
 
 class RunConfig(msgspec.Struct, frozen=True):
-    """How a run was started, kept beside its checkpoint."""
+    """The settings with which a run was started, stored beside its checkpoint."""
 
     name: str
     plan: TrainingPlan
@@ -60,7 +60,9 @@ class RunConfig(msgspec.Struct, frozen=True):
 
 
 def shape_for(name: str, layers: int | None, width: int) -> dict[str, int]:
-    """Return the sizes of a network without its vocabulary: heads of 64, a hidden layer three times as wide."""
+    """Return the sizes of a network, except its vocabulary: heads of width 64, and a hidden layer three times as wide
+    as the network.
+    """
     return {"layers": layers or LAYERS[name], "width": width, "heads": width // 64, "hidden": 3 * width}
 
 
@@ -225,13 +227,15 @@ def _run(
 
 
 def _check_names(tokenizer: AssistantTokenizer, corpus: Corpus, path: Path) -> None:
-    """Raises ArtifactError before the training if a tokenizer that was made from other data lacks a name of these."""
+    """Raise ArtifactError before the training starts if the tokenizer was made from other data and lacks a name of
+    `corpus`.
+    """
     missing = tokenizer.missing(corpus.functions(), corpus.arguments())
     if missing:
         listed = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         raise ArtifactError(
-            f"{path}: the tokenizer has no token for {listed}: it was made from other data. Leave the rows with these "
-            "names out, or train a new run without --from and --grow-from"
+            f"{path}: the tokenizer has no token for {listed}, because it was made from other data. Leave "
+            "out the rows with these names, or train a new run without --from and --grow-from"
         )
 
 
@@ -240,7 +244,7 @@ def _config(name: str, tokenizer: AssistantTokenizer, shape: dict[str, int] | No
 
 
 def _pseudo_labels(corpus: Corpus, folder: Path, teacher: Path, threads: int) -> tuple[Row, ...]:
-    """Return the teacher's pseudo-labels, made once and kept in the run's folder."""
+    """Return the teacher's pseudo-labels. They are computed once and cached in the run's folder."""
     path = folder / PSEUDO_LABELS
     if not path.is_file():
         weights = folder / "teacher.gguf"

@@ -1,4 +1,4 @@
-"""The training loop: time-boxed, checkpointed, resumable, on a CPU or a GPU.
+"""The training loop: it has a time limit, writes checkpoints, can be resumed, and runs on a CPU or a GPU.
 
 Progress is the larger of the shares of minutes and of steps used, so that a run on a busy machine still completes its
 schedule in time.
@@ -44,24 +44,24 @@ class TrainingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     minutes: float
     steps: int = 1_000_000
-    batch_tokens: int = 4096  # per batch, padding included
+    batch_tokens: int = 4096  # tokens per batch, padding included
     matrix_lr: float = 0.01
     vector_lr: float = 1.5e-3
     warmup_steps: int = 50
-    cooldown: float = 0.9  # share of the run
+    cooldown: float = 0.9  # share of the run over which the learning rate falls
     dropout: float = 0.1
     seed: int = 1
     threads: int = 2
     report_minutes: float = 3.0
     teacher_weight: float = 0.0  # weight of the teacher's probabilities against the labels
-    attention_weight: float = 0.3  # of the attention loss
-    embedding_weight: float = 0.5  # of the embedding loss, where there is an encoder or a function teacher
-    tagging_weight: float = 0.5  # of the slot-tagging loss
-    ema_decay: float = 0.998  # per step, of the averaged weights, which are the ones that are exported
+    attention_weight: float = 0.3  # weight of the attention loss
+    embedding_weight: float = 0.5  # weight of the embedding loss, if there is an encoder or a function teacher
+    tagging_weight: float = 0.5  # weight of the slot-tagging loss
+    ema_decay: float = 0.998  # decay per step of the averaged weights, which are the ones that are exported
     refusals: int = 6000  # examples to refuse in an epoch of the device's model
     hwu64_repeats: int = 2  # how often an epoch holds each row of HWU64, which has fewer rows and more functions
     row_share: float = 1.0  # share of the rows in an epoch of the large model
-    soft_labels: int = 60_000  # soft-labelled texts in an epoch, where there is a function teacher
+    soft_labels: int = 60_000  # soft-labelled texts in an epoch, if there is a function teacher
 
 
 class Trainer:

@@ -44,7 +44,7 @@ def attention_targets(row: Row, target: Sequence[int], tokenizer: AssistantToken
 
 
 def _by_argument(found: Sequence[tuple[int, int, str]]) -> list[list[tuple[int, int]]]:
-    """Return the values' spans in the order in which an answer holds them (`call.expected_call`)."""
+    """Return the spans of the values, ordered as an answer holds the values (`call.expected_call`)."""
     grouped: dict[str, list[tuple[int, int]]] = {}
     for start, end, slot in found:
         grouped.setdefault(argument_name(slot), []).append((start, end))

@@ -1,4 +1,4 @@
-"""BERT's encoder (Devlin et al. 2018, arXiv 1810.04805) in torch, to fine-tune a published one.
+"""BERT's encoder (Devlin et al. 2018, arXiv 1810.04805) in torch, for fine-tuning a published BERT.
 
 `causeway-train convert-bert` makes an ONNX graph of the same files for inference. All texts of a batch have the same
 number of tokens, so there is no padding and no mask.
@@ -27,7 +27,7 @@ FROZEN_SHARE = 3  # one in so many layers, the lowest ones, is not trained
 
 
 class BertSizes(BertConfig, frozen=True):
-    """`config.json`, and the sizes that follow from the arrays."""
+    """The settings in `config.json`, and the sizes that follow from the weight arrays."""
 
     vocabulary: int = 0
     hidden: int = 0
@@ -58,7 +58,9 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Maps ids to the mean of the last layer. The embeddings and the lowest layers are frozen, to stay general."""
+    """Maps token ids to the mean of the last layer's states. The embeddings and the lowest layers are frozen, so that
+    they stay general.
+    """
 
     def __init__(self, sizes: BertSizes, dropout: float = 0.1) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class Bert(nn.Module):
 
 
 class BertTokenizer(msgspec.Struct, frozen=True):
-    """Word pieces between [CLS] and [SEP]."""
+    """Splits texts into word pieces between [CLS] and [SEP]."""
 
     pieces: WordPieces
     cls_id: int
@@ -128,7 +130,7 @@ def batches_by_length(ids: Sequence[Sequence[int]], tokens: int, draw: random.Ra
 
 
 def _rename(tensors: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Rename the published tensors to those of `Bert`.
+    """Rename the published tensors to the parameter names of `Bert`.
 
     The token type is always the first one, so its embedding is added to the positions.
     """

@@ -1,9 +1,9 @@
-"""Prediction of a sentence encoder's vector as an auxiliary loss.
+"""An auxiliary loss: the network predicts a sentence encoder's vector of the message.
 
 A few thousand commands do not teach that "volume" and "loudness" are similar; an encoder trained on a thousand million
-sentences knows it. During training, a linear map of the state that predicts the function must also predict the
-encoder's vector of the message (distillation from a teacher's inner states: Romero et al. 2015, arXiv 1412.6550). The
-map is discarded after training. With a function teacher, the vectors are the teacher's, of all texts it labelled.
+sentences knows it. During training, a linear map of the state from which the function is predicted must also predict
+the encoder's vector of the message (distillation from a teacher's inner states: Romero et al. 2015, arXiv 1412.6550).
+The map is discarded after training. With a function teacher, the vectors are the teacher's, of all texts it labelled.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Distillation of the function's name: soft labels by a function teacher, on unlabelled texts.
 
-A few dozen rows per function do not show a small network how else a request can be worded. Many more texts are made
-from the rows (data/paraphrase.py), the teacher assigns a probability to each function, and the network learns these
-probabilities instead of one correct name (Hinton et al. 2015, arXiv 1503.02531). Texts without a confident label are
-dropped. The device's model also learns what to refuse: the probability of a refusal is that of all functions outside
-the device's own.
+A few dozen rows per function do not show a small network in which other words a request can be made. Many more texts
+are made from the rows (data/paraphrase.py), the teacher assigns a probability to each function, and the network learns
+these probabilities instead of one correct name (Hinton et al. 2015, arXiv 1503.02531). Texts without a confident label
+are dropped. The device's model also learns what to refuse: the probability of a refusal is the sum over all functions
+that the device lacks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ FunctionProbabilities = list[tuple[str, float]]  # the most probable first
 
 
 class FunctionSoftLabels:
-    """Unlabelled texts with the teacher's function probabilities, and its vectors of these texts and of the rows'."""
+    """Unlabelled texts with the teacher's probabilities of the functions, and the teacher's vectors of these texts and
+    of the rows.
+    """
 
     def __init__(
         self, labels: Sequence[tuple[str, FunctionProbabilities]], embeddings: SentenceEmbeddings | None = None
@@ -76,7 +78,9 @@ class FunctionSoftLabels:
 
 
 def teacher_rows(rows: Sequence[Row], seed: int) -> list[Row]:
-    """Return the teacher's training rows: fewer of a source with few functions, out-of-scope rows repeated."""
+    """Return the teacher's training rows: fewer rows of a source that has few functions, and out-of-scope rows
+    repeated.
+    """
     draw = random.Random(seed)
     chosen = [row for row in rows if row.source not in TRAINED_SHARE or draw.random() < TRAINED_SHARE[row.source]]
     return chosen + [row for row in rows if row.intent == "oos"] * (OUT_OF_SCOPE_REPEATS - 1)
@@ -109,7 +113,9 @@ def label_texts(
 
 
 def _neighbours(teacher: FunctionTeacher, rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Neighbours among the rows' words and MiniLM's whole-word pieces, so that unseen words occur in training too."""
+    """Find neighbours of words among the rows' words and MiniLM's whole-word pieces, so that words that no row has
+    occur in training too.
+    """
     return nearest_words(teacher, common_words(rows), whole_words(teacher.tokenizer.pieces.listed))
 
 
@@ -132,7 +138,7 @@ def nearest_words(teacher: FunctionTeacher, words: Sequence[str], others: Sequen
 
 
 def soften(losses: Tensor, logits: Tensor, targets: Sequence[tuple[int, Sequence[tuple[int, float]]]]) -> Tensor:
-    """Replace the losses at soft targets by the cross entropy with their probabilities.
+    """Replace the losses at soft targets by the cross entropy with the soft targets' probabilities.
 
     Args:
         losses: [positions].

@@ -1,8 +1,8 @@
 """A teacher for the function's name: all-MiniLM-L6-v2 with one more layer, trained on the rows.
 
 It was pretrained on a thousand million sentences and reads each message in both directions; it is too slow for any
-shipped model. It passes on its probabilities, on any number of texts (function_distillation.py). A row that several
-functions answer trains the sum of their probabilities. A few rows are held out to calibrate the probabilities by
+shipped model. It passes on its probabilities, on any number of texts (function_distillation.py). For a row that several
+functions answer, the sum of their probabilities is trained. A few rows are held out to calibrate the probabilities by
 temperature scaling (Guo et al. 2017, arXiv 1706.04599).
 """
 
@@ -32,7 +32,7 @@ class TeacherSchedule(msgspec.Struct, frozen=True):
     """Training schedule of a function teacher."""
 
     epochs: int = 3
-    tokens: int = 768  # per batch
+    tokens: int = 768  # tokens per batch
     body_lr: float = 1.5e-4
     head_lr: float = 2e-3
 
@@ -156,7 +156,7 @@ def _train(
 
 
 def answer_mask(rows: Sequence[Row], names: Sequence[str]) -> Tensor:
-    """Return which functions answer which row: bool [rows, names]."""
+    """Return for each row the functions that answer it correctly: bool [rows, names]."""
     columns = {name: index for index, name in enumerate(names)}
     mask = torch.zeros(len(rows), len(names), dtype=torch.bool)
     for index, row in enumerate(rows):
@@ -171,7 +171,7 @@ def accuracy(teacher: FunctionTeacher, rows: Sequence[Row]) -> float:
 
 
 def _log_likelihood(logits: Tensor, answers: Tensor) -> Tensor:
-    """Return the smoothed log probability of the correct functions together, [n]."""
+    """Return the smoothed log of the correct functions' summed probability: [n]."""
     logprobs = logits.log_softmax(-1)
     correct = logprobs.masked_fill(~answers, -torch.inf).logsumexp(-1)
     return (1 - LABEL_SMOOTHING) * correct + LABEL_SMOOTHING * logprobs.mean(-1)

@@ -1,9 +1,9 @@
-"""Slot tagging as an auxiliary loss in the middle of the network: the argument that each word belongs to.
+"""An auxiliary loss in the middle of the network: predict the argument that each word belongs to (slot tagging).
 
 A tagger learns early what a generator learns late: where each value begins and ends (joint intent and slot models: Liu
 and Lane 2016, arXiv 1609.01454). During training, a linear map of the states before the last blocks predicts the
-argument at every token of the message (of its repetition, if the prompt repeats it). The later blocks then find the
-values marked. The map is discarded after training.
+argument at every token of the message (of its repetition, if the prompt repeats it). The later blocks then see which
+tokens belong to values. The map is discarded after training.
 """
 
 from __future__ import annotations

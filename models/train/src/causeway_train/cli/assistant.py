@@ -28,7 +28,9 @@ from ..function_calls.intents import is_device_row
 from .options import data_option, rows_argument
 from .signals import MINILM
 
-_importance = click.option("--importance", type=existing_file, help="Importance matrix from the command importance.")
+_importance = click.option(
+    "--importance", type=existing_file, help="Importance matrix, as written by the command `importance`."
+)
 _steps = click.option("--steps", type=click.IntRange(1), default=1_000_000, help="Stop after this many steps.")
 _minutes = click.option(
     "--minutes", type=float, default=30.0, show_default=True, help="Training time in total, over all resumptions."
@@ -62,11 +64,18 @@ def _schedule(command: Callable[..., None]) -> Callable[..., None]:
 @_run
 @_minutes
 @_steps
-@click.option("--layers", type=click.IntRange(1), help="Depth; default: that of --from or --grow-from, else 4 or 12.")
-@click.option("--width", type=click.IntRange(64), help="Width; default: that of --from or --grow-from, else 256.")
-@click.option("--grow-from", type=existing_folder, help="Initialise from the run of a shallower network.")
 @click.option(
-    "--from", "start", type=existing_file, help="Initialise from a GGUF made here; --layers may add to its depth."
+    "--layers",
+    type=click.IntRange(1),
+    help="Number of layers; default: that of --from or --grow-from, else 4 (assistant) or 12 (assistant-large).",
+)
+@click.option("--width", type=click.IntRange(64), help="Width; default: that of --from or --grow-from, else 256.")
+@click.option("--grow-from", type=existing_folder, help="Initialise from a run with fewer layers.")
+@click.option(
+    "--from",
+    "start",
+    type=existing_file,
+    help="Initialise from a GGUF that this tool exported; --layers may be greater than its number of layers.",
 )
 @click.option(
     "--repeat-prompt/--single-prompt",
@@ -110,7 +119,7 @@ def train(
     seed: int,
     **schedule: float,
 ) -> None:
-    """Train one of the two assistants from scratch, from a published GGUF, or from a shallower run."""
+    """Train one of the two assistants from scratch, from a published GGUF, or from a run with fewer layers."""
     from ..assistant.run import shape_for
     from ..assistant.run import train as start_training
     from ..assistant.trainer import TrainingPlan
@@ -253,7 +262,13 @@ def quantize(source: Path, target: Path, to: str, embedding_too: bool, importanc
 @click.argument("first", type=existing_file)
 @click.argument("second", type=existing_file)
 @click.argument("target", type=file)
-@click.option("--share", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Weight of SECOND.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="Weight of SECOND in the average, 0 to 1.",
+)
 def average(first: Path, second: Path, target: Path, share: float) -> None:
     """Average the weights of two F32 GGUFs, where SECOND was trained from FIRST."""
     from ..export.averaging import average as write_average
@@ -266,8 +281,8 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
 @click.argument("gguf", type=existing_file)
 @click.option("--name", required=True, help="Name of the model.")
 @to_option
-@click.option("--report", type=existing_file, help="Output of evaluate --json.")
-@click.option("--command", default="", help="How the model was made, for the manifest.")
+@click.option("--report", type=existing_file, help="Output of `evaluate --format json`.")
+@click.option("--command", default="", help="Command that made the model, for the manifest.")
 @click.option("--seed", type=int, help="Training seed, for the manifest.")
 @click.option("--note", default="", help="Remark for the manifest and the card.")
 @click.option("--minilm", is_flag=True, help="The model was trained with --minilm or --encoder: attribute MiniLM.")

@@ -48,7 +48,14 @@ _held = click.option(
 @click.option("--grammar/--no-grammar", default=False, help="Constrain each answer to the call grammar.")
 @limit_option
 @threads_option(2)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["human", "json"]),
+    default="human",
+    show_default=True,
+    help="Tables for people, or the report as JSON.",
+)
 @models_option
 def evaluate(
     files: Sequence[Path],
@@ -58,13 +65,13 @@ def evaluate(
     grammar: bool,
     limit: int | None,
     threads: int,
-    as_json: bool,
+    output_format: str,
     extra_dirs: Sequence[Path],
 ) -> None:
     """Answer every row of FILES (JSON lines: text, intent, slots) and print the share of correct answers."""
     rows = [row for path in files for row in spread_evenly(_selected(read_rows(path, source or ""), held), limit)]
-    reports = [_evaluated(name, rows, grammar, threads, extra_dirs, quiet=as_json) for name in names]
-    if as_json:
+    reports = [_evaluated(name, rows, grammar, threads, extra_dirs, quiet=output_format == "json") for name in names]
+    if output_format == "json":
         click.echo(msgspec.json.encode(reports).decode())
         return
     console = Console()
@@ -89,7 +96,11 @@ def evaluate(
     help="Share of the traffic in the device's domain; may be repeated.",
 )
 @click.option(
-    "--after", type=click.IntRange(1, 16), default=8, show_default=True, help="Tokens before the handoff decision."
+    "--after",
+    type=click.IntRange(1, 16),
+    default=8,
+    show_default=True,
+    help="Tokens after which the handoff is decided.",
 )
 @click.option("--to", type=folder, help="Also write routing.md, routing.csv and routing.svg to this folder.")
 @_run
@@ -213,7 +224,7 @@ def _selected(rows: Sequence[Row], held: bool) -> Sequence[Row]:
 
 
 def _unseen(row: Row) -> bool:
-    """Return whether a row was held back from training and from calibrating the signals."""
+    """Return whether a row was held back both from training and from the calibration of the signals."""
     from ..signals.quality import HALVES
 
     return is_validation_row(row) and not is_held_out(row.text, HALVES, 0.5)

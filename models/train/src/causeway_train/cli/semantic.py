@@ -30,16 +30,22 @@ _max_error = click.option(
     type=click.FloatRange(0.002, 0.05),
     default=0.01,
     show_default=True,
-    help="Share of all requests that may get a wrong answer.",
+    help="Maximum share of all requests that may get a wrong answer.",
 )
 
 
 @click.command("train-semantic")
 @data_option
-@click.option("--run", type=folder, required=True, help="Folder for the result before it is published.")
+@click.option("--run", type=folder, required=True, help="Folder for the judge before it is published.")
 @to_option
-@click.option("--epochs", type=click.IntRange(1), default=4, show_default=True, help="Over the pairs.")
-@click.option("--decay", type=click.FloatRange(0), default=0.5, show_default=True, help="Of the words' weights.")
+@click.option("--epochs", type=click.IntRange(1), default=4, show_default=True, help="Passes over the training pairs.")
+@click.option(
+    "--decay",
+    type=click.FloatRange(0),
+    default=0.5,
+    show_default=True,
+    help="Weight decay of the table of differing words.",
+)
 @_seed
 def train_semantic(data: Path, run: Path, to: Path, epochs: int, decay: float, seed: int) -> None:
     """Train the semantic cache's judge, and choose its thresholds on rows that it was not trained on.
@@ -121,7 +127,7 @@ def evaluate_semantic(
     console = Console()
     console.print(table)
     alone = similarity_alone(stream(rows, part, seed, paraphrased), judge, max_error)
-    console.print(f"the similarity alone, its threshold chosen with hindsight: hits {100 * alone:.2f} %")
+    console.print(f"upper bound with hindsight, by a threshold on the similarity alone: hits {100 * alone:.2f} %")
 
 
 def _measured(
@@ -138,7 +144,7 @@ def _measured(
     from ..evaluate.semantic_stream import run_stream, stream, summarize
 
     if judge.calibration is None:
-        raise ArtifactError("this judge has no calibration: train it again with `causeway-train train-semantic`")
+        raise ArtifactError("This judge has no calibration. Train it again with `causeway-train train-semantic`.")
     requests = [request for request in stream(rows, part, seed, paraphrased) if request.source in sources]
     scored, seconds = run_stream(judge, requests)
     result = summarize(requests, scored, seconds, judge.calibration.threshold(max_error))

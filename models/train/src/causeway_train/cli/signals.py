@@ -120,7 +120,7 @@ def train_encoder(data: Path, teacher: Path, run: Path, to: Path, epochs: int, d
     type=click.IntRange(1, 16),
     default=8,
     show_default=True,
-    help="Report calibration after this many tokens.",
+    help="Tokens after which the reported calibration is measured.",
 )
 @limit_option
 @click.option("--seed", type=int, default=6, show_default=True)
@@ -188,13 +188,32 @@ _SPOKEN_NOTE = "The stage for spoken requests"
 @click.command("train-spoken")
 @data_option
 @_run
-@click.option("--model", default="assistant", show_default=True, help="Model that answers, and has a calibrator.")
+@click.option("--model", default="assistant", show_default=True, help="Model that answers; it must have a calibrator.")
 @to_option
-@click.option("--speech", default="speech", show_default=True, help="Speech model, see `pull speech`.")
-@click.option("--voices", default="en-us,en-gb,en-gb-scotland", show_default=True, help="Voices of espeak-ng.")
+@click.option(
+    "--speech", default="speech", show_default=True, help="Speech model, as pulled by `causeway-models pull speech`."
+)
+@click.option(
+    "--voices",
+    default="en-us,en-gb,en-gb-scotland",
+    show_default=True,
+    help="Voices of espeak-ng that speak the commands.",
+)
 @click.option("--espeak", default="espeak-ng", show_default=True, help="Command of espeak-ng, with its options.")
-@click.option("--below", type=click.FloatRange(0.0, 1.0), default=0.55, show_default=True, help="Handoff to measure.")
-@click.option("--tokens", type=click.IntRange(1, 16), default=8, show_default=True, help="Tokens before the handoff.")
+@click.option(
+    "--below",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.55,
+    show_default=True,
+    help="Confidence below which the handoff that is measured takes place.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 16),
+    default=8,
+    show_default=True,
+    help="Tokens after which the handoff is decided.",
+)
 @limit_option
 @threads_option(1)
 def train_spoken(
@@ -210,7 +229,7 @@ def train_spoken(
     limit: int | None,
     threads: int,
 ) -> None:
-    """Teach the calibrator what a transcript's confidence says, on held-back commands that espeak-ng speaks."""
+    """Train the calibrator's stage for spoken requests, on held-back commands that espeak-ng speaks."""
     from causeway_server.models.catalog.artifact import find_signal
     from causeway_server.models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
 
@@ -261,7 +280,9 @@ def train_spoken(
 @_run
 @to_option
 def train_heard_words(data: Path, run: Path, to: Path) -> None:
-    """Count the words of the training rows, to choose among what a spoken command may have been."""
+    """Count the words of the training rows. The counts decide which of several transcripts of a spoken command is the
+    likeliest.
+    """
     from ..data.corpus import Corpus
     from ..signals.spoken import count_words
 
@@ -275,8 +296,10 @@ def train_heard_words(data: Path, run: Path, to: Path) -> None:
         architecture="word trigrams, Witten-Bell",
         quantisation="JSON numbers",
         command="causeway-train train-heard-words",
-        note="Chooses among ten transcripts of a short English clip, with the probabilities that Whisper gives them. "
-        f"Counted from {len(rows)} texts; models/README.md has what it gains.",
+        note=(
+            "Chooses among ten transcripts of a short English clip, with the probabilities that Whisper "
+            f"gives them. Counted from {len(rows)} texts; models/README.md has the measured gain."
+        ),
         metrics={},
         data=tuple(one for one in ATTRIBUTIONS if one.name in ("HWU64", "SNIPS 2017")),
     )

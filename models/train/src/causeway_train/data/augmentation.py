@@ -78,10 +78,10 @@ class Augmenter:
         return changed if same else row
 
     def _place_slot(self, row: Row, slot: str, regions: Sequence[str]) -> str:
-        """Sometimes choose another kind of place.
+        """Sometimes replace a place by another kind of place.
 
-        "rain in Rome", "rain in Peru" and "rain in Ohio" are one sentence: the kind of place must be learnt from the
-        name. After a city, the second place remains a state or a country.
+        "rain in Rome", "rain in Peru" and "rain in Ohio" are one sentence: the network must learn the kind of place
+        from its name. After a city, the second place remains a state or a country.
         """
         if slot not in regions or regions.count(slot) > 1 or len(regions) > 2 or self._random.random() >= RELOCATE:
             return slot

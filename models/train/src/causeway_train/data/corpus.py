@@ -41,7 +41,9 @@ class Corpus(msgspec.Struct, frozen=True):
         return sorted({argument_name(slot) for row in self.train for slot, _ in row.slots})
 
     def tokenizer_texts(self) -> list[str]:
-        """Return what the tokenizer is trained on: texts, and values as at the start of a JSON string."""
+        """Return the texts on which the tokenizer is trained: requests, and argument values as they stand at the start
+        of a JSON string.
+        """
         values = [value for row in self.train for _, value in row.slots]
         return [row.text for row in self.train] + values + [text[:200] for text in self.questions[::4]]
 

@@ -29,7 +29,7 @@ _DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
 _SERIES = tuple((frozenset(words), words) for words in (_NUMBERS, _MONTHS, _DAYS))
 STRUCTURE = 60  # most frequent words of names ("the", "of", "in"), which stay in a reworded title
 MADE_UP = 0.3  # share of new words that are not real words
-REPETITION = 0.25  # share of reworded names that repeat a word or its prefix ("Cup of Coffee, Cup of Tea")
+REPETITION = 0.25  # share of reworded names that repeat a word or its prefix "Cup of Coffee, Cup of Tea"
 
 
 class ValueInventor:
@@ -128,7 +128,9 @@ def prefix(word: str) -> str:
 
 
 def group_by_prefix(words: Iterable[str]) -> dict[str, list[str]]:
-    """Group words by prefix: they often share their first token, so copying one can slip into another."""
+    """Group words by their first letters. Words of a group often share their first token, so a network that copies one
+    may continue with another.
+    """
     groups: dict[str, list[str]] = {}
     for word in words:
         groups.setdefault(prefix(word), []).append(word)

@@ -70,7 +70,7 @@ class Paraphraser:
         return head[: round(cut * len(head))] + tail[round(cut * len(tail)) :]
 
     def _cross(self, source: str, words: list[str]) -> list[str]:
-        """Continue as another text does after the same word; the result often reads naturally."""
+        """Continue a text as another text continues after the same word; the result often reads naturally."""
         index = self._random.randrange(len(words))
         continuations = self._continuations.get((source, words[index]))
         return words[: index + 1] + self._random.choice(continuations) if continuations else words

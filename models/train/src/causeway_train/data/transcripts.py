@@ -1,7 +1,8 @@
-"""Rows as a device hears English: spoken by espeak-ng in several voices, transcribed by the device's own speech model.
+"""Rows as a device hears them: spoken in English by espeak-ng in several voices, and transcribed by the device's own
+speech model.
 
-The speech is synthetic, and the hardest that there is. It needs espeak-ng, the extra `voice`, and
-`causeway-models pull speech`.
+Synthetic speech is harder to transcribe than people's. It needs espeak-ng, the extra `voice`, and `causeway-models pull
+speech`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _SOURCE = "hwu64"  # its commands were spoken by people; SNIPS was typed
 
 
 class TranscribedRow(msgspec.Struct, frozen=True):
-    """A row, and what was understood of it. `heard`: as the speech model writes it; `confidence`: 0 to 1."""
+    """A row and its transcript. `heard`: text as the speech model writes it; `confidence`: of the transcript, 0
+    to 1.
+    """
 
     row: Row
     voice: str
@@ -37,7 +40,7 @@ class TranscribedRow(msgspec.Struct, frozen=True):
 
     @property
     def as_heard(self) -> Row:
-        """The row with the words that a model gets that reads transcripts in their spoken form."""
+        """The row with the transcript's words, in the spoken form that models read."""
         return msgspec.structs.replace(self.row, text=spoken_form(self.heard))
 
 
@@ -58,9 +61,9 @@ def transcribe_rows(
     """Return a transcript of each row; the voices take turns.
 
     Args:
-        file: where they are kept as JSON lines, so that a second call resumes an interrupted one.
+        file: JSON lines that store the transcripts, so that a second call resumes an interrupted one.
         speech: folder of the speech model.
-        espeak: the command that speaks.
+        espeak: The command of espeak-ng.
     """
     known = _read(file)
     missing = [(row, voices[at % len(voices)]) for at, row in enumerate(rows) if row.text not in known]

@@ -1,4 +1,4 @@
-"""Measure an assistant on labelled rows: correct function, exact call, valid JSON, and refusals."""
+"""Measurement of an assistant on labelled rows: correct function, exact call, valid JSON, and refusals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def auroc(inside: Sequence[float], outside: Sequence[float]) -> float | None:
 
 
 def _outside(row: Row) -> bool | None:
-    """Return True outside the device's domain, False inside, None where the two overlap."""
+    """Return True outside the device's domain, False inside, and None if the row is close to both."""
     if is_device_row(row.source, row.intent):
         return False
     return True if is_refusable(row.source, row.intent) else None

@@ -1,6 +1,6 @@
 """Greedy answers to many prompts at once, for evaluation: llama.cpp's low-level calls, one sequence per slot.
 
-The engine that serves requests is `models.llama_cpp`; this one is small, synchronous, and also returns raw logits.
+The engine that serves requests is `models.llama_cpp`; this class is small and synchronous, and also returns raw logits.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Answer(msgspec.Struct, frozen=True):
     text: str
     tokens: tuple[int, ...]
     refuse: float  # probability of the refusal token at the first position; 0 where the model has none
-    logprobs: tuple[float, ...]  # of the chosen tokens, before the grammar is applied
-    confidences: tuple[Confidence, ...] = ()  # after each of the first `confidence_tokens` tokens
+    logprobs: tuple[float, ...]  # log-probabilities of the chosen tokens, before the grammar is applied
+    confidences: tuple[Confidence, ...] = ()  # confidence after each of the first `confidence_tokens` tokens
 
 
 class _ConfidenceRecorder:
@@ -123,7 +123,7 @@ class GreedyModel:
         return buffer.raw[: max(0, length)]
 
     def ends(self, token: int) -> bool:
-        """Return whether `token` ends a generation."""
+        """Return whether `token` ends the answer."""
         return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:

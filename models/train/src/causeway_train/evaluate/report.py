@@ -1,4 +1,4 @@
-"""The report that `causeway-train evaluate --json` prints."""
+"""The report that `causeway-train evaluate --format json` prints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class EvaluationReport(msgspec.Struct, frozen=True):
     model: str
     grammar: bool
     results: tuple[GroupResult, ...]
-    refusal_auroc: float | None  # by the probability of the refusal token; None without one
+    # AUROC of refusals by the probability of the refusal token; None for a model without that token
+    refusal_auroc: float | None
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
         """Return all figures as one mapping, for a manifest: `{prefix}{group}/{measure}`."""

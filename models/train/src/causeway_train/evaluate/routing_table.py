@@ -24,7 +24,7 @@ class RoutingSample(msgspec.Struct, frozen=True):
     """One request with both models' results and the value of each signal (higher favours the device)."""
 
     device: float  # quality of the device's answer, 0 to 1
-    cloud: float  # of the cloud's
+    cloud: float  # quality of the cloud's answer, 0 to 1
     in_domain: bool  # the request is in the device's domain
     signals: Mapping[str, float] = {}
 
@@ -39,7 +39,7 @@ class TrafficMix(msgspec.Struct, frozen=True):
 
     @property
     def traffic(self) -> str:
-        """What the requests are."""
+        """Description of the mix in words, for the table's heading."""
         return f"{self.domain_share:.0%} of the traffic is in its domain"
 
 
@@ -109,7 +109,7 @@ def on_device_at(curve: RoutingCurve, retained: float) -> float:
 
 
 def retained_at(curve: RoutingCurve, on_device: float) -> float:
-    """Return the best `retained` with at least this share on the device."""
+    """Return the best `retained` of the points with at least this share on the device."""
     return max((point.retained for point in curve.points if point.on_device >= on_device - 1e-9), default=0.0)
 
 

@@ -1,9 +1,9 @@
-"""Which rows have the same answer, for training and measuring the semantic cache.
+"""Labels that say which rows have the same answer, for training and measuring the semantic cache.
 
 HWU64 and SNIPS: the same intent and the same slots. CLINC150 has no slots. Its intents that take no argument (`CLOSED`)
 have one answer each; in all others the words that fewer than 8 % of the intent's rows have count as arguments, unless
 HWU64 and SNIPS show them to be general (5 uses, fewer than a tenth of them in slots). Numbers and the protected words
-always do. This is strict: another wording of an argument is another answer.
+always count as arguments. This is strict: another wording of an argument is another answer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _PROTECTED = (NEGATIONS | ORDERED).union(*(one | other for one, other in SCALES)
 
 
 class LabelledRow(msgspec.Struct, frozen=True):
-    """A row and what stands for its answer: equal answers of one source are the same."""
+    """A row with a label of its answer. Two rows of one source have the same answer if and only if the labels are
+    equal.
+    """
 
     row: Row
     words: tuple[str, ...]
@@ -64,7 +66,7 @@ class LabelledRow(msgspec.Struct, frozen=True):
 
 
 def label(rows: Sequence[Row]) -> list[LabelledRow]:
-    """Label rows of all sources together. Of rows with equal text only the first is kept."""
+    """Label the answers of rows of all sources. Of rows with equal text only the first is kept."""
     first: dict[tuple[str, str], Row] = {}
     for row in rows:
         first.setdefault((row.source, " ".join(_LETTERS.findall(row.text.lower()))), row)
@@ -108,7 +110,9 @@ def _general_words(rows: Sequence[Row]) -> frozenset[str]:
 
 
 def _part(text: str) -> Part:
-    """Return what a row is for: a hash decides, 60 % training, 20 % the threshold, 20 % the reported figures."""
+    """Return the part that a row belongs to, by a hash of its text: 60 % training, 20 % choice of the threshold, 20 %
+    reported figures.
+    """
     digest = hashlib.sha256(f"semantic 2\0{' '.join(words(text))}".encode()).digest()
     share = int.from_bytes(digest[:4], "big") / 2**32
     return "train" if share < 0.6 else "calibrate" if share < 0.8 else "report"

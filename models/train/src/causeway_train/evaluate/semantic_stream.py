@@ -1,7 +1,7 @@
-"""Measure the semantic cache on a stream of labelled rows: the index and the judge that the daemon uses.
+"""Measurement of the semantic cache on a stream of labelled rows, with the index and the judge that the daemon uses.
 
-Each data set is a scope of its own, because the labels of two data sets cannot be compared. With `paraphrased` above
-0, that share of the requests is an earlier row with another frame around it: a hit is right only if it has that row's
+Each data set is a scope of its own, because the labels of two data sets cannot be compared. `paraphrased` is the share
+of requests that repeat an earlier row with other words around its core: a hit is right only if it has that row's
 answer.
 """
 
@@ -40,7 +40,7 @@ class StreamedRequest(msgspec.Struct, frozen=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """The best match of one request; `right`: it has the request's answer."""
+    """The best match of one request in the cache; `right`: the match has the request's answer."""
 
     intent: tuple[str, str]
     log_odds: float
@@ -52,10 +52,10 @@ class StreamResult(msgspec.Struct, frozen=True):
     """One stream under one threshold. Shares are of all requests."""
 
     requests: int
-    oracle: float  # an earlier request has the same answer
+    oracle: float  # hits of a perfect judge: an earlier request has the same answer
     hits: float
     wrong: float
-    lookup_us: float  # median, encoding included
+    lookup_us: float  # median time of a look-up in microseconds, encoding included
 
 
 def stream(rows: Sequence[LabelledRow], part: Part, seed: int = 1, paraphrased: float = 0.0) -> list[StreamedRequest]:
@@ -74,7 +74,7 @@ def stream(rows: Sequence[LabelledRow], part: Part, seed: int = 1, paraphrased: 
 
 
 def paraphrase(text: str, draw: random.Random) -> str:
-    """Return the text with another wording of its frame, and words of politeness around it."""
+    """Return the text with other words around its core, such as words of politeness."""
     changed = text.lower()
     fitting = [(old, new) for old, new in _SWAPS if old in changed]
     if fitting:
@@ -86,9 +86,7 @@ def paraphrase(text: str, draw: random.Random) -> str:
 
 
 def run_stream(judge: Judge, requests: Sequence[StreamedRequest]) -> tuple[list[Scored], list[float]]:
-    """Send a stream through an index whose every request is answered and stored. Returns the best match of each request
-    that has one, and the seconds that each look-up took.
-    """
+    """Send a stream through an index that stores every request with its answer."""
     index, answers = SemanticIndex(judge, ENTRIES), [request.answer for request in requests]
     scored, seconds = [], []
     for at, request in enumerate(requests):

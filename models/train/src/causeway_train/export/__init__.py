@@ -1,1 +1,3 @@
-"""From checkpoints to shipped weights: GGUF writer and reader, averaging, quantisation, and what it costs."""
+"""From checkpoints to shipped weights: GGUF writer and reader, averaging, quantisation, and the measured cost of
+quantisation.
+"""

@@ -1,7 +1,7 @@
-"""The mean of the weights of two networks, of which one was trained from the other; often better than either.
+"""The weighted mean of two networks, one of which was trained from the other. The mean is often better than either.
 
-A fine-tuned network stays close enough to its origin that weights on the line between the two work well: what
-fine-tuning forgot, the origin still has (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
+A fine-tuned network stays close enough to its origin that weights on the line between the two work well: the origin
+still has the abilities that fine-tuning lost (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gguf import GGUFReader
 from causeway_server.models.catalog.artifact import ArtifactError
 
 _FAMILY = ("general.architecture", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.chat_template")
-"""Metadata that both networks must share, so that a weight means the same in both."""
+"""Metadata that both networks must share, so that their weights are comparable."""
 
 
 def average(first: Path, second: Path, target: Path, share: float) -> None:
@@ -25,7 +25,7 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
     Metadata and tokenizer are those of `second`.
 
     Raises:
-        ArtifactError: a file is no readable GGUF or not F32, or the two networks are not related.
+        ArtifactError: a file is not a readable GGUF or not F32, or the two networks are not related.
     """
     draft = target.with_suffix(".draft")
     try:

@@ -21,12 +21,12 @@ class PrecisionResult(msgspec.Struct, frozen=True):
     """Results at one precision; shares are 0..1."""
 
     kind: str
-    importance: bool  # quantised with the importance matrix
+    importance: bool  # whether it was quantised with the importance matrix
     size_bytes: int
     intent: float
     exact: float
     valid: float
-    perplexity: float  # of the labelled answers, per token
+    perplexity: float  # perplexity per token of the labelled answers
 
 
 def compare(

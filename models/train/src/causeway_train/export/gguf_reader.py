@@ -1,4 +1,4 @@
-"""Read a published GGUF as the start of further training: its weights, at any precision, and its tokenizer."""
+"""Reader of a published GGUF as the start of further training: its weights, at any precision, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def _fill(block: Block, parts: dict[str, torch.Tensor]) -> None:
 
 
 def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Permute the rows of q or k from rotated neighbours to rotated halves: the inverse of `export`."""
+    """Permute the rows of q or k from llama.cpp's neighbouring pairs to halves, for rotary positions: the inverse of
+    `export`.
+    """
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
 
@@ -91,7 +93,7 @@ def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
 def _tokenizer(reader: gguf.GGUFReader, repeat_prompt: bool) -> AssistantTokenizer:
     tokens, kinds, merges = (_value(reader, f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges"))
     if not (isinstance(tokens, list) and isinstance(kinds, list) and isinstance(merges, list)):
-        raise ValueError("no byte-level BPE")
+        raise ValueError("not a byte-level BPE tokenizer")
     if repeat_prompt:
         tokens = [REPEAT if token == NO_REPEAT else token for token in tokens]
     pieces = [token for token, kind in zip(tokens, kinds, strict=True) if kind == gguf.TokenType.USER_DEFINED]

@@ -1,4 +1,4 @@
-"""Write a network as GGUF (github.com/ggml-org/ggml, docs/gguf.md), in llama.cpp's tensor names and layout."""
+"""Writer of a network as GGUF (github.com/ggml-org/ggml, docs/gguf.md), with llama.cpp's tensor names and layout."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def chat_template(tokenizer: AssistantTokenizer) -> str:
 
 
 class GGUFMetadata(msgspec.Struct, frozen=True):
-    """Metadata of the file that the network does not hold."""
+    """Metadata of a GGUF file that cannot be derived from the network."""
 
     name: str
     description: str
@@ -149,7 +149,9 @@ def _tensors(network: Llama) -> dict[str, NDArray[np.float32]]:
 
 
 def _neighbours(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Permute the rows of q or k from rotated halves to rotated neighbours, llama.cpp's layout."""
+    """Permute the rows of q or k from halves to neighbouring pairs, which is llama.cpp's layout for rotary
+    positions.
+    """
     rows, columns = weight.shape
     halves = weight.reshape(heads, 2, rows // heads // 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)

@@ -64,7 +64,9 @@ def _columns(path: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def _entries(columns: dict[str, NDArray[np.float32]]) -> ctypes.Array[llama_cpp.llama_model_imatrix_data]:
-    """Return llama.cpp's array, ended by an entry without a name. It points into `columns`, which must outlive it."""
+    """Return the entries as llama.cpp's array, which ends with an entry without a name. The array points into
+    `columns`, which must outlive it.
+    """
     entries = (llama_cpp.llama_model_imatrix_data * (len(columns) + 1))()
     for entry, (name, values) in zip(entries, columns.items(), strict=False):
         entry.name, entry.size = name.encode(), values.size

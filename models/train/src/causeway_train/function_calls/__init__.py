@@ -1,4 +1,4 @@
-"""The function calls that the assistants answer with: which functions exist, what a call is, how it is scored.
+"""The function calls that the assistants answer with: the functions, the form of a call, and its scoring.
 
 intents     intents of four public data sets -> function names
 dataset     labelled rows (JSON lines) and the held-out split

@@ -1,4 +1,4 @@
-"""An answer is one function call as compact JSON: `{"name":"alarm_set","arguments":{"time":"six am"}}`.
+"""The form of an answer: one function call as compact JSON: `{"name":"alarm_set","arguments":{"time":"six am"}}`.
 
 An argument that occurs more than once is a list, in the order of the text.
 """
@@ -17,11 +17,11 @@ class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """One answer compared with its row."""
+    """The comparison of one answer with its row's expected call."""
 
-    valid: bool  # a function call
-    intent: bool  # with a right function
-    exact: bool  # and every argument right
+    valid: bool  # the answer is a function call
+    intent: bool  # the answer calls a right function
+    exact: bool  # the answer calls a right function with every argument right
 
 
 def expected_call(row: Row) -> FunctionCall:

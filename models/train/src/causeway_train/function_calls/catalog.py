@@ -29,7 +29,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @property
     def description(self) -> str:
-        """The name in words."""
+        """The function's name in words."""
         return self.name.replace("_", " ")
 
     def tool(self) -> dict[str, object]:

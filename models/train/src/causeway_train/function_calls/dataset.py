@@ -67,7 +67,7 @@ def is_held_out(text: str, seed: str = SPLIT_SEED, share: float = HELD_OUT_SHARE
 
 
 def is_validation_row(row: Row) -> bool:
-    """Return whether a row is for validation: CLINC150's own split; of other data sets a seeded tenth."""
+    """Return whether a row is for validation: by CLINC150's own split, or a seeded tenth of the other data sets."""
     if row.source == "clinc150":
         return row.split.endswith("val")
     return is_held_out(row.text)

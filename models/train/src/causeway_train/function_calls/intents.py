@@ -92,7 +92,9 @@ def argument_name(slot: str) -> str:
 
 
 def is_device_row(source: str, intent: str) -> bool:
-    """Return whether the device's model answers this: SNIPS, HWU64's device domains, pseudo-labelled rows."""
+    """Return whether the device's model answers a row: a row of SNIPS, of HWU64's device domains, or
+    pseudo-labelled.
+    """
     return source in ("snips2017", "hwu64", LABELLED) and is_device_function(functions_for(source, intent)[0])
 
 
@@ -102,7 +104,9 @@ def is_device_function(name: str) -> bool:
 
 
 def is_refusable(source: str, intent: str) -> bool:
-    """Return whether the device's model should refuse this: not its own function, nor too close to one."""
+    """Return whether the device's model should refuse a row: its function is neither the model's own nor close to one
+    of those.
+    """
     if is_device_row(source, intent):
         return False
     if source != "clinc150":

@@ -1,8 +1,8 @@
 """Initial weights that can already copy: a previous-token head and induction heads, set by hand.
 
-Copying arguments is what a small network learns slowest on this task: attend to where the current token occurred before
-and repeat the token after it (induction heads: Olsson et al. 2022, arXiv 2209.11895). The circuit is known, so it is
-written into the first two layers before training, which may then change it:
+Copying arguments is the part of this task that a small network learns slowest: attend to where the current token
+occurred before and repeat the token after it (induction heads: Olsson et al. 2022, arXiv 2209.11895). The circuit is
+known, so it is written into the first two layers before training, which may then change it:
 
     layer 0, head 0      attends one position back (by rotary phase alone) and writes that token to the last 64 channels
                          of the residual stream (the note)

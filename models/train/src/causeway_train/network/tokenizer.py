@@ -148,7 +148,9 @@ def _bare_words(texts: Sequence[str], merges: int, special: Sequence[str]) -> To
 
 
 def _with_spaces(bare: Tokenizer, texts: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return the vocabulary with `Ġx` beside each x that starts words, and the merges with theirs last in rank."""
+    """Return the vocabulary with `Ġx` beside each x that starts words, and the merges with those of the `Ġx` ranked
+    last.
+    """
     model = msgspec.json.decode(bare.to_str())["model"]
     vocabulary: dict[str, int] = dict(sorted(model["vocab"].items(), key=lambda item: int(item[1])))
     rules = [(str(left), str(right)) for left, right in model["merges"]]

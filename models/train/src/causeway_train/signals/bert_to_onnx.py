@@ -1,4 +1,4 @@
-"""Convert all-MiniLM-L6-v2, or a BERT sentence encoder of that family, from its published files to one ONNX graph.
+"""Conversion of all-MiniLM-L6-v2, or another BERT sentence encoder, from its published files to one ONNX graph.
 
     folder/model.safetensors   weights, F32 (huggingface/safetensors: a JSON header, then plain arrays)
     folder/config.json         sizes

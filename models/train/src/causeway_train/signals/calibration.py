@@ -1,4 +1,4 @@
-"""Fit the calibrator: logistic regressions from the confidence at the handoff decision to a probability.
+"""Fitting of the calibrator: logistic regressions from the confidence at the handoff decision to a probability.
 
 They are fitted on one half of the rows that were held back from the model and measured on the other (`quality.halves`).
 A probability is valid for a mix of traffic: rows are weighted so that in-domain requests make up
@@ -32,9 +32,9 @@ class CalibrationMetrics(msgspec.Struct, frozen=True):
     """Metrics on held-back prompts that the fit did not use, for a handoff after `tokens` tokens."""
 
     tokens: int
-    raw: QualityMetrics  # of the uncalibrated score that the engine reports
-    alone: QualityMetrics  # of the calibrated confidence
-    joined: QualityMetrics  # of the confidence joined with edge.quality
+    raw: QualityMetrics  # metrics of the uncalibrated score that the engine reports
+    alone: QualityMetrics  # metrics of the calibrated confidence alone
+    joined: QualityMetrics  # metrics of the calibrated confidence joined with edge.quality
 
     def metrics(self) -> dict[str, float]:
         """Return all figures as one mapping, for a manifest."""

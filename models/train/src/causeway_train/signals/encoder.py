@@ -33,9 +33,9 @@ _CHUNK = 2000  # texts that the teacher encodes between two saves
 class EncoderMetrics(msgspec.Struct, frozen=True):
     """Mean cosine between the table's vectors and the teacher's projected vectors, on held-back texts."""
 
-    before: float  # before step 4
-    after: float  # after step 4
-    quantised: float  # in int8, through ONNX Runtime
+    before: float  # cosine before step 4
+    after: float  # cosine after step 4
+    quantised: float  # cosine in int8, through ONNX Runtime
     texts: int
 
 

@@ -91,7 +91,9 @@ def is_refusal(answer: Answer) -> bool:
 
 
 def grade(rows: Sequence[Row], answers: Sequence[Answer], in_domain: Callable[[Row], bool]) -> list[GradedAnswer]:
-    """Grade `answers` to `rows`. Of a refusal only the first confidence is kept: a handoff sees no more."""
+    """Grade `answers` to `rows`. Of a refusal only the first confidence is kept, because the handoff decision sees only
+    that one.
+    """
     return [
         GradedAnswer(
             text=row.text,

@@ -1,8 +1,9 @@
-"""Train `edge.quality` on the device model's graded answers, and write it as one ONNX graph.
+"""Training of `edge.quality` on the device model's graded answers, and its ONNX graph.
 
 Hashed words → mean of their rows → two layers → log odds, then a slope and an offset (Platt scaling). It is trained on
-the answers to training rows. The model has seen those and answers them better than others, so the calibration is fitted
-on rows that were held back from the model, and measured on other held-back rows. It needs no torch.
+the answers to training rows. The device's model was trained on those rows too and answers them better than others, so
+the calibration is fitted on rows that were held back from the model, and measured on other held-back rows. It needs no
+torch.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class QualityMetrics(msgspec.Struct, frozen=True):
     """
 
     auroc: float
-    ece: float  # expected calibration error over ten equal bins, weighted to the traffic of the calibration
-    own_auroc: float  # on in-domain prompts alone
+    # expected calibration error over ten equal bins, weighted to the mix of traffic that the calibration assumes
+    ece: float
+    own_auroc: float  # AUROC on in-domain prompts alone
     own_ece: float
     right: float  # share of prompts that the model answers correctly
     rows: int

@@ -1,4 +1,4 @@
-"""Train the semantic cache's judge: heads over all intents, then a network over pairs of near questions.
+"""Training of the semantic cache's judge: heads over all intents, then a network over pairs of near questions.
 
 The intent heads that the pairs see are cross-fitted: each row's probabilities come from heads that were trained without
 it, else the judge would trust them too much. Pairs are each row's nearest rows of its data set.
@@ -93,7 +93,7 @@ def train_judge(
     """Train on the rows of part `train`.
 
     Args:
-        epochs: over the pairs.
+        epochs: Passes over the pairs.
         decay: weight decay of the differing words' table.
     """
     rows = [row for row in labelled if row.part == "train"]
@@ -104,7 +104,7 @@ def train_judge(
     right = np.array([rows[one].answer == rows[other].answer for one, other in pairs])
     harmless = _harmless(rows, pairs, right)
     rarity = _rarity(rows)
-    progress(f"{len(rows)} rows, {len(pairs)} near pairs, {right.mean():.1%} with the same answer")
+    progress(f"{len(rows)} rows, {len(pairs)} pairs of near rows, {right.mean():.1%} with the same answer")
     draft = _file(fitted, harmless, rarity, len(rows))
     judge, questions = Judge(draft, encoder), []
     for row, vector, probabilities in zip(rows, vectors, crossed, strict=True):
@@ -122,7 +122,9 @@ def train_judge(
     kept = np.array([_comparable(questions[one], questions[other]) for one, other in pairs])
     chosen = [pair for pair, keep in zip(pairs, kept, strict=True) if keep]
     truth = right[kept]
-    progress(f"{len(chosen)} of them agree in their protected words, {truth.mean():.1%} with the same answer")
+    progress(
+        f"{len(chosen)} of the pairs agree in their protected words, {truth.mean():.1%} of these with the same answer"
+    )
     features = np.array(
         [
             judge.features(
@@ -244,7 +246,7 @@ def _with_paraphrases(
 
 
 def _near_pairs(rows: Sequence[LabelledRow], vectors: Vector) -> list[Pair]:
-    """Return each row with its NEAREST nearest rows of the same data set."""
+    """Return each row paired with its NEAREST nearest rows of the same data set."""
     pairs: list[Pair] = []
     for source in SOURCES:
         own = np.array([at for at, row in enumerate(rows) if row.row.source == source])
@@ -285,7 +287,7 @@ def _comparable(one: ComparedText, other: ComparedText) -> bool:
 
 
 def _file(heads: _IntentHeads, harmless: Sequence[str], rarity: dict[str, float], rows: int) -> JudgeFile:
-    """Return a judge without its network over pairs."""
+    """Return a judge that lacks the network over pairs."""
     empty = stored(np.zeros((PAIR_HIDDEN, FEATURES), np.float32))
     return JudgeFile(
         harmless=tuple(harmless),

@@ -1,5 +1,5 @@
-"""Fit the calibrator's stage for spoken requests: how sure the transcript is says how sure the answer can be. Count the
-words of the model that chooses among transcripts.
+"""Fitting of the calibrator's stage for spoken requests, in which the transcript's confidence lowers or raises the
+answer's; and counting of words for the model that chooses among transcripts.
 
 Rows that were held back from the model are transcribed (`data.transcripts`). The stage is fitted on the half of them
 that the calibrator was fitted on, and measured on the other half (`quality.halves`).
@@ -41,7 +41,7 @@ class SpokenMetrics(msgspec.Struct, frozen=True):
     """
 
     rows: int
-    right: float  # answers that are right, kept or not
+    right: float  # share of answers that are right, whether the handoff keeps them or not
     below: float
     typed_kept: float
     typed_wrong_kept: float
@@ -73,7 +73,7 @@ def fit_spoken(heard: Sequence[HeardAnswer], calibrator: ConfidenceCalibrator, t
     Args:
         heard: answers to transcripts, with at least one confidence each.
         calibrator: the one for typed requests.
-        tokens: of the handoff at which the probability is taken.
+        tokens: Tokens after which the handoff is decided.
     """
     odds = [(log_odds(probability_at(calibrator, one.answer, tokens)), log_odds(one.heard)) for one in heard]
     truth = correctness([one.answer for one in heard])
