@@ -4,8 +4,9 @@ grpc.aio is not used: a call costs it 200 µs and a response 25 µs more than th
 retries that a gateway does not use, and its import 15 MB.
 
 1. A call opens the connection if there is none; calls that come meanwhile wait for it, at most CONNECT_S.
-2. It cannot be opened, or is no HTTP/2: these calls, and those of the next moment, fail with `connect_failed`.
-3. It is lost, or violates the protocol: all its calls fail.
+2. If the connection cannot be opened or does not use HTTP/2, these calls and the calls of the next moment fail with
+   `connect_failed`.
+3. If the connection is lost or violates the protocol, all its calls fail.
 4. The server ends it (GOAWAY), or the pool finds it silent (`renew`): calls in progress stay on it, new ones do not.
 5. A reader that falls READ_AHEAD responses behind holds the server back, through the stream's window.
 """
