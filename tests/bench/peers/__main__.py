@@ -66,6 +66,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 Round = dict[str, Measured]
 Figure = Callable[[Round], float]
+NamedFigure = Callable[[str], Figure]
 
 
 def scenarios(server: str, seconds: float) -> tuple[Scenario, ...]:
@@ -148,6 +149,26 @@ def generator(server: str) -> Figure:
     return lambda one: max(figures.generator for figures in one[server].figures.values())
 
 
+def request_us(server: str) -> Figure:
+    return cpu_us(server, "many")
+
+
+def stream_us(server: str) -> Figure:
+    return cpu_us(server, "streams")
+
+
+def hit_us(server: str) -> Figure:
+    return cpu_us(server, "hits")
+
+
+def memory_mb(server: str) -> Figure:
+    """Return our PSS, and another server's RSS."""
+    return lambda one: one[server].pss_mb if server == "ours" else one[server].rss_mb
+
+
+TIMED = (rate, added_ms, first_ms)  # what a full core of the generator changes
+
+
 def median(rounds: Sequence[Round], figure: Figure) -> float:
     return statistics.median(map(figure, rounds))
 
@@ -155,22 +176,26 @@ def median(rounds: Sequence[Round], figure: Figure) -> float:
 def judge(names: Sequence[str], rounds: Sequence[Round]) -> list[Row]:
     """Return the ratios that have bounds, of the servers that took part."""
 
-    def ratio(what: str, ours: Figure, peer: str, theirs: Figure, limit: float, better: str = "lower") -> Iterator[Row]:
-        if {"ours", peer} <= {*names}:
-            # What a peer adds is a difference: noise can take it below zero, and then nothing can be said.
-            value = median(rounds, lambda one: ours(one) / theirs(one) if theirs(one) > 0 else math.inf)
-            note = f"{median(rounds, ours):.4g} and {median(rounds, theirs):.4g}"
-            yield Row(f"{what} ÷ {TITLES[peer]}", value, "x", limit, better, note)
+    def ratio(what: str, figure: NamedFigure, peer: str, limit: float, better: str = "lower") -> Iterator[Row]:
+        ours, theirs = figure("ours"), figure(peer)
+        if not {"ours", peer} <= {*names}:
+            return
+        # What a peer adds is a difference: noise can take it below zero, and then nothing can be said.
+        value = median(rounds, lambda one: ours(one) / theirs(one) if theirs(one) > 0 else math.inf)
+        note = f"{median(rounds, ours):.4g} and {median(rounds, theirs):.4g}"
+        full = figure in TIMED and max(median(rounds, busy(name)) for name in ("ours", peer)) >= BUSY
+        verdict = None if full else limit
+        yield Row(f"{what} ÷ {TITLES[peer]}", value, "x", verdict, better, note + " (full: no verdict)" * full)
 
     rows = [
-        *ratio("CPU a request at 32, us", cpu_us("ours", "many"), "envoy", cpu_us("envoy", "many"), 2.0),
-        *ratio("CPU a request at 32, us", cpu_us("ours", "many"), "vllm-router", cpu_us("vllm-router", "many"), 1.5),
-        *ratio("requests/s at 32", rate("ours"), "vllm-router", rate("vllm-router"), 0.65, "higher"),
-        *ratio("added p50 at 1, ms", added_ms("ours"), "envoy", added_ms("envoy"), 1.2),
-        *ratio("32 streams: first token added, ms", first_ms("ours"), "envoy", first_ms("envoy"), 1.2),
-        *ratio("32 streams: CPU a stream, us", cpu_us("ours", "streams"), "envoy", cpu_us("envoy", "streams"), 1.1),
-        *ratio("CPU an exact hit at 32, us", cpu_us("ours", "hits"), "constant", cpu_us("constant", "hits"), 1.1),
-        *ratio("PSS, MB", lambda one: one["ours"].pss_mb, "envoy", lambda one: one["envoy"].rss_mb, 0.9),
+        *ratio("CPU a request at 32, us", request_us, "envoy", 2.0),
+        *ratio("CPU a request at 32, us", request_us, "vllm-router", 1.5),
+        *ratio("requests/s at 32", rate, "vllm-router", 0.65, "higher"),
+        *ratio("added p50 at 1, ms", added_ms, "envoy", 1.2),
+        *ratio("32 streams: first token added, ms", first_ms, "envoy", 1.2),
+        *ratio("32 streams: CPU a stream, us", stream_us, "envoy", 1.1),
+        *ratio("CPU an exact hit at 32, us", hit_us, "constant", 1.1),
+        *ratio("PSS, MB", memory_mb, "envoy", 0.9),
     ]
     if "ours" in names:
         rows.append(Row("start to the first answer", median(rounds, lambda one: one["ours"].ready_s), "s", 0.45))
@@ -201,11 +226,11 @@ def line(name: str, rounds: Sequence[Round]) -> tuple[str, ...]:
     worst = median(rounds, busy(name))
     return (
         TITLES[name],
-        text("{:,.0f} µs, {:,.0f} µs", cpu_us(name, "many"), cpu_us(name, "one"), scenario="many"),
+        text("{:,.0f} µs, {:,.0f} µs", request_us(name), cpu_us(name, "one"), scenario="many"),
         text("{:,.0f}", rate(name), scenario="many"),
         text("{:.2f} ms", added_ms(name), scenario="one"),
-        text("{:.2f} ms, {:,.0f} µs", first_ms(name), cpu_us(name, "streams"), scenario="streams"),
-        text("{:.1f} µs", cpu_us(name, "hits"), scenario="hits"),
+        text("{:.2f} ms, {:,.0f} µs", first_ms(name), stream_us(name), scenario="streams"),
+        text("{:.1f} µs", hit_us(name), scenario="hits"),
         text("{:.1f} MB, {:.1f} MB", lambda one: one[name].rss_mb, lambda one: one[name].pss_mb),
         text("{:.2f} s", lambda one: one[name].ready_s),
         f"{worst:.2f}, {median(rounds, generator(name)):.2f}{' (full)' * (worst >= BUSY)}",

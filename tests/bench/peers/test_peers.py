@@ -87,9 +87,12 @@ def test_a_ratio_to_less_than_nothing_misses() -> None:
     assert rows["32 streams: first token added, ms ÷ Envoy 1.40.0"].holds is False
 
 
-def test_a_full_core_is_named() -> None:
+def test_a_full_core_is_named_and_times_have_no_verdict() -> None:
     one = _round(90.0, 2.0)
     full = msgspec.structs.replace(one["ours"].figures["many"], busy=0.96)
     one["ours"] = msgspec.structs.replace(one["ours"], figures={**one["ours"].figures, "many": full})
     assert line("ours", [one])[-1] == "0.96, 0.50 (full)"
     assert line("envoy", [one])[-1] == "0.50, 0.50"
+    rows = {row.name: row for row in judge(["ours", "envoy"], [one])}
+    assert rows["added p50 at 1, ms ÷ Envoy 1.40.0"].holds is None
+    assert rows["CPU a request at 32, us ÷ Envoy 1.40.0"].holds is True

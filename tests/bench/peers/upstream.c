@@ -88,7 +88,7 @@ static void advance(int fd) {
         stream->due = 0;
         streaming--;
     } else {
-        stream->due += gap_ns;
+        stream->due = now_ns() + gap_ns; /* as a model does that is late: no token is sent faster afterwards */
     }
     write_all(fd, output, (size_t)bytes);
 }
