@@ -70,6 +70,7 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
     "decide": ("edge_node.serving.service:decide",),
     "attempt: states, relay, timer": ("edge_node.serving.generation:AttemptRunner.run",),
     "cloud: breaker, health, fields": (
+        "edge_node.backends.cloud.backend:CloudBackend._complete",
         "edge_node.backends.cloud.backend:CloudBackend.generate",
         "router.serving.upstream.server:OpenAIServer.request",
     ),
@@ -81,7 +82,7 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
     "HTTP client: read": ("router.serving.http_client:HttpConnection.data_received",),
     "cloud: decode the answer": (
         "edge_node.backends.cloud.backend:decode_answer",
-        "router.serving.upstream.stream:StreamReader._take",
+        "router.serving.upstream.server:StreamReader._take",
     ),
     "reply: encode and write": (
         "router.serving.responses:HttpReplyWriter.commit",
