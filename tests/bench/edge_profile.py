@@ -39,6 +39,7 @@ from .results import origin, with_section
 
 PROFILE = Path(__file__).with_name("PROFILE.md")
 TITLE = "## The edge: what each mechanism takes of a request"
+OFF = "trace (off by default)"
 MECHANISMS: Mapping[str, tuple[str, ...]] = {
     "connection: bytes to a request": ("router.serving.listener:Connection.data_received",),
     "task, count and connection table": (
@@ -67,7 +68,7 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
         "edge_node.storage.cache:AnswerCache.lookup_memory",
         "edge_node.storage.cache:AnswerCache.lookup_disk",
     ),
-    "decide": ("edge_node.serving.service:decide",),
+    "decide": ("edge_node.serving.service:Service._decide",),
     "attempt: states, relay, timer": ("edge_node.serving.generation:AttemptRunner.run",),
     "cloud: breaker, health, fields": (
         "edge_node.backends.cloud.backend:CloudBackend._complete",
@@ -102,7 +103,7 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
         "edge_node.observability.metrics:Metrics.request_finished",
         "edge_node.observability.metrics:Metrics.generation_finished",
     ),
-    "trace (off by default)": (
+    OFF: (
         "edge_node.observability.tracing:RequestTracer.begin",
         "edge_node.observability.tracing:RequestTrace.end",
     ),
@@ -393,6 +394,12 @@ def rows(measured: Mapping[str, Measured]) -> Iterator[tuple[str, ...]]:
     yield ("total", *(f"{one.total_us:.1f}" for one in measured.values()))
 
 
+def silent(measured: Mapping[str, Measured]) -> list[str]:
+    """Return the mechanisms that no request has passed: their work is done by other functions now."""
+    passed = {name for one in measured.values() for name, share in one.profile.shares.items() if share.calls}
+    return [name for name in MECHANISMS if name not in passed and name != OFF]
+
+
 def section(lines: Sequence[tuple[str, ...]], source: Sequence[str]) -> str:
     """Return the section of PROFILE.md; `source`: what was run, and where."""
     return "\n".join(
@@ -420,7 +427,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"keep the table in {PROFILE.name}")
     options = parser.parse_args()
     load, started = psutil.getloadavg()[0], time.monotonic()
-    lines = list(rows(measure(set_up(("ours",), agreed=True), options.seconds)))
+    measured = measure(set_up(("ours",), agreed=True), options.seconds)
+    if missing := silent(measured):
+        sys.exit(f"No request passes {', '.join(missing)}. Look for the functions that do its work now in MECHANISMS.")
+    lines = list(rows(measured))
     print(table(("mechanism", *SCENARIOS), lines))
     command = " ".join(("python -m tests.bench profile", *(word for word in sys.argv[1:] if word != "--write")))
     source = origin(command, time.monotonic() - started, load)

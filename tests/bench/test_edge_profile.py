@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from .edge_profile import MECHANISMS, Cost, Measured, Profile, Share, Stopwatch, rows
+from .edge_profile import MECHANISMS, OFF, Cost, Measured, Profile, Share, Stopwatch, rows, silent
 
 
 @pytest.mark.parametrize("path", [path for paths in MECHANISMS.values() for path in paths])
@@ -132,3 +132,8 @@ def test_cost_is_counted_where_it_falls() -> None:
     inner = watch.wrap("inner", lambda: None)
     watch.wrap("outer", inner)()
     assert {name: share.cost_ns for name, share in watch.shares.items()} == {"inner": 2.0, "outer": 5.0, "": 3.0}
+
+
+def test_a_mechanism_that_no_request_passes_is_named() -> None:
+    shares = {name: Share(calls=1) for name in MECHANISMS if name not in ("decide", OFF)}
+    assert silent({"passed on": Measured(Profile(1, shares), 1.0, 1.0)}) == ["decide"]
