@@ -27,7 +27,7 @@ from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.types import Location, Modality
 
 from .backends.backend import Backend
-from .backends.cloud.backend import CloudBackend
+from .backends.cloud.backend import make_clouds
 from .backends.engine.engines import Engine, EnginePool
 from .clock import Clock, system_clock
 from .config.schema import Config
@@ -78,10 +78,10 @@ from .storage.state_folder import StateFolderLock
 
 if TYPE_CHECKING:
     from causeway_server.models.parts.process.messages import WorkerSpec
-    from causeway_server.router.serving.upstream.server import Credentials
 
     from .agent.agent import Agent
     from .agent.interfaces import FleetLink
+    from .backends.cloud.backend import CloudCredentials
     from .serving.part_encoders import PartEncoders
 
 __all__ = ["App", "build"]
@@ -171,24 +171,29 @@ def build(
 
 
 def _build_backends(
-    device: _Device, engines: EnginePool | None, part_encoders: PartEncoders | None, credentials: Credentials | None
+    device: _Device,
+    engines: EnginePool | None,
+    part_encoders: PartEncoders | None,
+    credentials: CloudCredentials | None,
 ) -> Backends:
     """Construct the backends that generate answers, and the signals about them."""
     config = device.config
-    cloud = CloudBackend(config.cloud, credentials=credentials) if config.cloud.url else None
+    clouds = make_clouds(config.cloud_configs, credentials)
     learned = LearnedEstimators(device.model_dirs, always_quality=config.decisions.signals == "all")
     spend = SpendStore(device.state_dir, device.clock)
     signals = SignalCollector(
         device.clock,
         spend=spend,
         edge=engines,
-        cloud=cloud,
+        clouds=clouds,
         read_device=DeviceProbes().read,
         encoders=() if part_encoders is None else part_encoders.kinds,
         projected=(lambda _: ()) if part_encoders is None else part_encoders.projectors.kinds,
         learned=learned,
     )
-    return Backends(engines=engines, cloud=cloud, encoders=part_encoders, learned=learned, spend=spend, signals=signals)
+    return Backends(
+        engines=engines, clouds=clouds, encoders=part_encoders, learned=learned, spend=spend, signals=signals
+    )
 
 
 def _build_serving(device: _Device, backends: Backends) -> Serving:
@@ -212,8 +217,8 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
     by_location: dict[Location, Backend] = {}
     if engines is not None:
         by_location["edge"] = engines
-    if backends.cloud is not None:
-        by_location["cloud"] = backends.cloud
+    if backends.clouds:
+        by_location["cloud"] = backends.clouds
     semantic = SemanticAnswers(model_dirs)
     shadows = Shadows(
         backends=by_location,
@@ -268,6 +273,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         on_load=metrics.policy_loaded,
         model_temperature=manifests.temperature,
         model_adapters=manifests.adapters,
+        clouds=backends.clouds.names,
     )
     return Serving(
         admission=admission,

@@ -80,6 +80,14 @@ _PRINT_JSON = (
 GATEWAY_METRICS = "causeway_cloud_"
 """The prefix of the gateway's metrics in the version before."""
 
+MOVED_CLOUD_KEYS: Mapping[str, str] = {
+    "url": "url",
+    "api_key": "key",
+    "api_key_file": "key_file",
+    "ca_file": "ca_file",
+}
+"""The keys of the section `cloud` that are now those of each cloud in `clouds`."""
+
 RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
     "edge.yaml": (
         Renamed("modalities", "parts"),
@@ -87,6 +95,7 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
         *_same("modalities.", "parts.", "audio_timeout_s", "image_timeout_s", "decoder_memory_bytes"),
         *_same("modalities.", "parts.", "language", "voice"),
         Renamed("modalities.remembered", "parts.fact_cache_entries"),
+        *(Renamed(f"cloud.{old}", f"clouds.main.{new}") for old, new in MOVED_CLOUD_KEYS.items()),
         Renamed("decisions.record", "decisions.signals", {"cheap": "named"}),
         Renamed("jobs.steady_per_s", "jobs.cloud_rate_per_s"),
         Renamed("realtime.partial_s", "realtime.partial_interval_s"),

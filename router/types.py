@@ -315,6 +315,23 @@ class Target(msgspec.Struct, frozen=True):
     can: tuple[Ability, ...] = ("chat", "completion", "tools", "json", "logprobs")
     adapter: str = ""  # LoRA adapter of the model
     variant: str = ""  # the variant whose model stands in the place of the target's own
+    cloud: str = ""  # name of its cloud; "": the first that the device lists, or the target is on the device
+    clouds: tuple[str, ...] = ()  # of a target in several clouds: all of them, in the order in which they are tried
+
+    @property
+    def key(self) -> str:
+        """The name of the target, with its cloud if it is in several: ``large@eu``."""
+        return self.full_name if self.clouds else self.name
+
+    @property
+    def full_name(self) -> str:
+        """The name of the target, with its cloud if that is known."""
+        return f"{self.name}@{self.cloud}" if self.cloud else self.name
+
+    @property
+    def in_each_cloud(self) -> tuple[Target, ...]:
+        """The target once for each of its clouds, in order."""
+        return tuple([msgspec.structs.replace(self, cloud=cloud) for cloud in self.clouds]) or (self,)
 
     @property
     def served(self) -> str:
@@ -480,7 +497,7 @@ class NowSignals(msgspec.Struct, frozen=True):
 
 class DeviceSetup(msgspec.Struct, frozen=True):
     """The setup of a device. `temperatures`: default temperatures of its models whose targets declare none; None if
-    unknown.
+    unknown. `clouds`: the names of its clouds in order; () if `cloud` is false, or if they were not recorded.
     """
 
     engine: bool
@@ -488,14 +505,20 @@ class DeviceSetup(msgspec.Struct, frozen=True):
     temperatures: dict[str, float | None] = {}
     encoders: tuple[Modality, ...] = ()  # kinds of parts that the device turns into text
     projectors: dict[str, tuple[Modality, ...]] = {}  # kinds that it turns into soft tokens, by model on the device
+    clouds: tuple[str, ...] = ()
+
+    def has_cloud(self, name: str) -> bool:
+        """Return whether the device has this cloud; "": any. A device whose clouds were not recorded has each."""
+        return self.cloud and (not name or not self.clouds or name in self.clouds)
 
 
 class Snapshot(msgspec.Struct, frozen=True):
     """The signals of the device at decision time.
 
-    `down`: targets that are known to be down; they are tried last. `absent`: targets at a location that this device is
-    not set up for (no cloud is configured, the engine is off); they are never tried. `setup`: None if unknown.
-    `uncalibrated`: edge targets whose calibrated signals were set aside.
+    `cloud`: the first cloud; `clouds`: all of them by name, in order. `down`: keys of targets that are known to be
+    down; they are tried last. `absent`: targets at a location that this device is not set up for (the cloud is not
+    configured, the engine is off); they are never tried. `setup`: None if unknown. `uncalibrated`: edge targets whose
+    calibrated signals were set aside.
     """
 
     device: DeviceSignals = DeviceSignals()
@@ -507,6 +530,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     absent: frozenset[str] = frozenset()
     setup: DeviceSetup | None = None
     uncalibrated: frozenset[str] = frozenset()
+    clouds: dict[str, CloudSignals] = {}
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -546,6 +570,7 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     confidence: Confidence | None = None
     error: str = ""  # an error code of router/errors
     detail: str = ""
+    cloud: str = ""  # name of the target's cloud; "" on the device
 
 
 class PartRecord(msgspec.Struct, frozen=True):

@@ -141,7 +141,7 @@ class Stack:
         path.write_text(
             f"state_dir: {self.folder / 'state'}\n"
             f"server: {{port: {self.edge_port}, socket: {self.folder / 'edge.sock'}, {server}}}\n"
-            f"cloud: {{url: '{cloud}', api_key: {TOKEN}, probe_interval_s: 0.5}}\n{config}"
+            f"clouds: {{main: {{url: '{cloud}', key: {TOKEN}}}}}\ncloud: {{probe_interval_s: 0.5}}\n{config}"
         )
         return self._start("edge", [str(BIN / "causeway-edge"), "serve", "--config", str(path)], env)
 

@@ -119,8 +119,11 @@ def print_config(config: Config) -> None:
 
 
 def _without_secret(config: Config) -> Config:
-    hidden = "(set)" if config.cloud.api_key and not config.cloud.api_key_file else ""
-    return msgspec.structs.replace(config, cloud=msgspec.structs.replace(config.cloud, api_key=hidden))
+    hidden = {
+        name: msgspec.structs.replace(cloud, key="(set)" if cloud.key and not cloud.key_file else "")
+        for name, cloud in config.clouds.items()
+    }
+    return msgspec.structs.replace(config, clouds=hidden)
 
 
 @main.command()

@@ -16,7 +16,7 @@ from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.process import refuse
 from causeway_server.router.types import Prefer
 
-from ..config.loader import load_config
+from ..config.loader import load_config, schema_key
 from ..config.schema import Config
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ _CONFIG_FLAGS = {
     "socket": "server.socket",
     "policy": "policy",
     "state_dir": "state_dir",
-    "cloud_url": "cloud.url",
-    "cloud_key_file": "cloud.api_key_file",
+    "cloud_url": "clouds.main.url",
+    "cloud_key_file": "clouds.main.key_file",
     "log": "log",
     "log_format": "log_format",
 }
@@ -44,7 +44,7 @@ class _KeyOption(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         record, key = super().get_help_record(ctx), self.help or ""
-        return record and (record[0], f"{keys_of(Config)[key].description} [{key}]")
+        return record and (record[0], f"{keys_of(Config)[schema_key(key)].description} [{key}]")
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -80,7 +80,10 @@ def _summary(config: Config, app: App) -> Iterator[str]:
     for target in app.parts.policies.active.targets:
         if target.at == "edge":
             yield f"device     {target.name}: {target.served}" + ("" if config.engine.enabled else "  (engine is off)")
-    yield f"cloud      {config.cloud.url or 'none: this device answers on its own'}"
+    for cloud in config.cloud_configs:
+        yield f"cloud      {cloud.name}: {cloud.url}"
+    if not config.clouds:
+        yield "cloud      none: this device answers on its own"
 
 
 def _url(config: Config, app: App) -> str:

@@ -12,6 +12,7 @@ the path of its key.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -25,9 +26,10 @@ from causeway_server.router.config import leaves_of
 from causeway_server.router.documents import strict_yaml
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.numbers import without_unit
+from causeway_server.router.policy.signals import CLOUD_NAME, is_reserved
 from causeway_server.router.renames import RENAMED, advice, find
 
-from .schema import CloudConfig, Config
+from .schema import CloudServer, Config
 
 _DIGITS_APART = re.compile(r"(?<=[0-9])_(?=[0-9])")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -39,6 +41,7 @@ _FORMATS = {  # what the patterns of the schema stand for
 PREFIX = "CAUSEWAY_"
 _MAX_FILE_BYTES = 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
+_OTHER_SECRET = {"clouds.NAME.key": "key_file", "clouds.NAME.key_file": "key"}
 _PATHS = re.compile(r".+_file|policy|state_dir|server\.socket|engine\.model_dirs")  # keys that hold paths
 
 
@@ -164,7 +167,7 @@ def _limits(kind: inspect.IntType | inspect.FloatType) -> str:
 
 def _display(value: object, key: str) -> str:
     """Format the value for an error message: secrets are hidden, long values truncated."""
-    if key.endswith(("api_key", "keys")):
+    if key.endswith((".key", "keys")):
         return f"the given {type(value).__name__}"
     if value is None:
         return "empty (set a value or remove the key)"
@@ -204,7 +207,7 @@ def read_yaml(text: str, file: str, base: Path = Path()) -> dict[str, Setting]:
 
 
 def _walk(tree: strict_yaml.Tree, base: Path, found: dict[str, Setting]) -> None:
-    leaves = leaves_of(Config)
+    leaves = leaf_keys()
     if isinstance(tree, strict_yaml.Scalar) and tree.kind == "null" and tree.location.path:
         return  # a section with only commented-out keys
     if not isinstance(tree, strict_yaml.Mapping):
@@ -212,9 +215,9 @@ def _walk(tree: strict_yaml.Tree, base: Path, found: dict[str, Setting]) -> None
     for name, value in zip(tree.keys, tree.values, strict=True):
         key = name.location.path
         where = str(msgspec.structs.replace(name.location, path=""))
-        if key in leaves:
+        if schema_key(key) in leaves:
             found[key] = Setting(plain_value(value), where, base=base)
-        elif any(leaf.startswith(f"{key}.") for leaf in leaves):
+        elif key == CLOUDS or _is_cloud(key) or any(leaf.startswith(f"{key}.") for leaf in leaves):
             _walk(value, base, found)
         else:
             if find("edge.yaml", key) is not None and isinstance(value, strict_yaml.Mapping):
@@ -240,6 +243,9 @@ def read_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
             found[names[variable]] = Setting(text, f"${variable}", is_text=True)
             continue
         key = variable.removeprefix(PREFIX).lower().replace("__", ".")
+        if schema_key(key) in leaf_keys():  # of a cloud
+            found[key] = Setting(text, f"${variable}", is_text=True)
+            continue
         if key.split(".")[0] in sections and "." in key:
             raise unknown_key(key, f"${variable}")
         if difflib.get_close_matches(variable, names, n=1, cutoff=0.9):
@@ -255,7 +261,7 @@ def read_flags(flags: Mapping[str, object]) -> dict[str, Setting]:
     """
     found: dict[str, Setting] = {}
     for key, value in flags.items():
-        if key not in leaves_of(Config):
+        if schema_key(key) not in leaf_keys():
             raise unknown_key(key, "command line")
         if value is not None:
             found[key] = Setting(value, "command line", is_text=isinstance(value, str))
@@ -266,7 +272,9 @@ def unknown_key(key: str, where: str) -> ConfigError:
     """Return the error for an unknown key, with its name now, the closest known key or the keys of the section."""
     if message := advice("edge.yaml", key, rewrites=not where.startswith(("$", "command line"))):
         return ConfigError(message, where=f"{where}: {key}")
-    leaves = leaves_of(Config)
+    leaves = leaf_keys()
+    if (of_cloud := schema_key(key)) != key:
+        return unknown_key(of_cloud, where)
     prefix, _, name = key.rpartition(".")
     section = f"{prefix}." if prefix else ""
     names = sorted({leaf.removeprefix(section).split(".")[0] for leaf in leaves if leaf.startswith(section)})
@@ -293,14 +301,54 @@ def build(layer: Layer) -> Config:
         parent = tree
         for section in sections:
             parent = parent.setdefault(section, {})  # type: ignore[assignment]  # the parent of a leaf is a section
-        value = coerce(setting, leaves_of(Config)[key], key)
+        value = coerce(setting, leaf_keys()[schema_key(key)], key)
         parent[name] = _absolute(value, setting.base) if _PATHS.fullmatch(key) else value
-    return msgspec.convert(tree, Config)
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise _bad_cloud(layer, tree, error) from error
+
+
+def _bad_cloud(layer: Layer, tree: dict[str, object], error: msgspec.ValidationError) -> ConfigError:
+    """Return the error of a cloud without a URL, or with a name that it cannot have."""
+    clouds = tree.get(CLOUDS)
+    for name in clouds if isinstance(clouds, dict) else ():
+        where = f"{layer[next(key for key in layer if key.startswith(f'{CLOUDS}.{name}.'))].where}: {CLOUDS}.{name}"
+        if f"{CLOUDS}.{name}.url" not in layer:
+            return ConfigError("The cloud needs a `url`.", where=where)
+        if not re.fullmatch(CLOUD_NAME, name):
+            message = (
+                "This is not a cloud's name. Write a lower-case letter, then letters, digits and single underscores."
+            )
+            return ConfigError(message, where=where)
+    return ConfigError(str(error))
+
+
+CLOUDS = "clouds"
+_OF_CLOUD = re.compile(r"clouds\.([^.]+)(\..+)?")
+
+
+def _is_cloud(key: str) -> bool:
+    """Return whether the key is the section of one cloud."""
+    found = _OF_CLOUD.fullmatch(key)
+    return found is not None and found[2] is None
+
+
+def schema_key(key: str) -> str:
+    """Return the key with `NAME` for the name of a cloud: ``clouds.NAME.url`` for ``clouds.eu.url``."""
+    found = _OF_CLOUD.fullmatch(key)
+    return key if found is None or found[2] is None else f"{CLOUDS}.NAME{found[2]}"
+
+
+@functools.cache
+def leaf_keys() -> Mapping[str, object]:
+    """Return the type of every key that is set as a whole."""
+    return {key: annotation for key, annotation in leaves_of(Config).items() if key != CLOUDS}
 
 
 def config_keys() -> list[str]:
     """Return every dotted key, in the order of the structs."""
-    return list(leaves_of(Config))
+    return list(leaf_keys())
 
 
 def config_variable(key: str) -> str:
@@ -317,19 +365,25 @@ def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[st
         flags: Values by dotted key; None means that the flag was not set.
 
     Returns:
-        The configuration with absolute paths; `cloud.api_key` holds the token read from `cloud.api_key_file`.
+        The configuration with absolute paths; `clouds.NAME.key` holds the token read from `clouds.NAME.key_file`.
 
     Raises:
         ConfigError: Names the file and line, the variable or the flag, and the key.
     """
     file = read_yaml(_read(path, "config file"), str(path), path.absolute().parent) if path else {}
     merged = _merge_secrets([file, read_environ(environ), read_flags(flags)])
-    _check_url(merged.get("cloud.url"))
+    for key, setting in merged.items():
+        if schema_key(key) == "clouds.NAME.url":
+            _check_url(key, setting)
     config = build(merged)
+    for name in config.clouds:
+        if is_reserved(name):
+            where = f"{merged[f'{CLOUDS}.{name}.url'].where}: {CLOUDS}.{name}"
+            raise ConfigError(f"`{name}` is reserved: `cloud.{name}` is a signal. Choose another name.", where=where)
     return msgspec.structs.replace(
         config,
         state_dir=config.state_dir or _default_state_dir(environ),
-        cloud=_with_secret(config.cloud),
+        clouds={name: _with_secret(name, cloud) for name, cloud in config.clouds.items()},
     )
 
 
@@ -354,37 +408,36 @@ def _merge_secrets(layers: list[dict[str, Setting]]) -> dict[str, Setting]:
     """Merge the layers. A token in a later layer replaces a token file of an earlier one, and the reverse."""
     merged: dict[str, Setting] = {}
     for layer in layers:
-        present = {key for key in ("cloud.api_key", "cloud.api_key_file") if key in layer and layer[key].value}
-        if len(present) == 2:
-            where = f"{layer['cloud.api_key'].where}: cloud.api_key"
-            raise ConfigError("Set either this or cloud.api_key_file, not both.", where=where)
-        if "cloud.api_key" in present:
-            merged.pop("cloud.api_key_file", None)
-        if "cloud.api_key_file" in present:
-            merged.pop("cloud.api_key", None)
+        for key, setting in layer.items():
+            other = _OTHER_SECRET.get(schema_key(key))
+            if other is None or not setting.value:
+                continue
+            other = f"{key.rpartition('.')[0]}.{other}"
+            if other in layer and layer[other].value:
+                raise ConfigError(f"Set either this or {other}, not both.", where=f"{setting.where}: {key}")
+            merged.pop(other, None)
         merged |= layer
     return merged
 
 
-def _check_url(setting: Setting | None) -> None:
-    if setting is None or not isinstance(setting.value, str) or not setting.value:
+def _check_url(key: str, setting: Setting) -> None:
+    if not isinstance(setting.value, str):
         return
     parts = urlsplit(setting.value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         message = f"Must be a URL like https://cloud.example/v1, not {setting.value!r}."
-        raise ConfigError(message, where=f"{setting.where}: cloud.url")
+        raise ConfigError(message, where=f"{setting.where}: {key}")
 
 
-def _with_secret(cloud: CloudConfig) -> CloudConfig:
+def _with_secret(name: str, cloud: CloudServer) -> CloudServer:
     url = cloud.url.rstrip("/")
-    if not cloud.api_key_file:
+    if not cloud.key_file:
         return msgspec.structs.replace(cloud, url=url)
-    secret = _read(Path(cloud.api_key_file), "key file").strip()
+    secret = _read(Path(cloud.key_file), "key file").strip()
     if not secret or len(secret) > _MAX_SECRET_BYTES or "\n" in secret:
-        raise ConfigError(
-            "The key file must hold the token on one line.", where=f"{cloud.api_key_file}: cloud.api_key_file"
-        )
-    return msgspec.structs.replace(cloud, url=url, api_key=secret)
+        where = f"{cloud.key_file}: {CLOUDS}.{name}.key_file"
+        raise ConfigError("The key file must hold the token on one line.", where=where)
+    return msgspec.structs.replace(cloud, url=url, key=secret)
 
 
 def _default_state_dir(environ: Mapping[str, str]) -> str:

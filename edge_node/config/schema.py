@@ -25,8 +25,10 @@ from causeway_server.router.config import Count, Pause, Positive, Seconds, Traci
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.jobs.webhooks import WebhookFormat
 from causeway_server.router.openai.wire import Tag
+from causeway_server.router.policy.signals import CLOUD_NAME
 from causeway_server.router.web_origins import HostName, Origin, is_loopback
 
+CloudName = Annotated[str, Meta(pattern=rf"^{CLOUD_NAME}\Z")]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 KeyRight = Literal["decisions"]
@@ -113,11 +115,24 @@ class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True):
     ] = ()
 
 
-class CloudConfig(CloudSettings, frozen=True, forbid_unknown_fields=True):
-    url: Annotated[str, doc("Base URL of an OpenAI-compatible server, usually ending in `/v1`. Empty: no cloud.")] = ""
-    api_key: Annotated[str, doc("Bearer token for the cloud. Prefer `cloud.api_key_file`.")] = ""
-    api_key_file: Annotated[str, doc("File with the bearer token on one line, read at start.")] = ""
+class CloudServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cloud that the device may use."""
+
+    url: Annotated[str, doc("Base URL of an OpenAI-compatible server, usually ending in `/v1`.")]
+    key: Annotated[str, doc("Bearer token for the cloud. Prefer `clouds.NAME.key_file`.")] = ""
+    key_file: Annotated[str, doc("File with the bearer token on one line, read at start.")] = ""
     ca_file: Annotated[str, doc("PEM file of the CA of the cloud's certificate. Empty: the system's CAs.")] = ""
+    region: Annotated[str, doc("Region of the cloud, which `/readyz` shows.")] = ""
+
+
+class CloudConfig(CloudSettings, frozen=True):
+    """A cloud with the settings that all clouds share."""
+
+    name: str = "main"
+    url: str = ""
+    key: str = ""
+    ca_file: str = ""
+    region: str = ""
 
 
 class OutboxWebhookConfig(OutboxWebhookSettings, frozen=True, forbid_unknown_fields=True):
@@ -225,7 +240,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
-    cloud: CloudConfig = CloudConfig()
+    clouds: Annotated[
+        dict[CloudName, CloudServer],
+        doc(
+            "Clouds by name: a lower-case letter, then letters, digits and single underscores. The first one is that "
+            "of `at: cloud` in the policy. Empty: no cloud."
+        ),
+    ] = {}
+    cloud: CloudSettings = CloudSettings()  # of all clouds
     cache: ResponseCacheConfig = ResponseCacheConfig()
     decisions: DecisionsConfig = DecisionsConfig()
     jobs: OutboxConfig = OutboxConfig()
@@ -242,3 +264,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_format: Annotated[
         Literal["text", "json"], doc("Format of log lines: `text` or `json`. Prompts and answers are never logged.")
     ] = "text"
+
+    @property
+    def cloud_configs(self) -> tuple[CloudConfig, ...]:
+        """The clouds in order, each with the settings of all clouds."""
+        settings = msgspec.structs.asdict(self.cloud)
+        return tuple(
+            CloudConfig(**settings, name=name, url=one.url, key=one.key, ca_file=one.ca_file, region=one.region)
+            for name, one in self.clouds.items()
+        )

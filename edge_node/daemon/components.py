@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.metrics import Gauge
-from causeway_server.router.types import CloudSignals
+from causeway_server.router.types import CloudSignals, Snapshot, Target
 
-from ..backends.cloud.backend import CloudBackend
+from ..backends.cloud.backend import Clouds
 from ..backends.engine.engines import EnginePool
 from ..clock import Clock
 from ..files.store import DeviceFileStore
 from ..http.api import RequestReader
-from ..http.inspection import Reachability, Readiness
+from ..http.inspection import CloudState, Reachability, Readiness
 from ..jobs.lazy_jobs import LazyJobs
 from ..observability.metrics import Metrics
 from ..parts import LazyAudio
@@ -49,7 +49,7 @@ class Backends:
     """The backends that generate answers, and the signals about them."""
 
     engines: EnginePool | None
-    cloud: CloudBackend | None
+    clouds: Clouds
     encoders: PartEncoders | None  # encoders of audio and images; None on a device without them
     learned: LearnedEstimators
     spend: SpendStore
@@ -100,8 +100,10 @@ class Components(Backends, Serving, WaysIn):
         targets = self.policies.active.targets
         snapshot = self.signals.snapshot(self.policies.active)
         unusable = snapshot.down | snapshot.absent
-        ready = any(target.name not in unusable for target in targets)
-        awaited = [target for target in targets if target.name not in snapshot.absent] or targets
+        ready = any(one.key not in unusable for target in targets for one in target.in_each_cloud)
+        awaited = [target for target in targets if _is_present(target, snapshot)] or targets
+        signals = self.clouds.signals()
+        states = tuple(CloudState(one.name, one.region, _reachability(signals[one.name])) for one in self.clouds)
         waiting = () if ready else tuple(f"target {target.name}" for target in awaited)
         return Readiness(
             ready=ready,
@@ -109,7 +111,8 @@ class Components(Backends, Serving, WaysIn):
             problems=self.problems(),
             policy=self.policies.report,
             edge="" if self.engines is None else self.engines.state,
-            cloud="" if self.cloud is None else _reachability(self.cloud.signals()),
+            cloud="" if not self.clouds else _best(one.state for one in states),
+            clouds=states if len(states) > 1 else (),
             uptime_s=round(self.clock.monotonic() - self.started, 3),
         )
 
@@ -118,7 +121,7 @@ class Components(Backends, Serving, WaysIn):
         disks = (self.cache.disk(), self.decisions.disk(), self.spend.disk())
         problems = (
             *(() if self.engines is None else self.engines.problems),
-            *(() if self.cloud is None else self.cloud.health.problems),
+            *self.clouds.problems,
             *(stats.problem for stats in disks if stats is not None),
             *self.state_folder.problems,
             *self.jobs.problems,
@@ -141,9 +144,19 @@ class Components(Backends, Serving, WaysIn):
         snapshot = self.signals.snapshot(self.policies.active)
         targets = self.policies.active.targets
         return any(
-            target.name not in snapshot.absent and (target.at == "cloud" or target.name not in snapshot.down)
+            _is_present(target, snapshot) and (target.at == "cloud" or target.key not in snapshot.down)
             for target in targets
         )
+
+
+def _is_present(target: Target, snapshot: Snapshot) -> bool:
+    return any(one.key not in snapshot.absent for one in target.in_each_cloud)
+
+
+def _best(states: Iterable[Reachability]) -> Reachability:
+    """Return the state of the clouds together: that of the best one."""
+    order: tuple[Reachability, ...] = ("reachable", "unknown", "unreachable")
+    return min(states, key=order.index)
 
 
 def _reachability(cloud: CloudSignals) -> Reachability:
@@ -246,20 +259,25 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
                 unloads,
                 labels,
             )
-    if parts.cloud is not None:
-        cloud, health = parts.cloud.signals(), parts.cloud.health
-        reachable, is_open = float(bool(cloud.reachable)), float(cloud.breaker == "open")
-        refused = float(health.token_refused)
+    for cloud in parts.clouds:
+        signals, labels = cloud.signals(), (("cloud", cloud.name),)
         yield Gauge(
-            "causeway_edge_cloud_reachable", "Whether the last probe of the cloud succeeded (1 or 0).", reachable
+            "causeway_edge_cloud_reachable",
+            "Whether the last probe of the cloud succeeded (1 or 0).",
+            float(bool(signals.reachable)),
+            labels,
         )
         yield Gauge(
-            "causeway_edge_cloud_breaker_open", "Whether the circuit breaker of the cloud is open (1 or 0).", is_open
+            "causeway_edge_cloud_breaker_open",
+            "Whether the circuit breaker of the cloud is open (1 or 0).",
+            float(signals.breaker == "open"),
+            labels,
         )
         yield Gauge(
             "causeway_edge_cloud_token_refused",
             "Whether the cloud refuses the token with HTTP 401 (1 or 0).",
-            refused,
+            float(cloud.health.token_refused),
+            labels,
         )
 
 

@@ -158,12 +158,14 @@ def _agent_report(agent: Agent) -> AgentReport:
 
 
 def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> TokenKeeper | None:
-    """Return the fleet's token for the cloud; None if a key is configured, or if plain HTTP would expose the token."""
-    if connection is None or cloud.api_key or not cloud.url:
+    """Return the fleet's token for a cloud; None if a key is configured, or if plain HTTP would expose the token."""
+    if connection is None or cloud.key:
         return None
     if not carries_secrets(cloud.url):
         log.warning(
-            "The fleet's token is not sent to cloud.url, which is plain HTTP. Use https://, or set cloud.api_key."
+            "The fleet's token is not sent to clouds.%s.url, which is plain HTTP. Use https://, or set clouds.%s.key.",
+            cloud.name,
+            cloud.name,
         )
         return None
     return connection.tokens

@@ -128,8 +128,7 @@ class App:
             await parts.files.start()
             self._root = asyncio.create_task(self._run_tasks(started), name="causeway-edge")
             self._root.add_done_callback(functools.partial(self._root_ended, started))
-            if parts.cloud is not None:
-                await parts.cloud.start()
+            await parts.clouds.start()
             await started
             await self._listener.start()
         except BaseException:
@@ -177,7 +176,7 @@ class App:
         self._stop.set()
         if self._root is not None:
             await asyncio.wait([self._root])
-        for part in (parts.audio, parts.encoders, parts.engines, parts.cloud, parts.fleet):
+        for part in (parts.audio, parts.encoders, parts.engines, parts.clouds, parts.fleet):
             if part is not None:
                 await part.close()
         await asyncio.to_thread(self._close_stores)
@@ -255,8 +254,8 @@ class App:
             parts.sessions.start(tasks)
             if parts.engines is not None:
                 parts.engines.start(tasks)
-            if parts.cloud is not None:
-                tasks.start_soon(_every, 0.0, parts.cloud.watch)
+            for cloud in parts.clouds:
+                tasks.start_soon(_every, 0.0, cloud.watch)
             tasks.start_soon(_every, _SAMPLE_S, parts.signals.sample)
             tasks.start_soon(_every, _POLL_S, parts.policies.poll)
             tasks.start_soon(_every, _SWEEP_S, parts.files.sweep)

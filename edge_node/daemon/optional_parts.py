@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,10 @@ from ..storage.state_folder import FLEET_FOLDER, StateFolderLock
 
 if TYPE_CHECKING:
     from causeway_server.models.parts.process.messages import WorkerSpec
-    from causeway_server.router.serving.upstream.server import Credentials
 
     from ..agent.journal import BootState
     from ..agent.link.connection import FleetConnection
+    from ..backends.cloud.backend import CloudCredentials
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
     from ..parts.audio import AudioApi, AudioService
@@ -63,14 +64,14 @@ def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> 
 
 def connect_fleet(
     config: Config, state_dir: Path | None, clock: Clock, metrics: Metrics
-) -> tuple[FleetConnection | None, str, Credentials | None]:
-    """Return the connection of a device that joined a fleet, its problem, and its token for the cloud."""
+) -> tuple[FleetConnection | None, str, CloudCredentials | None]:
+    """Return the connection of a device that joined a fleet, its problem, and its token for each cloud."""
     if state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
         return None, "", None
     from .fleet import connect, credentials
 
     connection, problem = connect(state_dir / FLEET_FOLDER, config.fleet, clock, metrics.traffic)
-    return connection, problem, credentials(connection, config.cloud)
+    return connection, problem, partial(credentials, connection)
 
 
 def make_engine_factory(
@@ -163,17 +164,17 @@ def make_jobs(
     from ..jobs.store import JobOutbox
     from ..jobs.webhooks import CloudCanceller, ReceiverQueue, trusted_authorities
 
-    cloud, service, clock = backends.cloud, serving.service, serving.records.clock
+    clouds, service, clock = backends.clouds, serving.service, serving.records.clock
     store = JobOutbox(folder, config, clock)
     chance = random.Random(os.urandom(16))
-    runner = OutboxRunner(store, service, cloud, config, clock, new_decision_id, chance, backends.encoders)
+    runner = OutboxRunner(store, service, clouds, config, clock, new_decision_id, chance, backends.encoders)
     intake = JobIntake(config, store, runner, service, reader)
     api = OutboxApi(store, runner, intake, service, reader)
     chance = random.Random(os.urandom(16))
     webhooks = ReceiverQueue(store, config.webhooks, clock, chance)
     tls = trusted_authorities(config.webhooks.ca_file)
     sender = WebhookSender(webhooks, config.webhooks, change=runner.feed.change, tls=tls, rng=chance.random)
-    return JobParts(store, runner, intake, api, webhooks, sender, CloudCanceller(store, cloud, runner.feed))
+    return JobParts(store, runner, intake, api, webhooks, sender, CloudCanceller(store, clouds, runner.feed))
 
 
 def make_shadow(

@@ -42,6 +42,14 @@ Reachability = Literal["reachable", "unreachable", "unknown"]
 """State of the cloud; unknown: not probed yet."""
 
 
+class CloudState(msgspec.Struct, frozen=True):
+    """The state of one of several clouds."""
+
+    name: str
+    region: str
+    state: Reachability
+
+
 class Readiness(msgspec.Struct, frozen=True):
     """The body of `/readyz`."""
 
@@ -50,8 +58,9 @@ class Readiness(msgspec.Struct, frozen=True):
     problems: tuple[str, ...]
     policy: PolicyReport
     edge: str  # the engine's state; "" without an engine
-    cloud: Reachability | Literal[""]  # "" without a cloud
+    cloud: Reachability | Literal[""]  # of the best of the clouds; "" without a cloud
     uptime_s: float
+    clouds: tuple[CloudState, ...] = ()  # on a device with several
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -31,7 +31,7 @@ from causeway_server.router.jobs.job import JobEvent, LateParts, LateTerms, late
 from causeway_server.router.serving.logs import redacted
 
 from ..backends.backend import CloudJobEnded, JobTerms
-from ..backends.cloud.backend import CloudBackend
+from ..backends.cloud.backend import Clouds
 from ..clock import Clock
 from ..config.schema import OutboxConfig
 from ..serving.service import Service
@@ -64,7 +64,7 @@ class OutboxRunner:
 
     store: JobOutbox
     service: Service
-    cloud: CloudBackend | None
+    clouds: Clouds
     config: OutboxConfig
     clock: Clock
     new_id: Callable[[], str]
@@ -190,7 +190,7 @@ class OutboxRunner:
 
     @property
     def _is_reachable(self) -> bool:
-        return self.cloud is not None and self.cloud.health.reachable is True
+        return self.clouds.is_reachable
 
     # --- one run -----------------------------------------------------------------------------------------------------
 

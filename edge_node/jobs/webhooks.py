@@ -22,7 +22,7 @@ from causeway_server.router.errors import CausewayError, ConfigError
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.webhooks import DeliveryOutcome, WebhookQueue
 
-from ..backends.cloud.backend import CloudBackend
+from ..backends.cloud.backend import Clouds
 from ..clock import Clock
 from ..config.schema import OutboxWebhookConfig
 from .record import OutboxWebhook
@@ -115,12 +115,12 @@ class CloudCanceller:
     """Sends the cancellations of jobs to the cloud one after the other. While the cloud is unreachable, they wait.
 
     Stopping a run closes its connection, but a job in the cloud continues without one: it would be paid for, and its
-    content kept. `cloud` is None if this device has none, and no job was sent to it.
+    content kept.
     """
 
-    def __init__(self, store: JobOutbox, cloud: CloudBackend | None, feed: JobFeed) -> None:
+    def __init__(self, store: JobOutbox, clouds: Clouds, feed: JobFeed) -> None:
         self._store = store
-        self._cloud = cloud
+        self._clouds = clouds
         self._feed = feed
 
     async def run(self) -> None:
@@ -131,12 +131,12 @@ class CloudCanceller:
 
     async def _send_due(self) -> bool:
         """Send the due cancellations. Return whether the cloud responded."""
-        if self._cloud is None or self._cloud.health.reachable is False:
+        if self._clouds.is_unreachable:
             return False
         try:
             due = await self._store.run(self._store.cancellations.due, _AT_ONCE)
             for cancellation in due:
-                outcome = await self._cloud.cancel_job(cancellation.key)
+                outcome = await self._clouds.cancel_job(cancellation.key)
                 if outcome == "later":
                     await anyio.sleep(_POLL_S)
                     return False

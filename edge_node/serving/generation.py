@@ -22,6 +22,7 @@ import anyio
 import anyio.abc
 import msgspec
 
+from causeway_server.router.bundle.settings import CloudSettings
 from causeway_server.router.decision.abilities import no_route
 from causeway_server.router.decision.attempts import Attempt, AttemptSequence, AttemptState, final_error
 from causeway_server.router.errors import (
@@ -64,7 +65,6 @@ from causeway_server.router.types import (
 )
 
 from ..backends.backend import Backend, BackendRequest, JobTerms, UpstreamInfo
-from ..config.schema import CloudConfig
 from ..storage.cache import CacheHit
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ class AttemptRunner:
     """
 
     backends: Mapping[Location, Backend]
-    cloud: CloudConfig
+    cloud: CloudSettings
     calibrate: ConfidenceCalibrator | None = None
     encoders: PartPreparation | None = None
 
@@ -607,7 +607,7 @@ def _timeout_error(generation: Generation, attempt: Attempt, error: Exception) -
 
 
 def _no_backend(target: Target) -> BackendError:
-    key = "engine.enabled is false" if target.at == "edge" else "cloud.url is not set"
+    key = "engine.enabled is false" if target.at == "edge" else "`clouds` is empty"
     return TargetNotConfigured(f"{target.name}: {key} on this device.", phase="connect")
 
 

@@ -438,7 +438,7 @@ class Service:
         else:
             decision = decide_memoized(policy, request, snapshot, generation.estimates, features)
         if generation.job is not None:
-            decision = until_first_cloud(decision)
+            decision = until_first_cloud(decision, generation.snapshot.down)
         generation.decision = decision
         choices = request.n * max(1, len(request.prompts))
         generation.sequence = AttemptSequence(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,10 +29,10 @@ from causeway_server.router.types import (
     Snapshot,
 )
 
+from ..backends.cloud.backend import Clouds
 from ..clock import Clock
 
 if TYPE_CHECKING:
-    from ..backends.cloud.backend import CloudBackend
     from ..backends.engine.engines import EnginePool
     from ..storage.spend import SpendStore
     from .estimators import LearnedEstimators
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _MAX_RECENT_AGE_S = 0.05
 _FEEDBACK_HALF_LIFE_S = 3600.0
 _NONE: frozenset[str] = frozenset()
+_NO_CLOUD = CloudSignals()
 
 
 @dataclass(eq=False, repr=False)
@@ -50,7 +51,7 @@ class SignalCollector:
         clock: Monotonic and wall-clock time.
         spend: The spending.
         edge: The engine's signals; None: this device has no engine, and its edge targets are absent.
-        cloud: The cloud's signals; None: no cloud is configured, and its cloud targets are absent.
+        clouds: The clouds' signals; cloud targets whose cloud is not among them are absent.
         read_device: Function that reads the device signals at a monotonic time.
         encoders: Kinds of parts that this device turns into text.
         projected: Function that returns the kinds of parts that a model takes as soft tokens; called for each new
@@ -62,7 +63,7 @@ class SignalCollector:
     _: KW_ONLY
     spend: SpendStore
     edge: EnginePool | None = None
-    cloud: CloudBackend | None = None
+    clouds: Clouds = field(default_factory=Clouds)
     read_device: Callable[[float], DeviceSignals] = lambda _: DeviceSignals()
     encoders: tuple[Modality, ...] = ()
     projected: Callable[[str], tuple[Modality, ...]] = lambda _: ()
@@ -74,7 +75,12 @@ class SignalCollector:
         self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
         self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
         self._policy: Policy | None = None
-        self._setup = DeviceSetup(engine=self.edge is not None, cloud=self.cloud is not None, encoders=self.encoders)
+        self._setup = DeviceSetup(
+            engine=self.edge is not None,
+            cloud=bool(self.clouds),
+            encoders=self.encoders,
+            clouds=self.clouds.names,
+        )
         self._availability = TargetAvailability((), self._setup)
 
     def sample(self) -> None:
@@ -96,7 +102,8 @@ class SignalCollector:
         if policy is not self._policy:
             self.use(policy)
         edge = EdgeSignals() if self.edge is None else self.edge.signals()
-        cloud = CloudSignals() if self.cloud is None else self.cloud.signals()
+        clouds = self.clouds.signals() if self._setup.cloud else {}
+        cloud = next(iter(clouds.values()), _NO_CLOUD)
         if self.feedback:
             now = self.clock.monotonic()
             scores = {at: mean.value(now) for at, mean in self.feedback.items()}
@@ -109,10 +116,11 @@ class SignalCollector:
             cloud=cloud,
             spend=self.spend.current,
             now=self._now_signals(second),
-            down=self._availability.down(edge, cloud),
+            down=self._availability.down(edge, cloud, clouds),
             absent=self._availability.absent,
             setup=self._setup,
             uncalibrated=_NONE if self.learned is None else _uncalibrated(policy, self.learned),
+            clouds=clouds,
         )
 
     def scored(self, at: Location, score: float) -> None:

@@ -15,7 +15,14 @@ from pathlib import Path
 import msgspec
 
 from causeway_server.router.errors import PolicyError
-from causeway_server.router.policy.compiled import ModelAdapters, ModelTemperature, Policy, parse_policy, with_adapters
+from causeway_server.router.policy.compiled import (
+    ModelAdapters,
+    ModelTemperature,
+    Policy,
+    parse_policy,
+    with_adapters,
+    with_clouds,
+)
 from causeway_server.router.serving.folders import file_version, write_atomically
 
 from ..clock import Clock
@@ -68,6 +75,7 @@ class PolicyStore:
         on_load: Function that is called after each read of the file, with whether it was valid.
         model_temperature: Function that returns the temperature of an edge target that declares none.
         model_adapters: Function that returns the adapters of an edge target's model.
+        clouds: Names of the device's clouds; the first is that of targets `at: cloud`.
     """
 
     path: Path
@@ -78,6 +86,7 @@ class PolicyStore:
     on_load: Callable[[bool], None] = lambda _: None
     model_temperature: ModelTemperature = lambda _: None
     model_adapters: ModelAdapters = lambda _: None
+    clouds: tuple[str, ...] = ()
     _file_version: tuple[int, int, int] | None = None
     _active: Policy | None = None
     _report: PolicyReport | None = None
@@ -164,7 +173,7 @@ class PolicyStore:
             raise PolicyError(error.strerror or "unreadable", where=str(path)) from error
         except UnicodeDecodeError as error:
             raise PolicyError("The file is not UTF-8.", where=str(path)) from error
-        policy = parse_policy(text, str(path), self.model_temperature)
+        policy = with_clouds(parse_policy(text, str(path), self.model_temperature), self.clouds)
         return _Loaded(text, with_adapters(policy, self.model_adapters))
 
     def _read_last_good(self) -> _Loaded | None:

@@ -20,7 +20,7 @@ from causeway_server.router.errors import CausewayError, ConfigError, ModelNotFo
 from causeway_server.router.migrate.rewrite import DocumentKind
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.file import policy_schema
-from causeway_server.router.policy.signals import SIGNALS
+from causeway_server.router.policy.signals import SIGNALS, find_signal
 from causeway_server.router.renames import advice
 from causeway_server.router.serving.logs import start_log
 from causeway_server.router.serving.process import ProgramGroup, migrate_file, run_fast
@@ -303,7 +303,7 @@ def _readable(signals: str) -> frozenset[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise _Usage(f"--signals {signals[:100]}: {error}") from error
     names = re.sub(r"#.*", "", text).replace(",", " ").split()
-    unknown = [name for name in names if name not in SIGNALS]
+    unknown = [name for name in names if find_signal(name) is None]
     if unknown or not names:
         what = "names no signal"
         if unknown:

@@ -16,7 +16,7 @@ from causeway_server.router.checks.cases import read_cases
 from causeway_server.router.documents.reader import KeyLocations, did_you_mean, read_struct
 from causeway_server.router.documents.strict_yaml import Problem, SourceLocation, YamlError, read_yaml
 from causeway_server.router.migrate.rewrite import DocumentKind, scalars_at
-from causeway_server.router.policy.signals import SIGNALS
+from causeway_server.router.policy.signals import SIGNALS, find_signal
 from causeway_server.router.renames import REWRITES, advice, find
 
 from .fleet_file import (
@@ -218,7 +218,7 @@ def _unreachable(fleet: FleetDoc, locations: KeyLocations) -> Iterator[Problem]:
 def _cohort(fleet: FleetDoc, name: str, locations: KeyLocations) -> Iterator[Problem]:
     cohort, path = fleet.cohorts[name], f"cohorts.{name}"
     for index, signal in enumerate(cohort.signals or ()):
-        if signal not in SIGNALS:
+        if find_signal(signal) is None:
             message = advice("signal", signal) or f"unknown signal `{signal}`{did_you_mean(signal, SIGNALS)}"
             yield Problem(locations.find(f"{path}.signals[{index}]"), message)
     for key, value in cohort.settings.items():

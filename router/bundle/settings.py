@@ -1,7 +1,7 @@
 """The keys of `edge.yaml` that a fleet may set: sections of the daemon's configuration, whole or in part.
 
 Never among them: where the daemon listens and which API keys it accepts (`server.*`), where requests may go or come
-from (`cloud.url`, `tracing.endpoint`, `mqtt.url` and its topics), credentials, paths, and the trial by which a device
+from (`clouds`, `tracing.endpoint`, `mqtt.url` and its topics), credentials, paths, and the trial by which a device
 undoes a bundle (`fleet.*`). The device refuses a signed bundle with such a key, so not even the holders of the signing
 keys can open a device to others. The daemon's schema adds such keys to the structs here, in structs of its own.
 """
@@ -19,7 +19,7 @@ from ..config import Count, Pause, Positive, Seconds, SessionConfig, TracingConf
 from ..documents.reader import did_you_mean
 from ..jobs.webhooks import WebhookFormat
 from ..numbers import without_unit
-from ..renames import advice
+from ..renames import find
 
 SettingValue = bool | int | float | str
 
@@ -254,7 +254,8 @@ def check_setting(key: str, value: SettingValue) -> SettingValue:
         ValueError: The key is unknown, a fleet may not set it, or the value does not fit it.
     """
     if key not in SETTINGS:
-        hint = advice("edge.yaml", key, rewrites=False).removesuffix(".")
+        renamed = find("edge.yaml", key)
+        hint = renamed.sentence.removesuffix(".") if renamed is not None and renamed.new in SETTINGS else ""
         raise ValueError(hint or f"not a key that a fleet may set{did_you_mean(key, SETTINGS)}")
     try:
         checked: SettingValue = msgspec.convert(value, SETTINGS[key])

@@ -109,14 +109,15 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     edge: CaseEdge = CaseEdge()
     images: CaseImages = CaseImages()
     audio: CaseAudio = CaseAudio()
-    cloud: CloudSignals = CloudSignals()
+    cloud: CloudSignals = CloudSignals()  # the first cloud
+    clouds: dict[str, CloudSignals] = {}
     spend: SpendSignals = SpendSignals()
     now: NowSignals = NowSignals()
     down: frozenset[str] = frozenset()
 
     def build(self) -> Snapshot:
         edge = EdgeSignals(self.edge.queue, self.edge.tokens_per_s, self.edge.loaded, self.edge.feedback)
-        return Snapshot(self.device, edge, self.cloud, self.spend, self.now, self.down)
+        return Snapshot(self.device, edge, self.cloud, self.spend, self.now, self.down, clouds=self.clouds)
 
 
 def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:
@@ -207,9 +208,7 @@ def _compare(case: Case, policy: Policy) -> list[Difference]:
     return [
         *_differ("error", expect.error, "none"),
         *_differ("route", expect.route, decision.rule),
-        *_differ(
-            "targets", _target_list(expect.targets), _target_list(tuple(a.target.name for a in decision.attempts))
-        ),
+        *_differ("targets", _target_list(expect.targets), _target_list(tuple(a.target.key for a in decision.attempts))),
         *_differ("handoff", expect.handoff, any(a.handoff is not None for a in decision.attempts)),
         *_differ("on_device", expect.on_device, decision.on_device),
         *_differ("private", expect.private, decision.private),

@@ -14,7 +14,7 @@ from ..decision.decide import decide, plan_cache
 from ..documents.reader import did_you_mean
 from ..errors import ConfigError
 from ..policy.compiled import Policy
-from ..policy.signals import ESTIMATED, SIGNALS, SignalType
+from ..policy.signals import ESTIMATED, SIGNALS, SignalType, find_signal
 from ..renames import advice
 from ..types import AttemptPlan, CachePlan, Decision, Estimates, Handoff, NowSignals, Reason, ReasonCode, Snapshot
 from .cases import CaseRequest, CaseSnapshot, estimates_of
@@ -96,7 +96,7 @@ def _attempts(decision: Decision) -> list[Line]:
         handoff, target = plan.handoff, plan.target
         notes = [*_fusion_notes(plan), *([] if handoff is None else [_handoff_note(handoff)])]
         note = "; ".join(notes)
-        rows.append(((f"  {number}.", ""), (target.name, ""), (target.at, ""), (target.served, ""), (note, "dim")))
+        rows.append(((f"  {number}.", ""), (target.key, ""), (target.at, ""), (target.served, ""), (note, "dim")))
     return _aligned(rows)
 
 
@@ -168,6 +168,8 @@ def _signals(explanation: RouteExplanation) -> list[Line]:
         "audio": {},
         **{name: msgspec.structs.asdict(getattr(snapshot, name)) for name in ("device", "edge", "cloud", "spend")},
     }
+    if len(snapshot.clouds) > 1:
+        groups |= {f"cloud.{name}": msgspec.structs.asdict(cloud) for name, cloud in snapshot.clouds.items()}
     for signal, field in ESTIMATED.items():
         group, _, name = signal.partition(".")
         groups[group][name] = getattr(estimates, field)
@@ -225,12 +227,16 @@ def try_draft(policy: Policy, text: str, settings: Iterable[str], now: NowSignal
         group, _, name = key.partition(".")
         if key == "down":
             down = value or ()
-        elif value is None:
+            continue
+        if "." in name:
+            group, _, name = key.rpartition(".")
+        if value is None:
             groups.get(group, {}).pop(name, None)
         else:
             groups.setdefault(group, {})[name] = value
+    clouds = {group.partition(".")[2]: groups.pop(group) for group in list(groups) if "." in group}
     request = msgspec.convert(groups.pop("request"), CaseRequest)
-    case = msgspec.convert({**groups, "down": down}, CaseSnapshot)
+    case = msgspec.convert({**groups, "down": down, "clouds": clouds}, CaseSnapshot)
     estimates = estimates_of(request, case)
     question, snapshot = request.build(), case.build()
     return RouteExplanation(
@@ -248,7 +254,8 @@ def _read(setting: str) -> tuple[str, object]:
     where = f"--set {setting[:100]}"
     if not separator:
         raise ConfigError("Write KEY=VALUE, such as device.temperature_c=90.", where=where)
-    kind = _SETTABLE.get(key)
+    spec = find_signal(key)
+    kind = spec.type if spec is not None and key.count(".") == 2 else _SETTABLE.get(key)
     if kind is None:
         near = did_you_mean(key, _SETTABLE) or f"; known: {', '.join(_SETTABLE)}"
         message = advice("signal", key, rewrites=False) or f"Unknown signal `{key[:64]}`{near}."
@@ -260,7 +267,7 @@ def _read(setting: str) -> tuple[str, object]:
         value = read(text)
     except (ValueError, KeyError):
         raise ConfigError(f"Expected {expected}, not {text[:64]!r}.", where=where) from None
-    known = SIGNALS[key].values if key in SIGNALS else ()
+    known = () if spec is None else spec.values
     if known and isinstance(value, str) and value not in known:
         raise ConfigError(f"Expected one of {', '.join(filter(None, known))}, not {text[:64]!r}.", where=where)
     return key, value

@@ -24,9 +24,8 @@ import msgspec
 
 from ..decision.decide import decide, plan_cache
 from ..errors import InvalidRequest, ModelNotFound
-from ..policy.compiled import CacheRule, Policy, Route, Rule, with_model_temperatures
+from ..policy.compiled import CacheRule, Policy, Route, Rule, with_clouds, with_model_temperatures
 from ..policy.signals import (
-    SIGNALS,
     TEMPERATURE,
     EvaluationFailure,
     Reader,
@@ -34,6 +33,7 @@ from ..policy.signals import (
     SignalValues,
     TargetAvailability,
     Value,
+    signal_spec,
     temperature_of,
 )
 from ..types import (
@@ -64,9 +64,11 @@ class Place(msgspec.Struct, frozen=True, order=True):
     target: str
     at: Location | str = ""
     model: str = ""
+    cloud: str = ""  # of a target in several clouds
 
     def __str__(self) -> str:
-        return f"{self.target} ({self.at})" if self.at else self.target
+        cloud = f" {self.cloud}" if self.cloud else ""
+        return f"{self.target} ({self.at}{cloud})" if self.at else self.target
 
 
 CACHE: Final = Place("cache")
@@ -98,7 +100,9 @@ def recorded(record: DecisionRecord) -> Expected:
     name = outcome.target
     if outcome.status == "cancelled" and outcome.attempts:
         name = outcome.attempts[-1].target  # the client left while this target worked
-    target = next((plan.target for plan in plans if plan.target.name == name), None)
+    cloud = outcome.attempts[-1].cloud if outcome.attempts else ""
+    same = [plan.target for plan in plans if plan.target.name == name]
+    target = next((one for one in same if one.cloud == cloud), same[0] if same else None)
     place, price = NO_ANSWER, 0.0
     if outcome.route == "cache":
         place = CACHE
@@ -153,15 +157,16 @@ def _evidence(record: DecisionRecord) -> dict[Place, _Evidence]:
         return {}
     outcome, plans = record.outcome, {}
     for plan in reversed(record.decision.attempts):
-        plans[plan.target.name] = plan
+        plans[plan.target.name, plan.target.cloud] = plan
     answered = outcome.target if outcome.route in ("edge", "cloud") else ""
-    untried = plans.keys() - {attempt.target for attempt in outcome.attempts}
+    untried = plans.keys() - {(attempt.target, attempt.cloud) for attempt in outcome.attempts}
     found: dict[Place, _Evidence] = {}
     for attempt in outcome.attempts:
-        known = plans.get(attempt.target)
+        known = plans.get((attempt.target, attempt.cloud))
         if known is not None:
-            failed = attempt.state in ("failed", "timed_out") and attempt.target != answered
-            ended = failed and attempt is outcome.attempts[-1] and bool(untried)
+            is_last = attempt is outcome.attempts[-1]
+            failed = attempt.state in ("failed", "timed_out") and not (is_last and attempt.target == answered)
+            ended = failed and is_last and bool(untried)
             found.setdefault(_place(known.target), _Evidence(attempt, known.handoff, failed and not ended, ended))
     return found
 
@@ -184,7 +189,7 @@ def _held_back(handoff: Handoff) -> tuple[int, float | None]:
 
 
 def _place(target: Target) -> Place:
-    return Place(target.name, target.at, target.model)
+    return Place(target.name, target.at, target.model, target.cloud if target.clouds else "")
 
 
 def _may_leave(plans: tuple[AttemptPlan, ...]) -> bool:
@@ -212,9 +217,9 @@ class PolicyReplay:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._by_temperatures: dict[tuple[float | None, ...], Policy] = {}
+        self._by_device: dict[tuple[object, ...], Policy] = {}
         self._cases: dict[tuple[Policy, tuple[str, ...], bool, str | None], Policy] = {}
-        self._availability: dict[tuple[bool, bool], TargetAvailability] = {}
+        self._availability: dict[tuple[bool, bool, tuple[str, ...]], TargetAvailability] = {}
         self._orders: dict[Policy, tuple[Policy, ...]] = {}
 
     def possible(self, record: DecisionRecord, request: Request) -> Possible:
@@ -265,27 +270,26 @@ class PolicyReplay:
     def _for_device(self, record: DecisionRecord, request: Request) -> tuple[Policy, frozenset[str]]:
         """Return the policy as the record's device compiles it, and the signals that are unknown there."""
         policy, unrecorded = self._policy, frozenset(record.unrecorded)
-        models = policy.model_temperatures
-        if not models:
-            return policy, unrecorded
-        known = {} if record.snapshot.setup is None else record.snapshot.setup.temperatures
-        if not models.keys() <= known.keys():
-            sets_own = request.kind == "embedding" or request.sampling.temperature is not None
-            return policy, unrecorded if sets_own else unrecorded | {TEMPERATURE}
-        key = tuple([known[model] for model in models])
-        if key not in self._by_temperatures:
-            same = key == tuple(models.values())
-            self._by_temperatures[key] = policy if same else with_model_temperatures(policy, known.__getitem__)
-        return self._by_temperatures[key], unrecorded
+        setup = record.snapshot.setup or _ALL_PRESENT
+        models, known = policy.model_temperatures, setup.temperatures
+        is_known = models.keys() <= known.keys()
+        if not is_known and request.kind != "embedding" and request.sampling.temperature is None:
+            unrecorded |= {TEMPERATURE}
+        key = (setup.clouds, *[known[model] for model in models if is_known])
+        if key not in self._by_device:
+            differs = is_known and key[1:] != tuple(models.values())
+            compiled = with_model_temperatures(policy, known.__getitem__) if differs else policy
+            self._by_device[key] = with_clouds(compiled, setup.clouds)
+        return self._by_device[key], unrecorded
 
     def _snapshot(self, recorded: Snapshot) -> Snapshot:
         """Return the snapshot for the targets of this policy; the recorded policy's targets had other names."""
         setup = recorded.setup or _ALL_PRESENT
-        key = (setup.engine, setup.cloud)
+        key = (setup.engine, setup.cloud, setup.clouds)
         availability = self._availability.get(key)
         if availability is None:
             availability = self._availability[key] = TargetAvailability(self._policy.targets, setup)
-        down = availability.down(recorded.edge, recorded.cloud)
+        down = availability.down(recorded.edge, recorded.cloud, recorded.clouds)
         return msgspec.structs.replace(recorded, down=down, absent=availability.absent, uncalibrated=_NONE)
 
     def _case(
@@ -344,7 +348,7 @@ def _in_each_order(policy: Policy) -> tuple[Policy, ...]:
 
 def _plan_of(decision: Decision | None) -> object:
     """Return the key that distinguishes possible decisions; their reasons are left out because they always differ."""
-    return decision and (decision.rule, [(plan.target.name, plan.handoff) for plan in decision.attempts])
+    return decision and (decision.rule, [(plan.target.key, plan.handoff) for plan in decision.attempts])
 
 
 def _known_values(
@@ -369,7 +373,7 @@ def _known_values(
 
 @functools.cache
 def _readers(names: frozenset[str]) -> tuple[tuple[str, str, str, Reader], ...]:
-    specs = [SIGNALS[name] for name in sorted(names)]
+    specs = [signal_spec(name) for name in sorted(names)]
     return tuple((spec.name, spec.variable, spec.presence_variable, spec.read) for spec in specs)
 
 

@@ -8,7 +8,7 @@ not absent: all decisions that it allows are returned, with the signals that the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -16,8 +16,8 @@ import msgspec
 from ..decision.features import request_of
 from ..errors import InvalidRequest
 from ..policy.compiled import Policy
-from ..policy.signals import ESTIMATED, SIGNALS, SignalType, Value
-from ..types import Decision, DecisionRecord
+from ..policy.signals import ESTIMATED, OF_EACH_CLOUD, SIGNALS, SignalType, Value, find_signal, signal_spec
+from ..types import CloudSignals, Decision, DecisionRecord
 from .possible import PolicyReplay
 
 _MAX_TEXT = 256  # characters of a text that is set
@@ -84,14 +84,25 @@ def what_if(policy: Policy, record: DecisionRecord, changes: Mapping[str, object
         id=record.id,
         policy=policy.name,
         revision=policy.revision,
-        signals=tuple(_signal(record, name, named) for name in SIGNALS),
+        signals=tuple(_signal(record, name, named) for name in _names(record, named)),
         as_recorded=_decide(policy, record),
         changed=_decide(policy, _change(record, changes)),
     )
 
 
+def _names(record: DecisionRecord, named: frozenset[str]) -> Iterator[str]:
+    """Yield every signal, and those of each cloud if the record has several or the policy names them."""
+    yield from SIGNALS
+    of_clouds = dict.fromkeys(sorted(named - SIGNALS.keys()))
+    if len(record.snapshot.clouds) > 1:
+        of_clouds |= dict.fromkeys(
+            f"cloud.{cloud}.{name}" for cloud in record.snapshot.clouds for name in OF_EACH_CLOUD
+        )
+    yield from of_clouds
+
+
 def _signal(record: DecisionRecord, name: str, named: frozenset[str]) -> RecordedSignal:
-    spec = SIGNALS[name]
+    spec = signal_spec(name)
     return RecordedSignal(
         name=name,
         type=spec.type,
@@ -106,8 +117,8 @@ def _signal(record: DecisionRecord, name: str, named: frozenset[str]) -> Recorde
 
 def _recorded(record: DecisionRecord, name: str) -> Value | tuple[str, ...] | None:
     group, _, field = name.partition(".")
-    if name in ESTIMATED:
-        value = SIGNALS[name].read(request_of(record.request), record.snapshot, record.estimates)
+    if name in ESTIMATED or name not in SIGNALS:
+        value = signal_spec(name).read(request_of(record.request), record.snapshot, record.estimates)
     else:
         value = getattr(record.request if group == "request" else getattr(record.snapshot, group), field)
     if value is None and name == "request.prefer":
@@ -118,20 +129,30 @@ def _recorded(record: DecisionRecord, name: str) -> Value | tuple[str, ...] | No
 
 def _change(record: DecisionRecord, changes: Mapping[str, object]) -> DecisionRecord:
     """Return the name and the checked value of a change. Raises InvalidRequest."""
+    replace = msgspec.structs.replace
     request: dict[str, object] = {}
     estimates: dict[str, object] = {}
     groups: dict[str, dict[str, object]] = {}
+    clouds = record.snapshot.clouds
     for name, given in changes.items():
         value = _checked(name, given)
         group, _, field = name.partition(".")
+        if "." in field:
+            cloud, _, field = field.partition(".")
+            clouds = {**clouds, cloud: replace(clouds.get(cloud, CloudSignals()), **{field: value})}
+            continue
+        if group == "cloud" and clouds:
+            first = next(iter(clouds))
+            clouds = {**clouds, first: replace(clouds[first], **{field: value})}
         if name in ESTIMATED:
             estimates[ESTIMATED[name]] = value
         elif group == "request":
             request |= _features(field, value, name)
         else:
             groups.setdefault(group, {})[field] = value
-    replace = msgspec.structs.replace
-    snapshot = record.snapshot
+    snapshot = msgspec.structs.replace(record.snapshot, clouds=clouds)
+    if clouds:
+        groups["cloud"] = msgspec.structs.asdict(next(iter(clouds.values())))
     return replace(
         record,
         request=replace(record.request, **request),
@@ -162,7 +183,7 @@ _TYPES: Final[Mapping[SignalType, tuple[object, str]]] = {
 
 def _checked(name: str, value: object) -> object:
     """Return the value in the signal's type; None for an absent one. Raises InvalidRequest."""
-    spec = SIGNALS.get(name)
+    spec = find_signal(name)
     if spec is None:
         raise InvalidRequest(f"Signal {name[:64]!r} not found.", param=name[:64])
     if value is None:

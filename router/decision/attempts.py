@@ -76,7 +76,7 @@ def continuing_target(resume: str, targets: tuple[Target, ...]) -> Target:
     """
     name, _ = split_token(resume)
     for target in targets:
-        if target.name == name and target.at == "cloud":
+        if name in (target.key, target.name) and target.at == "cloud":
             return target
     raise InvalidRequest(
         f"`{PARAM}` does not fit a target of the active policy, or its model. Send the question without it.",
@@ -315,6 +315,7 @@ class Attempt:
             confidence=self.confidence,
             error="" if self.error is None else self.error.code,
             detail=self.detail or ("" if self.error is None else self.error.message),
+            cloud=self.plan.target.cloud,
         )
 
     def _measure(self, chunk: Chunk, now: float) -> None:
@@ -402,13 +403,16 @@ class AttemptSequence:
         """Whether the answer comes from another target than the policy's first choice, because of a failure.
 
         1. The first choice is down and was skipped, and another target answered.
-        2. An earlier attempt failed. A handoff, or a request that a target cannot serve, does not count.
+        2. An earlier attempt failed. A handoff, or a request that a target cannot serve, does not count, nor does
+           another cloud of the same target.
         """
         if not self.attempts:
             return False
-        if self.decision.skipped_target not in ("", self.attempts[-1].plan.target.name):  # (1)
+        answering = self.attempts[-1].plan.target.name
+        if self.decision.skipped_target not in ("", answering):  # (1)
             return True
-        return len(self.attempts) > 1 and any(attempt.failed for attempt in self.attempts[:-1])  # (2)
+        before = self.attempts[:-1]
+        return any(attempt.failed and attempt.plan.target.name != answering for attempt in before)  # (2)
 
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
         return tuple([attempt.record(now) for attempt in self.attempts])
@@ -420,7 +424,9 @@ class AttemptSequence:
             self.attempts
             and self._plans
             and any(
-                a.plan.target.name == self._plans[0].target.name and a.state is not AttemptState.HANDED_OFF
+                a.plan.target.name == self._plans[0].target.name
+                and a.plan.target.cloud == self._plans[0].target.cloud
+                and a.state is not AttemptState.HANDED_OFF
                 for a in self.attempts
             )
         ):
@@ -448,7 +454,7 @@ def final_error(attempts: Sequence[Attempt], error: CausewayError) -> CausewayEr
     refusals = [e for e in errors if not isinstance(e, TargetNotConfigured)]
     if refusals and all(isinstance(e, InvalidRequest | CloudRefused | CloudRejected) for e in refusals):  # (2)
         return _too_long(attempts) if all(isinstance(e, ContextLengthExceeded) for e in refusals) else refusals[-1]
-    reasons = "; ".join(f"{a.plan.target.name}: {_failure_reason(a)}" for a in attempts)
+    reasons = "; ".join(f"{a.plan.target.key}: {_failure_reason(a)}" for a in attempts)
     waits = [e.retry_after_s for e in errors if e.retry_after_s is not None]
     retry_after_s = min(waits) if waits else None
     if errors and all(isinstance(e, QueueFull | CloudSaturated) for e in errors):  # (3)
@@ -460,7 +466,7 @@ def final_error(attempts: Sequence[Attempt], error: CausewayError) -> CausewayEr
 
 def _too_long(attempts: Sequence[Attempt]) -> ContextLengthExceeded:
     """Join the refusals of all targets into one message, since each has its own context length."""
-    refused = [(a.plan.target.name, a.error) for a in attempts if isinstance(a.error, ContextLengthExceeded)]
+    refused = [(a.plan.target.key, a.error) for a in attempts if isinstance(a.error, ContextLengthExceeded)]
     if len(refused) == 1:
         return refused[0][1]
     message = " ".join(f"{name}: {error.message}" for name, error in refused)

@@ -33,7 +33,7 @@ def ranked(
     missing = [target for target, one in zip(targets, found, strict=True) if one.quality is None]
     if missing and weights.quality:  # (1)
         reasons += [
-            Reason("estimate_absent", rule=rule, target=target.name, detail="no calibrated quality; the order stays")
+            Reason("estimate_absent", rule=rule, target=target.key, detail="no calibrated quality; the order stays")
             for target in missing
         ]
         return targets
@@ -45,7 +45,7 @@ def ranked(
         quality = one.quality or 0.0
         score = weights.quality * quality - weights.usd * usd - weights.latency * latency_s
         detail = f"score {score:.4f}: quality {quality:.3f}, {usd:.6f} USD, {latency_s:.2f} s"
-        reasons.append(Reason("target_scored", rule=rule, target=target.name, detail=detail))
+        reasons.append(Reason("target_scored", rule=rule, target=target.key, detail=detail))
         scored.append((score, target))
     return tuple(target for _, target in sorted(scored, key=lambda pair: -pair[0]))
 

@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ..errors import ModelNotFound
-from ..policy.compiled import CacheRule, Constraint, Policy, Route, Rule, chosen_by_name
+from ..policy.compiled import CacheRule, Constraint, Policy, Route, Rule, chosen_by_name, in_each_cloud
 from ..policy.signals import (
     EvaluationFailure,
     SignalValues,
@@ -62,7 +62,6 @@ from .features import without_question
 
 _ONLY: Final[dict[Prefer | None, Location]] = {"only_on_device": "edge", "only_cloud": "cloud"}
 _FIRST: Final[dict[Prefer | None, Location]] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
-_ABSENT: Final[dict[Location, str]] = {"edge": "this device runs no engine", "cloud": "no cloud is configured"}
 _R = TypeVar("_R", bound=Rule)
 _QUALITY: Final = "edge.quality"
 _NO_ROUTE_HOLDS: Final = Reason("no_route", detail="no route holds")
@@ -148,13 +147,15 @@ def _named(policy: Policy, request: Request) -> Route | None:
             names = ", ".join(policy.model_names)
             raise ModelNotFound(f"Model `{request.model[:100]}` not found. Available: {names}.", param="model")
     if request.resume:
-        return chosen_by_name((continuing_target(request.resume, policy.targets if named is None else named.targets),))
+        return chosen_by_name(
+            (continuing_target(request.resume, in_each_cloud(policy.targets) if named is None else named.targets),)
+        )
     return named
 
 
 def _naming_reason(request: Request, named: Route) -> Reason:
     if request.resume:
-        return Reason("continued", target=named.targets[0].name)
+        return Reason("continued", target=named.targets[0].key)
     return Reason("model_named", detail=request.model)
 
 
@@ -182,7 +183,7 @@ def _plan(
         allowed = ranked(allowed, route.name, route.best_of, request, estimates, reasons)
     preferred = _prefer(allowed, prefer, reasons)
     ordered = _move_down_targets_last(preferred, route.name, snapshot.down, reasons)
-    skipped_target = "" if ordered[0] is preferred[0] else preferred[0].name
+    skipped_target = "" if ordered[0].name == preferred[0].name else preferred[0].name
     if route.handoff is None or bound or prefer == "only_on_device":  # (5)
         plans = tuple([AttemptPlan(target) for target in ordered])
     else:
@@ -207,16 +208,22 @@ def _exclude(
         if missing and forms is not None:
             missing = forms.unmet(missing, target)
         if bound and target.at != "edge":
-            reasons.append(Reason("constraint_excluded", rule=bound[0].name, target=target.name))
+            reasons.append(Reason("constraint_excluded", rule=bound[0].name, target=target.key))
         elif only is not None and target.at != only:
-            reasons.append(Reason("preference_excluded", rule=prefer or "", target=target.name))
-        elif target.name in absent:
-            reasons.append(Reason("target_absent", rule=route.name, target=target.name, detail=_ABSENT[target.at]))
+            reasons.append(Reason("preference_excluded", rule=prefer or "", target=target.key))
+        elif (target.key if target.clouds else target.name) in absent:
+            reasons.append(Reason("target_absent", rule=route.name, target=target.key, detail=_lack(target)))
         elif missing:
-            reasons.append(Reason("target_unable", rule=route.name, target=target.name, detail=", ".join(missing)))
+            reasons.append(Reason("target_unable", rule=route.name, target=target.key, detail=", ".join(missing)))
         else:
             allowed.append(target)
     return tuple(allowed)
+
+
+def _lack(target: Target) -> str:
+    if target.at == "edge":
+        return "this device runs no engine"
+    return f"this device has no cloud `{target.cloud}`" if target.cloud else "no cloud is configured"
 
 
 def _prefer(targets: tuple[Target, ...], prefer: Prefer | None, reasons: list[Reason]) -> tuple[Target, ...]:
@@ -225,7 +232,7 @@ def _prefer(targets: tuple[Target, ...], prefer: Prefer | None, reasons: list[Re
         return targets
     moved = tuple(sorted(targets, key=lambda target: target.at != first))
     reasons += [
-        Reason("preference_ordered", rule=prefer or "", target=target.name)
+        Reason("preference_ordered", rule=prefer or "", target=target.key)
         for target in moved
         if target.at == first and moved.index(target) < targets.index(target)
     ]
@@ -237,8 +244,9 @@ def _move_down_targets_last(
 ) -> tuple[Target, ...]:
     if not down:
         return targets
-    reasons += [Reason("target_down", rule=rule, target=target.name) for target in targets if target.name in down]
-    return tuple(sorted(targets, key=lambda target: target.name in down))
+    are_down = [target for target in targets if target.key in down or target.name in down]
+    reasons += [Reason("target_down", rule=rule, target=target.key) for target in are_down]
+    return tuple(sorted(targets, key=are_down.__contains__))
 
 
 def _note_uncalibrated(
@@ -479,12 +487,12 @@ def plan_handoff(
        better than none.
 
     Args:
-        down: Names of targets that are known to be down.
+        down: Keys of targets that are known to be down.
     """
     plans: list[AttemptPlan] = []
     last_resort: list[AttemptPlan] = []
     for index, target in enumerate(targets):
-        can_take_over = any(later.name not in down for later in targets[index + 1 :])
+        can_take_over = any(not down or later.key not in down for later in targets[index + 1 :])
         if target.at == "edge" and can_take_over:  # (1) (2)
             plans.append(AttemptPlan(target, handoff))
             last_resort.append(AttemptPlan(target))  # (3)
@@ -522,11 +530,17 @@ def without_down(snapshot: Snapshot) -> Snapshot:
     return msgspec.structs.replace(snapshot, down=frozenset()) if snapshot.down else snapshot
 
 
-def until_first_cloud(decision: Decision) -> Decision:
+def until_first_cloud(decision: Decision, down: frozenset[str]) -> Decision:
     """Return the decision of a job: its attempts up to the first one in the cloud. A job is not answered by a weaker
-    fallback, and reaches a single cloud target, so that it takes effect there only once.
+    fallback, and reaches a single cloud target, so that it takes effect there only once. Of a target in several clouds
+    it is the first that is up.
+
+    Args:
+        down: Keys of targets that are known to be down.
     """
-    for number, plan in enumerate(decision.attempts, start=1):
+    for number, plan in enumerate(decision.attempts):
         if plan.target.at == "cloud":
-            return msgspec.structs.replace(decision, attempts=decision.attempts[:number])
+            same = [one for one in decision.attempts if one.target.name == plan.target.name]
+            chosen = next((one for one in same if one.target.key not in down), plan)
+            return msgspec.structs.replace(decision, attempts=(*decision.attempts[:number], chosen))
     return decision

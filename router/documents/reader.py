@@ -82,9 +82,23 @@ def _example(name: str, kind: shapes.Type, title: str = "") -> str:
     if isinstance(kind, shapes.Metadata):
         own_title = (kind.extra_json_schema or {}).get("title", title)
         return _example(name, kind.type, str(own_title))
+    if isinstance(kind, shapes.UnionType):
+        return _example(name, _options(kind, None)[0], title)
     if isinstance(kind, shapes.LiteralType):
         return f": write {' or '.join(f'`{name}: {value}`' for value in kind.values)}"
     return f": it needs {title}" if title else ""
+
+
+def _options(kind: shapes.UnionType, tree: Tree | None) -> list[shapes.Type]:
+    """Return the types that a value may have: those of a list, of a mapping of known keys, or of plain values."""
+    options = [option for option in kind.types if not isinstance(option, shapes.NoneType)]
+    bare = [option.type if isinstance(option, shapes.Metadata) else option for option in options]
+    of_list = [one for one, shape in zip(options, bare, strict=True) if isinstance(shape, shapes.VarTupleType)]
+    of_keys = [one for one, shape in zip(options, bare, strict=True) if isinstance(shape, shapes.StructType)]
+    if isinstance(tree, Mapping) and of_keys:
+        return of_keys
+    plain = [option for option in options if option not in of_list and option not in of_keys]
+    return of_list if of_list and (isinstance(tree, Sequence) or not plain) else plain or options
 
 
 class _Reader:
@@ -101,9 +115,7 @@ class _Reader:
             own_title = (kind.extra_json_schema or {}).get("title", title)
             return self.read(tree, kind.type, own_title if isinstance(own_title, str) else title)
         if isinstance(kind, shapes.UnionType):  # `X | None`, or several plain types
-            options = [option for option in kind.types if not isinstance(option, shapes.NoneType)]
-            if len(options) > 1 and any(isinstance(option, shapes.StructType) for option in options):
-                return self._list_or_struct(tree, options)
+            options = _options(kind, tree)
             return self.read(tree, options[0], title) if len(options) == 1 else self._plain(tree, title)
         if isinstance(tree, Scalar) and tree.kind == "null":
             entries = isinstance(kind, shapes.StructType | shapes.DictType | shapes.VarTupleType)
@@ -116,11 +128,6 @@ class _Reader:
         if isinstance(kind, shapes.VarTupleType | shapes.FrozenSetType):
             return self._list(tree, kind)
         return self._scalar(tree, kind, title)
-
-    def _list_or_struct(self, tree: Tree, options: list[shapes.Type]) -> Plain | None:
-        """Read a value that is a list or a mapping of known keys."""
-        wanted = shapes.StructType if isinstance(tree, Mapping) else shapes.VarTupleType
-        return self.read(tree, next(option for option in options if isinstance(option, wanted)), "")
 
     def _struct(self, tree: Tree, kind: shapes.StructType) -> Plain | None:
         if not isinstance(tree, Mapping):

@@ -12,7 +12,7 @@ from ..documents import strict_yaml
 from ..documents.strict_yaml import Scalar, SourceLocation, Tree, read_yaml
 from ..errors import ConfigError
 from ..policy.cel_source import ExpressionError, scan
-from ..renames import GATEWAY_METRICS, RENAMED, TOKEN_TYPES, Renamed, find
+from ..renames import GATEWAY_METRICS, MOVED_CLOUD_KEYS, RENAMED, TOKEN_TYPES, Renamed, find
 
 DocumentKind = Literal["edge.yaml", "gateway.yaml", "fleet.yaml", "policy", "cases", "metrics"]
 """`metrics`: any text that names metrics, such as alert rules and dashboards."""
@@ -97,12 +97,14 @@ def rewrite(text: str, file: str, kind: DocumentKind) -> Rewritten:
         except strict_yaml.YamlError as error:
             raise ConfigError(error.problem.message, where=str(error.problem.location)) from error
         edits = [*_key_edits(tree, kind, lines), *_signal_edits(tree, kind, lines)]
+        if kind == "edge.yaml":
+            edits += _cloud_edits(tree, lines)
     for edit in sorted(edits, reverse=True):
         line = lines[edit.line]
         if not line[edit.column :].startswith(edit.old):
             raise ConfigError("This line cannot be rewritten. Edit it by hand.", where=f"{file}:{edit.line + 1}")
         lines[edit.line] = line[: edit.column] + edit.new + line[edit.column + len(edit.old) :]
-    changes = tuple(Change(edit.line + 1, edit.old, edit.new) for edit in sorted(edits))
+    changes = tuple(Change(edit.line + 1, edit.old.strip(), edit.new.strip()) for edit in sorted(edits))
     return Rewritten("".join(lines), changes, left)
 
 
@@ -116,7 +118,8 @@ def _steps(path: str) -> tuple[str, ...]:
 def _key_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Iterator[_Edit]:
     if kind == "policy":
         return
-    rows = [(_steps(one.old), _steps(one.new)[-1:], one) for one in RENAMED[kind]] if kind != "metrics" else []
+    found = RENAMED[kind] if kind != "metrics" else ()
+    rows = [(_steps(one.old), _steps(one.new)[-1:], one) for one in found if not one.new.startswith("clouds.")]
     if kind == "fleet.yaml":
         rows += [(("cohorts", "NAME", "settings", one.old), (one.new,), one) for one in RENAMED["edge.yaml"]]
     for steps, new, renamed in rows:
@@ -171,6 +174,53 @@ def _deletion(key: Scalar, renamed: Renamed, lines: Sequence[str]) -> Iterator[_
             end = number
     for number in range(start, end + 1):
         yield _Edit(number, 0, lines[number], "")
+
+
+# --- the clouds of a device ------------------------------------------------------------------------------------------
+
+
+def _cloud_edits(tree: Tree, lines: Sequence[str]) -> Iterator[_Edit]:
+    """Move the address and the key of the only cloud from the section `cloud` to `clouds.main`."""
+    if not isinstance(tree, strict_yaml.Mapping):
+        return
+    sections = dict(zip([key.text for key in tree.keys], zip(tree.keys, tree.values, strict=True), strict=True))
+    section, values = sections.get("cloud", (None, None))
+    if section is None or not isinstance(values, strict_yaml.Mapping):
+        return
+    moved = [key for key in values.keys if key.text in MOVED_CLOUD_KEYS]
+    if not moved:
+        return
+    renamed = find("edge.yaml", f"cloud.{moved[0].text}")
+    assert renamed is not None
+    line = section.location.line - 1
+    inline = {key.location.line - 1 for key in values.keys} == {line}
+    is_block = "{" not in lines[line].partition("#")[0]
+    if "clouds" in sections or section.location.column != 1 or not (inline or is_block):
+        raise ConfigError(f"{renamed.sentence} Edit this section by hand.", where=str(section.location))
+    if inline:
+        entries = _entries(values.keys, lines[line])
+        clouds = [_renamed_entry(key, entries[key.text]) for key in moved]
+        others = [text for key, text in entries.items() if key not in MOVED_CLOUD_KEYS]
+        kept = f"cloud: {{{', '.join(others)}}}\n" if others else ""
+        yield _Edit(line, 0, lines[line], f"clouds: {{main: {{{', '.join(clouds)}}}}}\n{kept}")
+        return
+    entries = {key.text: lines[key.location.line - 1][key.location.column - 1 :].rstrip() for key in moved}
+    text = "".join(f"    {_renamed_entry(key, entries[key.text])}\n" for key in moved)
+    kept = lines[line] if len(moved) < len(values.keys) else ""
+    yield _Edit(line, 0, lines[line], f"clouds:\n  main:\n{text}{kept}")
+    for key in moved:
+        yield from _deletion(key, renamed, lines)
+
+
+def _entries(keys: Sequence[Scalar], line: str) -> dict[str, str]:
+    """Return the entries of a mapping in one line by their keys."""
+    starts = [key.location.column - 1 for key in keys]
+    ends = [*starts[1:], line.rindex("}")]
+    return {key.text: line[start:end].strip(" ,") for key, start, end in zip(keys, starts, ends, strict=True)}
+
+
+def _renamed_entry(key: Scalar, entry: str) -> str:
+    return MOVED_CLOUD_KEYS[key.text] + entry[entry.index(":") :]
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------

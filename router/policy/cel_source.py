@@ -15,7 +15,7 @@ import msgspec
 
 from ..documents.reader import did_you_mean
 from ..renames import advice
-from .signals import GROUPS, SIGNALS, SignalSpec
+from .signals import GROUPS, SIGNALS, SignalSpec, find_signal
 
 MAX_NESTING = 24
 
@@ -111,9 +111,9 @@ class _Rewriter:
         if token.text in self.bound:
             self.out.append(token)
             return 1
-        spec = self._signal(at)
-        self.out.append(Token("name", spec.variable, token.offset, self.tokens[at + 2].end, spec))
-        return 3
+        spec, length = self._signal(at)
+        self.out.append(Token("name", spec.variable, token.offset, self.tokens[at + length - 1].end, spec))
+        return length
 
     def _method(self, token: Token, at: int) -> None:
         if text_at(self.tokens, at + 1) != "(":
@@ -123,22 +123,24 @@ class _Rewriter:
         self.out.append(token)
 
     def _has(self, token: Token, at: int) -> int:
-        spec = self._signal(at + 2)
-        if text_at(self.tokens, at + 5) != ")":
+        spec, length = self._signal(at + 2)
+        end = at + 2 + length
+        if text_at(self.tokens, end) != ")":
             raise ExpressionError("has() takes one signal: has(device.battery)", token.offset)
-        self.out.append(
-            Token("name", spec.presence_variable, token.offset, self.tokens[at + 5].end, spec, presence=True)
-        )
-        return 6
+        self.out.append(Token("name", spec.presence_variable, token.offset, self.tokens[end].end, spec, presence=True))
+        return 3 + length
 
-    def _signal(self, at: int) -> SignalSpec:
-        """Return the signal at tokens `group . name`."""
+    def _signal(self, at: int) -> tuple[SignalSpec, int]:
+        """Return the signal at tokens `group . name`, or `cloud . NAME . name`, and the number of these tokens."""
         group, dot, name = text_at(self.tokens, at), text_at(self.tokens, at + 1), text_at(self.tokens, at + 2)
         path = f"{group}.{name}" if dot == "." else group
-        spec = SIGNALS.get(path)
         offset = self.tokens[min(at, len(self.tokens) - 1)].offset
-        if spec is not None:
-            return spec
+        if (spec := find_signal(path)) is not None:
+            return spec, 3
+        if group == "cloud" and dot == "." and text_at(self.tokens, at + 3) == ".":
+            path = f"{path}.{text_at(self.tokens, at + 4)}"
+            if (spec := find_signal(path)) is not None:
+                return spec, 5
         if group in GROUPS and dot != ".":
             members = ", ".join(known for known in SIGNALS if known.startswith(f"{group}."))
             raise ExpressionError(f"`{group}` is a group of signals, name one: {members}", offset)

@@ -168,12 +168,19 @@ def _named_routes(targets: tuple[Target, ...], adapted: tuple[Target, ...]) -> d
             served[target.served] = (*served.get(target.served, ()), target)
         named |= served
     named |= {target.name: (target,) for target in targets + adapted}
-    return {name: chosen_by_name(found) for name, found in named.items()}
+    placed = {name: in_each_cloud(found) for name, found in named.items()}
+    placed |= {one.full_name: (one,) for target in targets for one in target.in_each_cloud}
+    return {name: chosen_by_name(found) for name, found in placed.items()}
 
 
 def chosen_by_name(targets: tuple[Target, ...]) -> Route:
     """Return the route for a request that names its targets and bypasses the policy's routes."""
     return Route("", when=None, targets=targets, handoff=None, fusion="late", wait_for="all")
+
+
+def in_each_cloud(targets: Sequence[Target]) -> tuple[Target, ...]:
+    """Return each target once for each of its clouds, in order."""
+    return tuple([one for target in targets for one in target.in_each_cloud])
 
 
 def parse_policy(text: str, file: str = NAME, model_temperature: ModelTemperature = lambda _: None) -> Policy:
@@ -197,20 +204,31 @@ def parse_policy(text: str, file: str = NAME, model_temperature: ModelTemperatur
 
 def with_model_temperatures(policy: Policy, model_temperature: ModelTemperature) -> Policy:
     """Return the policy as compiled on a device whose models have these temperatures."""
-    targets = {
-        target.name: msgspec.structs.replace(target, temperature=model_temperature(target.model))
-        if target.name in policy.own_temperature
-        else target
-        for target in policy.targets
-    }
-    return replace(
-        policy,
-        targets=tuple(targets.values()),
-        routes=tuple(
-            replace(route, targets=tuple(targets[target.name] for target in route.targets)) for route in policy.routes
-        ),
-        default_temperature=_default_temperature(tuple(targets.values())),
-    )
+
+    def with_own(target: Target) -> Target:
+        if target.name not in policy.own_temperature:
+            return target
+        return msgspec.structs.replace(target, temperature=model_temperature(target.model))
+
+    changed = _with_targets(policy, with_own)
+    return replace(changed, default_temperature=_default_temperature(changed.targets))
+
+
+def with_clouds(policy: Policy, clouds: Sequence[str]) -> Policy:
+    """Return the policy on a device with these clouds: a target `at: cloud` is in the first one."""
+    if not clouds:
+        return policy
+
+    def in_first(target: Target) -> Target:
+        is_open = target.at == "cloud" and not target.cloud
+        return msgspec.structs.replace(target, cloud=clouds[0]) if is_open else target
+
+    return _with_targets(policy, in_first)
+
+
+def _with_targets(policy: Policy, change: Callable[[Target], Target]) -> Policy:
+    routes = tuple(replace(route, targets=tuple(map(change, route.targets))) for route in policy.routes)
+    return replace(policy, targets=tuple(map(change, policy.targets)), routes=routes)
 
 
 def with_variants(policy: Policy, chosen: Mapping[str, str]) -> Policy:
@@ -223,9 +241,7 @@ def with_variants(policy: Policy, chosen: Mapping[str, str]) -> Policy:
         model, _, adapter = variant.partition("+") if target.at == "edge" else (variant, "", "")
         return msgspec.structs.replace(target, model=model, adapter=adapter, variant=variant)
 
-    targets = {target.name: varied(target) for target in policy.targets}
-    routes = tuple(replace(one, targets=tuple(targets[target.name] for target in one.targets)) for one in policy.routes)
-    return replace(policy, targets=tuple(targets.values()), routes=routes, base=policy)
+    return replace(_with_targets(policy, varied), base=policy)
 
 
 def check_policy(
@@ -296,7 +312,7 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         shadow=_shadow(doc.shadow),
         default_temperature=_default_temperature(tuple(targets.values())),
         own_temperature=frozenset(
-            name for name, t in doc.targets.items() if t.at == "edge" and isinstance(t.temperature, UnsetType)
+            name for name, t in doc.targets.items() if t.location == "edge" and isinstance(t.temperature, UnsetType)
         ),
         places={name: TrialPlace(t.model, t.variants, t.trial) for name, t in doc.targets.items() if t.variants},
     )
@@ -313,26 +329,29 @@ def _default_temperature(targets: tuple[Target, ...]) -> float:
 
 
 def _target(name: str, doc: TargetDoc, model_temperature: ModelTemperature) -> Target:
-    model, _, adapter = doc.model.partition("+") if doc.at == "edge" else (doc.model, "", "")
+    model, _, adapter = doc.model.partition("+") if doc.location == "edge" else (doc.model, "", "")
     if not isinstance(doc.temperature, UnsetType):
         temperature: float | None = doc.temperature
     else:
-        temperature = model_temperature(model) if doc.at == "edge" else None
+        temperature = model_temperature(model) if doc.location == "edge" else None
+    clouds = doc.clouds
     target = Target(
         name=name,
-        at=doc.at,
+        at=doc.location,
         model=model,
         timeout_s=seconds(doc.timeout),
         first_token_timeout_s=seconds(doc.first_token_timeout),
         usd_per_1k_tokens=doc.usd_per_1k_tokens,
         temperature=temperature,
         adapter=adapter,
+        cloud=clouds[0] if clouds else "",
+        clouds=clouds if len(clouds) > 1 else (),
     )
     return target if isinstance(doc.can, UnsetType) else msgspec.structs.replace(target, can=doc.can)
 
 
 def _route(doc: RouteDoc, when: Expression | None, targets: dict[str, Target]) -> Route:
-    listed = tuple(targets[name] for name in used(doc))
+    listed = in_each_cloud([targets[name] for name in used(doc)])
     best_of = None
     if isinstance(doc.use, BestOfDoc):
         best_of = Weights(doc.use.weights.quality, doc.use.weights.usd, doc.use.weights.latency)

@@ -19,7 +19,7 @@ import msgspec
 
 from .cel_library import cel
 from .cel_source import METHODS, ExpressionError, Token, conditions, needed_signals, rewrite, scan, text_at
-from .signals import SIGNALS, Expression, SignalValues, Value
+from .signals import SIGNALS, Expression, SignalSpec, SignalValues, Value
 
 _WORDS: Mapping[str, str] = {
     "and": "write && instead of `{}`",
@@ -246,7 +246,8 @@ def _compile(source: str) -> cel.Program:
 def _check(condition: list[Token], written: str) -> None:
     """Run one operand of `&&`, `||`, `?:` on sample values, so that no short circuit hides a type error."""
     program = _compile(" ".join(token.text for token in condition))
-    for values in _SAMPLES:
+    named = [token.signal for token in condition if token.signal is not None and token.signal.name not in SIGNALS]
+    for values in _SAMPLES if not named else [_sample_values(each, named) for each in (_LOW, _HIGH)]:
         try:
             result = program.execute(values.context)
         except (IndexError, ZeroDivisionError, OverflowError, KeyError):
@@ -281,9 +282,10 @@ _LOW: dict[str, Value] = {"int": 1, "double": 0.5, "bool": False, "string": "a",
 _HIGH: dict[str, Value] = {"int": 20000, "double": 2000.5, "bool": True, "string": "zz", "list": ["a", "zz"]}
 
 
-def _sample_values(values: dict[str, Value]) -> SignalValues:
-    presences: dict[str, Value] = {spec.presence_variable: True for spec in SIGNALS.values()}
-    return SignalValues({spec.variable: values[spec.type] for spec in SIGNALS.values()} | presences)
+def _sample_values(values: dict[str, Value], of_clouds: Sequence[SignalSpec] = ()) -> SignalValues:
+    specs = (*SIGNALS.values(), *of_clouds)
+    presences: dict[str, Value] = {spec.presence_variable: True for spec in specs}
+    return SignalValues({spec.variable: values[spec.type] for spec in specs} | presences)
 
 
 _SAMPLES = (_sample_values(_LOW), _sample_values(_HIGH))

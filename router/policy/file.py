@@ -13,10 +13,17 @@ from msgspec import UNSET, Meta, UnsetType
 from ..config import doc, schema_of
 from ..described import described
 from ..numbers import seconds_of
-from ..types import Ability, Fusion, WaitFor
+from ..types import Ability, Fusion, Location, WaitFor
 from ..variants.settings import TrialConfig, VariantConfig
+from .signals import CLOUD_NAME
 
 MAX_EXPRESSION = 2000
+
+Place = Annotated[
+    str,
+    Meta(pattern=f"^(edge|cloud(:{CLOUD_NAME})?)$", title="edge, cloud, cloud:NAME, or a list of cloud:NAME in order"),
+]
+CloudPlace = Annotated[str, Meta(pattern=f"^cloud:{CLOUD_NAME}$", title="the name of a cloud, as cloud:NAME")]
 
 Name = Annotated[
     str,
@@ -46,10 +53,14 @@ class _Doc(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class TargetDoc(_Doc, frozen=True):
-    """A model on the device (`edge`) or behind the cloud's URL (`cloud`)."""
+    """A model on the device (`edge`) or in a cloud (`cloud`)."""
 
     at: Annotated[
-        Literal["edge", "cloud"], doc("Place of the model: `edge` (the device) or `cloud` (behind the cloud's URL).")
+        Place | Annotated[tuple[CloudPlace, ...], Meta(min_length=1)],
+        doc(
+            "Place of the model: `edge` (the device), `cloud` (the first of the device's clouds), `cloud:NAME`, or a "
+            "list of `cloud:NAME`: the next one is tried if one fails before the first byte."
+        ),
     ]
     model: Annotated[ModelName, doc("Name of the model at that place; on the device also MODEL+ADAPTER.")]
     timeout: Annotated[Duration | UnsetType, doc("Maximum time for the answer; then the next target is tried.")] = UNSET
@@ -77,6 +88,16 @@ class TargetDoc(_Doc, frozen=True):
         doc("Other models at the same place, each for a share of the requests that this target answers."),
     ] = ()
     trial: Annotated[TrialConfig, doc("Comparison of the variants with the target's own model.")] = TrialConfig()
+
+    @property
+    def location(self) -> Location:
+        return "edge" if self.at == "edge" else "cloud"
+
+    @property
+    def clouds(self) -> tuple[str, ...]:
+        """The names of its clouds in order; () on the device, and for the first one of the device."""
+        places = (self.at,) if isinstance(self.at, str) else self.at
+        return tuple([name for _, _, name in (place.partition(":") for place in places) if name])
 
 
 class ConstraintDoc(_Doc, frozen=True):

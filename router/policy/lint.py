@@ -20,7 +20,7 @@ from ..variants.settings import TrialConfig
 from .cel_source import Token, macro_signals, measures_text, rewrite, scan, split, unbracketed
 from .expression import changed_tag_literals, is_constant
 from .file import BestOfDoc, PolicyDoc, RouteDoc, TargetDoc, rules, seconds, used
-from .signals import OF_TEXT, SIGNALS, TEMPERATURE, Expression, SignalSpec
+from .signals import OF_TEXT, TEMPERATURE, Expression, SignalSpec, is_reserved, signal_spec
 
 _ADAPTED = re.compile(r"[^+]+\+[a-z0-9][a-z0-9._-]{0,63}")
 Conditions = Mapping[str, Expression]
@@ -70,8 +70,13 @@ class _Checks:
                 yield self.warning(
                     f"{path}.model", f"`{target.model}` is also the name of another target, which takes precedence"
                 )
-            if target.at == "edge" and "+" in target.model and not _ADAPTED.fullmatch(target.model):
+            if target.location == "edge" and "+" in target.model and not _ADAPTED.fullmatch(target.model):
                 yield self.error(f"{path}.model", f"`{target.model}`: write MODEL, or MODEL+ADAPTER with one adapter")
+            for cloud in target.clouds:
+                if is_reserved(cloud):
+                    yield self.error(f"{path}.at", f"`{cloud}` is reserved: `cloud.{cloud}` is a signal")
+            if len(set(target.clouds)) < len(target.clouds):
+                yield self.error(f"{path}.at", "lists a cloud twice")
             yield from self._times(path, target)
             yield from self._variants(path, target)
 
@@ -201,7 +206,7 @@ class _Checks:
     def money(self) -> Iterator[Problem]:
         priced = [name for name, target in self.doc.targets.items() if target.usd_per_1k_tokens]
         for name in priced:
-            if self.doc.targets[name].at == "edge":
+            if self.doc.targets[name].location == "edge":
                 yield self.warning(f"targets.{name}.usd_per_1k_tokens", "an edge target has no price per token")
         for path, expression in self.conditions.items():
             if not priced and any(signal.startswith("spend.") for signal in expression.signals):
@@ -220,7 +225,9 @@ class _Checks:
         if always:
             yield self.error("shadow", f"`{always[0]}` binds every request to the device: no shadow request is sent")
         free = [
-            name for name, target in self.doc.targets.items() if target.at == "cloud" and not target.usd_per_1k_tokens
+            name
+            for name, target in self.doc.targets.items()
+            if target.location == "cloud" and not target.usd_per_1k_tokens
         ]
         if free:
             yield self.warning(
@@ -281,10 +288,11 @@ class _Checks:
 
     def _lack(self, name: str) -> str:
         """Return why a signal is likely to be absent; "" if it is usually present."""
-        if SIGNALS[name].optional:
-            return SIGNALS[name].absent
+        spec = signal_spec(name)
+        if spec.optional:
+            return spec.absent
         side = "edge" if name == "request.prompt_tokens" else name.partition(".")[0]
-        present = {target.at for target in self.doc.targets.values()}
+        present = {target.location for target in self.doc.targets.values()}
         return f"no target is `at: {side}`" if side in ("edge", "cloud") and side not in present else ""
 
     def _constant(self, path: str) -> bool | None:
@@ -296,7 +304,7 @@ class _Checks:
 
     def _sides(self, route: RouteDoc) -> list[str]:
         """Return `edge` or `cloud` for each target in `use`; ``?`` for an unknown one."""
-        return [self.doc.targets[name].at if name in self.doc.targets else "?" for name in used(route)]
+        return [self.doc.targets[name].location if name in self.doc.targets else "?" for name in used(route)]
 
     def error(self, path: str, message: str) -> Problem:
         return Problem(self.locations.find(path), message)

@@ -10,9 +10,10 @@ from the signals which targets cannot answer.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import msgspec
@@ -223,6 +224,51 @@ SIGNALS: Mapping[str, SignalSpec] = {spec.name: spec for spec in _SPECS}
 
 GROUPS: frozenset[str] = frozenset(name.partition(".")[0] for name in SIGNALS)
 
+CLOUD_NAME = "[a-z](?:_?[a-z0-9]){0,31}"
+"""The pattern of a cloud's name, which is a part of the names of its signals."""
+OF_EACH_CLOUD = ("reachable", "rtt_ms", "breaker", "tier")
+"""The signals of each cloud. No cloud may have a signal's name: `cloud.rtt_ms` is a signal of the first cloud."""
+_OF_CLOUD = re.compile(rf"cloud\.({CLOUD_NAME})\.(\w+)")
+_NO_CLOUD = CloudSignals()
+
+
+def is_reserved(cloud: str) -> bool:
+    """Return whether no cloud may have this name, because a signal has it."""
+    return f"cloud.{cloud}" in SIGNALS
+
+
+def find_signal(name: str) -> SignalSpec | None:
+    """Return a signal by its name: one of `SIGNALS`, or one of a cloud, such as `cloud.eu.rtt_ms`; None if unknown."""
+    return SIGNALS.get(name) or _signal_of_cloud(name)
+
+
+@lru_cache(maxsize=1024)
+def _signal_of_cloud(name: str) -> SignalSpec | None:
+    found = _OF_CLOUD.fullmatch(name)
+    if found is None or found[2] not in OF_EACH_CLOUD or is_reserved(found[1]):
+        return None
+    spec = SIGNALS[f"cloud.{found[2]}"]
+    return msgspec.structs.replace(
+        spec,
+        name=name,
+        meaning=spec.meaning.replace("the cloud", f"the cloud `{found[1]}`"),
+        absent=f"{spec.absent}, or this device has no cloud `{found[1]}`",
+        read=partial(_read_of_cloud, found[1], spec.read),
+    )
+
+
+def _read_of_cloud(
+    cloud: str, read: Reader, request: Request, snapshot: Snapshot, estimates: Estimates
+) -> Value | None:
+    return read(request, Snapshot(cloud=snapshot.clouds.get(cloud, _NO_CLOUD)), estimates)
+
+
+def signal_spec(name: str) -> SignalSpec:
+    """Return a signal that exists, by its name."""
+    spec = find_signal(name)
+    assert spec is not None, name
+    return spec
+
 
 class SignalValues:
     """The signal values of one request, as a CEL context, and the names of absent signals."""
@@ -296,7 +342,7 @@ def concerned(signals: tuple[str, ...], kinds: tuple[Modality, ...]) -> tuple[st
 def _reader(name: str, default_temperature: float) -> Reader:
     if name == TEMPERATURE:
         return lambda r, s, e: temperature_of(r, default_temperature)
-    return SIGNALS[name].read
+    return signal_spec(name).read
 
 
 class RequiredSignals:
@@ -313,9 +359,9 @@ class RequiredSignals:
         self.signals: frozenset[str] = frozenset().union(*(expression.signals for expression in expressions))
         presences: frozenset[str] = frozenset().union(*(expression.presences for expression in expressions))
         self._readers = tuple(
-            (name, SIGNALS[name].variable, _reader(name, default_temperature)) for name in sorted(self.signals)
+            (name, signal_spec(name).variable, _reader(name, default_temperature)) for name in sorted(self.signals)
         )
-        self._presences = tuple((name, SIGNALS[name].presence_variable) for name in sorted(presences))
+        self._presences = tuple((name, signal_spec(name).presence_variable) for name in sorted(presences))
 
         # True if all signals depend only on the request, not on the device, an estimate or the time.
         self.request_only = all(
@@ -337,26 +383,38 @@ class RequiredSignals:
 
 
 _NONE: frozenset[str] = frozenset()
+_NO_CLOUDS: Mapping[str, CloudSignals] = {}
 
 
 class TargetAvailability:
-    """The targets of a policy that cannot answer now (`down`), or never can on this device (`absent`)."""
+    """The keys of a policy's targets that cannot answer now (`down`), or never can on this device (`absent`)."""
 
     def __init__(self, targets: Iterable[Target], setup: DeviceSetup) -> None:
-        targets = tuple(targets)
-        self._edge = frozenset(target.name for target in targets if target.at == "edge")
-        self._cloud = frozenset(target.name for target in targets if target.at == "cloud")
-        self._cloud_models = tuple((target.model, target.name) for target in targets if target.at == "cloud")
+        each = [one for target in targets for one in target.in_each_cloud]
+        self._edge = frozenset(target.key for target in each if target.at == "edge")
+        self._cloud = tuple((target.cloud, target.model, target.key) for target in each if target.at == "cloud")
         self._has_engine = setup.engine
-        self.absent = (_NONE if setup.engine else self._edge) | (_NONE if setup.cloud else self._cloud)
+        self.absent = _NONE if setup.engine else self._edge
+        self.absent |= {key for cloud, _, key in self._cloud if not setup.has_cloud(cloud)}
 
-    def down(self, edge: EdgeSignals, cloud: CloudSignals) -> frozenset[str]:
-        """Return the targets that are known to be down. A cloud that has not been probed counts as up."""
-        down = _NONE
-        if self._has_engine and not edge.loaded:
-            down |= self._edge
-        if cloud.reachable is False or cloud.breaker == "open":
-            down |= self._cloud
-        if cloud.unavailable_models:
-            down |= {name for model, name in self._cloud_models if model in cloud.unavailable_models}
-        return down
+    def down(
+        self, edge: EdgeSignals, cloud: CloudSignals, clouds: Mapping[str, CloudSignals] = _NO_CLOUDS
+    ) -> frozenset[str]:
+        """Return the targets that are known to be down. A cloud that has not been probed counts as up.
+
+        Args:
+            cloud: The first cloud.
+            clouds: All clouds by name.
+        """
+        down = self._edge if self._has_engine and not edge.loaded else _NONE
+        if all(_is_up(one) for one in clouds.values() or (cloud,)):
+            return down
+        return down | {key for name, model, key in self._cloud if _is_down(clouds.get(name, cloud), model)}
+
+
+def _is_up(cloud: CloudSignals) -> bool:
+    return cloud.reachable is not False and cloud.breaker != "open" and not cloud.unavailable_models
+
+
+def _is_down(cloud: CloudSignals, model: str) -> bool:
+    return cloud.reachable is False or cloud.breaker == "open" or model in cloud.unavailable_models

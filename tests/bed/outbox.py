@@ -73,7 +73,7 @@ class Daemon:
             "state_dir": folder / "state",
             "server.port": 0,
             "engine.enabled": "false",
-            "cloud.url": cloud,
+            "clouds.main.url": cloud,
             "cloud.probe_interval_s": 0.2,
             "jobs.cloud_rate_per_s": cloud_rate_per_s,
             "jobs.jitter_s": 0.5,

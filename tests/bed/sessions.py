@@ -59,7 +59,7 @@ async def idle_memory(sessions: int, folder: Path) -> dict[str, float]:
         "server.max_connections": sessions + 64,
         "realtime.max_sessions": 2 * sessions + 2,  # one client has half of them
         "engine.enabled": "false",
-        "cloud.url": "http://127.0.0.1:9/v1",
+        "clouds.main.url": "http://127.0.0.1:9/v1",
         "state_dir": folder / "state",
         "log": "error",
     }

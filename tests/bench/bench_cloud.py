@@ -338,7 +338,7 @@ def _bed() -> Iterator[Bed]:
             "server.port": "0",
             "state_dir": folder,
             "engine.enabled": "false",
-            "cloud.url": gateway_url,
+            "clouds.main.url": gateway_url,
             "log": "warning",
         }
         changes = tuple(part for key, value in settings.items() for part in ("--set", f"{key}={value}"))

@@ -170,7 +170,7 @@ def daemon(directory: Path, upstream: int) -> Iterator[Daemon]:
         "state_dir": directory / "state",
         "server.port": 0,
         "engine.enabled": "false",
-        "cloud.url": f"http://127.0.0.1:{upstream}/v1",
+        "clouds.main.url": f"http://127.0.0.1:{upstream}/v1",
         "log": "warning",
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

@@ -117,7 +117,7 @@ def _daemon(folder: Path, upstream: int, max_connections: int) -> Iterator[tuple
         "server.max_connections": max_connections,
         "server.read_timeout_s": 600,
         "engine.enabled": "false",
-        "cloud.url": f"http://127.0.0.1:{upstream}/v1",
+        "clouds.main.url": f"http://127.0.0.1:{upstream}/v1",
         "log": "warning",
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

@@ -142,7 +142,7 @@ def _daemon(folder: Path, upstream: int, name: str) -> Iterator[_Daemon]:
         "state_dir": folder / "state",
         "server.port": 0,
         "engine.enabled": "false",
-        "cloud.url": f"http://127.0.0.1:{upstream}/v1",
+        "clouds.main.url": f"http://127.0.0.1:{upstream}/v1",
         "log": "warning",
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

@@ -99,7 +99,7 @@ def measure_chat() -> ChatHops:
     with _folder() as folder, ExitStack() as stack:
         triton = stack.enter_context(server("triton", "triton"))
         gateway, cloud = stack.enter_context(_gateway(folder, triton.port))
-        edge, url = stack.enter_context(_daemon(folder, "edge", f"cloud.url={cloud}", *_NO_ENGINE))
+        edge, url = stack.enter_context(_daemon(folder, "edge", f"clouds.main.url={cloud}", *_NO_ENGINE))
         _wait_until_ready(url)
         _answer(url, "large", "turn on the lamp in the kitchen")
         time.sleep(0.3)
@@ -119,7 +119,7 @@ def measure_job() -> JobHops:
         worker, _ = stack.enter_context(
             _process(folder, "worker", "ready worker=", "causeway_server.cloud_pool", "worker", *flags)
         )
-        edge, url = stack.enter_context(_daemon(folder, "edge", f"cloud.url={cloud}", *_NO_ENGINE))
+        edge, url = stack.enter_context(_daemon(folder, "edge", f"clouds.main.url={cloud}", *_NO_ENGINE))
         _wait_until_ready(url)
         _run_job(url, "turn on the lamp in the kitchen")
         time.sleep(0.3)

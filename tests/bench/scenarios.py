@@ -22,7 +22,6 @@ SCENARIOS = {
     "fanout": Tool("bed.fanout", "one of two tenants sends few requests with many sequences"),
     "fleet-polls": Tool("bed.fleet_polls", "one control plane, 15,000 parked polls"),
     "floods": Tool("bed.floods", "one tenant floods a gateway in every way that needs no GPU"),
-    "gateway-cpu": Tool("bench.gateway_cpu", "CPU of the gateway a request and a token, beside another version of it"),
     "hostile-files": Tool("bed.hostile_files", "hostile audio, images and files through both daemons"),
     "job-queues": Tool("bed.job_queues", "one of two tenants has 20,000 jobs queued, over its budget and within it"),
     "kills": Tool("bed.kills", "kill -9 of each process at random moments, under load"),

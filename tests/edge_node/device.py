@@ -15,7 +15,7 @@ from causeway_server.edge_node.agent.interfaces import FleetLink
 from causeway_server.edge_node.app import App, build
 from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.config.schema import (
-    CloudConfig,
+    CloudServer,
     Config,
     DeviceFilesConfig,
     EngineConfig,
@@ -25,7 +25,7 @@ from causeway_server.edge_node.config.schema import (
 )
 from causeway_server.edge_node.storage.state_folder import FLEET_FOLDER
 from causeway_server.models.parts.process.messages import WorkerSpec
-from causeway_server.router.bundle.settings import DecisionsConfig, PartsConfig, RealtimeConfig
+from causeway_server.router.bundle.settings import CloudSettings, DecisionsConfig, PartsConfig, RealtimeConfig
 from causeway_server.router.config import TracingConfig
 from causeway_server.router.types import DecisionRecord, Modality
 
@@ -229,8 +229,8 @@ def config(
         state_dir=str(state_dir / "state"),
         server=server or ServerConfig(port=0, drain_s=1.0, default_deadline_s=60.0),
         engine=EngineConfig(enabled=True, model_dirs=model_dirs),
-        cloud=CloudConfig(
-            url=cloud,
+        clouds={"main": CloudServer(url=cloud)} if cloud else {},
+        cloud=CloudSettings(
             connect_timeout_s=5.0,
             first_token_timeout_s=20.0,
             timeout_s=30.0,
@@ -262,6 +262,7 @@ async def running(
     realtime: RealtimeConfig | None = None,
     mqtt: MqttConfig | None = None,
     model_dirs: tuple[str, ...] = (),
+    clouds: Mapping[str, CloudServer] = {},
 ) -> AsyncIterator[Device]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
@@ -275,10 +276,10 @@ async def running(
         probe_interval_s=probe_interval_s,
         model_dirs=model_dirs,
     )
-    keyed = msgspec.structs.replace(settings.cloud, api_key=api_key)
+    keyed = {name: msgspec.structs.replace(one, key=api_key) for name, one in settings.clouds.items()}
     settings = msgspec.structs.replace(
         settings,
-        cloud=keyed,
+        clouds=dict(clouds) or keyed,
         tracing=tracing or TracingConfig(),
         decisions=decisions or DecisionsConfig(),
         jobs=jobs or OutboxConfig(),

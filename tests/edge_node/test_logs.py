@@ -80,8 +80,8 @@ async def test_a_request_that_notices_the_lost_cloud_first_says_so_once(tmp_path
 
 
 async def until_back(device: Device) -> None:
-    assert device.parts.cloud is not None
-    assert await device.parts.cloud.probe()
+    assert device.parts.clouds.first is not None
+    assert await device.parts.clouds.first.probe()
 
 
 async def test_a_refused_token_is_an_error_a_problem_and_a_metric(tmp_path: Path, lines: list[str]) -> None:
@@ -91,13 +91,13 @@ async def test_a_refused_token_is_an_error_a_problem_and_a_metric(tmp_path: Path
             assert (await device.ask(tags="cloud")).headers["x-causeway-route"] == "edge"
         await until_back(device)  # this server lists its models without a token
         assert "refuses the token (HTTP 401)" in (await problems(device))[0]
-        assert await metric(device, "causeway_edge_cloud_token_refused") == 1.0
+        assert await metric(device, 'causeway_edge_cloud_token_refused{cloud="main"}') == 1.0
         device.cloud.status = 200
         assert (await device.ask(tags="cloud")).headers["x-causeway-route"] == "cloud"
         assert await problems(device) == []
-        assert await metric(device, "causeway_edge_cloud_token_refused") == 0.0
+        assert await metric(device, 'causeway_edge_cloud_token_refused{cloud="main"}') == 0.0
     refused, accepted = about(lines, "token")
-    assert refused.startswith("ERROR The cloud at  refuses the token (HTTP 401): correct cloud.api_key")
+    assert refused.startswith("ERROR The cloud at  refuses the token (HTTP 401): correct clouds.main.key")
     assert accepted == "INFO The cloud at  accepts the token again."
     assert "wrong" not in "".join(lines)
 

@@ -7,7 +7,7 @@ import pytest
 from causeway_server.router.child_environment import minimal_environment
 
 SECRETS = {
-    "CAUSEWAY_CLOUD__API_KEY": "secret",
+    "CAUSEWAY_CLOUDS__MAIN__KEY": "secret",
     "CAUSEWAY_REDIS": "redis://:secret@redis",
     "CAUSEWAY_JOIN_TOKEN": "secret",
     "OPENAI_API_KEY": "secret",

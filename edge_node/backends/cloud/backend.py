@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Literal, Protocol
 
 import msgspec
 from yarl import URL
@@ -30,6 +30,7 @@ from causeway_server.router.errors import (
     CloudUnreadable,
     InvalidRequest,
     ModelNotFound,
+    TargetNotConfigured,
 )
 from causeway_server.router.jobs.job import JobEvent
 from causeway_server.router.openai.embeddings import decode_embeddings
@@ -52,7 +53,7 @@ from causeway_server.router.serving.upstream.server import (
     StreamReader,
 )
 from causeway_server.router.trackers import Breaker
-from causeway_server.router.types import Chunk, CloudSignals, Embeddings
+from causeway_server.router.types import Chunk, CloudSignals, Embeddings, Target
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
@@ -61,7 +62,6 @@ from .connection import PROBE_S, CloudHealth, CloudProbe, header_lines
 _MAX_HEADER = 200  # maximum number of characters that are kept of a response header
 _TIMER_STEP_S = 0.005  # timers may fire this much early
 _MAX_AWAY_S = 60.0  # upper bound of a server's Retry-After
-_KEY_ADVICE = "correct cloud.api_key or cloud.api_key_file and restart"
 _FLEET_ADVICE = "it is the fleet's: see `causeway-edge fleet status`, and whether the gateway trusts the fleet"
 # The server is healthy: it rejected the request as invalid, or its answer cannot be parsed.
 _ANSWERED = (InvalidRequest, CloudRejected, CloudRefused, CloudUnreadable)
@@ -74,7 +74,7 @@ class CloudBackend:
     """The cloud server: its circuit breaker and the signals about it.
 
     Args:
-        credentials: Token source that replaces `cloud.api_key`: read for each request, and renewed once after a 401.
+        credentials: Token source that replaces the configured key: read for each request, and renewed once after a 401.
         breaker: The circuit breaker.
         now: The clock, monotonic seconds.
     """
@@ -89,7 +89,11 @@ class CloudBackend:
     ) -> None:
         self._config = config
         self.now = now
-        advice = _KEY_ADVICE if credentials is None else _FLEET_ADVICE
+        advice = _FLEET_ADVICE
+        if credentials is None:
+            advice = f"correct clouds.{config.name}.key or clouds.{config.name}.key_file and restart"
+        self.name = config.name
+        self.region = config.region
         self.health = CloudHealth(config.url, breaker or Breaker(), now, advice)
         self._probe = CloudProbe(config, self.health, now)
         address = ServerAddress(
@@ -99,12 +103,12 @@ class CloudBackend:
             connect_timeout_s=config.connect_timeout_s,
             user_agent="causeway-edge",
         )
-        self._server = OpenAIServer(address, credentials or FixedToken(config.api_key), self._probe)
+        self._server = OpenAIServer(address, credentials or FixedToken(config.key), self._probe)
         self._jobs = CloudJobs(config.url, self._server, now)
         self._skip_until: dict[str, float] = {}  # time until which a model is skipped, from Retry-After
 
     async def start(self) -> None:
-        """Prepare the client, without connecting. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
+        """Prepare the client, without connecting. Raises OSError or ssl.SSLError for an unusable `ca_file`."""
         self._server.start()
 
     async def close(self) -> None:
@@ -259,6 +263,95 @@ class _Guard:
             health.breaker.cancelled(now)
 
 
+class Clouds:
+    """The clouds that the configuration lists, in its order; a target without a cloud's name is at the first one.
+
+    Args:
+        clouds: The clouds (`backend.make_clouds`).
+    """
+
+    def __init__(self, clouds: Sequence[CloudBackend] = ()) -> None:
+        self._by_name = {cloud.name: cloud for cloud in clouds}
+        self._first = next(iter(self._by_name.values()), None)
+
+    def __iter__(self) -> Iterator[CloudBackend]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._by_name)
+
+    @property
+    def first(self) -> CloudBackend | None:
+        return self._first
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether one of the clouds answered last."""
+        return any(cloud.health.reachable is True for cloud in self)
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether none of the clouds answered last."""
+        return all(cloud.health.reachable is False for cloud in self)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return tuple(problem for cloud in self for problem in cloud.health.problems)
+
+    def signals(self) -> dict[str, CloudSignals]:
+        return {name: cloud.signals() for name, cloud in self._by_name.items()}
+
+    async def start(self) -> None:
+        """Prepare the connections. Raises OSError or ssl.SSLError for an unusable `ca_file`."""
+        for cloud in self:
+            await cloud.start()
+
+    # --- Backend -----------------------------------------------------------------------------------------------------
+
+    def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
+        return self._of(call.target).generate(call)
+
+    def complete(self, call: BackendRequest) -> Awaitable[Sequence[Chunk]] | None:
+        return self._of(call.target).complete(call)
+
+    async def embed(self, call: BackendRequest) -> Embeddings:
+        return await self._of(call.target).embed(call)
+
+    async def close(self) -> None:
+        for cloud in self:
+            await cloud.close()
+
+    def _of(self, target: Target) -> CloudBackend:
+        cloud = self._by_name.get(target.cloud) if target.cloud else self._first
+        if cloud is None:
+            raise TargetNotConfigured(
+                f"{target.key}: clouds.{target.cloud} is not set on this device.", phase="connect"
+            )
+        return cloud
+
+    async def cancel_job(self, key: str) -> Cancelled:
+        """Cancel the job that was sent under this Idempotency-Key, at each cloud, as any of them may have it."""
+        outcomes = [await cloud.cancel_job(key) for cloud in self]
+        found: Sequence[Cancelled] = ("settled", "later")
+        return next((outcome for outcome in found if outcome in outcomes), "unknown")
+
+
+class CloudCredentials(Protocol):
+    """Returns the token source of a cloud, which replaces its configured key; None: it has none."""
+
+    def __call__(self, cloud: CloudConfig, /) -> Credentials | None: ...
+
+
+def make_clouds(configs: Sequence[CloudConfig], credentials: CloudCredentials | None) -> Clouds:
+    """Return the clouds of a device. `credentials` None: each has its configured key."""
+    tokens = [None if credentials is None else credentials(config) for config in configs]
+    return Clouds([CloudBackend(config, credentials=token) for config, token in zip(configs, tokens, strict=True)])
+
+
 def _resume(call: BackendRequest) -> str:
     """Return the server's own continue token, without the target's name."""
     return split_token(call.request.resume)[1]
@@ -270,7 +363,7 @@ def _upstream_call(call: BackendRequest) -> UpstreamCall:
 
 def _with_target(chunk: Chunk, call: BackendRequest) -> Chunk:
     """Add the target's name to the continue token of a truncated answer."""
-    return msgspec.structs.replace(chunk, resume=join_token(call.target.name, chunk.resume))
+    return msgspec.structs.replace(chunk, resume=join_token(call.target.key, chunk.resume))
 
 
 def _is_server_failure(error: CausewayError, took_s: float, timeout_s: float) -> bool:
@@ -333,7 +426,7 @@ class CloudJobs:
         """Send the request as a job, and return its answer; None if this server has no jobs."""
         if self._now() < self._none_until:
             return None
-        if not await job.pin(call.target.name):
+        if not await job.pin(call.target.full_name):
             raise ClientGone("The job was cancelled.")
         state = await self._submit(call, job)
         # The response to a submission has no result, even if the key belongs to a job that has ended.

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -131,6 +131,14 @@ def check_triton(url: str = _TRITON) -> Iterator[Finding]:
         yield warn("triton", text, advice)
 
 
+def check_clouds(clouds: Sequence[CloudConfig]) -> Iterator[Finding]:
+    """Check each cloud."""
+    if not clouds:
+        yield ok("cloud", "No cloud is configured: this device answers alone.")
+    for cloud in clouds:
+        yield from check_cloud(cloud)
+
+
 def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) -> Iterator[Finding]:
     """Check that the cloud answers and accepts the token, and compare its clock with this device's.
 
@@ -138,15 +146,16 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
         cloud: The cloud's address and token.
         unix_time: This device's clock, Unix seconds.
     """
-    if not cloud.url:
-        yield ok("cloud", "No cloud is configured: this device answers alone.")
-        return
     try:
         verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=cloud.ca_file) if cloud.ca_file else True
     except (OSError, ssl.SSLError) as error:
-        yield fail("cloud", f"cloud.ca_file {cloud.ca_file}: {error}", "Name a PEM file with the CA's certificate.")
+        yield fail(
+            "cloud",
+            f"clouds.{cloud.name}.ca_file {cloud.ca_file}: {error}",
+            "Name a PEM file with the CA's certificate.",
+        )
         return
-    headers = {"authorization": f"Bearer {cloud.api_key}"} if cloud.api_key else {}
+    headers = {"authorization": f"Bearer {cloud.key}"} if cloud.key else {}
     started = time.monotonic()
     try:
         with httpx.Client(verify=verify, timeout=cloud.connect_timeout_s + _PROBE_TIMEOUT_S, trust_env=False) as client:
@@ -154,12 +163,13 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
     except httpx.HTTPError as error:
         text = f"{cloud.url}: {str(error) or type(error).__name__}"
         advice = (
-            "Until the cloud is back, the device answers alone. Check cloud.url, DNS, the firewall and cloud.ca_file."
+            f"Until the cloud is back, the device answers without it. Check clouds.{cloud.name}.url, DNS, the firewall "
+            f"and clouds.{cloud.name}.ca_file."
         )
         yield warn("cloud", text, advice)
         return
     except httpx.InvalidURL as error:
-        yield fail("cloud", f"{cloud.url}: {error}", "Correct cloud.url.")
+        yield fail("cloud", f"{cloud.url}: {error}", f"Correct clouds.{cloud.name}.url.")
         return
     yield _check_response(cloud, response, (time.monotonic() - started) * 1000)
     yield from _check_clock(response.headers.get("date", ""), unix_time())
@@ -168,11 +178,11 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
 def _check_response(cloud: CloudConfig, response: httpx.Response, elapsed_ms: float) -> Finding:
     if response.status_code in (401, 403):
         text = f"{cloud.url} rejects the token ({response.status_code})."
-        return fail("cloud", text, "Set cloud.api_key_file to this device's token.")
+        return fail("cloud", text, f"Set clouds.{cloud.name}.key_file to this device's token.")
     if response.status_code == 404:
-        return warn("cloud", f"{cloud.url}/models is not found.", "cloud.url usually ends in /v1.")
+        return warn("cloud", f"{cloud.url}/models is not found.", f"clouds.{cloud.name}.url usually ends in /v1.")
     if response.status_code >= 400:
-        advice = "Until the cloud works again, the device answers alone."
+        advice = "Until the cloud works again, the device answers without it."
         return warn("cloud", f"{cloud.url} answers {response.status_code}.", advice)
     return ok("cloud", f"{cloud.url} answers in {elapsed_ms:.0f} ms.")
 

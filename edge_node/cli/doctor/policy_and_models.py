@@ -6,7 +6,7 @@ The encoders turn audio and images into text or soft tokens. A device without en
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from causeway_server.models.catalog.artifact import (
@@ -58,14 +58,16 @@ def read_policy(path: Path) -> tuple[Policy | None, Finding]:
     return policy, ok("policy", f"{policy.name}@{policy.revision} from {path}: {targets}.")
 
 
-def check_targets(policy: Policy, engine: EngineConfig, cloud_url: str) -> Iterator[Finding]:
-    """Warn about targets that this configuration can never reach."""
+def check_targets(policy: Policy, engine: EngineConfig, clouds: Sequence[str]) -> Iterator[Finding]:
+    """Warn about targets that this configuration can never reach. `clouds`: the names of the configured clouds."""
     for target in policy.targets:
-        if target.at == "cloud" and not cloud_url:
-            advice = "Set cloud.url, or remove the target from the policy."
-            yield warn(
-                "cloud", f"Target {target.name} of the policy is in the cloud, but cloud.url is not set.", advice
-            )
+        if target.at == "cloud" and not clouds:
+            advice = "Set clouds.NAME.url, or remove the target from the policy."
+            yield warn("cloud", f"Target {target.name} of the policy is in the cloud, and `clouds` lists none.", advice)
+        missing = [one.cloud for one in target.in_each_cloud if one.cloud and clouds and one.cloud not in clouds]
+        for cloud in missing:
+            text = f"Target {target.name} of the policy is in the cloud {cloud}, which `clouds` does not list."
+            yield warn("cloud", text, f"Set clouds.{cloud}.url, or remove the cloud from the policy.")
         if target.at == "edge" and not engine.enabled:
             advice = "Set engine.enabled: true, or remove the target from the policy."
             yield warn("engine", f"Target {target.name} of the policy is on the device, but the engine is off.", advice)

@@ -55,7 +55,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
     policy, finding = policy_and_models.read_policy(policy_path)
     yield finding
     if policy is not None:
-        yield from policy_and_models.check_targets(policy, config.engine, config.cloud.url)
+        yield from policy_and_models.check_targets(policy, config.engine, tuple(config.clouds))
         artifacts, findings = policy_and_models.check_models(policy, config.engine)
         yield from findings
         yield from policy_and_models.check_unloading(config.engine)
@@ -69,7 +69,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
     yield from network.check_socket(config.server.socket)
     yield from network.check_exposure(config.server)
     yield from network.check_triton()
-    yield from network.check_cloud(config.cloud)
+    yield from network.check_clouds(config.cloud_configs)
     yield from network.check_broker(config.mqtt)
     yield from network.check_tracing(config.tracing)
 

@@ -118,7 +118,8 @@ class Site:
             "policy": str(self.folder / "policy.yaml"),
             "server": {"port": self.edge_port},
             "engine": {"sequences": 2, "threads": 1},
-            "cloud": {"url": f"http://127.0.0.1:{self.gateway_port}/v1", "probe_interval_s": 60.0},
+            "clouds": {"main": {"url": f"http://127.0.0.1:{self.gateway_port}/v1"}},
+            "cloud": {"probe_interval_s": 60.0},
         }
         path = self.folder / "edge.yaml"
         path.write_text(json.dumps(config))

@@ -70,7 +70,7 @@ class Renewed:
 @asynccontextmanager
 async def asking(credentials: Renewed | None, api_key: str = "") -> AsyncIterator[tuple[CloudBackend, Gateway]]:
     async with Gateway().running() as gateway:
-        backend = CloudBackend(CloudConfig(url=gateway.url, api_key=api_key), credentials=credentials)
+        backend = CloudBackend(CloudConfig(url=gateway.url, key=api_key), credentials=credentials)
         await backend.start()
         try:
             yield backend, gateway
@@ -143,4 +143,4 @@ async def test_a_configured_key_stays() -> None:
         with pytest.raises(CloudRejected):
             await ask(backend)
         assert gateway.tokens == ["key"]
-        assert any("cloud.api_key" in problem for problem in backend.health.problems)
+        assert any("clouds.main.key" in problem for problem in backend.health.problems)

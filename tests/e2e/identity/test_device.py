@@ -329,7 +329,7 @@ async def test_the_fleets_token_is_sent_only_where_it_cannot_be_read(
     plane: ScriptedPlane, tmp_path: Path, url: str, api_key: str, sent: bool
 ) -> None:
     device = Device(await joined(plane, tmp_path))
-    assert (credentials(device.link, CloudConfig(url=url, api_key=api_key)) is device.link.tokens) is sent
+    assert (credentials(device.link, CloudConfig(url=url, key=api_key)) is device.link.tokens) is sent
 
 
 async def test_a_wrong_clock_does_not_lock_the_device_out(plane: ScriptedPlane, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class WatchingSource:
 async def test_the_child_has_no_secret_of_the_daemons(
     tmp_path: Path, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CAUSEWAY_CLOUD__API_KEY", "secret")  # the environment is what is under test
+    monkeypatch.setenv("CAUSEWAY_CLOUDS__MAIN__KEY", "secret")  # the environment is what is under test
     bundle = publisher.release()
     source = WatchingSource(publisher.folder)
     looked = await ChildInspector().check_updates(

@@ -335,7 +335,7 @@ async def test_the_api_key_is_sent_and_proxies_of_the_environment_are_ignored(
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # the environment is what is under test
-    async with connected(cloud.url, api_key="t0ken") as backend:
+    async with connected(cloud.url, key="t0ken") as backend:
         assert await answer_of(backend, call()) == CLOUD
         assert cloud.request_headers[0]["authorization"] == "Bearer t0ken"
 

@@ -78,8 +78,8 @@ async def test_readyz_and_the_log_name_the_model_until_it_answers(
         (problem,) = (await device.get("/readyz")).json["problems"]
         assert "has no server for m-large (large answered HTTP 503" in problem
         assert [record.getMessage() for record in caplog.records].count(problem) == 1
-        assert device.parts.cloud is not None
-        device.parts.cloud.health.model_answered("m-large")
+        assert device.parts.clouds.first is not None
+        device.parts.clouds.first.health.model_answered("m-large")
         assert (await device.get("/readyz")).json["problems"] == []
 
 

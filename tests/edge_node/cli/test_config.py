@@ -15,8 +15,9 @@ from causeway_server.edge_node.config.loader import (
     config_variable,
     load_config,
     read_yaml,
+    schema_key,
 )
-from causeway_server.edge_node.config.schema import Config
+from causeway_server.edge_node.config.schema import CloudServer, Config
 from causeway_server.router.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "edge_node" / "deploy" / "edge.example.yaml"
@@ -50,10 +51,14 @@ def test_every_key_can_be_set_from_the_environment() -> None:
     defaults = Config()
     environ = dict(HOME)
     for key in config_keys():
+        if ".NAME." in key:
+            continue
         value = msgspec.to_builtins(_at(defaults, key))
         environ[config_variable(key)] = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
-    environ.pop("CAUSEWAY_CLOUD__API_KEY_FILE")
+    environ |= {f"CAUSEWAY_CLOUDS__EU_1__{name}": value for name, value in (("URL", "http://c/v1"), ("KEY", "t"))}
     config = load_config(None, environ, {})
+    assert config.clouds == {"eu_1": CloudServer(url="http://c/v1", key="t")}
+    config = msgspec.structs.replace(config, clouds={})
     assert msgspec.structs.replace(config, state_dir="") == defaults
 
 
@@ -116,7 +121,7 @@ REJECTED = [
     ("server: {prot: 1}", "edge.yaml:1: server.prot", "Did you mean `server.port`?"),
     ("port: 1", "edge.yaml:1: port", "Did you mean `server.port`?"),
     ("sever: {port: 1}", "edge.yaml:1: sever", "Did you mean `server`?"),
-    ("log: info\nfrobnicate: 1", "edge.yaml:2: frobnicate", "Known keys: cache, cloud, decisions"),
+    ("log: info\nfrobnicate: 1", "edge.yaml:2: frobnicate", "Known keys: cache, cloud, clouds, decisions"),
     (
         "server:\n  port: eighty",
         "edge.yaml:2: server.port",
@@ -138,9 +143,22 @@ REJECTED = [
     ("engine: {gpu_layers: -2}", "engine.gpu_layers", "not -2"),
     ("engine: {model_dirs: 7}", "engine.model_dirs", "a list of strings, not 7"),
     ("log: loud", "edge.yaml:1: log", "one of debug, error, info, warning, not 'loud'"),
-    ("cloud: {url: gateway.example}", "cloud.url", "a URL like https://cloud.example/v1"),
-    ("cloud: {url: 'ftp://x/v1'}", "cloud.url", "a URL like"),
-    ("cloud: {api_key: a, api_key_file: b}", "cloud.api_key", "not both"),
+    ("clouds: {eu: {url: gateway.example}}", "clouds.eu.url", "a URL like https://cloud.example/v1"),
+    ("clouds: {eu: {url: 'ftp://x/v1'}}", "clouds.eu.url", "a URL like"),
+    ("clouds: {eu: {url: ''}}", "clouds.eu.url", "a URL like"),
+    ("clouds: {eu: {key: a, key_file: b}}", "clouds.eu.key", "not both"),
+    ("clouds: {eu: {region: eu}}", "edge.yaml:1: clouds.eu", "The cloud needs a `url`."),
+    ("clouds: {EU: {url: 'http://c/v1'}}", "edge.yaml:1: clouds.EU", "This is not a cloud's name."),
+    ("clouds: {rtt_ms: {url: 'http://c/v1'}}", "edge.yaml:1: clouds.rtt_ms", "is reserved"),
+    ("clouds: {eu: {uri: 'http://c/v1'}}", "edge.yaml:1: clouds.NAME.uri", "Did you mean `clouds.NAME.url`?"),
+    ("clouds: {eu: 'http://c/v1'}", "edge.yaml:1", "Must be a mapping"),
+    ("clouds: [eu]", "edge.yaml:1", "Must be a mapping"),
+    (
+        "cloud:\n  url: http://c/v1",
+        "edge.yaml:2: cloud.url",
+        "`cloud.url` is now `clouds.main.url`. `causeway-edge migrate`",
+    ),
+    ("cloud: {api_key: a}", "edge.yaml:1: cloud.api_key", "is now `clouds.main.key`"),
     (f"server: {{keys: [{{name: a, sha256: {SHA}, tag: x}}]}}", "server.keys", "unknown field"),
     ("server: {keys: [{name: a, sha256: plain}]}", "server.keys[0].sha256", "Must be 64 hexadecimal digits"),
     ("parts: {language: german}", "parts.language", "a code of ISO 639-1, such as en, not 'german'"),
@@ -175,7 +193,7 @@ def test_a_number_or_a_word_is_read_from_every_layer(tmp_path: Path, written: st
 def test_a_secret_in_an_error_is_not_shown(tmp_path: Path) -> None:
     """A token of the wrong type is rejected."""
     with pytest.raises(ConfigError) as caught:
-        load_config(write(tmp_path, "cloud: {api_key: 123456789}"), HOME, {})
+        load_config(write(tmp_path, "clouds: {eu: {key: 123456789}}"), HOME, {})
     assert "123456789" not in str(caught.value)
 
 
@@ -209,8 +227,8 @@ def test_unknown_flags_are_rejected() -> None:
 def test_the_token_is_read_from_a_file(tmp_path: Path) -> None:
     """The path is relative to the configuration file."""
     (tmp_path / "token").write_text("secret-token\n")
-    config = load_config(write(tmp_path, "cloud: {url: 'https://c.example/v1/', api_key_file: token}"), HOME, {})
-    assert (config.cloud.api_key, config.cloud.url) == ("secret-token", "https://c.example/v1")
+    config = load_config(write(tmp_path, "clouds: {eu: {url: 'https://c.example/v1/', key_file: token}}"), HOME, {})
+    assert (config.clouds["eu"].key, config.clouds["eu"].url) == ("secret-token", "https://c.example/v1")
 
 
 @pytest.mark.parametrize("content", [None, "", "two\nlines\n"])
@@ -218,12 +236,12 @@ def test_an_invalid_token_file_is_rejected(tmp_path: Path, content: str | None) 
     if content is not None:
         (tmp_path / "token").write_text(content)
     with pytest.raises(ConfigError, match="token"):
-        load_config(write(tmp_path, "cloud: {api_key_file: token}"), HOME, {})
+        load_config(write(tmp_path, "clouds: {eu: {url: http://c/v1, key_file: token}}"), HOME, {})
 
 
 def test_a_token_in_the_environment_overrides_a_token_file_in_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path, "cloud: {api_key_file: missing}")
-    assert load_config(path, HOME | {"CAUSEWAY_CLOUD__API_KEY": "t"}, {}).cloud.api_key == "t"
+    path = write(tmp_path, "clouds: {eu: {url: http://c/v1, key_file: missing}}")
+    assert load_config(path, HOME | {"CAUSEWAY_CLOUDS__EU__KEY": "t"}, {}).clouds["eu"].key == "t"
 
 
 def test_relative_paths_in_the_file_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -265,7 +283,7 @@ def test_the_example_file_holds_every_key_with_its_default() -> None:
     assert build(active) == Config()
     uncommented = re.sub(r"^(\s*)# ((?: {2,})?(?:- )?[a-z0-9_]+:)", r"\1\2", text, flags=re.MULTILINE)
     everything = read_yaml(uncommented, EXAMPLE.name)
-    assert set(everything) == set(config_keys())
+    assert {schema_key(key) for key in everything} == set(config_keys())
     build(everything)
 
 

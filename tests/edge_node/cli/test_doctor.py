@@ -16,7 +16,14 @@ import pytest
 
 from causeway_server.edge_node.cli.doctor import Finding, network, packages, policy_and_models, report, worst
 from causeway_server.edge_node.cli.doctor.report import examine
-from causeway_server.edge_node.config.schema import CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
+from causeway_server.edge_node.config.schema import (
+    CloudConfig,
+    CloudServer,
+    Config,
+    EngineConfig,
+    KeyConfig,
+    ServerConfig,
+)
 from causeway_server.models.catalog.artifact import SHIPPED, find_artifact, save_manifest
 from causeway_server.models.catalog.fit import estimate_memory
 from causeway_server.models.catalog.gguf import read_gguf
@@ -426,7 +433,7 @@ def test_the_cloud_is_checked_with_its_token(
 ) -> None:
     answers, port = served
     answers["/v1/models"] = Answer(status)
-    finding = next(network.check_cloud(CloudConfig(url=f"http://127.0.0.1:{port}/v1", api_key="t")))
+    finding = next(network.check_cloud(CloudConfig(url=f"http://127.0.0.1:{port}/v1", key="t")))
     assert finding.level == level
     assert message in finding.found + finding.advice
 
@@ -453,7 +460,7 @@ def test_without_a_valid_date_header_the_clock_is_not_checked(
 def test_an_unreachable_cloud_is_a_warning() -> None:
     """The device answers alone."""
     assert levels(network.check_cloud(CloudConfig(url="http://127.0.0.1:9/v1"))) == [("cloud", "warn")]
-    assert levels(network.check_cloud(CloudConfig())) == [("cloud", "ok")]
+    assert levels(network.check_clouds(())) == [("cloud", "ok")]
     assert levels(network.check_cloud(CloudConfig(url="http://x/v1", ca_file="/none.pem"))) == [("cloud", "fail")]
 
 
@@ -467,7 +474,7 @@ def test_every_warning_and_failure_has_an_advice(tmp_path: Path) -> None:
         state_dir=str(tmp_path),
         server=ServerConfig(host="192.0.2.1", socket="/nowhere/s"),
         engine=EngineConfig(enabled=False, threads=999),
-        cloud=CloudConfig(url="http://127.0.0.1:9/v1"),
+        clouds={"eu": CloudServer(url="http://127.0.0.1:9/v1")},
     )
     findings = list(examine(config, tmp_path / "none.yaml", DeviceSignals()))
     assert worst(findings) == "fail"

@@ -72,7 +72,7 @@ def test_the_daemon_prints_a_summary_and_drains_on_sigterm(tmp_path: Path) -> No
             assert f"listening  {url}/v1" in lines
             assert any(line.startswith("policy     default@") for line in lines)
             assert "device     small: assistant  (engine is off)" in lines
-            assert "cloud      http://127.0.0.1:9/v1" in lines
+            assert "cloud      main: http://127.0.0.1:9/v1" in lines
             with Causeway(f"unix://{sock}") as causeway:
                 assert "auto" in [model.id for model in causeway.models()]
             daemon.send_signal(signal.SIGTERM)
@@ -90,7 +90,7 @@ def test_a_background_task_that_fails_ends_the_process_with_a_status_and_a_line(
     config, state = tmp_path / "edge.yaml", tmp_path / "state"
     (state / "fleet").mkdir(parents=True)
     config.write_text(
-        f"state_dir: {state}\nserver: {{port: 0}}\nengine: {{enabled: false}}\ncloud: {{url: {CLOUD[1]}}}\n"
+        f"state_dir: {state}\nserver: {{port: 0}}\nengine: {{enabled: false}}\nclouds: {{main: {{url: {CLOUD[1]}}}}}\n"
     )
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
@@ -139,8 +139,10 @@ def test_a_configuration_error_is_exit_code_2_and_one_line(tmp_path: Path, flags
 def test_config_shows_every_key_and_the_effective_values() -> None:
     """The token is hidden."""
     keys = CliRunner().invoke(main, ["config", "--keys"]).output
-    assert [line.split()[0] for line in keys.splitlines() if "[]" not in line] == config_keys()
-    environ = {"CAUSEWAY_CLOUD__API_KEY": "secret-token", "CAUSEWAY_SERVER__PORT": "9"}
+    listed = [line.split()[0] for line in keys.splitlines() if "[]" not in line]
+    assert [key for key in listed if key != "clouds"] == config_keys()
+    of_cloud = {"CAUSEWAY_CLOUDS__EU__KEY": "secret-token", "CAUSEWAY_CLOUDS__EU__URL": "http://c/v1"}
+    environ = of_cloud | {"CAUSEWAY_SERVER__PORT": "9"}
     output = CliRunner().invoke(main, ["config", "--set", "server.drain_s=5s"], env=environ).output
     assert "secret-token" not in output
     assert "port: 9" in output

@@ -129,7 +129,7 @@ async def test_readyz_is_503_while_no_target_can_answer(tmp_path: Path) -> None:
         assert (await device.get("/readyz")).status == 200
         engine.state = "loading"
         await device.cloud.stop()
-        await device.parts.cloud.probe()  # type: ignore[union-attr]
+        await device.parts.clouds.first.probe()  # type: ignore[union-attr]
         body_json = await device.get("/readyz")
         assert body_json.status == 503
         assert body_json.json["waiting_for"] == ["target small", "target large"]

@@ -52,8 +52,8 @@ async def assert_read(device: Device, answer: Answer, expected: Read) -> None:
     assert (answer.status, answer.headers["x-causeway-route"]) == (200, "cloud"), answer.body
     assert read_of(answer, expected.note) == expected
     assert len(device.cloud.bodies) == 1
-    assert device.parts.cloud is not None
-    assert device.parts.cloud.signals().breaker == "closed"
+    assert device.parts.clouds.first is not None
+    assert device.parts.clouds.first.signals().breaker == "closed"
     record = await device.record(answer)
     assert expected.note in record.outcome.attempts[0].detail
 

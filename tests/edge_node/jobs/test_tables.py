@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from causeway_server.edge_node.backends.cloud.backend import Clouds
 from causeway_server.edge_node.clock import Clock, system_clock
 from causeway_server.edge_node.config.schema import OutboxConfig
 from causeway_server.edge_node.jobs import schema
@@ -153,7 +154,7 @@ async def test_a_job_that_meets_a_bug_stops_no_other(tmp_path: Path) -> None:
     store = await opened(tmp_path, config, clock)
     service = cast("Service", _FailingService(RuntimeError("a bug"), CloudFailed("no"), CloudFailed("no")))
     ids = iter(("one", "\udcff no text", "three"))
-    runner = OutboxRunner(store, service, None, config, clock, lambda: next(ids), random.Random(7))
+    runner = OutboxRunner(store, service, Clouds(), config, clock, lambda: next(ids), random.Random(7))
     body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hello"}]}).encode()
     jobs = [(await store.accept(new_job(store, str(number)), body)).job.id for number in range(3)]
     running = asyncio.create_task(runner.run())

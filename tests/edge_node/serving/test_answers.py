@@ -474,7 +474,7 @@ async def test_a_record_keeps_the_signals_that_no_rule_names(device: Device) -> 
     snapshot = (await device.record(await device.ask())).snapshot
     assert snapshot.spend.usd_hour == 0.0
     assert snapshot.edge.queue is not None
-    assert snapshot.setup == DeviceSetup(engine=True, cloud=True, temperatures={"m-small": None})
+    assert snapshot.setup == DeviceSetup(engine=True, cloud=True, temperatures={"m-small": None}, clouds=("main",))
 
 
 async def test_spend_signals_survive_a_restart(tmp_path: Path) -> None:

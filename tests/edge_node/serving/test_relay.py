@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from causeway_server.edge_node.backends.backend import BackendRequest
-from causeway_server.edge_node.config.schema import CloudConfig
 from causeway_server.edge_node.serving.generation import AttemptRunner, Generation
+from causeway_server.router.bundle.settings import CloudSettings
 from causeway_server.router.decision.attempts import AttemptSequence
 from causeway_server.router.errors import ClientGone, StreamBroken
 from causeway_server.router.policy.compiled import parse_policy
@@ -96,7 +96,7 @@ async def run(backend: Backend, client: Client) -> Generation:
     one.decision = Decision("p", "1", "r", (AttemptPlan(Target("l", "cloud", "m")),))
     one.sequence = AttemptSequence(one.decision, stream=True, arrived=now)
     try:
-        await AttemptRunner({"cloud": backend}, CloudConfig()).run(one, client)
+        await AttemptRunner({"cloud": backend}, CloudSettings()).run(one, client)
     finally:
         assert backend.closed
     return one

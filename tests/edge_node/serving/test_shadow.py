@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 
 from causeway_server.edge_node.app import build
 from causeway_server.edge_node.clock import Clock, system_clock
-from causeway_server.edge_node.config.schema import CloudConfig
+from causeway_server.edge_node.config.schema import CloudServer
 from causeway_server.edge_node.storage.shadow import ShadowStore
 from causeway_server.models.calibrate.prompts import Pair
 from causeway_server.models.calibrate.shadow import ShadowAnswer, read_shadow_rows
@@ -188,8 +188,8 @@ async def test_a_shadow_request_that_fails_changes_nothing_for_clients(tmp_path:
         for count in range(1, 8):
             assert (await device.ask()).text == EDGE
             assert await finished(device, count) == {'{result="failed",target="large"}': float(count)}
-        assert device.parts.cloud is not None
-        signals = device.parts.cloud.signals()
+        assert device.parts.clouds.first is not None
+        signals = device.parts.clouds.first.signals()
         assert (signals.breaker, signals.unavailable_models) == ("closed", ())
         device.cloud.fault, device.cloud.status = "none", 200
         assert (await device.ask(tags="cloud")).text == CLOUD
@@ -287,7 +287,7 @@ async def test_the_engine_s_own_confidence_is_kept(tmp_path: Path) -> None:
     """Of a whole short answer: the end is part of it, and the score is the engine's."""
     cloud = await ScriptedCloud().start()
     settings = config(tmp_path, policy=PAIR.replace("after_tokens: 8, below: 0.6", "after_tokens: 64, below: 0.01"))
-    app = build(msgspec.structs.replace(settings, cloud=CloudConfig(url=cloud.url)), environ={})
+    app = build(msgspec.structs.replace(settings, clouds={"main": CloudServer(url=cloud.url)}), environ={})
     await app.start()
     try:
         engines = app.parts.engines

@@ -72,7 +72,7 @@ def test_lint_prints_one_json_object_for_programs(folder: Path) -> None:
             "column": 9,
             "key": "targets.small.at",
             "severity": "error",
-            "message": "`egde` is not one of cloud, edge, did you mean `edge`?",
+            "message": "`egde` is not edge, cloud, cloud:NAME, or a list of cloud:NAME in order",
         }
     ]
 
@@ -137,7 +137,7 @@ def test_test_refuses_an_invalid_policy(folder: Path) -> None:
     spoil(folder, "at: edge", "at: egde", "private.yaml")
     result = run("test", folder)
     assert result.exit_code == 1
-    assert result.output.count("`egde` is not one of") == 1
+    assert result.output.count("`egde` is not edge, cloud") == 1
     (folder / "cases" / "private.yaml").unlink()
     assert run("test", folder).exit_code == 1
 

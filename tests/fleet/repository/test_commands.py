@@ -156,7 +156,7 @@ def test_a_policy_of_a_cohort_is_checked_wherever_it_lies(fleet: Path) -> None:
     edit(fleet / "fleet.yaml", "policies/kiosk.yaml", "kiosk.yaml")
     result = run("lint", fleet)
     assert result.exit_code == 1
-    assert "`egde` is not one of" in result.output
+    assert "`egde` is not edge, cloud" in result.output
 
 
 def test_a_target_s_adapter_must_be_in_the_bundle(fleet: Path) -> None:

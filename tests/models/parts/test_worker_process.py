@@ -50,7 +50,7 @@ async def test_no_child_runs_before_the_first_job(worker: WorkerProcess) -> None
 
 async def test_the_child_has_no_secret_of_the_daemons(worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads what others sent: a fault of a decoder must reveal no key."""
-    monkeypatch.setenv("CAUSEWAY_CLOUD__API_KEY", "secret")  # the environment is what is under test
+    monkeypatch.setenv("CAUSEWAY_CLOUDS__MAIN__KEY", "secret")  # the environment is what is under test
     assert await answers(worker)
     environ = psutil.Process(worker.pid).environ()
     assert "PATH" in environ

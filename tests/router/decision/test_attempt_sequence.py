@@ -207,7 +207,7 @@ def test_a_target_that_this_device_lacks_does_not_make_a_refusal_a_503() -> None
     sequence = new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE))
     error = ContextLengthExceeded("9000 > 2048")
     assert fail(sequence, error) == "next"
-    absent = TargetNotConfigured("large: cloud.url is not set on this device", phase="connect")
+    absent = TargetNotConfigured("large: `clouds` is empty on this device", phase="connect")
     assert fail(sequence, absent) == "raise"
     assert final_error(sequence.attempts, absent) is error
 

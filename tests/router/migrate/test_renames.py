@@ -31,7 +31,7 @@ EDGE = [(one.old, one.new) for one in RENAMED["edge.yaml"] if "." in one.old]
 
 def test_new_names_are_in_use_and_old_ones_are_not() -> None:
     keys = leaves_of(Config)
-    assert [one for one in EDGE if one[0] in keys or one[1] not in keys] == []
+    assert [one for one in EDGE if one[0] in keys or one[1].replace("clouds.main", "clouds.NAME") not in keys] == []
     assert [one for one in RENAMED["signal"] if one.old in SIGNALS or one.new not in SIGNALS] == []
     metrics = metric_names("edge_node") | metric_names("cloud_pool") | {"causeway_fleet_devices_ahead"}
     renamed = [one for one in RENAMED["metric"] if one.old in metrics or (one.new and one.new not in metrics)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from causeway_server.edge_node.config.loader import read_yaml
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.migrate.rewrite import DocumentKind, rewrite
 from causeway_server.router.serving.process import migrate_file
@@ -189,3 +190,55 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"edge\.yaml"):
         migrate_file(path, "edge.yaml")
+
+
+CLOUD_BEFORE = """\
+log: info
+cloud:                      # ours
+  url: https://c.example/v1 # Frankfurt
+  # the token
+  api_key_file: cloud.key
+  timeout_s: 30s
+jobs: {}
+"""
+CLOUD_NOW = """\
+log: info
+clouds:
+  main:
+    url: https://c.example/v1 # Frankfurt
+    key_file: cloud.key
+cloud:                      # ours
+  # the token
+  timeout_s: 30s
+jobs: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (CLOUD_BEFORE, CLOUD_NOW),
+        ("cloud:\n  url: http://c/v1\n", "clouds:\n  main:\n    url: http://c/v1\n"),
+        (
+            "cloud: {url: 'http://c/v1', api_key: \"a, b\", probe_interval_s: 5}\n",
+            "clouds: {main: {url: 'http://c/v1', key: \"a, b\"}}\ncloud: {probe_interval_s: 5}\n",
+        ),
+        ("cloud: {url: 'http://c/v1', ca_file: a.pem}", "clouds: {main: {url: 'http://c/v1', ca_file: a.pem}}\n"),
+        ("cloud: {timeout_s: 5}\n", "cloud: {timeout_s: 5}\n"),
+        ("clouds: {eu: {url: 'http://c/v1'}}\n", "clouds: {eu: {url: 'http://c/v1'}}\n"),
+    ],
+)
+def test_the_only_cloud_moves_to_the_clouds(before: str, now: str) -> None:
+    rewritten = rewrite(before, "edge.yaml", "edge.yaml")
+    assert rewritten.text == now
+    read_yaml(now, "edge.yaml")  # today's loader takes it
+    assert rewrite(now, "edge.yaml", "edge.yaml").changes == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["clouds: {}\ncloud: {url: http://c/v1}\n", "cloud: {\n  url: http://c/v1}\n", "{cloud: {url: http://c/v1}}\n"],
+)
+def test_a_cloud_that_cannot_be_moved_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"`cloud.url` is now `clouds.main.url`\. Edit this section by hand\."):
+        rewrite(text, "edge.yaml", "edge.yaml")

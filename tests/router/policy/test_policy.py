@@ -118,7 +118,7 @@ MISTAKES = {
     "no place of a target": (
         edit("small: {at: edge, ", "small: {"),
         (4, 10, "targets.small"),
-        "the key `at` is missing: write `at: cloud` or `at: edge`",
+        "the key `at` is missing: it needs edge, cloud, cloud:NAME",
     ),
     "no targets": (HEAD + "targets: {}\n" + ROUTES, (3, 10, "targets"), "needs at least 1 entry"),
     "a name that is a number": (edit("name: p", "name: 5"), (2, 7, "name"), "put it in quotes"),
@@ -126,7 +126,24 @@ MISTAKES = {
     "a name with spaces": (edit("name: p", "name: a b"), (2, 7, "name"), "`a b` is not a name"),
     "a long name": (edit("name: p", "name: " + "x" * 65), (2, 7, "name"), "is not a name"),
     "a reserved target": (edit("small: {at", f"{AUTO}: {{at"), (4, 3, "targets.auto"), "let the policy choose"),
-    "an unknown location": (edit("at: edge", "at: egde"), (4, 15, "targets.small.at"), "did you mean `edge`?"),
+    "an unknown location": (
+        edit("at: edge", "at: egde"),
+        (4, 15, "targets.small.at"),
+        "`egde` is not edge, cloud, cloud:NAME",
+    ),
+    "a cloud without a name": (edit("at: cloud", '"at": "cloud:"'), (5, 17, "targets.large.at"), "is not edge, cloud"),
+    "a list with the device": (
+        edit("at: cloud", "at: [edge]"),
+        (5, 16, "targets.large.at[0]"),
+        "a cloud, as cloud:NAME",
+    ),
+    "a list of no cloud": (edit("at: cloud", "at: []"), (5, 15, "targets.large.at"), "needs at least 1 entry"),
+    "a cloud twice": (
+        edit("at: cloud", "at: [cloud:eu, cloud:eu]"),
+        (5, 11, "targets.large.at"),
+        "lists a cloud twice",
+    ),
+    "a cloud with a signal's name": (edit("at: cloud", "at: cloud:tier"), (5, 11, "targets.large.at"), "is reserved"),
     "an unknown ability": (
         edit("model: a", "model: a, can: [chat, tool]"),
         (4, 43, "targets.small.can[1]"),

@@ -133,7 +133,7 @@ async def test_the_child_has_no_secret_of_the_daemons(
     make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads weights of others, and calls native code on them."""
-    monkeypatch.setenv("CAUSEWAY_CLOUD__API_KEY", "secret")  # the environment is what is under test
+    monkeypatch.setenv("CAUSEWAY_CLOUDS__MAIN__KEY", "secret")  # the environment is what is under test
     backend = make_backend()
     await backend.start()
     await backend.ready(now() + TIMEOUT_S)
