@@ -169,10 +169,10 @@ async def test_one_of_three_sharing_requests_is_billed(two: Two, issuer: Issuer,
         assert (record["outcome"], record["tier"]) == ("ok", "assistant-large")
         assert (record["prompt_tokens"], record["completion_tokens"], record["micro_usd"]) == (0, 0, 0)
     assert (paid["prompt_tokens"], paid["completion_tokens"], paid["micro_usd"]) == (20, 3, 23_000)
+    await until(lambda: other.metric("causeway_gateway_requests_total", tier="assistant-large", outcome="ok") == 2)
     for gateway, tokens, tokened in ((one, 3, 1), (other, 0, 0)):
         assert gateway.metric("causeway_gateway_tokens_total", tier="assistant-large", type="output") == tokens
         assert gateway.metric("gen_ai_server_time_to_first_token_count", **MODEL) == tokened
-    assert other.metric("causeway_gateway_requests_total", tier="assistant-large", outcome="ok") == 2
 
 
 async def test_client_that_left_is_billed_for_the_whole_generation(
@@ -343,7 +343,7 @@ async def test_without_a_cache_there_is_no_cache_header(issuer: Issuer, whole_co
         gateway.script.permit(9)
         async with gateway.post(token(issuer)) as answer:
             assert "x-causeway-cache" not in answer.headers
-        assert gateway.metric("gen_ai_server_time_to_first_token_count", **MODEL) == 1
+        await until(lambda: gateway.metric("gen_ai_server_time_to_first_token_count", **MODEL) == 1)
     (record,) = await audited(off, 1)
     assert (record["cache"], record["completion_tokens"]) == ("", 3)
 
