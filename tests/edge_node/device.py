@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -85,6 +86,11 @@ def hasty(*targets: str) -> str:
     return policy
 
 
+_TURNS = 12
+"""Turns of the event loop that an answer takes beyond its last byte: the daemon, which runs in the same loop, counts a
+request once the client has its answer."""
+
+
 class Device:
     """The daemon, its generators, and an HTTP session to it."""
 
@@ -101,7 +107,10 @@ class Device:
         all_headers = {"x-causeway-tags": tags, **headers} if tags else dict(headers)
         body = {"model": "auto", "messages": [{"role": "user", "content": text}], **body}
         async with self.session.post("/v1/chat/completions", json=body, headers=all_headers) as response:
-            return Answer(response.status, dict(response.headers), await _all(response))
+            answer = Answer(response.status, dict(response.headers), await _all(response))
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        return answer
 
     async def get(self, path: str) -> Answer:
         async with self.session.get(path) as response:
