@@ -14,7 +14,7 @@ from causeway_server.router.types import Chunk, Request
 
 from ..admission import Priority
 from ..tiers.tier import Tier
-from ..upstreams.token_meter import TokenMeter
+from ..upstreams.inference import TokenMeter
 
 if TYPE_CHECKING:
     from causeway_server.models.parts.graph.branch import Memory

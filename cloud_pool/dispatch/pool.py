@@ -406,7 +406,8 @@ class Pools:
 
 
 def _client_of(clients: UpstreamClients, tier: TierEndpoints) -> Callable[[str], Upstream]:
-    return lambda address: clients.get(address, tier.upstream)
+    known = clients.known(tier.upstream)
+    return lambda address: known.get(address) or clients.get(address, tier.upstream)
 
 
 async def _refresh(discovery: EndpointDiscovery, pool: Pool) -> None:

@@ -33,7 +33,7 @@ from ..cache.caching_service import Billing, CachingService
 from ..core.request_context import AnswerHead, RequestContext
 from ..observability.metrics import Metrics
 from ..serving.service import Service
-from ..upstreams.token_meter import Consumption
+from ..upstreams.inference import Consumption
 
 log = logging.getLogger(__name__)
 # A request that the model's server refused is free, whatever was read before it knew.

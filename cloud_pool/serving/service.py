@@ -180,7 +180,7 @@ class Service(msgspec.Struct, frozen=True):
         """Return the truncator of the answer; None if it may have its full length."""
         limit = self.fallback.config.truncate_to_tokens
         tokens = self.continue_tokens
-        if tier.config.upstream.is_http:
+        if tier.config.upstream.kind == "openai":
             return None  # its server cannot be asked to go on where an answer was cut
         if not step.truncated or tokens is None or _remaining_tokens(context.request, tier, partial_answer) <= limit:
             return None
@@ -199,7 +199,7 @@ class Service(msgspec.Struct, frozen=True):
         """Render the request for `tier`, with n sequences per prompt. Raises InvalidRequest."""
         chat_format = tier.chat_format
         request = context.request if parts is None else parts.for_model(chat_format.transcripts)
-        if tier.config.upstream.is_http:
+        if tier.config.upstream.kind == "openai":
             if partial_answer is not None:
                 raise UnsupportedFeature(f"The tier {tier.name!r} does not continue answers.", param=PARAM)
             return _http_requests(context, request, tier)
@@ -290,6 +290,8 @@ class PartsByTier:
             TierFailed: A part is of a kind that this tier cannot be given, unlike the tier that was named.
             CausewayError: The tier that was named cannot be given a part, or a part is invalid.
         """
+        if not first_part(self._context.request)[0]:
+            return None
         native = tier.config.native_parts
         if native not in self._read:
             try:
@@ -302,8 +304,6 @@ class PartsByTier:
 
     async def _read_for(self, native: tuple[Modality, ...]) -> ReadParts | None:
         request = self._context.request
-        if not first_part(request)[0]:
-            return None
         check_parts(request, native if self._parts is None else (*native, *self._parts.kinds))
         assert self._parts is not None, "Parts that pass the check are of kinds that it reads or checks."
         if native:
@@ -547,7 +547,7 @@ async def _deltas(context: RequestContext, first: int, attempt: TierAttempt) -> 
             model=context.tier.model,
             prompt=prompt,
             parameters=SamplingParameters(),
-            openai=_one_input(context.request, prompt) if context.tier.config.upstream.is_http else None,
+            openai=_one_input(context.request, prompt) if context.tier.config.upstream.kind == "openai" else None,
             embed=True,
             deadline=context.deadline,
             caller=hashlib.blake2b(context.tenant.encode(), digest_size=8).hexdigest() if context.tenant else "",

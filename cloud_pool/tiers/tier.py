@@ -160,14 +160,14 @@ class Tier(msgspec.Struct, frozen=True):
     @property
     def paths(self) -> tuple[str, ...]:
         """Paths where requests may name the tier; none for an encoder of images or files."""
-        renders = bool(self.chat_format.template) or self.config.upstream.is_http
+        renders = bool(self.chat_format.template) or self.config.upstream.kind == "openai"
         able = [ability for ability in self.config.can if ability != "chat" or renders]
         named = [ability for ability in able if ability not in self.config.native_parts]
         return tuple(path for ability in named for path in _PATHS.get(ability, ()))
 
     def check_ability(self, ability: TierAbility) -> None:
         """Raise UnsupportedFeature if the tier lacks the ability."""
-        if ability not in self.config.can or ability in self.config.native_parts:
+        if ability not in self.config.can or (ability in PARTS and ability in self.config.native_parts):
             able = " and ".join(_WORK[one] for one in self.config.can)
             message = f"The tier {self.name!r} is for {able}, not for {_WORK[ability]}. Name another model."
             raise UnsupportedFeature(message, param="model")

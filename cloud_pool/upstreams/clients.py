@@ -35,14 +35,18 @@ class UpstreamClients:
         self._tasks = tasks
         self._reloaded = reloaded
         self._key_file = key_file
-        self._clients: dict[tuple[str, UpstreamConfig], Upstream] = {}
+        self._clients: dict[UpstreamConfig, dict[str, Upstream]] = {}
 
     def get(self, address: str, config: UpstreamConfig = TRITON) -> Upstream:
         """Return the client of this address, created on first use."""
-        client = self._clients.get((address, config))
-        if client is None:
-            client = self._clients[address, config] = self._made(address, config)
-        return client
+        known = self.known(config)
+        if address not in known:
+            known[address] = self._made(address, config)
+        return known[address]
+
+    def known(self, config: UpstreamConfig) -> dict[str, Upstream]:
+        """Return the clients of this configuration that there are, by address; the same mapping each time."""
+        return self._clients.setdefault(config, {})
 
     def _made(self, address: str, config: UpstreamConfig) -> Upstream:
         if config.is_http:
@@ -55,8 +59,9 @@ class UpstreamClients:
     async def retain(self, addresses: Iterable[str]) -> None:
         """Close the clients of all other addresses."""
         kept = set(addresses)
-        for key in [key for key in self._clients if key[0] not in kept]:
-            await self._clients.pop(key).close()
+        for known in self._clients.values():
+            for address in known.keys() - kept:
+                await known.pop(address).close()
 
     async def close(self) -> None:
         await self.retain(())

@@ -47,8 +47,7 @@ from causeway_server.router.serving.upstream.server import (
 from causeway_server.router.types import Chunk, Message, Request, ResponseFormat, Tool
 
 from .config import Feature, UpstreamConfig
-from .inference import PROBE_S, Delta, InferenceRequest
-from .token_meter import CallMeter
+from .inference import PROBE_S, CallMeter, Delta, InferenceRequest
 from .triton.messages import SamplingParameters
 
 _MAX_AWAY_S = 60.0  # upper bound of a server's Retry-After

@@ -23,6 +23,7 @@ SCENARIOS = {
     "fleet-polls": Tool("bed.fleet_polls", "one control plane, 15,000 parked polls"),
     "floods": Tool("bed.floods", "one tenant floods a gateway in every way that needs no GPU"),
     "hostile-files": Tool("bed.hostile_files", "hostile audio, images and files through both daemons"),
+    "http-upstream": Tool("bench.http_upstream", "what the gateway adds before a server with OpenAI's HTTP API"),
     "job-queues": Tool("bed.job_queues", "one of two tenants has 20,000 jobs queued, over its budget and within it"),
     "kills": Tool("bed.kills", "kill -9 of each process at random moments, under load"),
     "mqtt": Tool("bed.mqtt", "messages of a broker as jobs, under kills"),

@@ -34,7 +34,7 @@ from ...core.request_context import AnswerHead, Piece, RequestContext
 from ...dispatch.pool import Pool
 from ...storage.record import ExpiredJob, JobRecord, RunBill, tenant_of
 from ...tiers.tier import Tier
-from ...upstreams.token_meter import TokenMeter
+from ...upstreams.inference import TokenMeter
 from ...upstreams.triton.tensors import STOP_S
 
 JobPiece = Piece | Embeddings

@@ -23,8 +23,7 @@ from anyio.abc import TaskGroup
 
 from causeway_server.router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded
 
-from ..inference import Delta
-from ..token_meter import CallMeter
+from ..inference import CallMeter, Delta
 from .connection import CallCancelled, CallFailed, GrpcStream, TritonConnection
 from .errors import translate
 from .tensors import DeltaReader, read_response, to_cancel_request

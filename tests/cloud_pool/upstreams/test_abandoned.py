@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from causeway_server.cloud_pool.upstreams.token_meter import Consumption, TokenMeter
+from causeway_server.cloud_pool.upstreams.inference import Consumption, TokenMeter
 from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from causeway_server.router.types import Usage
 from tests.bed.abandoned import Gateway

@@ -48,9 +48,7 @@ async def burst(gateway: Gateway, count: int = 20) -> list[Answer]:
     return await asyncio.gather(*(gateway.ask(model="vllm", messages=messages, stream=True) for _ in range(count)))
 
 
-async def test_each_kind_takes_over_from_the_one_before(
-    tritons: tuple[Replica, TrtllmTriton], tmp_path: Path
-) -> None:
+async def test_each_kind_takes_over_from_the_one_before(tritons: tuple[Replica, TrtllmTriton], tmp_path: Path) -> None:
     """No request fails, and none is answered twice, also of those that are sent while a server dies."""
     replica, trtllm = tritons
     cloud = await ScriptedCloud().start()
