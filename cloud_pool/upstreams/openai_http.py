@@ -272,10 +272,18 @@ def _deltas_of(chunks: Sequence[Chunk], counted: int) -> list[Delta]:
     deltas: list[Delta] = []
     for chunk in chunks:
         usage = chunk.usage
-        if usage is None:
+        if usage is None or chunk.finish_reason is not None:
             counted += chunk.tokens
-            deltas.append(Delta(finish_reason=chunk.finish_reason, new_tokens=chunk.tokens, chunk=chunk))
-            continue
-        more = usage.completion_tokens - counted if usage.completion_tokens else 0
-        deltas.append(Delta(new_tokens=more, input_tokens=usage.prompt_tokens, final=True, usage=usage))
+            deltas.append(
+                Delta(finish_reason=chunk.finish_reason, new_tokens=chunk.tokens, chunk=_without_usage(chunk))
+            )
+        if usage is not None:
+            more = usage.completion_tokens - counted if usage.completion_tokens else 0
+            counted += more
+            deltas.append(Delta(new_tokens=more, input_tokens=usage.prompt_tokens, final=True, usage=usage))
     return deltas
+
+
+def _without_usage(chunk: Chunk) -> Chunk:
+    """Return the chunk without its usage, which is that of all sequences for the client."""
+    return chunk if chunk.usage is None else msgspec.structs.replace(chunk, usage=None)
