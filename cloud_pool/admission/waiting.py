@@ -159,13 +159,16 @@ class FairQueue:
     def count_ahead(self, ticket: Ticket, siblings: int = 0) -> int:
         """Return the number of waiters ahead of this ticket if it arrived now, behind `siblings` of its request."""
         flow = self._flows.get(ticket.tenant)
+        own = siblings if flow is None else siblings + len(flow.waiting)  # all of them
+        if self.count == own - siblings:
+            return own
         cost = ticket.tokens * (self._used_share if flow is None else flow.used_share) / ticket.weight
         start = self._start_of_idle(-math.inf if flow is None else flow.start, cost)
         if flow is not None:
             start = flow.start if flow.waiting else start
             start += flow.used_share * sum(each.tokens for each in flow.waiting) / flow.weight
         start += siblings * cost
-        return siblings + sum(_count_before(each, start) for each in self._backlogged.values())
+        return own + sum([_count_before(each, start) for each in self._backlogged.values() if each is not flow])
 
     def youngest(self) -> Ticket | None:
         """Return the youngest ticket of a request that has not begun."""

@@ -14,7 +14,13 @@ import msgspec
 
 from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.process import ProgramGroup, migrate_file, refuse, run_fast
+from causeway_server.router.serving.process import (
+    ProgramGroup,
+    migrate_file,
+    postpone_garbage_collection,
+    refuse,
+    run_fast,
+)
 
 from ..config import Config
 from .process import PATH, ConfiguredProcess, configured_command, until_stopped
@@ -63,7 +69,8 @@ def main() -> None:
 @configured_command
 def serve(process: ConfiguredProcess) -> None:
     """Serve OpenAI requests from Triton. Prints `ready url=… operator=…` on stdout. SIGHUP reloads the endpoints."""
-    from ..app import run  # on demand: gRPC and aiohttp take half a second to import
+    postpone_garbage_collection()
+    from ..app import run  # on demand: its imports take half a second
 
     until_stopped(lambda stop: run(process.config, stop, process.reread), run_fast)
 

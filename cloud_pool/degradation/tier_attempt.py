@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
-from typing import Protocol, TypeVar
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
 import anyio
 import msgspec
@@ -73,8 +74,9 @@ def sole_attempt(
 
 
 class TierAttempt:
-    """An attempt at one tier. After `begin`, the later deltas are in `stream`, or for several sequences, numbered by
-    sequence, in `merged`.
+    """An attempt at one tier, whose context stops its work and returns its permits.
+
+    After `begin`, the later deltas are in `stream`, or for several sequences, numbered by sequence, in `merged`.
     """
 
     def __init__(
@@ -85,7 +87,8 @@ class TierAttempt:
         clock: Callable[[], float],
     ) -> None:
         self.stream: AsyncGenerator[Delta, None] | None = None
-        self.merged: AsyncGenerator[tuple[int, Delta], None]
+        self.merged: AsyncGenerator[tuple[int, Delta], None] = merge_streams([])
+        self._permits: AbstractAsyncContextManager[Sequence[Permit]] | None = None
         self._permit: Permit | None = None
         self._sent_at: float | None = None  # when Triton got the request, or the first of its sequences
         self._first_took_s: float | None = None  # until the first token of all sequences, from its own start
@@ -96,13 +99,22 @@ class TierAttempt:
         self._dispatch = runtime.dispatch
         self._clock = clock
 
-    async def begin(
-        self, resources: AsyncExitStack, context: RequestContext, build_requests: BuildRequests, key: bytes
-    ) -> tuple[int, Delta]:
-        """Return the first delta and its sequence's number.
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await (self.merged if self.stream is None else self.stream).aclose()
+        finally:
+            if self._permits is not None:
+                await self._permits.__aexit__(kind, error, trace)
+
+    async def begin(self, context: RequestContext, build_requests: BuildRequests, key: bytes) -> tuple[int, Delta]:
+        """Return the first delta and its sequence's number. Call it once, in the attempt's context.
 
         Args:
-            resources: Exit stack that returns the permit and stops the work when it is closed.
             context: Request of the client.
             build_requests: Function that renders a request for each sequence; called only with a permit, because it is
                 expensive.
@@ -121,9 +133,11 @@ class TierAttempt:
         left_s = context.deadline - began
         timeout_s = self._fallback.first_token_timeout_s(self._step, context.priority, left_s)
         try:
+            if timeout_s >= left_s:
+                return await self._first(context, build_requests, key)
             # Not anyio's cancel scope: the generators that begin in here have scopes of their own and outlive it.
-            async with asyncio.timeout(timeout_s if timeout_s < left_s else None):
-                return await self._first(resources, context, build_requests, key)
+            async with asyncio.timeout(timeout_s):
+                return await self._first(context, build_requests, key)
         except TimeoutError:
             self._report_overload()
             stress = self._fallback.on_timeout(tier, self._in_triton_s)
@@ -167,9 +181,7 @@ class TierAttempt:
         wait_s = self._admission.scheduler.expected_wait_s(priority)
         return QueueFull(f"{self._step.tier} had no capacity within {seconds:.1f} s.", retry_after_s=wait_s)
 
-    async def _first(
-        self, resources: AsyncExitStack, context: RequestContext, build_requests: BuildRequests, key: bytes
-    ) -> tuple[int, Delta]:
+    async def _first(self, context: RequestContext, build_requests: BuildRequests, key: bytes) -> tuple[int, Delta]:
         """Return the first delta. Each of several sequences is a separate call, started when its permit is granted."""
         sequences, left_s = context.request.sequences, context.deadline - self._clock()
         if sequences > 1:
@@ -177,7 +189,8 @@ class TierAttempt:
         waiting = self._admission.acquire(
             sequences, context.priority, left_s, context.tenant, context.weight, context.tokens, preemptible=True
         )
-        permits = await resources.enter_async_context(waiting)
+        permits = await waiting.__aenter__()
+        self._permits = waiting
         self._permit = permits[0]
         requests: list[InferenceRequest] = []
 
@@ -191,13 +204,11 @@ class TierAttempt:
         if sequences == 1:
             await self._permit.granted()
             self.stream, delta, self._first_took_s = await self._send(self._permit, partial(build, 0), key)
-            resources.push_async_callback(self.stream.aclose)
             first = 0, delta
         else:
             self.merged = merge_streams(
                 [self._sequence(permit, partial(build, index), key) for index, permit in enumerate(permits)]
             )
-            resources.push_async_callback(self.merged.aclose)
             first = await anext(self.merged)
         assert self._first_took_s is not None
         self._fallback.on_first_token(self._step.tier, self._first_took_s)
@@ -233,24 +244,25 @@ class TierAttempt:
         until it arrived.
         """
         while True:
+            stream: AsyncGenerator[Delta, None] | None = None
             try:
-                async with AsyncExitStack() as work:
-                    async with permit.while_held():
-                        stream = self._dispatch.generate(build(), key)
-                        work.push_async_callback(stream.aclose)
-                        sent_at = self._clock()
-                        self._sent_at = self._sent_at or sent_at
-                        try:
-                            delta = await anext(stream)
-                        except StopAsyncIteration:
-                            raise StreamBroken("The model ended without an answer.", phase="first_token") from None
-                        took_s = self._clock() - sent_at
-                        permit.first_token(took_s)
-                    work.pop_all()
-                    return stream, delta, took_s
-            except Preempted:
-                self._sent_at = None
-                await permit.granted()
+                async with permit.while_held():
+                    stream = self._dispatch.generate(build(), key)
+                    sent_at = self._clock()
+                    self._sent_at = self._sent_at or sent_at
+                    delta = await anext(stream, None)
+                    if delta is None:
+                        raise StreamBroken("The model ended without an answer.", phase="first_token")
+                    took_s = self._clock() - sent_at
+                    permit.first_token(took_s)
+                return stream, delta, took_s
+            except BaseException as error:
+                if stream is not None:
+                    await stream.aclose()
+                if not isinstance(error, Preempted):
+                    raise
+            self._sent_at = None
+            await permit.granted()
 
 
 async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack
 
 import msgspec
 
@@ -91,8 +90,8 @@ class TierBranch:
     async def _read(self, context: RequestContext, request: InferenceRequest, tell: Tell | None) -> ReadPart:
         attempt = self._attempt(context)
         untraced = msgspec.structs.replace(context, trace=None)  # its wait is the request's own tier's
-        async with AsyncExitStack() as resources:
-            _, delta = await attempt.begin(resources, untraced, lambda: [request], b"")
+        async with attempt:
+            _, delta = await attempt.begin(untraced, lambda: [request], b"")
             assert attempt.stream is not None
             found = _taken(_reply(delta), tell)
             async for delta in attempt.stream:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -114,13 +114,13 @@ class Service(msgspec.Struct, frozen=True):
             truncator = self._truncator(context, step, runtime.tier, partial_answer)
             attempt = TierAttempt(self.fallback, step, runtime, self.clock)
             held = await _held(context.request, runtime.tier)
-            async with AsyncExitStack() as resources:
+            async with attempt:
                 try:
                     parts = await parts_at.tier(step, runtime.tier)
                     requests = partial(
                         self._inference_requests, context, held.request, parts, runtime.tier, partial_answer, truncator
                     )
-                    sequence, delta = await attempt.begin(resources, context, requests, key)
+                    sequence, delta = await attempt.begin(context, requests, key)
                 except TierFailed as failure:  # (2)
                     stress[step.tier] = failure.stress
                     failures.append(failure)
@@ -558,9 +558,9 @@ async def _deltas(context: RequestContext, first: int, attempt: TierAttempt) -> 
         )
         for number, prompt in enumerate(context.request.prompts, first)
     ]
-    async with AsyncExitStack() as resources:
+    async with attempt:
         try:
-            index, delta = await attempt.begin(resources, context, lambda: requests, b"")
+            index, delta = await attempt.begin(context, lambda: requests, b"")
         except TierFailed as failure:
             raise failure.error from None
         deltas = {index: delta}

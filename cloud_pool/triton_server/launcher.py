@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
-from tritonclient.grpc import service_pb2
 
 from causeway_server.router.serving.process import end_with_parent
 
 from ..upstreams.triton.connection import CallCancelled, CallFailed, TritonConnection
+from ..upstreams.triton.protocol import SERVER_READY, ServerReadyResponse
 from .server_process import Ports, count_living_children, hide_in_command_line, remove_leftovers
 
 _NOISE = re.compile(
@@ -47,7 +47,6 @@ _EXCEPTION = re.compile(r"^((?:\w+\.)+[A-Z]\w*|\w*(?:Error|Exception|Interrupt|E
 _GRAMMAR = re.compile(r"^(.*error parsing grammar).*$")
 _FRAME = re.compile(r'^(?:  )+(?:File "[^"]+", line \d+, in \S+|/\S+\(\d+\): \S+)$')
 POLL_S = 0.05
-_SERVER_READY = "/inference.GRPCInferenceService/ServerReady"
 _READY_S = 2.0  # for the answer to the question whether it is ready
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 10.0
@@ -249,10 +248,10 @@ class Launcher(msgspec.Struct, frozen=True):
 async def _is_ready(connection: TritonConnection) -> bool:
     """Ask Triton whether every model is ready; its ports open when they are loaded."""
     try:
-        answer = await connection.unary(_SERVER_READY, b"", timeout_s=_READY_S)
+        answer = await connection.unary(SERVER_READY, b"", timeout_s=_READY_S)
     except (CallFailed, CallCancelled):
         return False
-    return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
+    return bool(ServerReadyResponse.FromString(answer).ready)
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:

@@ -15,7 +15,7 @@ import msgspec
 from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError, PolicyError
 from causeway_server.router.policy.file import seconds
-from causeway_server.router.serving.process import ProgramGroup
+from causeway_server.router.serving.process import ProgramGroup, postpone_garbage_collection
 
 from .. import daemon_version
 from ..config.loader import config_variable
@@ -54,6 +54,7 @@ def serve(config: Config) -> None:
 
     Prints `ready url=…` once it accepts requests.
     """
+    postpone_garbage_collection()
     from .serve import run
 
     try:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-import gguf
 import msgspec
 
 from .artifact import ArtifactError
@@ -33,6 +32,45 @@ _LISTED = 4096  # arrays of at most so many numbers are read, longer ones only c
 _MAX_DIMENSIONS = 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_ALIGNMENT = 32  # of the weights, unless the metadata says otherwise
+# Number of a tensor's type → its name, elements of a block and bytes of a block (ggml's `type_traits`). The package
+# gguf has them too, but brings numpy into every process that reads a chat template.
+TYPES: Mapping[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
 _ADAPTER_KEYS = ("general.type", "general.architecture", "adapter.type")
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
@@ -98,7 +136,7 @@ def read_header(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufHea
         ends = [reader.tensor(tensors) for _ in range(count)]
     except _Incomplete:
         return GgufHeader(metadata, (), is_complete=False)
-    alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
         reader.fail(f"general.alignment is {alignment!r}")
     first = math.ceil(reader.at / alignment) * alignment
@@ -179,15 +217,14 @@ class _HeaderReader:
         shape = self._unpack("Q" * dimensions, f"the tensor {name!r}")
         kind, offset = self._unpack("IQ", f"the tensor {name!r}")
         try:
-            tensor_type = gguf.GGMLQuantizationType(kind)
-        except ValueError:
+            type_name, block, block_bytes = TYPES[kind]
+        except KeyError:
             self.fail(f"the tensor {name!r} has the unknown type {kind}")
-        block, block_bytes = gguf.constants.GGML_QUANT_SIZES[tensor_type]
         elements = math.prod(shape)
         if shape[0] % block:
             self.fail(f"the tensor {name!r} has rows of {shape[0]:,} elements, which is not a multiple of {block}")
         size_bytes = elements // block * block_bytes
-        found.append(TensorInfo(name, tensor_type.name, elements, size_bytes))
+        found.append(TensorInfo(name, type_name, elements, size_bytes))
         return int(offset + size_bytes)
 
     def _array(self, key: str) -> Value:

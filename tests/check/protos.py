@@ -10,7 +10,10 @@ from grpc_tools import protoc
 
 from .sources import ROOT
 
-PROTOS = (ROOT / "cloud_pool" / "grpc_api" / "generation.proto",)
+PROTOS = (
+    ROOT / "cloud_pool" / "grpc_api" / "generation.proto",
+    ROOT / "cloud_pool" / "upstreams" / "triton" / "inference.proto",
+)
 
 
 def compiled(proto: Path) -> bytes:

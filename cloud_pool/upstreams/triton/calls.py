@@ -26,9 +26,9 @@ from causeway_server.router.errors import CausewayError, CloudFailed, CloudRejec
 from ..inference import CallMeter, Delta
 from .connection import CallCancelled, CallFailed, GrpcStream, TritonConnection
 from .errors import translate
+from .protocol import INFER
 from .tensors import DeltaReader, read_response, to_cancel_request
 
-INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _UNSUPPORTED_S = 60.0  # how long a model that did not understand the request is not asked again; it may be replaced
 
 

@@ -24,7 +24,6 @@ from typing import Literal
 
 import anyio
 from anyio.abc import TaskGroup
-from tritonclient.grpc import service_pb2
 
 from causeway_server.router.errors import (
     CausewayError,
@@ -37,11 +36,20 @@ from causeway_server.router.errors import (
 )
 
 from ..inference import PROBE_S, Delta, InferenceRequest
-from .calls import INFER, Canceller, RunningCall
+from .calls import Canceller, RunningCall
 from .connection import CallCancelled, CallFailed, ConnectFailed, GrpcStream, TritonConnection
 from .errors import RETRY_S, StubProcessDied, stub_process_died, translate
 from .messages import SamplingParameters
 from .model_control import HEADER, is_refusal, read_key
+from .protocol import (
+    INFER,
+    MODEL_LOAD,
+    MODEL_UNLOAD,
+    REPOSITORY_INDEX,
+    RepositoryIndexResponse,
+    RepositoryModelLoadRequest,
+    RepositoryModelUnloadRequest,
+)
 from .tensors import STOP_S, TensorFormat, VllmTensors, read_response
 
 LOAD_S = 300.0
@@ -49,7 +57,6 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # between attempts to load a model
 SPREAD_S = 0.2  # over which several gateways begin a repair; no model loads in so little time
 _POLL_S = 0.2
 _ABANDONED_S = 5.0  # a model that is unloaded and not loading for this long: the gateway that repaired it is gone
-_CONTROL = "/inference.GRPCInferenceService/Repository"
 _CONNECT_PAUSE_S = 1.0
 _IN_REPAIR = ("LOADING", "UNLOADING", "UNAVAILABLE")
 log = logging.getLogger(__name__)
@@ -208,10 +215,9 @@ class TritonClient:
 
     async def check_model_control(self) -> None:
         """Wait until the server answers, and warn if its model control is open to everybody, or closed to us."""
-        request = service_pb2.RepositoryIndexRequest().SerializeToString()
         try:
             with anyio.fail_after(LOAD_S):
-                await self._control("Index", request, waits=True)
+                await self._control(REPOSITORY_INDEX, waits=True)
             log.warning(
                 "Triton at %s: its model control is open to every program that reaches its port, and loading a model "
                 "runs code. Start it with `causeway-cloud triton`, or with the option --grpc-restricted-protocol.",
@@ -219,13 +225,13 @@ class TritonClient:
             )
         except CallFailed as error:
             if is_refusal(error.details):
-                await self._check_key(request)
+                await self._check_key()
         except (CallCancelled, TimeoutError):
             pass  # The client was closed before the server answered.
 
-    async def _check_key(self, request: bytes) -> None:
+    async def _check_key(self) -> None:
         try:
-            await self._control("Index", request, key=True)
+            await self._control(REPOSITORY_INDEX, key=True)
         except CallCancelled:
             pass  # The client was closed meanwhile.
         except CallFailed as error:
@@ -237,7 +243,7 @@ class TritonClient:
                 )
 
     async def _control(
-        self, method: str, request: bytes, *, key: bool = False, timeout_s: float = LOAD_S, waits: bool = False
+        self, path: str, request: bytes = b"", *, key: bool = False, timeout_s: float = LOAD_S, waits: bool = False
     ) -> bytes:
         """Return the response of a method of model control. Raises CallFailed or CallCancelled.
 
@@ -248,7 +254,7 @@ class TritonClient:
         metadata = self._key_metadata() if key else ()
         while True:
             try:
-                return await self._connection.unary(_CONTROL + method, request, timeout_s=timeout_s, metadata=metadata)
+                return await self._connection.unary(path, request, timeout_s=timeout_s, metadata=metadata)
             except ConnectFailed:
                 if not waits:
                     raise
@@ -270,8 +276,8 @@ class TritonClient:
             if self._closed or await self._repaired_by_peer(model, embed):
                 return
             log.warning("%s: the process of %s died; the model is loaded again.", self.address, model)
-            unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
-            await self._control("ModelUnload", unload.SerializeToString(), key=True)
+            unload = RepositoryModelUnloadRequest(model_name=model)
+            await self._control(MODEL_UNLOAD, unload.SerializeToString(), key=True)
             await self._load(model)
             self._reloaded(model)
             log.warning("%s: %s is loaded again.", self.address, model)
@@ -314,14 +320,13 @@ class TritonClient:
 
     async def _state_of(self, model: str) -> str:
         """Return the model's state in the repository's index; "" if Triton has none. Raises CallFailed."""
-        request = service_pb2.RepositoryIndexRequest().SerializeToString()
         try:
-            response = await self._control("Index", request, key=True, timeout_s=PROBE_S)
+            response = await self._control(REPOSITORY_INDEX, key=True, timeout_s=PROBE_S)
         except CallFailed as error:
             if error.code == "UNIMPLEMENTED":
                 return ""
             raise
-        index = service_pb2.RepositoryIndexResponse.FromString(response)
+        index = RepositoryIndexResponse.FromString(response)
         return next((entry.state for entry in index.models if entry.name == model), "")
 
     async def _load(self, model: str) -> None:
@@ -330,10 +335,10 @@ class TritonClient:
         Raises:
             CallFailed: Triton is gone; it loads its models when it is back.
         """
-        load = service_pb2.RepositoryModelLoadRequest(model_name=model).SerializeToString()
+        load = RepositoryModelLoadRequest(model_name=model).SerializeToString()
         for pause_s in (*self._pauses_s, None):
             try:
-                await self._control("ModelLoad", load, key=True)
+                await self._control(MODEL_LOAD, load, key=True)
                 return
             except CallFailed as error:
                 if pause_s is None or error.code == "UNAVAILABLE":

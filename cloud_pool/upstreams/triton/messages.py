@@ -28,6 +28,7 @@ from causeway_server.router.types import Modality, Request, Sampling, TokenAlter
 GuidedKey = Literal["guided_decoding", "structured_outputs"]
 ANY_OBJECT = "{}"
 """The JSON schema of any object (models.llama_cpp.protocol)."""
+_UNWRITTEN_MAX_TOKENS = 16  # the backend's default
 _LOWEST = -9999.0
 """Lowest log probability: JSON has no -inf; OpenAI's servers write this value for it."""
 
@@ -67,7 +68,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid
     """The subset of vLLM's parameters that our engine supports; other names are refused."""
 
     n: int = 1
-    max_tokens: int | None = 16
+    max_tokens: int | None = _UNWRITTEN_MAX_TOKENS
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: off
@@ -120,6 +121,9 @@ class _VllmExtensions(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
 
 
+_NO_EXTENSIONS = _VllmExtensions()
+
+
 def from_request(
     request: Request,
     *,
@@ -160,7 +164,7 @@ def from_request(
         rules = msgspec.structs.replace(rules, thinking=thinking, thinking_tokens=limit)
     guided = {guided_key: msgspec.json.encode(rules).decode()} if rules != Guided() else {}
     try:
-        extra = msgspec.json.decode(request.extra or "{}", type=_VllmExtensions)
+        extra = msgspec.json.decode(request.extra, type=_VllmExtensions) if request.extra else _NO_EXTENSIONS
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from error
     return SamplingParameters(
@@ -193,6 +197,8 @@ def _guided(schema: str, frame: CallFrame) -> Guided:
 
 def encode_parameters(parameters: SamplingParameters) -> bytes:
     """Encode for the tensor; `max_tokens` is always written, because the backend's default of 16 is never intended."""
+    if parameters.max_tokens != _UNWRITTEN_MAX_TOKENS:
+        return msgspec.json.encode(parameters)
     document = msgspec.to_builtins(parameters)
     return msgspec.json.encode({**document, "max_tokens": parameters.max_tokens})
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import Protocol
 
 import msgspec
 from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2
 
 from causeway_server.router.errors import CloudFailed
 
 from ..inference import Delta, InferenceRequest
 from .messages import decode_logprobs, encode_parameters
+from .protocol import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 STOP_S = 5.0
 """Time that a model may take to stop."""
@@ -29,7 +30,7 @@ _FINAL = "triton_final_response"
 class DeltaReader(Protocol):
     """A reader of one sequence's responses."""
 
-    def read(self, response: service_pb2.ModelInferResponse, /) -> Delta:
+    def read(self, response: ModelInferResponse, /) -> Delta:
         """Decode the next response. Raises CloudFailed for a missing or malformed tensor."""
         ...
 
@@ -44,7 +45,7 @@ class TensorFormat(Protocol):
     @property
     def stop_s(self) -> float: ...
 
-    def encode(self, request: InferenceRequest, left_s: float, call: str) -> service_pb2.ModelInferRequest:
+    def encode(self, request: InferenceRequest, left_s: float, call: str) -> ModelInferRequest:
         """Encode a request; `left_s` and `call` are as for `to_infer_request`."""
         ...
 
@@ -58,7 +59,7 @@ class VllmTensors(msgspec.Struct, frozen=True):
 
     stop_s: float = STOP_S
 
-    def encode(self, request: InferenceRequest, left_s: float, call: str) -> service_pb2.ModelInferRequest:
+    def encode(self, request: InferenceRequest, left_s: float, call: str) -> ModelInferRequest:
         return to_infer_request(request, left_s, call)
 
     def reader(self, request: InferenceRequest) -> DeltaReader:
@@ -70,11 +71,11 @@ class VllmReader(msgspec.Struct, frozen=True):
 
     alternatives: int
 
-    def read(self, response: service_pb2.ModelInferResponse) -> Delta:
+    def read(self, response: ModelInferResponse) -> Delta:
         return read_delta(response, self.alternatives)
 
 
-def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -> service_pb2.ModelInferRequest:
+def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -> ModelInferRequest:
     """Encode a request.
 
     Args:
@@ -82,7 +83,7 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
         left_s: Time that the engine has, from now.
         call: Name by which our own model can be asked to stop.
     """
-    message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
+    message = ModelInferRequest(model_name=request.model, id=request.request_id)
     if request.part is not None:
         _add_text(message, "part", request.part.data)
         _add_text(message, "job", msgspec.json.encode(request.part.job))
@@ -99,37 +100,46 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
     return message
 
 
-def _add_generation(message: service_pb2.ModelInferRequest, request: InferenceRequest) -> None:
+def _add_generation(message: ModelInferRequest, request: InferenceRequest) -> None:
     if isinstance(request.prompt, str):
         _add_text(message, "text_input", request.prompt.encode())
     else:
         count = len(request.prompt)
         add_tensor(message, "token_ids", "INT32", struct.pack(f"<{count}i", *request.prompt), (count,))
     _add_text(message, "sampling_parameters", encode_parameters(request.parameters))
-    flags = ["stream", "exclude_input_in_output", "return_finish_reason", "return_num_input_tokens"]
-    flags.append("return_num_output_tokens")
+    message.MergeFromString(_flags())
     if request.parameters.logprobs is not None:
-        flags.append("return_logprobs")
-    for name in flags:
+        add_tensor(message, "return_logprobs", "BOOL", _TRUE)
+
+
+@cache
+def _flags() -> bytes:
+    """Return the tensors that all requests have, encoded."""
+    message = ModelInferRequest()
+    for name in ("stream", "exclude_input_in_output", "return_finish_reason"):
         add_tensor(message, name, "BOOL", _TRUE)
+    for name in ("return_num_input_tokens", "return_num_output_tokens"):
+        add_tensor(message, name, "BOOL", _TRUE)
+    encoded: bytes = message.SerializeToString()
+    return encoded
 
 
-def to_cancel_request(model: str, call: str) -> service_pb2.ModelInferRequest:
+def to_cancel_request(model: str, call: str) -> ModelInferRequest:
     """Encode the request that makes our own model stop a call; other models refuse the unknown tensor."""
-    message = service_pb2.ModelInferRequest(model_name=model)
+    message = ModelInferRequest(model_name=model)
     _add_text(message, "cancel", call.encode())
     return message
 
 
-def read_response(data: bytes) -> service_pb2.ModelStreamInferResponse:
+def read_response(data: bytes) -> ModelStreamInferResponse:
     """Decode a message of a call. Raises CloudFailed."""
     try:
-        return service_pb2.ModelStreamInferResponse.FromString(data)
+        return ModelStreamInferResponse.FromString(data)
     except DecodeError as error:
         raise CloudFailed(f"Triton's response cannot be decoded: {error}", phase="stream") from error
 
 
-def read_delta(response: service_pb2.ModelInferResponse, alternatives: int) -> Delta:
+def read_delta(response: ModelInferResponse, alternatives: int) -> Delta:
     """Decode a response with at most `alternatives` per token. Raises CloudFailed for a missing or malformed tensor."""
     final, raw = is_final(response), raw_outputs(response)
     if "text_output" not in raw:
@@ -153,33 +163,29 @@ def read_delta(response: service_pb2.ModelInferResponse, alternatives: int) -> D
         raise CloudFailed(f"Triton's response cannot be decoded: {error}", phase="stream") from error
 
 
-def is_final(response: service_pb2.ModelInferResponse) -> bool:
+def is_final(response: ModelInferResponse) -> bool:
     """Return whether the response is the call's last one."""
     return _FINAL in response.parameters and bool(response.parameters[_FINAL].bool_param)
 
 
-def raw_outputs(response: service_pb2.ModelInferResponse) -> dict[str, bytes]:
+def raw_outputs(response: ModelInferResponse) -> dict[str, bytes]:
     """Return the bytes of each output by name."""
     return dict(zip([output.name for output in response.outputs], response.raw_output_contents, strict=False))
 
 
-def add_texts(
-    message: service_pb2.ModelInferRequest, name: str, texts: Sequence[str], shape: tuple[int, ...] = (1,)
-) -> None:
+def add_texts(message: ModelInferRequest, name: str, texts: Sequence[str], shape: tuple[int, ...] = (1,)) -> None:
     """Add a tensor of texts."""
     encoded = [text.encode() for text in texts]
     add_tensor(message, name, "BYTES", b"".join(_LENGTH.pack(len(text)) + text for text in encoded), shape)
 
 
-def add_tensor(
-    message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: bytes, shape: tuple[int, ...] = (1,)
-) -> None:
+def add_tensor(message: ModelInferRequest, name: str, datatype: str, raw: bytes, shape: tuple[int, ...] = (1,)) -> None:
     """Add a tensor with its raw bytes."""
     message.inputs.add(name=name, datatype=datatype, shape=shape)
     message.raw_input_contents.append(raw)
 
 
-def _add_text(message: service_pb2.ModelInferRequest, name: str, text: bytes) -> None:
+def _add_text(message: ModelInferRequest, name: str, text: bytes) -> None:
     add_tensor(message, name, "BYTES", _LENGTH.pack(len(text)) + text)
 
 

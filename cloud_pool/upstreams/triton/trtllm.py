@@ -14,12 +14,12 @@ import struct
 from typing import Literal
 
 import msgspec
-from tritonclient.grpc import service_pb2
 
 from causeway_server.router.errors import CloudFailed, UnsupportedFeature
 
 from ..inference import Delta, InferenceRequest
 from .messages import ANY_OBJECT, SamplingParameters
+from .protocol import ModelInferRequest, ModelInferResponse
 from .tensors import add_tensor, add_texts, is_final, raw_outputs, read_number, read_text
 
 TrtllmKind = Literal["trtllm", "trtllm_llmapi"]
@@ -50,7 +50,7 @@ class EnsembleTensors(msgspec.Struct, frozen=True):
 
     stop_s: float = 0.0
 
-    def encode(self, request: InferenceRequest, left_s: float, call: str) -> service_pb2.ModelInferRequest:
+    def encode(self, request: InferenceRequest, left_s: float, call: str) -> ModelInferRequest:
         parameters, schema = request.parameters, request.parameters.guided.schema
         message = _message(request, call, shape=(1, 1))
         _add_numbers(message, parameters, "", (1, 1))
@@ -79,7 +79,7 @@ class EnsembleReader:
         self._limit = limit
         self._tokens = 0
 
-    def read(self, response: service_pb2.ModelInferResponse) -> Delta:
+    def read(self, response: ModelInferResponse) -> Delta:
         final, raw = is_final(response), raw_outputs(response)
         text = read_text(raw["text_output"]).decode(errors="replace") if "text_output" in raw else ""
         count = read_number(raw.get("num_output_tokens")) if "num_output_tokens" in raw else int("text_output" in raw)
@@ -93,7 +93,7 @@ class LlmApiTensors(msgspec.Struct, frozen=True):
 
     stop_s: float = 0.0
 
-    def encode(self, request: InferenceRequest, left_s: float, call: str) -> service_pb2.ModelInferRequest:
+    def encode(self, request: InferenceRequest, left_s: float, call: str) -> ModelInferRequest:
         parameters = request.parameters
         message = _message(request, call, shape=(1,))
         _add_numbers(message, parameters, _LLMAPI, (1,))
@@ -114,7 +114,7 @@ class LlmApiReader:
     def __init__(self) -> None:
         self._sent = ""
 
-    def read(self, response: service_pb2.ModelInferResponse) -> Delta:
+    def read(self, response: ModelInferResponse) -> Delta:
         final, raw = is_final(response), raw_outputs(response)
         if "text_output" not in raw:
             return Delta(final=final)
@@ -130,10 +130,10 @@ class LlmApiReader:
         return Delta(new, None if reason == "None" else reason, 1, final=final)
 
 
-def _message(request: InferenceRequest, call: str, shape: tuple[int, ...]) -> service_pb2.ModelInferRequest:
+def _message(request: InferenceRequest, call: str, shape: tuple[int, ...]) -> ModelInferRequest:
     if not isinstance(request.prompt, str):
         raise UnsupportedFeature("TensorRT-LLM's models take text, not token ids. Send a string.", param="prompt")
-    message = service_pb2.ModelInferRequest(model_name=request.model, id=call)
+    message = ModelInferRequest(model_name=request.model, id=call)
     add_texts(message, "text_input", [request.prompt], shape)
     return message
 
@@ -144,7 +144,7 @@ def _limit(parameters: SamplingParameters) -> int:
 
 
 def _add_numbers(
-    message: service_pb2.ModelInferRequest, parameters: SamplingParameters, prefix: str, shape: tuple[int, ...]
+    message: ModelInferRequest, parameters: SamplingParameters, prefix: str, shape: tuple[int, ...]
 ) -> None:
     """Add the sampling parameters of both models; those at their defaults are left to the server."""
     is_greedy = parameters.temperature == 0.0  # TensorRT-LLM has no temperature of 0

@@ -7,7 +7,7 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import cast
 
 import anyio
@@ -204,8 +204,8 @@ class Gateway:
         runtime = TierRuntime(cast("Tier", None), self.admission, self.dispatch)
         tier_attempt = TierAttempt(self.fallback, fallback_step, runtime, self._clock)
         try:
-            async with AsyncExitStack() as held:
-                _, first = await tier_attempt.begin(held, call, lambda: [request], b"")
+            async with tier_attempt:
+                _, first = await tier_attempt.begin(call, lambda: [request], b"")
                 result.ttft_s = self._clock() - began
                 result.endpoint = first.text
                 assert tier_attempt.stream is not None

@@ -13,13 +13,13 @@ import pytest
 from anyio import create_task_group
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from causeway_server.cloud_pool.upstreams.triton.calls import INFER
 from causeway_server.cloud_pool.upstreams.triton.connection import (
     CallCancelled,
     CallFailed,
     GrpcStream,
     TritonConnection,
 )
+from causeway_server.cloud_pool.upstreams.triton.protocol import INFER
 from causeway_server.cloud_pool.upstreams.triton.tensors import read_response
 
 KB = 1024

@@ -6,12 +6,13 @@ import contextlib
 import struct
 from pathlib import Path
 
+import gguf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from causeway_server.models.catalog.artifact import ArtifactError, find_artifact
-from causeway_server.models.catalog.gguf import describe, read_gguf, read_header
+from causeway_server.models.catalog.gguf import TYPES, describe, read_gguf, read_header
 
 from .gguf_files import ARRAY, SHIPPED, STRING, header, network_header, pair, tensor, text
 
@@ -99,3 +100,9 @@ def test_the_shipped_manifests_match_their_headers() -> None:
         manifest = artifact.manifest
         assert (described.parameters, described.quantisation) == (manifest.parameters, manifest.quantisation)
         assert described.tokenizer_sha256 == manifest.tokenizer_sha256
+
+
+def test_types_of_tensors_are_ggufs() -> None:
+    """The package of llama.cpp knows the types of its release."""
+    sizes = gguf.constants.GGML_QUANT_SIZES
+    assert {kind.value: (kind.name, *sizes[kind]) for kind in gguf.GGMLQuantizationType if kind in sizes} == TYPES
