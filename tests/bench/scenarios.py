@@ -22,6 +22,7 @@ SCENARIOS = {
     "fanout": Tool("bed.fanout", "one of two tenants sends few requests with many sequences"),
     "fleet-polls": Tool("bed.fleet_polls", "one control plane, 15,000 parked polls"),
     "floods": Tool("bed.floods", "one tenant floods a gateway in every way that needs no GPU"),
+    "gateway-cpu": Tool("bench.gateway_cpu", "CPU of the gateway a request and a token, beside another version of it"),
     "hostile-files": Tool("bed.hostile_files", "hostile audio, images and files through both daemons"),
     "http-upstream": Tool("bench.http_upstream", "what the gateway adds before a server with OpenAI's HTTP API"),
     "job-queues": Tool("bed.job_queues", "one of two tenants has 20,000 jobs queued, over its budget and within it"),

@@ -112,7 +112,7 @@ def _ours(start: Start) -> list[str]:
         "server.port": start.port,
         "state_dir": start.folder,
         "engine.enabled": "false",
-        "cloud.url": f"http://127.0.0.1:{start.upstream}/v1",
+        "clouds.main.url": f"http://127.0.0.1:{start.upstream}/v1",
         "log": "warning",
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

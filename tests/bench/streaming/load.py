@@ -8,6 +8,7 @@ JSON.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import sys
 import time
@@ -18,6 +19,7 @@ import uvloop
 
 TIMEOUT_S = 120.0
 FIRST, DONE, END = b" tok0", b"[DONE]", b"0\r\n\r\n"
+WHOLE = b'"total_tokens":'  # near the end of an answer that is not streamed
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -26,6 +28,8 @@ class Server(msgspec.Struct, frozen=True):
     pids: tuple[int, ...] = ()  # of its processes, for their CPU time
     tokens: int = 0  # of each of its streams; 0: as the plan says
     header: str = ""  # a header line that it needs
+    whole: bool = False  # whether its answers are not streamed
+    times: int = 1  # answers on each connection, in each round
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -39,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     first_ms: float  # median of the streams
     whole_ms: float  # median of the streams
-    cpu_ms: float  # of the server's processes, per stream
+    cpu_ms: float  # of the server's processes, per answer
 
 
 Round = dict[str, Figures]
@@ -72,9 +76,13 @@ class _Stream(asyncio.Protocol):
         self._seen += data
         if not self._first and FIRST in self._seen:
             self._first = time.perf_counter() - self._started
-        if data.endswith(END) and DONE in self._seen and self._done is not None:
+        if self._done is not None and self._is_whole:
             self._done.set_result((self._first, time.perf_counter() - self._started))
             self._done = None
+
+    @property
+    def _is_whole(self) -> bool:
+        return (DONE in self._seen and self._seen.endswith(END)) or (WHOLE in self._seen and self._seen.endswith(b"}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._done is not None and not self._done.done():
@@ -93,7 +101,7 @@ def _request(server: Server, plan: Plan) -> bytes:
             "messages": [{"role": "user", "content": "Turn on the light in the kitchen."}],
             "temperature": 0.7,  # a sampled answer is not cached
             "max_tokens": server.tokens or plan.tokens,
-            "stream": True,
+            "stream": not server.whole,
         }
     )
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -103,15 +111,20 @@ def _request(server: Server, plan: Plan) -> bytes:
 async def _measure(server: Server, plan: Plan, streams: list[_Stream]) -> Figures:
     request = _request(server, plan)
     before_s = cpu_s(server.pids)
-    times = await asyncio.wait_for(asyncio.gather(*(stream.ask(request) for stream in streams)), TIMEOUT_S)
+    answers = asyncio.gather(*(_ask(stream, request, server.times) for stream in streams))
+    times = list(itertools.chain(*await asyncio.wait_for(answers, TIMEOUT_S)))
     took_s = cpu_s(server.pids) - before_s
     if not all(first for first, _ in times):
         raise RuntimeError(f"{server.name} sent a stream without its first token")
     return Figures(
         1e3 * statistics.median(first for first, _ in times),
         1e3 * statistics.median(whole for _, whole in times),
-        1e3 * took_s / len(streams),
+        1e3 * took_s / len(times),
     )
+
+
+async def _ask(stream: _Stream, request: bytes, times: int) -> list[tuple[float, float]]:
+    return [await stream.ask(request) for _ in range(times)]
 
 
 async def _connect(server: Server, count: int) -> list[_Stream]:

@@ -43,10 +43,12 @@ def median(rounds: list[Round], figure: Callable[[Round], float]) -> float:
 
 
 @contextlib.contextmanager
-def process(*command: str, ready: str = "") -> Iterator[tuple[str, int]]:
-    """Start a command of this Python. Yields its first line that begins with `ready`, without it, and its pid."""
-    argv = [sys.executable, *command]
-    with subprocess.Popen(argv, cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, text=True) as running:
+def process(
+    *command: str, ready: str = "", cwd: Path = ROOT, python: str = sys.executable
+) -> Iterator[tuple[str, int]]:
+    """Start a command of Python. Yields its first line that begins with `ready`, without it, and its pid."""
+    argv = [python, *command]
+    with subprocess.Popen(argv, cwd=cwd, env=dict(os.environ), stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         try:
             line = next((line for line in running.stdout if line.startswith(ready)), None)
@@ -85,8 +87,15 @@ def edge(upstream_port: int) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def gateway(triton_port: int) -> Iterator[Server]:
-    """The gateway as users start it, in front of a Triton at `triton_port`."""
+def gateway(triton_port: int, checkout: Path = ROOT) -> Iterator[Server]:
+    """The gateway as users start it, in front of a Triton at `triton_port`.
+
+    Args:
+        checkout: Folder of another version, with an environment of its own; before 4.0 packages were top-level folders.
+    """
     flags = ("--port", "0", "--triton", f"127.0.0.1:{triton_port}", "--log", "warning")
-    with process("-m", "causeway_server.cloud_pool", "serve", *flags, ready="ready url=") as (url, pid):
+    module = "causeway_server.cloud_pool" if (checkout / "setup.py").exists() else "cloud_pool"
+    python = sys.executable if checkout == ROOT else str(checkout / ".venv/bin/python")
+    command = ("-m", module, "serve", *flags)
+    with process(*command, ready="ready url=", cwd=checkout, python=python) as (url, pid):
         yield Server("gateway", int(url.split()[0].removesuffix("/v1").rpartition(":")[2]), (pid,))
