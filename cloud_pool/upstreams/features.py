@@ -43,17 +43,21 @@ async def verify_features(tiers: Sequence[TierServers], clients: UpstreamClients
     """
     refusals: list[tuple[str, Feature, str]] = []
 
-    async def ask(tier: TierServers, feature: Feature) -> None:
+    async def ask(tier: TierServers) -> None:
+        # One after the other, and a refusal twice: llama_cpp.server answers 400 where another request comes meanwhile.
         upstream = clients.get(tier.config.urls[0], tier.config)
         assert isinstance(upstream, OpenAIUpstream)
-        if reason := await upstream.refusal_of(tier.model, feature, _CHECK_S):
-            refusals.append((tier.where, feature, reason))
+        for feature in FEATURES:
+            if feature in tier.config.without:
+                continue
+            reason = await upstream.refusal_of(tier.model, feature, _CHECK_S)
+            if reason and (reason := await upstream.refusal_of(tier.model, feature, _CHECK_S)):
+                refusals.append((tier.where, feature, reason))
 
     async with anyio.create_task_group() as tasks:
         for tier in tiers:
-            for feature in FEATURES if tier.config.verify_features else ():
-                if feature not in tier.config.without:
-                    tasks.start_soon(ask, tier, feature)
+            if tier.config.verify_features:
+                tasks.start_soon(ask, tier)
     for where, feature, reason in sorted(refusals):
         raise ConfigError(
             f"The server refuses {feature}: {reason.rstrip('.')}. {_ADVICE[feature]}, or add `{feature}` to this list.",

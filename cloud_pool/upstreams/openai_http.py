@@ -213,7 +213,8 @@ class OpenAIUpstream:
         asked = request.openai
         assert asked is not None, "The tier builds requests of its own kind."
         terms = UpstreamCall(request.request_id, request.model, request.deadline)
-        fields = {"Content-Type": "application/json", "x-request-id": request.request_id}
+        # No x-request-id: llama_cpp.server answers 400 to one that is not a UUID.
+        fields = {"Content-Type": "application/json"}
         if request.traceparent:
             fields["traceparent"] = request.traceparent
         lines = field_lines(fields)
