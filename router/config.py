@@ -34,8 +34,8 @@ class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_sessions: Annotated[
         Positive,
         doc(
-            "Maximum live sessions; one client may hold half. A further one gets 429 unless a disconnected session "
-            "can make room. Keep it below `server.max_connections`."
+            "Maximum live sessions; one client may hold half. Further sessions get 429, unless a "
+            "disconnected session can be evicted. Keep it below `server.max_connections`."
         ),
     ] = 256
     max_items: Annotated[int, Meta(ge=2), doc("Maximum items in a session's conversation; the oldest are dropped.")] = (
@@ -54,7 +54,10 @@ class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 30.0
     resume_s: Annotated[
         Pause,
-        doc("Time to resume a disconnected session, whose answer continues meanwhile. 0: the session ends at once."),
+        doc(
+            "Time in which a disconnected session can be resumed. Its answer continues meanwhile. 0: the "
+            "session ends at once."
+        ),
     ] = 30.0
     idle_s: Annotated[Seconds, doc("Time without client events or an answer after which a session ends.")] = 900.0
     ping_s: Annotated[
@@ -96,7 +99,8 @@ def keys_of(struct: type[msgspec.Struct]) -> Mapping[str, ConfigKey]:
     """Return every key of `struct` by its dotted name, in the order of the fields.
 
     The keys of a section stand for the section. Those of the items of a list or a mapping follow the key itself, as
-    `tiers[].name` or `targets.NAME.at`; those of a section that may stand instead of text follow its first key.
+    `tiers[].name` or `targets.NAME.at`; the keys of a section that can be written instead of text follow the key
+    itself.
     """
     return dict(_keys(struct, "", None, set()))
 
@@ -130,7 +134,7 @@ def _description(annotation: object) -> str:
 
 
 def _struct_in(annotation: object) -> tuple[type[msgspec.Struct] | None, str]:
-    """Return the struct in an annotation, if there is one, and what stands between the key and the struct's keys."""
+    """Return the struct in an annotation, if there is one, and the path between the key and the struct's keys."""
     bare = _bare(annotation)
     if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
         return bare, ""
@@ -168,7 +172,7 @@ def schema_of(struct: type[msgspec.Struct], title: str) -> bytes:
 
 
 def _for_editors(node: Any, name: str = "") -> Any:
-    """Return a part of a schema with durations and sizes as text, too, and with patterns that JavaScript has."""
+    """Return a part of a schema in which durations and sizes may be text, too, and patterns are JavaScript's."""
     if isinstance(node, list):
         return [_for_editors(part) for part in node]
     if not isinstance(node, dict):

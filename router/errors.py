@@ -1,7 +1,7 @@
 """The error tree. Each class owns its HTTP status and its OpenAI `type` and `code`; nothing else chooses a status.
 
-Foreign exceptions are translated to these once, at the adapter that catches them. `phase` says how far an attempt got,
-`retryable` whether another attempt may follow while the client has no byte of the answer.
+Foreign exceptions are translated to these once, by the adapter that catches them. `phase` tells how far an attempt got,
+and `retryable` whether another attempt may follow as long as the client has received no byte of the answer.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
 
 
 class InvalidGrammar(InvalidRequest, code="invalid_schema"):
-    """A JSON schema has a keyword that cannot be held."""
+    """A JSON schema has a keyword that cannot be enforced."""
 
 
 class BodyTooLarge(InvalidRequest, status=413, code="body_too_large"):
@@ -124,7 +124,7 @@ class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
 
 
 class MisdirectedRequest(InvalidRequest, status=421, code="misdirected_request"):
-    """The request's `Host` is not a name of this server: a web page may have pointed its name here."""
+    """The request's `Host` is not a name of this server: a web page may have pointed a name of its own to it."""
 
 
 class AuthenticationFailed(CausewayError, status=401, type="authentication_error", code="invalid_api_key"):
@@ -132,7 +132,7 @@ class AuthenticationFailed(CausewayError, status=401, type="authentication_error
 
 
 class PermissionDenied(CausewayError, status=403, type="permission_error", code="permission_denied"):
-    """The client is known, but may not do this."""
+    """The client is authenticated, but lacks the permission."""
 
 
 class OriginNotAllowed(PermissionDenied, code="origin_not_allowed"):
@@ -167,15 +167,15 @@ class DeadlineExceeded(CausewayError, status=504, type="timeout_error", code="de
 
 
 class NoRoute(CausewayError, status=503, type="routing_error", code="no_route"):
-    """Constraints, preferences or abilities exclude every target. The message says what excludes each one."""
+    """Constraints, preferences or abilities exclude every target. The message names the reason for each target."""
 
 
 class AllAttemptsFailed(CausewayError, status=503, type="routing_error", code="all_attempts_failed"):
-    """Every attempt failed. The message has the reason of each."""
+    """Every attempt failed. The message lists the reasons."""
 
 
 class TargetsFailed(AllAttemptsFailed, status=502):
-    """Every attempt failed, and each target was reached: it broke off, or its answer could not be used."""
+    """Every attempt failed after it had reached its target: the target broke off, or its answer could not be used."""
 
 
 class ClientGone(CausewayError, status=499, code="client_gone"):
@@ -186,7 +186,7 @@ class ClientGone(CausewayError, status=499, code="client_gone"):
 
 
 class JobStoreUnavailable(CausewayError, status=503, code="job_store_unavailable", retryable=True):
-    """The store of jobs does not answer, or cannot write. It is unknown whether it executed the last command."""
+    """The store of jobs does not answer, or cannot write. Whether it executed the last command is unknown."""
 
 
 class RecordUnreadable(CausewayError, code="record_unreadable"):
@@ -213,7 +213,7 @@ class JobAlreadyEnded(InvalidRequest, status=409, code="job_ended"):
 
 
 class BackendError(CausewayError, status=502, type="backend_error", code="backend_error", retryable=True):
-    """A target failed. `phase` says how far the attempt got."""
+    """A target failed. `phase` tells how far the attempt got."""
 
     def __init__(
         self,
@@ -272,11 +272,11 @@ class CloudUnavailable(BackendError, status=503, code="cloud_unavailable"):
 
 
 class CloudRejected(BackendError, code="cloud_rejected"):
-    """The cloud refuses this server's credentials, or its URL: the same request fails again until they are mended."""
+    """The cloud refuses this server's credentials, or its URL, so requests fail until they are corrected."""
 
 
 class CloudRefused(BackendError, type="invalid_request_error", code="cloud_refused"):
-    """The cloud refuses the request for a reason that it gives. Another target may accept it."""
+    """The cloud refuses the request for a given reason. Another target may accept it."""
 
 
 class CloudPaymentRequired(CloudRefused, status=402, code="cloud_payment_required"):
@@ -292,7 +292,7 @@ class CloudBodyTooLarge(CloudRefused, status=413, code="cloud_body_too_large"):
 
 
 class CloudUnprocessable(CloudRefused, status=422, code="cloud_unprocessable"):
-    """The cloud answered 422: a value is not one that it accepts."""
+    """The cloud answered 422: it does not accept a value."""
 
 
 class CloudLegallyUnavailable(CloudRefused, status=451, code="cloud_unavailable_for_legal_reasons"):

@@ -11,7 +11,7 @@ from .errors import InvalidRequest
 T = TypeVar("T")
 
 MAX_PAGE = 100
-"""The maximum number of objects of a page of a list."""
+"""The maximum number of objects on a page of a list."""
 _MAX_ID = 80  # characters of the id `after`
 
 
@@ -57,7 +57,7 @@ def bytes_of(text: str) -> int | None:
 
 
 def unit_pattern(key: str) -> str | None:
-    """Return the pattern of text that a key takes instead of a number, or None for a key that takes none.
+    """Return the pattern of text that a key accepts instead of a number, or None if it accepts only a number.
 
     A key that ends in `_s` is a duration, one in `_bytes` a size; `_per_s` is a rate.
     """
@@ -75,7 +75,7 @@ def without_unit(key: str, value: T) -> T | float:
 
 
 def with_unit(key: str, number: float) -> str:
-    """Return a key's number as people write it: `35d`, `1.5s` or `8MiB`, in the largest unit that leaves no rest."""
+    """Return a key's number as people write it: `35d`, `1.5s` or `8MiB`, in the largest unit that divides it."""
     text = f"{number:g}" if number != int(number) else str(int(number))
     if not number or unit_pattern(key) is None:
         return text

@@ -36,13 +36,12 @@ def closed_thought(thinking: Thinking) -> str:
 class _ThoughtState(Enum):
     BEGIN = auto()  # only white space so far
     INSIDE = auto()
-    AFTER = auto()  # behind the end mark, before the answer's first character
+    AFTER = auto()  # after the end mark, before the answer's first character
     ANSWER = auto()
 
 
 class ReasoningParser:
-    """A parser that splits text, in pieces of any size, into reasoning and answer; the result does not depend on the
-    pieces.
+    """Splits text, in pieces of any size, into reasoning and answer; the result does not depend on the pieces.
 
     Args:
         inside: Whether the prompt ends inside the reasoning.

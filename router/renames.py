@@ -1,7 +1,7 @@
-"""The names of the version before that changed or were removed: configuration, signals, metrics, commands.
+"""Names of the previous version that were changed or removed: configuration, signals, metrics, commands.
 
-One table for the messages that refuse an old name, the commands that rewrite files (`router.migrate`) and the page
-router/UPGRADING.md. The names that lie in a device's state are below; they are read where the state is.
+One table serves the messages that refuse an old name, the commands that rewrite files (`router.migrate`) and the page
+router/UPGRADING.md. Names in a device's state are in constants below, which the readers of the state use.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Kind = Literal["edge.yaml", "gateway.yaml", "fleet.yaml", "cases", "signal", "me
 
 
 class Renamed(msgspec.Struct, frozen=True):
-    """A name of the version before. In keys, `NAME` is any key and `[]` any item of a list.
+    """A name of the previous version. In keys, `NAME` stands for any key and `[]` for any item of a list.
 
     Attributes:
-        old: The name before.
-        new: The name now; "": removed, or to be changed by hand.
-        values: The values that have other names, too.
+        old: The previous name.
+        new: The present name; "" if it was removed, or must be changed by hand.
+        values: The values whose names have changed, too.
         advice: The advice for a name without a successor, a sentence.
     """
 
@@ -33,7 +33,7 @@ class Renamed(msgspec.Struct, frozen=True):
 
     @property
     def note(self) -> str:
-        """Advice beside the new name; "" if there is none."""
+        """Advice in addition to the new name; "" if there is none."""
         return self.advice or " ".join(f"Its value `{old}` is now `{new}`." for old, new in self.values.items())
 
     @property
@@ -78,7 +78,7 @@ _PRINT_JSON = (
     "causeway-fleet route",
 )
 GATEWAY_METRICS = "causeway_cloud_"
-"""The prefix of the gateway's metrics in the version before."""
+"""The prefix of the gateway's metrics in the previous version."""
 
 MOVED_CLOUD_KEYS: Mapping[str, str] = {
     "url": "url",
@@ -105,7 +105,7 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
     "gateway.yaml": (
         Renamed("parts.remembered", "parts.fact_cache_entries"),
         Renamed("parts.remembered_s", "parts.fact_cache_ttl_s"),
-        Renamed("tiers[].hedge", advice="Requests are not hedged any more: delete the key."),
+        Renamed("tiers[].hedge", advice="Requests are no longer hedged: delete the key."),
     ),
     "fleet.yaml": (
         Renamed("cohorts.NAME.models.NAME.golden[].picture", "cohorts.NAME.models.NAME.golden[].image"),
@@ -121,7 +121,7 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
         Renamed(f"{GATEWAY_METRICS}tenant_usd", "causeway_gateway_tenant_cost_usd"),
         Renamed(f"{GATEWAY_METRICS}ttft_seconds", advice=f"See `gen_ai_server_time_to_first_token`. {_BY_HAND}."),
         Renamed(f"{GATEWAY_METRICS}tpot_seconds", advice=f"See `gen_ai_server_time_per_output_token`. {_BY_HAND}."),
-        Renamed(f"{GATEWAY_METRICS}hedges", advice="Requests are not hedged any more: delete its panels and rules."),
+        Renamed(f"{GATEWAY_METRICS}hedges", advice="Requests are no longer hedged: delete its panels and rules."),
         Renamed("causeway_edge_running_requests", "causeway_edge_requests_running"),
         Renamed("causeway_edge_waiting_requests", "causeway_edge_requests_queued"),
         Renamed("causeway_edge_rejected_requests", "causeway_edge_requests_rejected"),
@@ -131,7 +131,7 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
     "command": (
         Renamed(
             "causeway-cloud triton --http-port",
-            advice="Triton serves gRPC alone, because its model control needs a key: leave the flag out.",
+            advice="Triton serves only gRPC, because its model control needs a key: leave the flag out.",
         ),
         *(Renamed(f"{command} --json", f"{command} --format json") for command in _PRINT_JSON),
         *(Renamed(f"causeway-edge {name} --deadline", f"causeway-edge {name} --deadline-s") for name in _ASK),
@@ -143,7 +143,7 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
         *_same("causeway-models ", "causeway-train ", *_TRAINING),
         Renamed("causeway-models train-scope", advice="Nothing read the signal that it trained."),
         Renamed("causeway-models evaluate-scope", advice="Nothing read the signal that it measured."),
-        Renamed("causeway-models train-panels", advice="Its data set was drawn for a demonstration alone."),
+        Renamed("causeway-models train-panels", advice="Its data set was drawn only for a demonstration."),
     ),
     "extra": (
         Renamed("causeway[…]", "causeway-router[…]"),
@@ -152,7 +152,7 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
     ),
     "model": (Renamed("pictures", "images"),),
 }
-"""Every name of before, by what it names. A fleet's settings are the keys of edge.yaml."""
+"""All names of the previous version, by kind. A fleet's settings are the keys of edge.yaml."""
 
 TOKEN_TYPES: Mapping[str, str] = {"prompt": "input", "completion": "output"}
 """The values of the label `type` of metrics that count tokens."""
@@ -167,13 +167,13 @@ REWRITES: Mapping[Kind, str] = {
 """The command that replaces the names in files."""
 
 GOLDEN_IMAGE = "picture"
-"""The key of a golden prompt's image in bundles of before."""
+"""The key of a golden prompt's image in bundles of the previous version."""
 IMAGES_TEXT = "pictures_text"
-"""The field of decision records of before that has the signal `images.text`."""
+"""The field of the previous version's decision records that holds the signal `images.text`."""
 
 
 def image_file_before(name: str) -> str:
-    """Return the name of before of a golden prompt's image file, in the folder of an installed bundle."""
+    """Return the previous name of a golden prompt's image file, in the folder of an installed bundle."""
     return f"{GOLDEN_IMAGE}-{name.partition('-')[2]}"
 
 
@@ -184,7 +184,7 @@ def _patterns(kind: Kind) -> tuple[tuple[re.Pattern[str], Renamed], ...]:
 
 
 def find(kind: Kind, name: str) -> Renamed | None:
-    """Return what became of a name; None if it is not one of before.
+    """Return the entry of a previous name; None if the name is not a previous one.
 
     Args:
         name: A name, or the path of a key (``cases[3].snapshot.images``).
@@ -193,10 +193,10 @@ def find(kind: Kind, name: str) -> Renamed | None:
 
 
 def advice(kind: Kind, name: str, *, rewrites: bool = True) -> str:
-    """Return what to write instead of a name of before, in sentences; "" if it is not one.
+    """Return advice about the successor of a previous name, in sentences; "" if the name is not a previous one.
 
     Args:
-        rewrites: Name the command that rewrites the file.
+        rewrites: Whether to name the command that rewrites the file.
     """
     found = find(kind, name)
     if found is None:

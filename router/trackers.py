@@ -1,4 +1,4 @@
-"""In-memory trackers of a process: fair shares of callers, latency, breaker, spending.
+"""In-memory trackers of a process: fair shares of callers, latency, circuit breaker, spending.
 
 Each tracker has one owner. Time is an argument, and memory is bounded.
 """
@@ -27,11 +27,11 @@ _HOUR_MINUTES = 60
 
 class FairShare:
     """The shares of a bounded pool: connections, sessions, streams, calls, bytes in memory. No caller can take all of
-    it. A caller without a share gets what it requests if that is free, up to half of the pool. A caller with a share
-    gets more as long as it then holds at most as much as is left free: the dynamic threshold of Choudhury and Hahne
-    ("Dynamic queue length thresholds for shared-memory packet switches", 1998). One caller gets at most half of the
-    pool, two get a third each, n get 1/(n+1), so that there is always room for a new caller. Each operation takes
-    constant time.
+    it. A caller that holds nothing gets any free amount that it requests, up to half of the pool. A caller that holds
+    some gets more as long as its total is then at most the amount that is left free: the dynamic threshold of Choudhury
+    and Hahne ("Dynamic queue length thresholds for shared-memory packet switches", 1998). One caller gets at most half
+    of the pool, two get a third each, n get 1/(n+1), so that there is always room for a new caller. Each operation
+    takes constant time.
 
     Args:
         capacity: Size of the pool, in places or bytes.
@@ -66,7 +66,7 @@ class FairShare:
         return True
 
     def count(self, holder: Hashable, caller: str) -> None:
-        """Count a place whose bound is enforced elsewhere, such as a connection."""
+        """Count a place whose limit is enforced elsewhere, such as a connection."""
         self._set(holder, caller, 1 - self._by_holder.get(holder, ("", 0))[1], 1)
 
     def release(self, holder: Hashable) -> None:
@@ -81,7 +81,7 @@ class FairShare:
                 del self._by_caller[caller]
 
     def crowds(self, caller: str) -> bool:
-        """Return whether a caller holds at least the mean of all callers, and should give way first."""
+        """Return whether a caller holds at least the mean of all callers, and should release places first."""
         return self._by_caller.get(caller, 0) * len(self._by_caller) >= self.held
 
     def _set(self, holder: Hashable, caller: str, change: int, amount: int) -> None:
@@ -99,8 +99,8 @@ def stored_share(capacity: int, others: bool) -> int:
 
 @lru_cache(MAX_CLIENTS)
 def network_of(client: str) -> str:
-    """Return the caller of an address: the /64 network of an IPv6 address (one customer, RFC 6177), the IPv4 address of
-    a mapped one, otherwise the client's name.
+    """Return the caller that an address stands for: the /64 network of an IPv6 address (one customer, RFC 6177), the
+    IPv4 address of a mapped one, otherwise the client's name.
     """
     try:
         address = ipaddress.IPv6Address(client)
@@ -177,13 +177,13 @@ class Breaker:
     allows one probing call at a time; each failed probe doubles the pause.
     """
 
-    failures: ClassVar[int] = 5  # consecutive failures that open it
-    rate: ClassVar[float] = 0.5  # share of failures in `window_s` that opens it, once there are `min_calls`
+    failures: ClassVar[int] = 5  # consecutive failures after which it opens
+    rate: ClassVar[float] = 0.5  # share of failures in `window_s` at which it opens, if there are at least `min_calls`
     window_s: ClassVar[float] = 30.0
     min_calls: ClassVar[int] = 10
-    open_s: ClassVar[float] = 5.0  # the first pause; each failed probe doubles it, up to `max_open_s`
+    open_s: ClassVar[float] = 5.0  # first pause; each failed probe doubles it, up to `max_open_s`
     max_open_s: ClassVar[float] = 60.0
-    probe_s: ClassVar[float] = 60.0  # after this time without a result, another call may probe
+    probe_s: ClassVar[float] = 60.0  # time without a result after which another call may probe
 
     def __init__(self) -> None:
         self._consecutive = 0
@@ -208,8 +208,8 @@ class Breaker:
         return True
 
     def success(self, now: float) -> None:
-        """Record a success. While open, it belongs to an earlier call and does not prove that the target has
-        recovered.
+        """Record a success. If the breaker is open, the success belongs to an earlier call and does not prove that the
+        target has recovered.
         """
         if self.state(now) == "open":
             return
@@ -255,12 +255,13 @@ class Breaker:
 class SpendState(msgspec.Struct, frozen=True):
     """The state to restore after a restart. Dates are local, ISO 8601."""
 
-    days: tuple[tuple[str, float], ...] = ()  # (date, USD), oldest first
-    minutes: tuple[tuple[int, float], ...] = ()  # (Unix minute, USD)
+    days: tuple[tuple[str, float], ...] = ()  # (date, US dollars), oldest first
+    minutes: tuple[tuple[int, float], ...] = ()  # (Unix minute, US dollars)
 
 
 class SpendTracker:
-    """Spending in USD in the last hour, the local day and the local month. `zone` None is the system's time zone.
+    """Adds up spending in US dollars over the last hour, the local day and the local month. `zone`: None for the
+    system's time zone.
 
     Amounts are kept by date, so that spending survives clock jumps.
     """

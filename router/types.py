@@ -18,7 +18,7 @@ Kind = Literal["chat", "completion", "embedding"]
 OPERATIONS: Mapping[Kind, str] = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
 """The names of OpenTelemetry's GenAI conventions."""
 AudioKind = Literal["transcription", "speech"]
-"""The kinds of audio requests, which the device answers itself without a target."""
+"""The kinds of audio requests, which the device itself answers without a target."""
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
 Location = Literal["edge", "cloud"]
 Route = Literal["edge", "cloud", "cache", "none"]
@@ -127,7 +127,7 @@ class RoutingHints(msgspec.Struct, frozen=True):
     """The client's routing hints. They can only narrow a policy, and are never sent to a target."""
 
     prefer: Prefer | None = None
-    tags: tuple[str, ...] = ()  # as `folded_tags`, wherever they come from
+    tags: tuple[str, ...] = ()  # in the form of `folded_tags`, whatever their source
     client: str = ""  # name of the API key, or address of the peer
     deadline_ms: int | None = None  # time limit that the client sets
 
@@ -156,8 +156,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     model: str
-    messages: tuple[Message, ...] = ()  # chat
-    prompts: tuple[str | tuple[int, ...], ...] = ()  # completion and embedding; text or token ids
+    messages: tuple[Message, ...] = ()  # of a chat
+    prompts: tuple[str | tuple[int, ...], ...] = ()  # of a completion or embedding: text or token ids
     max_tokens: int | None = None
     # The client's name of the limit is kept: some servers know only the old name, some models refuse it.
     limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
@@ -170,16 +170,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     response_format: ResponseFormat | None = None
-    logprobs: int | None = None  # None: off; k ≥ 0: of the chosen token and the k best alternatives
-    echo: bool = False  # completion
-    suffix: str | None = None  # completion
-    dimensions: int | None = None  # embedding
-    encoding_format: Literal["float", "base64"] = "float"  # embedding
+    # number of alternatives to return logprobs for, besides the chosen token; None: no logprobs
+    logprobs: int | None = None
+    echo: bool = False  # of a completion
+    suffix: str | None = None  # of a completion
+    dimensions: int | None = None  # of an embedding
+    encoding_format: Literal["float", "base64"] = "float"  # of an embedding
     reasoning_effort: Effort | None = None
     user: str | None = None
     extra: str = ""  # canonical JSON object of fields that we do not interpret but pass on; "" for none
     hints: RoutingHints = RoutingHints()
-    resume: str = ""  # continue token of an answer that was cut short; the target that made it makes the rest
+    resume: str = ""  # continue token of a truncated answer; the target that made the answer makes the rest
 
     @property
     def sequences(self) -> int:
@@ -205,10 +206,10 @@ class RequestFeatures(msgspec.Struct, frozen=True):
     temperature: float | None  # as the client set it
     modalities: tuple[Modality, ...]
     offers_tools: bool  # regardless of tool_choice
-    tools: bool  # the signal: offers tools, and tool_choice is not none
+    tools: bool  # value of the signal: tools are offered, and tool_choice is not none
     json: bool
     logprobs: bool
-    continues: str | None  # target of the answer whose rest is requested; "" if no target made the token
+    continues: str | None  # target of the answer whose rest is requested; "" if no target issued the token
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -249,9 +250,9 @@ class Confidence(msgspec.Struct, frozen=True):
 
     tokens: int
     score: float
-    logprob: float  # mean, natural log
+    logprob: float  # mean logprob, natural log
     margin: float  # mean of p(best) - p(second)
-    entropy: float  # mean, nats
+    entropy: float  # mean entropy, nats
     refusal: float = 0.0  # probability of the model's own refusal token at the first position
     least: float = 0.0  # lowest logprob of a token
 
@@ -272,7 +273,7 @@ class Chunk(msgspec.Struct, frozen=True):
     confidence: Confidence | None = None
     usage: Usage | None = None
     refusal: str | None = None
-    resume: str = ""  # continue token, on the last chunk of an answer that was cut short
+    resume: str = ""  # continue token, on the last chunk of a truncated answer
     reasoning: str = ""  # the model's reasoning; never part of `text`
     extra: str = ""  # canonical JSON object of the message's fields that we do not interpret; "" for none
     note: str = ""  # a note on reading the target's answer, for the decision record only
@@ -288,7 +289,7 @@ class Label(msgspec.Struct, frozen=True):
 class Fact(msgspec.Struct, frozen=True):
     """The result of an encoder for a part of a request: the words in audio, the text in an image."""
 
-    text: str  # "": there is no speech, or no text
+    text: str  # "" if there is no speech, or no text
     confidence: float  # 0 to 1
     language: str = ""  # ISO 639-1, "" if it is not known
     labels: tuple[Label, ...] = ()  # labels of an image, most probable first
@@ -308,10 +309,10 @@ class Target(msgspec.Struct, frozen=True):
     name: str
     at: Location
     model: str
-    timeout_s: float | None = None  # whole answer
+    timeout_s: float | None = None  # time limit of the whole answer
     first_token_timeout_s: float | None = None
     usd_per_1k_tokens: float = 0.0
-    temperature: float | None = None  # sent if the client sets none; None: the model's own default
+    temperature: float | None = None  # temperature to send if the client sets none; None: the model's own default
     can: tuple[Ability, ...] = ("chat", "completion", "tools", "json", "logprobs")
     adapter: str = ""  # LoRA adapter of the model
     variant: str = ""  # the variant whose model stands in the place of the target's own
@@ -344,7 +345,7 @@ class Handoff(msgspec.Struct, frozen=True):
 
     after_tokens: int
     below: float
-    within_s: float | None = None  # time after the first token, at which the gate decides
+    within_s: float | None = None  # time after the first token, at which the handoff is decided
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -357,11 +358,11 @@ class Weights(msgspec.Struct, frozen=True):
 
 class AttemptPlan(msgspec.Struct, frozen=True):
     target: Target
-    handoff: Handoff | None = None  # only if a later attempt exists
-    facts: tuple[Modality, ...] = ()  # parts of these kinds reach the target as text, by the device's encoders
-    soft: tuple[Modality, ...] = ()  # parts of these kinds reach it as soft tokens, by its model's projector
-    fusion: Fusion = "late"  # what the route asks for
-    wait_for: WaitFor = "all"  # the branches that the attempt waits for
+    handoff: Handoff | None = None  # set only if a later attempt exists
+    facts: tuple[Modality, ...] = ()  # kinds of parts that reach the target as text, by the device's encoders
+    soft: tuple[Modality, ...] = ()  # kinds of parts that reach the target as soft tokens, by its model's projector
+    fusion: Fusion = "late"  # fusion that the route asks for
+    wait_for: WaitFor = "all"  # branches that the attempt waits for
 
 
 ReasonCode = Literal[
@@ -412,17 +413,19 @@ class Decision(msgspec.Struct, frozen=True):
 
     policy: str
     revision: str
-    rule: str  # the route that held, or "" when a model was named
+    rule: str  # name of the route that held; "" if the client named a model
     attempts: tuple[AttemptPlan, ...]
     reasons: tuple[Reason, ...] = ()
-    on_device: bool = False  # a constraint or the client binds this request to the device
-    private: bool = False  # a constraint binds it: its content must not be logged, or stored other than in memory
-    parts_on_device: bool = False  # a constraint binds its audio, images and files to the device
+    on_device: bool = False  # whether a constraint or the client binds this request to the device
+    # whether a constraint binds it, so that its content must not be logged, or stored other than in memory
+    private: bool = False
+    parts_on_device: bool = False  # whether a constraint binds its audio, images and files to the device
     # Without attempts: what the request needs and no target of the policy (or none that it names) can do.
     missing_abilities: tuple[Ability, ...] = ()
-    able_targets: tuple[str, ...] = ()  # other targets of the policy that can, where the client named one
-    skipped_target: str = ""  # the target that would be first if it were not down; other answers are degraded
-    shadow: Shadow | None = None  # the answer may be followed by a shadow request to the other side
+    # other targets of the policy with the needed capabilities, if the client named one
+    able_targets: tuple[str, ...] = ()
+    skipped_target: str = ""  # the target that would be first if it were not down; answers of others are degraded
+    shadow: Shadow | None = None  # whether the answer may be followed by a shadow request to the other side
 
 
 class ExactCache(msgspec.Struct, frozen=True):
@@ -443,11 +446,11 @@ class CachePlan(msgspec.Struct, frozen=True):
     """The policy's cache rule for a request. If `exact` is None, the cache is bypassed, and `bypass` is the reason."""
 
     exact: ExactCache | None = None
-    semantic: SemanticCache | None = None  # only with `exact`
+    semantic: SemanticCache | None = None  # set only with `exact`
     rule: str = ""
     bypass: str = ""
     reasons: tuple[Reason, ...] = ()
-    private: bool = False  # memory only, and never shared between clients
+    private: bool = False  # whether the answer is kept only in memory, and never shared between clients
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
@@ -467,7 +470,7 @@ class DeviceSignals(msgspec.Struct, frozen=True):
 
 
 class EdgeSignals(msgspec.Struct, frozen=True):
-    queue: int | None = None  # requests waiting for the engine
+    queue: int | None = None  # number of requests that wait for the engine
     tokens_per_s: float | None = None  # recent speed of one stream
     loaded: bool | None = None
     feedback: float | None = None  # recent mean of the clients' scores
@@ -477,22 +480,22 @@ class CloudSignals(msgspec.Struct, frozen=True):
     reachable: bool | None = None
     rtt_ms: float | None = None
     breaker: str | None = None  # closed | half_open | open
-    tier: str | None = None  # the tier that last answered
-    unavailable_models: tuple[str, ...] = ()  # models that the cloud reports as unavailable now
+    tier: str | None = None  # tier that answered last
+    unavailable_models: tuple[str, ...] = ()  # models that the cloud currently reports as unavailable
     feedback: float | None = None  # recent mean of the clients' scores
 
 
 class SpendSignals(msgspec.Struct, frozen=True):
-    usd_hour: float | None = None  # rolling 60 min
-    usd_today: float | None = None  # since local midnight
+    usd_hour: float | None = None  # spending of the last 60 minutes
+    usd_today: float | None = None  # spending since local midnight
     usd_month: float | None = None
 
 
 class NowSignals(msgspec.Struct, frozen=True):
-    hour: int | None = None  # 0..23 local
-    weekday: int | None = None  # 1 Monday .. 7 Sunday
+    hour: int | None = None  # local hour, 0 to 23
+    weekday: int | None = None  # 1 (Monday) to 7 (Sunday)
     minute: int | None = None
-    unix: int | None = None  # s
+    unix: int | None = None  # Unix seconds
 
 
 class DeviceSetup(msgspec.Struct, frozen=True):
@@ -516,8 +519,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The signals of the device at decision time.
 
     `cloud`: the first cloud; `clouds`: all of them by name, in order. `down`: keys of targets that are known to be
-    down; they are tried last. `absent`: targets at a location that this device is not set up for (the cloud is not
-    configured, the engine is off); they are never tried. `setup`: None if unknown. `uncalibrated`: edge targets whose
+    down, which are tried last. `absent`: targets at a location that this device is not set up for (no cloud is
+    configured, the engine is off), which are never tried. `setup`: None if unknown. `uncalibrated`: edge targets whose
     calibrated signals were set aside.
     """
 
@@ -534,26 +537,28 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """The estimates of one target's answer to a request, for `best_of`. None: unknown."""
+    """The estimates of one target's answer to a request, for `best_of`. A field is None if unknown."""
 
     at: Location
-    model: str  # with its adapter
+    model: str  # name of the model, with its adapter
     quality: float | None = None  # probability that the answer is right
-    answer_tokens: float | None = None  # expected length
-    latency_s: float | None = None  # recent time of an answer
+    answer_tokens: float | None = None  # expected length in tokens
+    latency_s: float | None = None  # recent time of an answer, seconds
 
 
 class Estimates(msgspec.Struct, frozen=True):
-    """The on-demand signals of a request, which are expensive to compute. None: not computed, or absent."""
+    """The on-demand signals of a request, which are expensive to compute. A field is None if the signal is absent or
+    was not computed.
+    """
 
     prompt_tokens: int | None = None  # counted with the edge model's tokenizer
-    quality: float | None = None  # edge.quality: probability that the device's answer is right
+    quality: float | None = None  # `edge.quality`: probability that the device's answer is right
     image_pixels: int | None = None  # pixels of all images, as their files declare them
     images_text: bool | None = None  # images.text: whether an image contains text
     audio_s: float | None = None  # length of all audio
     language: str | None = None  # request.language, ISO 639-1
     audio_speech: bool | None = None  # audio.speech: whether an audio part contains speech
-    candidates: tuple[Candidate, ...] | None = None  # of the targets that `best_of` compares
+    candidates: tuple[Candidate, ...] | None = None  # estimates of the targets that `best_of` compares
 
 
 # --- the outcome -----------------------------------------------------------------------------------------------------
@@ -562,13 +567,13 @@ class Estimates(msgspec.Struct, frozen=True):
 class AttemptRecord(msgspec.Struct, frozen=True):
     target: str
     at: Location
-    state: str  # the last AttemptState (router/decision/attempts.py)
-    started_ms: float  # since the request arrived
-    ttft_ms: float | None = None  # since the attempt started
+    state: str  # last AttemptState (router/decision/attempts.py)
+    started_ms: float  # time since the request arrived
+    ttft_ms: float | None = None  # time since the attempt started
     duration_ms: float | None = None
     tokens: int = 0
     confidence: Confidence | None = None
-    error: str = ""  # an error code of router/errors
+    error: str = ""  # error code of router/errors
     detail: str = ""
     cloud: str = ""  # name of the target's cloud; "" on the device
 
@@ -581,8 +586,8 @@ class PartRecord(msgspec.Struct, frozen=True):
     sha256: str
     size_bytes: int
     status: PartStatus
-    cached: bool = False  # the fact was known from an equal part
-    soft: bool = False  # it was asked for soft tokens, not for text
+    cached: bool = False  # whether the fact was cached from an equal part
+    soft: bool = False  # whether soft tokens were requested instead of text
     duration_ms: float = 0.0
     confidence: float | None = None
 
@@ -596,11 +601,12 @@ class Outcome(msgspec.Struct, frozen=True):
     target: str = ""
     model: str = ""
     variant: str = ""  # the target's variant that answered
-    reason: str = ""  # short: the name of the rule, `cache`, or the cause of the fallback
+    reason: str = ""  # name of the rule, `cache`, or the cause of the fallback
     cache: CacheStatus = "bypass"
-    cache_reason: str = ""  # why the cache was bypassed
-    cache_age_s: float | None = None  # of the cached answer
-    similarity: float | None = None  # of the cached answer's question, 0 to 1; only if `cache` is semantic
+    cache_reason: str = ""  # reason why the cache was bypassed
+    cache_age_s: float | None = None  # age of the cached answer
+    # similarity of the cached answer's question, 0 to 1; set only if `cache` is semantic
+    similarity: float | None = None
     # The policy's first choice failed or is down, the answer is stale, or the cloud itself degraded the answer.
     degraded: bool = False
     attempts: tuple[AttemptRecord, ...] = ()
@@ -609,7 +615,9 @@ class Outcome(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
     finish_reason: str = ""
     usd: float = 0.0
-    estimated: bool = False  # `usd` has an abandoned attempt: its prompt by the device's count, and what was received
+    # whether `usd` includes an estimate for an abandoned attempt: its prompt by the device's count, and the
+    # tokens received
+    estimated: bool = False
     error: str = ""
 
 
@@ -617,15 +625,15 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     """The body of `GET /v1/decisions/{id}`: all data about a request except its content."""
 
     id: str
-    created: float  # unix time, s
+    created: float  # Unix seconds
     request: RequestFeatures
     estimates: Estimates
-    unrecorded: tuple[str, ...]  # on-demand signals that were not computed, which is unknown rather than absent
+    unrecorded: tuple[str, ...]  # on-demand signals that were not computed, so that they are unknown rather than absent
     snapshot: Snapshot
     decision: Decision | None  # None if the cache answered, or the request was refused before a decision
     outcome: Outcome
     parts: tuple[PartRecord, ...] = ()  # parts that were given to encoders
-    shadow: str = ""  # the target that the shadow request of this answer is for; "" for none
+    shadow: str = ""  # target of this answer's shadow request; "" for none
     trial_group: int | None = None  # of its unit in the counts of the target's variants; None: it has none
 
 

@@ -1,4 +1,6 @@
-"""The operations of an HTTP API as values → an OpenAPI document (3.1, whose schemas are JSON Schema 2020-12)."""
+"""HTTP APIs as values: the operations of an API, and the OpenAPI document made from them (3.1, whose schemas are JSON
+Schema 2020-12).
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ Schema = dict[str, Any]
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """`message` is for people; `code` is stable."""
+    """The JSON body of an error. `message` is for people; `code` is stable."""
 
     code: str
     message: str
@@ -226,7 +228,7 @@ def _content(content: Mapping[str, Any], schemas: _Schemas) -> dict[str, Any]:
 
 
 def _error_responses(errors: Iterable[type[CausewayError]], schemas: _Schemas) -> dict[str, dict[str, Any]]:
-    """Return a response for each status, whose description and schema list the codes."""
+    """Return a response for each status. Its description and its schema list the codes."""
     by_status: dict[str, dict[str, None]] = {}
     for error in errors:
         by_status.setdefault(str(error.status), {})[error.code] = None

@@ -27,7 +27,7 @@ from .document import EVENTS, FORM, JSON, TEXT, AnyOf, ApiResponse, Operation, P
 
 
 class ContinueToken(msgspec.Struct):
-    """Our own field of an answer that was cut short: send the token as `causeway.continue` to get the rest."""
+    """Our own field of a truncated answer: send the token as `causeway.continue` to get the rest."""
 
     resume: str = msgspec.field(name="continue")
 
@@ -141,7 +141,7 @@ ANY_REQUEST: Final[Errors] = (
     errors.CausewayError,
 )
 """The errors that any request may get: it is not valid HTTP, has a misspelt header or a foreign `Host`, comes from a
-foreign web page, or the program failed.
+foreign web page, or the server failed internally.
 """
 BODY: Final[Errors] = (
     errors.InvalidJSON,
@@ -196,7 +196,9 @@ def generation_operations(
         more_errors: The errors that each sends beside those of both servers.
     """
     failures = (*ANY_REQUEST, *BODY, *_GENERATION, *more_errors)
-    as_job = ApiResponse(202, {JSON: job}, "It became a job (`Prefer: respond-async`).", {"Location": "the job"})
+    as_job = ApiResponse(
+        202, {JSON: job}, "The request became a job (`Prefer: respond-async`).", {"Location": "the job"}
+    )
 
     def operation(path: str, summary: str, body: type, content: Mapping[str, Any]) -> Operation:
         answer = ApiResponse(200, content, "The answer; events if the body has `stream`: true.", headers)
@@ -206,7 +208,7 @@ def generation_operations(
     return [
         operation("/v1/chat/completions", "Answer a chat.", WireChat, _CHAT),
         operation("/v1/completions", "Continue a text.", WireCompletion, _COMPLETION),
-        operation("/v1/embeddings", "Make vectors.", WireEmbedding, {JSON: EncodedVectors}),
+        operation("/v1/embeddings", "Compute embedding vectors.", WireEmbedding, {JSON: EncodedVectors}),
         operation("/v1/responses", "Answer as a Response object.", WireResponse, _RESPONSE),
     ]
 
@@ -280,7 +282,7 @@ def transcription_operation(
     return Operation(
         "POST",
         "/v1/audio/transcriptions",
-        "The words of an audio clip.",
+        "The transcript of an audio clip.",
         caller,
         request={FORM: TranscriptionForm},
         parameters=parameters,
@@ -360,7 +362,7 @@ def file_operations(
     yield Operation(
         "POST",
         "/v1/files",
-        "Upload a file that requests name.",
+        "Upload a file, which requests can then name.",
         caller,
         request={FORM: upload},
         responses=ok,
@@ -380,7 +382,7 @@ def file_operations(
     yield Operation(
         "GET",
         "/v1/files/{id}/content",
-        "The bytes of a file of a batch. Those of files that requests name are not given back.",
+        "The bytes of a batch's file. Files that requests name cannot be downloaded.",
         caller,
         responses=(ApiResponse(200, {"application/octet-stream": None}),) if gives_content else (),
         errors=(*one, *content_errors),
@@ -395,7 +397,10 @@ def secret_operations(caller: str, more_errors: Errors) -> Iterator[Operation]:
     found = (ApiResponse(200, {JSON: WebhookSecrets}),)
     summary = "The secrets that sign the caller's webhooks."
     yield Operation("GET", SECRET_PATH, summary, caller, responses=found, errors=more_errors)
-    summary, limited = "Make a new secret; the old one signs, too, for a time.", (*more_errors, errors.RateLimited)
+    summary, limited = (
+        "Make a new secret. The old one still signs, too, for some time.",
+        (*more_errors, errors.RateLimited),
+    )
     yield Operation("POST", SECRET_PATH, summary, caller, responses=found, errors=limited)
 
 
@@ -403,13 +408,17 @@ def job_ended_operation() -> Operation:
     """Return the operation that is sent to the `webhook` of a job; `jobs.webhooks.format` chooses the body."""
     names = ("webhook-id", "webhook-timestamp", "webhook-signature")
     binary = ("ce-specversion", "ce-id", "ce-source", "ce-type", "ce-subject", "ce-time")
-    signature = [Parameter(name, "By the Standard Webhooks specification.", "header", required=True) for name in names]
-    attributes = [Parameter(name, "Of a CloudEvent in binary mode, whose body is `data`.", "header") for name in binary]
+    signature = [
+        Parameter(name, "Header of the Standard Webhooks specification.", "header", required=True) for name in names
+    ]
+    attributes = [
+        Parameter(name, "Header of a CloudEvent in binary mode, whose body is `data`.", "header") for name in binary
+    ]
     return Operation(
         "POST",
         "job.ended",
         "A job has ended.",
         request={JSON: AnyOf((StandardPayload, EndedJob)), CLOUD_EVENT_JSON: JobCloudEvent},
         parameters=(*signature, *attributes),
-        responses=(ApiResponse(200, meaning="Any 2xx: delivered. 410: disabled. All else is repeated."),),
+        responses=(ApiResponse(200, meaning="Any 2xx: delivered. 410: disabled. Any other status: repeated."),),
     )

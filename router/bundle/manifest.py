@@ -41,7 +41,7 @@ class _Canonical(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Blob(_Canonical, frozen=True):
-    """A file by its content: it is stored, fetched and shared between bundles under its hash."""
+    """A file, identified by its content: it is stored, fetched and shared between bundles under its hash."""
 
     sha256: Sha256
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 42)]
@@ -134,8 +134,8 @@ class BundleManifest(_Canonical, frozen=True, omit_defaults=True):
     policy: Blob
     cases: tuple[Blob, ...]
     models: tuple[BundleModel, ...]
-    settings: dict[str, SettingValue]  # by dotted key of edge.yaml; only keys of `settings.SETTINGS`
-    min_daemon: Release  # the oldest daemon that understands this bundle
+    settings: dict[str, SettingValue]  # values by dotted key of edge.yaml; only keys of `settings.SETTINGS`
+    min_daemon: Release  # oldest daemon that understands this bundle
     leaving: Leaving = "refuse"
 
     @property
@@ -153,7 +153,7 @@ class BundleManifest(_Canonical, frozen=True, omit_defaults=True):
 
 @described
 class _Header(msgspec.Struct, frozen=True):
-    """The fields by which an older daemon recognises a bundle that it cannot read."""
+    """The fields of a manifest by which an older daemon recognises a bundle that it cannot read."""
 
     format: int
     min_daemon: Release
@@ -187,7 +187,7 @@ def read_manifest(
         content: The bytes as they were fetched or installed.
         expected_id: The id of the requested bundle.
         daemon_version: The version of this daemon, such as ``1.2.3`` or ``1.3.0.dev2``.
-        is_installed: Also read names of the version before, of a bundle that this device accepted then.
+        is_installed: Also read names of the previous version, in a bundle that this device accepted at that time.
 
     Raises:
         BundleAltered: The bytes do not have this id.
@@ -212,7 +212,9 @@ def read_manifest(
 
 
 def decode_installed(content: bytes) -> BundleManifest:
-    """Return a manifest of this version or of the one before with today's names. Raises msgspec.DecodeError."""
+    """Return a manifest of this version, or one of the previous version with the present names. Raises
+    msgspec.DecodeError.
+    """
     manifest = _decode_images(content)
     settings = dict(manifest.settings)
     for one in RENAMED["edge.yaml"]:
@@ -223,10 +225,10 @@ def decode_installed(content: bytes) -> BundleManifest:
 
 
 def decode_signed(content: bytes) -> BundleManifest:
-    """Return a manifest that a control plane of this version or of the one before signed.
+    """Return a manifest that a control plane of this version or of the previous one signed.
 
-    One of before whose golden prompts have images comes without the prompts: it is another one than any of today, so
-    that the cohort's next bundle is a new one. Raises msgspec.DecodeError.
+    If one of the previous version has golden prompts with images, the prompts are left out: it then differs from every
+    present manifest, so that the cohort gets a new bundle. Raises msgspec.DecodeError.
     """
     manifest = _decode_images(content)
     if encode_canonical(manifest) == content:
@@ -245,7 +247,7 @@ def check_manifest(manifest: BundleManifest) -> None:
     projectors and signals of these weights, settings that a fleet may set, within their bounds, and the format.
 
     Raises:
-        BundleInvalid: Names the model, the adapter or the key.
+        BundleInvalid: The manifest is invalid; the message names the model, the adapter or the key.
     """
     adapters = [(f"{model.name}+{adapter.name}", adapter) for model in manifest.models for adapter in model.adapters]
     _check_once("model", [model.name for model in manifest.models])
@@ -315,7 +317,7 @@ def _check_version(header: _Header, expected_id: str, daemon_version: str) -> No
     if header.format not in _FORMATS or not daemon_is_new_enough(daemon_version, header.min_daemon):
         raise DaemonTooOld(
             f"Bundle {expected_id} (format {header.format}) needs a daemon {header.min_daemon} or newer, "
-            f"this is {daemon_version}: update the daemon first."
+            f"but this is {daemon_version}. Update the daemon first."
         )
 
 
@@ -334,12 +336,13 @@ class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cohort: Name
     rollout: Name
-    from_bundle: Sha256 | None  # None: the cohort's first bundle; devices outside the share keep what they run
+    # previous bundle; None for the cohort's first bundle, when devices outside the share keep their bundles
+    from_bundle: Sha256 | None
     to_bundle: Sha256
     salt: Salt
     share: Annotated[int, Meta(ge=0, le=WHOLE)]
-    pins: dict[Device, Sha256]  # devices that run a bundle of their own
-    holds: frozenset[Device]  # devices that keep what they run
+    pins: dict[Device, Sha256]  # bundles of devices that are pinned to one
+    holds: frozenset[Device]  # devices that keep their present bundle
 
     @property
     def bundles(self) -> frozenset[str]:
@@ -349,7 +352,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def position(salt: str, device: str) -> int:
-    """Return the place of a device in the order of a rollout, from 0 to `WHOLE` - 1: a hash of the salt and its id.
+    """Return the position of a device in the order of a rollout, from 0 to `WHOLE` - 1: a hash of the salt and its id.
 
     A larger share therefore always includes the devices of a smaller one, new devices get a place, too, and another
     salt gives another order.
@@ -366,10 +369,10 @@ def assigned_bundle(plan: RolloutPlan, device: str, running: str | None) -> str 
     """Return the id of the bundle that a device should run.
 
     1. A pin names the bundle of this device.
-    2. A held device keeps what it runs.
+    2. A held device keeps its present bundle.
     3. A device in the share gets the new bundle.
     4. The other devices get the old bundle, which undoes the rollout when the share shrinks; without an old bundle,
-       they keep what they run.
+    they keep their present one.
 
     Args:
         plan: The plan of the device's cohort.

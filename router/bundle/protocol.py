@@ -145,7 +145,7 @@ class IssuedToken(_Message, frozen=True):
 
 
 class Wake(_Message, frozen=True):
-    """The news that signed metadata or the pace has changed for the device's cohort. The request carries the bearer
+    """A notice that signed metadata or the pace has changed for the device's cohort. The request carries the bearer
     token.
     """
 
@@ -191,7 +191,7 @@ class StatusReport(_Message, frozen=True):
 
 
 class StatusReply(_Message, frozen=True):
-    """The answer to a status report: hints about pace, on which no device's safety depends.
+    """The answer to a status report: hints about the pace of changes, on which no device's safety depends.
 
     Attributes:
         may_change: The device may begin to change to `wanted` now: the maintenance window is open and not too many

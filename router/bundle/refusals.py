@@ -6,7 +6,7 @@ from ..errors import CausewayError
 
 
 class UpdateRefused(CausewayError, code="update_refused"):
-    """An update from the fleet is refused; the device keeps what it runs."""
+    """An update from the fleet is refused, and the device keeps its present bundle."""
 
 
 # --- one bundle ------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ class MetadataRollback(UpdateRefused, code="metadata_rollback"):
 
 
 class MetadataFrozen(UpdateRefused, code="metadata_frozen"):
-    """Timestamp or snapshot has expired: the source has brought nothing new since (a freeze), or the clock is wrong."""
+    """Timestamp or snapshot has expired: the source has published nothing since (a freeze), or the clock is wrong."""
 
 
 class RoleExpired(UpdateRefused, code="role_expired"):
@@ -59,7 +59,7 @@ class MetadataMixed(UpdateRefused, code="metadata_mixed"):
 
 
 class EndlessData(UpdateRefused, code="endless_data"):
-    """The source sends more bytes than the metadata says, or more than the limit for this file."""
+    """The source sends more bytes than the metadata declares, or more than the limit for this file."""
 
 
 class DownloadTooSlow(UpdateRefused, code="download_too_slow"):
@@ -67,7 +67,7 @@ class DownloadTooSlow(UpdateRefused, code="download_too_slow"):
 
 
 class UpdateUnavailable(UpdateRefused, code="update_unavailable"):
-    """The source does not answer, or does not have a file."""
+    """The source does not answer, or lacks a file."""
 
 
 # --- this device -----------------------------------------------------------------------------------------------------

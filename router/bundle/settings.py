@@ -1,9 +1,10 @@
 """The keys of `edge.yaml` that a fleet may set: sections of the daemon's configuration, whole or in part.
 
-Never among them: where the daemon listens and which API keys it accepts (`server.*`), where requests may go or come
-from (`clouds`, `tracing.endpoint`, `mqtt.url` and its topics), credentials, paths, and the trial by which a device
-undoes a bundle (`fleet.*`). The device refuses a signed bundle with such a key, so not even the holders of the signing
-keys can open a device to others. The daemon's schema adds such keys to the structs here, in structs of its own.
+A fleet may never set the listening address and the accepted API keys (`server.*`), the places that requests may go to
+or come from (`clouds`, `tracing.endpoint`, `mqtt.url` and its topics), credentials, paths, and the trial after which
+a device rolls a bundle back (`fleet.*`). The device refuses a signed bundle with such a key, so not even the holders of
+the signing keys can open a device to others. The daemon's schema adds such keys to the structs here, in structs of its
+own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context_tokens: Annotated[
         Count, doc("Maximum tokens of one request, prompt and answer. 0: the model's own limit, bounded by memory.")
     ] = 0
-    threads: Annotated[Count, doc("Number of CPU threads. 0: found by trial, as many as increase the speed.")] = 0
+    threads: Annotated[Count, doc("Number of CPU threads. 0: the number that trials find fastest.")] = 0
     gpu_layers: Annotated[
         Annotated[int, Meta(ge=-1)] | Literal["auto"],
         doc("Number of layers offloaded to the GPU. -1: all; `auto`: as many as fit into its free memory."),
@@ -42,7 +43,10 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     prompt_lookup: Annotated[
         bool,
-        doc("Draft tokens from text that repeats, where it saves time. The distribution of answers does not change."),
+        doc(
+            "Whether to draft tokens from text that repeats, if it saves time. The distribution of "
+            "answers does not change."
+        ),
     ] = True
     stored_prompts_bytes: Annotated[
         Count,
@@ -55,7 +59,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Pause,
         doc("Unload a model from memory after this time without requests; the next request loads it again. 0: never."),
     ] = 0.0
-    enabled: Annotated[bool, doc("Run a model on this device. `false`: every request goes to the cloud.")] = True
+    enabled: Annotated[bool, doc("Whether this device runs models. `false`: every request goes to the cloud.")] = True
 
 
 class CloudSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,7 +108,7 @@ class OutboxWebhookSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 
 class OutboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_jobs: Annotated[Positive, doc("Maximum unfinished jobs. A further one replaces bulk jobs or is refused.")] = (
+    max_jobs: Annotated[Positive, doc("Maximum unfinished jobs. A further job displaces bulk jobs or is refused.")] = (
         20_000
     )
     max_bytes: Annotated[Positive, doc("Maximum size of all requests and results of jobs on disk.")] = 256 * 1024 * 1024
@@ -115,14 +119,16 @@ class OutboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_deadline_s: Annotated[Seconds, doc("Latest deadline that a job may set.")] = 60 * 86400.0
     result_ttl_s: Annotated[Seconds, doc("Time for which an ended job and its result are kept.")] = 86400.0
     dead_letter_ttl_s: Annotated[Seconds, doc("Time for which a dead letter is kept.")] = 7 * 86400.0
-    max_result_bytes: Annotated[Positive, doc("Maximum size of one result; with a larger one a job fails.")] = (
+    max_result_bytes: Annotated[Positive, doc("Maximum size of one result. A job with a larger result fails.")] = (
         4 * 1024 * 1024
     )
     max_attempts: Annotated[
         Positive,
         doc("Failed runs after which a job becomes a dead letter. Waiting for the cloud does not count as a run."),
     ] = 5
-    device_concurrency: Annotated[Positive, doc("Maximum jobs on the device at the same time, beside requests.")] = 2
+    device_concurrency: Annotated[
+        Positive, doc("Maximum jobs on the device at the same time, in addition to requests.")
+    ] = 2
     cloud_concurrency: Annotated[Positive, doc("Maximum jobs in the cloud at the same time.")] = 16
     cloud_rate_per_s: Annotated[
         Seconds, doc("Expected rate of jobs sent to the cloud. The actual rate never exceeds three times this value.")
@@ -149,10 +155,12 @@ class RealtimeConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
 
 class MqttSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     receive_maximum: Annotated[
-        int, Meta(ge=1, le=1024), doc("Maximum messages that wait here for the outbox; others wait at the broker.")
+        int,
+        Meta(ge=1, le=1024),
+        doc("Maximum messages that wait on this device for the outbox. Others wait at the broker."),
     ] = 16
     max_message_bytes: Annotated[
-        Positive, doc("Maximum size of a message; larger ones are answered with an error.")
+        Positive, doc("Maximum size of a message. A larger message is answered with an error.")
     ] = 256 * 1024
     session_expiry_s: Annotated[
         float,
@@ -170,36 +178,42 @@ class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: Annotated[
         bool,
         doc(
-            "Turn audio, images and files of requests into text for text-only models. Audio needs the extra `voice`, "
-            "images the extra `images`."
+            "Whether audio, images and files of requests are turned into text for text-only models. "
+            "Audio needs the extra `voice`, images the extra `images`."
         ),
     ] = True
     max_parts: Annotated[Positive, doc("Maximum audio, image and file parts in one request.")] = 8
     max_audio_s: Annotated[
-        Seconds, doc("Maximum length of one audio part; longer ones are rejected before decoding.")
+        Seconds, doc("Maximum length of one audio part. Longer parts are rejected before decoding.")
     ] = 120.0
     max_pixels: Annotated[
-        Positive, doc("Maximum size of an image, width × height; larger ones are rejected before decoding.")
+        Positive, doc("Maximum size of an image, width × height. Larger images are rejected before decoding.")
     ] = 24_000_000
     max_text_bytes: Annotated[Positive, doc("Maximum size of a text file.")] = 256 * 1024
     audio_timeout_s: Annotated[
         Seconds,
-        doc("Maximum time to load the model, decode and transcribe audio; the request then continues without it."),
+        doc(
+            "Maximum time to load the model, decode and transcribe audio. After it the request continues "
+            "without the audio."
+        ),
     ] = 20.0
     image_timeout_s: Annotated[
         Seconds,
-        doc("Maximum time to load the model, decode and read an image or file; the request then continues without it."),
+        doc(
+            "Maximum time to load the model, decode and read an image or file. After it the request "
+            "continues without the part."
+        ),
     ] = 10.0
     decoder_memory_bytes: Annotated[Positive, doc("Maximum memory of each process that decodes.")] = 512 * 1024 * 1024
-    fact_cache_entries: Annotated[
-        Count, doc("Number of facts cached by the hash of their audio or image. 0: none.")
-    ] = 256
+    fact_cache_entries: Annotated[Count, doc("Maximum facts cached, by the hash of their audio or image. 0: none.")] = (
+        256
+    )
     language: Annotated[
         str,
         Meta(pattern=r"^([a-z]{2,3})?$"),
         doc(
-            "Language spoken at this device, ISO 639-1. `en`: short audio is recognised as commands, much faster. "
-            "Empty: detected, which may fail for a short command."
+            "Language spoken at this device, ISO 639-1. `en`: short audio is recognised as commands, "
+            "which is much faster. Empty: the language is detected, which may fail for a short command."
         ),
     ] = ""
     voice: Annotated[

@@ -43,7 +43,7 @@ from ..types import (
 
 
 class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The request of a test case, given by its signals. Without `prompt_tokens` the edge model counts as not
+    """The request of a test case, described by its signals. Without `prompt_tokens` the edge model counts as not
     running.
     """
 
@@ -95,11 +95,11 @@ class CaseEdge(EdgeSignals, frozen=True):
 
 
 class CaseImages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    text: bool | None = None  # what an encoder found in the request's images
+    text: bool | None = None  # whether an encoder finds text in the request's images
 
 
 class CaseAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    speech: bool | None = None  # what an encoder found in the request's audio clips
+    speech: bool | None = None  # whether an encoder finds speech in the request's audio clips
 
 
 class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:
-    """Return the estimates that a case states."""
+    """Return the estimates that a case contains."""
     return Estimates(
         prompt_tokens=request.prompt_tokens,
         quality=snapshot.edge.quality,
@@ -139,7 +139,7 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     route: str | UnsetType = UNSET  # the rule that decided; "" for none
-    targets: tuple[str, ...] | UnsetType = UNSET  # in order, the last resort after a handoff included
+    targets: tuple[str, ...] | UnsetType = UNSET  # targets in order, including the last resort after a handoff
     handoff: bool | UnsetType = UNSET  # whether any attempt may hand off
     on_device: bool | UnsetType = UNSET
     private: bool | UnsetType = UNSET
@@ -165,7 +165,7 @@ class CaseFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    key: str  # of `expect`
+    key: str  # key of `expect`
     expected: str
     found: str
 

@@ -32,14 +32,14 @@ class RouteExplanation(msgspec.Struct, frozen=True):
     snapshot: Snapshot
     cached_age_s: float | None = None
     similarity: float | None = None  # similarity of the cached answer's question; None: an exact hit, or no hit
-    draft: bool = False  # decided without a device, from the signals that the author set
+    draft: bool = False  # whether it was decided without a device, from the signals that the author set
 
 
 # Mark, style and text of each reason; `{detail}` and `{target}` are fields of the reason.
 _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
     "rule_held": ("✓", "green", "held"),
     "rule_not_held": ("·", "dim", "did not hold"),
-    "signal_absent": ("?", "yellow", "{detail} cannot be read on this device, so it does not hold"),
+    "signal_absent": ("?", "yellow", "{detail} cannot be read on this device, so the rule does not hold"),
     "rule_failed": ("!", "red", "evaluation failed: {detail}"),
     "constraint_held": ("✓", "green", "constraint holds {detail}"),
     "constraint_excluded": ("✗", "red", "constraint excluded {target} {detail}"),
@@ -60,8 +60,10 @@ _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
 }
 
 
-_ABSENT_IN_A_DRAFT = "{detail} is not set, so it does not hold"
-_DRAFT_NOTE = "a draft: give signals with --set SIGNAL=VALUE; prompt_tokens is estimated from the text unless it is set"
+_ABSENT_IN_A_DRAFT = "{detail} is not set, so the rule does not hold"
+_DRAFT_NOTE = (
+    "a draft: give signals with --set SIGNAL=VALUE; unless prompt_tokens is set, it is estimated from the text"
+)
 
 
 def explain(explanation: RouteExplanation) -> list[Line]:
@@ -126,7 +128,7 @@ def _reasons(reasons: Sequence[Reason], *, draft: bool) -> list[Line]:
 
 
 def _aligned(rows: Sequence[Sequence[Segment]]) -> list[Line]:
-    """Pad the columns, two spaces apart; nothing follows the last text of a line."""
+    """Pad the columns, two spaces apart; the last text of a line is not padded."""
     widths = [max(len(text) for text, _ in column) for column in zip(*rows, strict=True)]
     lines: list[Line] = []
     for row in rows:
@@ -146,7 +148,7 @@ def _cache(explanation: RouteExplanation) -> str:
     if exact is None:
         return f"bypass: {explanation.cache.bypass}"
     semantic = explanation.cache.semantic
-    shared = "" if semantic is None else f", and {semantic.ttl_s:g} s for questions that mean the same"
+    shared = "" if semantic is None else f", and {semantic.ttl_s:g} s for questions with the same meaning"
     return f"miss; the answer would be fresh for {exact.ttl_s:g} s{shared}"
 
 
@@ -156,7 +158,7 @@ def _shadow(decision: Decision) -> list[Line]:
     if shadow is None:
         return []
     text = f"a share of {shadow.share:.3g} of such answers, for at most {shadow.usd_per_day:g} USD a day"
-    return [[(f"shadow   the other side is asked too after {text}", "")]]
+    return [[(f"shadow   the other side is also asked after {text}", "")]]
 
 
 def _signals(explanation: RouteExplanation) -> list[Line]:
@@ -249,7 +251,7 @@ def try_draft(policy: Policy, text: str, settings: Iterable[str], now: NowSignal
 
 
 def _read(setting: str) -> tuple[str, object]:
-    """Return key and value; None for no value: the signal is absent. Raises ConfigError."""
+    """Return key and value; the value is None if it is empty, which makes the signal absent. Raises ConfigError."""
     key, separator, text = (part.strip() for part in setting.partition("="))
     where = f"--set {setting[:100]}"
     if not separator:

@@ -1,9 +1,8 @@
-"""Decide a recorded request again, and infer from the record which target would answer.
-
-Where a rule names a signal that was not recorded, every possible decision is returned. A signal that was not recorded
-is not absent: the device would have computed it for a policy that names it. A rule whose condition depends on such a
-signal may therefore hold or not, and each case is decided by `decide` itself, under the policy with that rule's
-condition replaced by a constant:
+"""New decisions of a recorded request, and inference from the record which target would answer. If a rule names a
+signal that was not recorded, every possible decision is returned. A signal that was not recorded is not absent: the
+device would have computed it for a policy that names it. A rule whose condition depends on such a signal may therefore
+hold or not, and each case is decided by `decide` itself, under the policy with that rule's condition replaced by a
+constant:
 
 1. Constraints: a constraint that is known to bind applies. Otherwise the undecided constraints all bind, or none does.
 2. Routes: each route that may hold, up to the first one that certainly holds.
@@ -51,15 +50,17 @@ from ..types import (
 )
 
 CONFIDENCE: Final = "confidence"
-"""The value that an outcome depends on if a handoff cannot be replayed. It is not a signal: it is measured after the
-decision.
+"""The name of the value that an outcome depends on if a handoff cannot be replayed. It is not a signal, because it is
+measured after the decision.
 """
 ESTIMATES: Final = "estimates"
-"""The value that a decision depends on if a target of `best_of` has no recorded estimates."""
+"""The name of the value that a decision depends on if a target of `best_of` has no recorded estimates."""
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
-    """The place where a request is answered. With `at` "", `target` says whether the cache answers or nothing does."""
+    """The place where a request is answered. If `at` is "", `target` tells whether the cache answers, or nothing
+    does.
+    """
 
     target: str
     at: Location | str = ""
@@ -147,12 +148,14 @@ def expected(decision: Decision | None, record: DecisionRecord) -> tuple[Expecte
 class _Evidence(msgspec.Struct, frozen=True):
     attempt: AttemptRecord
     handoff: Handoff | None
-    gave_way: bool  # another target was tried, or none was left
-    ended: bool  # the request ended here without an answer: its deadline passed, it was invalid
+    gave_way: bool  # whether another target was tried, or none was left
+    ended: bool  # whether the request ended here without an answer, because its deadline passed or it was invalid
 
 
 def _evidence(record: DecisionRecord) -> dict[Place, _Evidence]:
-    """Return the record's attempts by place. If two are at one place, the last resort after a handoff is left out."""
+    """Return the record's attempts by place. If two have the same place, the last resort after a handoff is left
+    out.
+    """
     if record.decision is None:
         return {}
     outcome, plans = record.outcome, {}
@@ -207,9 +210,9 @@ class Possible(msgspec.Struct, frozen=True):
     """
 
     decisions: tuple[Decision | None, ...]
-    hangs_on: tuple[str, ...] = ()  # signals that were not recorded; () if there is one decision
+    hangs_on: tuple[str, ...] = ()  # signals that were not recorded; () if there is only one decision
     constraint: str = ""  # constraints that may or may not bind
-    cached: bool | None = False  # whether the cache may answer (for records of hits only); None: not known
+    cached: bool | None = False  # whether the cache may answer (only for records of hits); None if unknown
 
 
 class PolicyReplay:
@@ -395,7 +398,7 @@ def _undecided_constraints(policy: Policy, values: SignalValues, unknown: frozen
 
 
 def _may_hold(rules: Sequence[_R], values: SignalValues, unknown: frozenset[str]) -> list[_R | None]:
-    """Return the rules that may be the first to hold; a last entry None says that perhaps none does."""
+    """Return the rules that may be the first to hold; a last entry None means that perhaps no rule holds."""
     found: list[_R | None] = []
     for rule in rules:
         result = _holds(rule, values, unknown, on_failure=False)

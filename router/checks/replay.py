@@ -1,14 +1,14 @@
-"""Replay recorded requests under a new policy, and report what changes. Pure and deterministic.
+"""The replay of recorded requests under a new policy, and the report of changes. Pure and deterministic.
 
 Each record is decided again from its features and signals (`possible`), the record shows which target then answers
 (`expected`), and the outcome is compared with the recorded one, or with that of an old policy. Three rules keep the
 report honest about privacy:
 
 1. An outcome that depends on a signal that was not recorded is unknown, never unchanged.
-2. A request counts as leaving the device if no cloud target could answer it before and one can now.
+2. A request counts as leaving the device if a cloud target can answer it now and none could before.
 3. An unknown outcome counts as leaving if a constraint may not bind, or if the request could not leave before.
 
-The cache is not simulated: a recorded hit stays one while the new policy still caches such requests.
+The cache is not simulated: a recorded hit stays a hit if the new policy still caches such requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Po
     Args:
         records: Decision records of one or more devices, each once.
         new_policy: The policy to try.
-        old_policy: The policy to compare with; None: what was recorded.
+        old_policy: The policy to compare with; None to compare with the recorded outcomes.
     """
     tally = _Tally(new_policy, old_policy)
     for position, record in enumerate(records):
@@ -194,7 +194,9 @@ def _leaving(
 
 
 def _usd(record: DecisionRecord, fact: Expected, outcome: Expected) -> float:
-    """Return the recorded cost if the same model answers at the same price, else the cost of the same tokens there."""
+    """Return the recorded cost if the same model answers at the same price, else the cost of the same tokens at the new
+    target.
+    """
     recorded_outcome = record.outcome
     if _key(fact.place) == _key(outcome.place) and fact.usd_per_1k_tokens == outcome.usd_per_1k_tokens:
         return recorded_outcome.usd
@@ -211,7 +213,7 @@ def _name(place: Place | None) -> str:
 
 
 def _key(place: Place) -> tuple[str, str]:
-    """Return the key by which places are equal: the model and its location, the cache, or no answer."""
+    """Return a key that is equal for equal places: the model and its location, the cache, or no answer."""
     return (place.at, place.model) if place.at else (place.target, "")
 
 

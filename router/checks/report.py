@@ -5,8 +5,8 @@ Every list has a fixed order: the same records and policies give the same report
 Requests that stay where they were keep their own times. Requests that move to a target get the times observed there,
 weighted by their number. Quantiles of such a weighted sample get Woodruff intervals (R. S. Woodruff, "Confidence
 intervals for medians and other position measures", JASA 47, 1952): the standard error of the share below the quantile,
-turned back into times. They are deterministic, need no resampling, and say how well the records determine the estimate,
-not whether the target would be as fast under the new load.
+turned back into times. They are deterministic and need no resampling. They express how well the records determine the
+estimate, and not whether the target would be as fast under the new load.
 """
 
 from __future__ import annotations
@@ -81,31 +81,33 @@ def _standard_error(strata: Sequence[Stratum], below: Mapping[int, int], total: 
 
 
 Cause = Literal["leaves", "may_leave", "unknown"]
-"""The reason for which a request counts as leaving the device. - leaves: it goes to the cloud.
-- may_leave: no cloud target could answer it before; now one can, after a failure or a handoff.
-- unknown: whether it leaves depends on a signal that was not recorded.
+"""The reason for which a request counts as leaving the device. - leaves: it goes to the cloud. - may_leave: a cloud
+target can now answer it after a failure or a handoff, and none could before. - unknown: whether it leaves depends on a
+signal that was not recorded.
 """
 
 
 class LeavingRequest(msgspec.Struct, frozen=True):
-    """A request that stayed on the device and would leave it, or may."""
+    """A request that stayed on the device, and that would or might leave it."""
 
-    position: int  # of its record, from 0
+    position: int  # position of its record, from 0
     id: str
-    created: float  # Unix time, s
+    created: float  # Unix seconds
     kind: Kind | AudioKind
     client: str
     tags: tuple[str, ...]
     cause: Cause
-    before: str  # the target
-    after: str  # the target, or all possible ones
-    rule: str  # of the new policy
-    bound_by: tuple[str, ...]  # constraints, or the client's preference, that kept it on the device
+    before: str  # previous target
+    after: str  # new target, or all possible ones
+    rule: str  # rule of the new policy
+    bound_by: tuple[str, ...]  # constraints, or the client's preference, that kept the request on the device
     hangs_on: tuple[str, ...]
 
 
 class Move(msgspec.Struct, frozen=True):
-    """Requests with the same places and rules before and after. `moved` False: the same model at the same location."""
+    """Requests with the same places and rules before and after. `moved`: False for the same model at the same
+    location.
+    """
 
     before: str
     after: str
@@ -134,8 +136,8 @@ class CostChange(msgspec.Struct, frozen=True):
 
 class LatencyRow(msgspec.Struct, frozen=True):
     time: Literal["first token", "whole answer"]
-    share: float  # 0.5: the median
-    before: Interval  # ms
+    share: float  # quantile; 0.5 is the median
+    before: Interval  # milliseconds
     after: Interval
 
 

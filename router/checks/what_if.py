@@ -1,8 +1,8 @@
-"""Decide a recorded request again under the active policy, with changed signals. Pure.
+"""Decisions of a recorded request under the active policy, with changed signals. Pure.
 
 The decision is made twice, with the recorded signals and with the changed ones, so that a difference is due to the
 changes and not to a policy that was replaced since the record was made. An on-demand signal that was not computed is
-not absent: all decisions that it allows are returned, with the signals that they depend on (`possible`).
+not absent: all decisions that are possible are returned, with the signals that they depend on (`possible`).
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _features(field: str, value: object, name: str) -> dict[str, object]:
     if field == "tools":
         return {"tools": bool(value), "offers_tools": bool(value)}
     if value is None and not SIGNALS[name].optional and field != "temperature":
-        raise InvalidRequest(f"`{name}` is never absent.", param=name)
+        raise InvalidRequest(f"`{name}` cannot be absent.", param=name)
     return {field: value}
 
 

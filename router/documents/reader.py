@@ -1,4 +1,4 @@
-"""A YAML tree → a msgspec struct. Every mistake is reported with its location, not only the first one.
+"""The conversion of a YAML tree to a msgspec struct. Every mistake is reported with its location, not only the first.
 
 The struct is the grammar: its fields are the keys, `Meta` gives bounds and patterns, and `Meta(title=…)` describes the
 expected value in messages. The JSON schema is made from the same struct, so editors and the daemon agree.
@@ -25,7 +25,7 @@ _FLOAT = re.compile(r"[-+]?[0-9]{1,17}(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?", r
 
 
 _SHAPES: dict[object, shapes.Type] = {}
-"""The keys of each struct: to gather them takes milliseconds, longer than to read a policy."""
+"""The keys of each struct, cached because collecting them takes milliseconds, which is longer than reading a policy."""
 
 
 class KeyLocations(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class KeyLocations(msgspec.Struct, frozen=True):
 
 
 def read_struct(text: str, file: str, kind: type[T]) -> tuple[T | None, KeyLocations, tuple[Problem, ...]]:
-    """Read `text` as `kind`. The value is None if and only if there are problems. Raises nothing."""
+    """Read `text` as `kind`. The value is None if and only if there are problems. Raise nothing."""
     try:
         tree = read_yaml(text, file)
     except YamlError as error:
@@ -156,7 +156,7 @@ class _Reader:
         paths = [path.rpartition(".") for path in _places(self._root, "")]
         elsewhere = [f"`{parent}`" if parent else "the top level" for parent, _, name in paths if name == key]
         if elsewhere:
-            return f" here: it belongs into {' or '.join(elsewhere)}; check the indentation"
+            return f" here: it belongs in {' or '.join(elsewhere)}; check the indentation"
         return did_you_mean(key, fields) or f"; known here: {', '.join(fields)}"
 
     def _dict(self, tree: Tree, kind: shapes.DictType) -> Plain | None:

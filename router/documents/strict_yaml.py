@@ -1,7 +1,8 @@
-"""Text → a tree of nodes with source locations. A subset of YAML: mappings, lists and scalars.
+"""The parser of a strict subset of YAML, mappings, lists and scalars: text → a tree of nodes with source locations.
 
 Anchors and aliases, tags, merge keys, duplicate keys, keys that are not text, and several documents are refused,
-because each can give a file another meaning than it seems to have. Also refused: more than 256 KB, more than 16 levels.
+because each can give a file another meaning than it seems to have. Files of more than 256 KB or more than 16 levels are
+refused, too.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ Tree = Scalar | Sequence | Mapping
 
 
 class YamlError(Exception):
-    """The text is not YAML, or uses a part of YAML that is refused. Carries the problem that stopped the reading."""
+    """The text is not YAML, or uses a part of YAML that is refused. It contains the problem that ended the parsing."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -79,7 +80,7 @@ class YamlError(Exception):
 
 
 def read_yaml(text: str, file: str) -> Tree:
-    """Parse `text`. `file` is its name in messages. Raises YamlError, and nothing else, whatever the text is."""
+    """Parse `text`. `file` is its name in messages. Raises only YamlError, whatever the text is."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise YamlError(Problem(SourceLocation(file), f"larger than {MAX_BYTES // 1024} KB"))
     try:
@@ -189,7 +190,8 @@ _BRACKETS = {"while parsing a flow sequence": ("[", "]"), "while parsing a flow 
 
 
 def explain(error: MarkedYAMLError, text: str) -> tuple[str, Mark | None]:
-    """Return why a text is not YAML, what to write, and where. An unknown problem keeps PyYAML's message.
+    """Return the reason why a text is not YAML, the correction, and the location. For an unknown problem this is
+    PyYAML's message.
 
     PyYAML's own messages describe its parser, not the file.
     """
@@ -229,7 +231,7 @@ def _block_end(problem: str, line: str, lines: list[str], mark: Mark) -> str:
     if not columns or columns[0][0] == mark.column + 1:
         return f"a {what} where the lines above have a {'key' if item else 'list item'}: check the indentation"
     known = " or ".join(f"{column} (line {number})" for column, number in columns)
-    return f"the indentation does not fit: a {what} in column {mark.column + 1}, those above are in column {known}"
+    return f"the indentation does not fit: a {what} in column {mark.column + 1}, but those above are in column {known}"
 
 
 def _columns(lines: list[str], *, items: bool) -> list[tuple[int, int]]:

@@ -1,1 +1,1 @@
-"""The part of jobs, asynchronous requests, that gateway and device share: states, submission, view, events. Pure."""
+"""The part of asynchronous jobs that gateway and device share: states, submission, view, events. Pure."""

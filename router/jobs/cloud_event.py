@@ -46,20 +46,20 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     traceparent: str = ""
     tracestate: str = ""
     causewaypriority: Priority | None = None
-    causewaytags: str = ""  # separated by commas
+    causewaytags: str = ""  # tags, separated by commas
     data: msgspec.Raw = _NO_DATA
 
 
 class AnswerEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An event about a message. `partitionkey` and the trace context are copied from the message."""
 
-    specversion: Literal["1.0"]  # no default: it is always written
+    specversion: Literal["1.0"]  # always written, because it has no default
     id: str
     source: str
     type: str
     time: datetime | None = None
     datacontenttype: str = "application/json"
-    subject: str = ""  # `id` of the message, where the event has an id of its own
+    subject: str = ""  # `id` of the message, if the event has an id of its own
     requestsource: str = ""  # `source` of the message
     partitionkey: str = ""
     traceparent: str = ""

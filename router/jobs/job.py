@@ -18,11 +18,11 @@ class JobState(StrEnum):
     """State of a job, as in the API."""
 
     QUEUED = "queued"
-    WAITING = "waiting"  # for its next attempt
+    WAITING = "waiting"  # it waits for its next attempt
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    DEAD = "dead"  # its attempts are used up: an operator may retry or purge it
+    DEAD = "dead"  # its attempts are used up; an operator may retry or purge it
     CANCELLED = "cancelled"
     EXPIRED = "expired"  # its deadline passed
 
@@ -31,7 +31,7 @@ class JobEvent(StrEnum):
     """An event that changes a job's state."""
 
     CLAIM = "claim"
-    RELEASE = "release"  # to its queue: its worker drains or is lost, or its tenant is over a limit
+    RELEASE = "release"  # it returns to its queue: its worker drains or is lost, or its tenant is over a limit
     POSTPONE = "postpone"
     PROMOTE = "promote"
     SUCCEED = "succeed"
@@ -40,11 +40,11 @@ class JobEvent(StrEnum):
     CANCEL = "cancel"
     EXPIRE = "expire"
     REVIVE = "revive"
-    REVISE = "revise"  # a late part was read: the answer is made again
+    REVISE = "revise"  # a late part was read, so the answer is revised
 
 
 class IllegalJobTransition(RuntimeError):
-    """The table has no such transition: a bug of the caller."""
+    """The table has no such transition, which is a bug of the caller."""
 
 
 TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
@@ -86,14 +86,14 @@ def next_state(state: JobState, event: JobEvent) -> JobState:
     try:
         return TRANSITIONS[state][event]
     except KeyError:
-        raise IllegalJobTransition(f"{event.value} in {state.value}") from None
+        raise IllegalJobTransition(f"The event {event.value} is not allowed in the state {state.value}.") from None
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """The body of `GET /v1/jobs/{id}`. Times are unix seconds; `error` is the inner object of an error.
 
     `revision`: the number of the answer's revision in `result`. `late_parts`: the kinds of parts that may still revise
-    it. `late_error`: the reason for which no further revision came.
+    it. `late_error`: the reason why no further revision came.
     """
 
     id: str
@@ -169,14 +169,14 @@ class _StoredError(msgspec.Struct, frozen=True):
 REVISED: Final = "job.revised"
 """The event that carries a revised answer."""
 NOT_REVISED: Final = "job.not_revised"
-"""The event that says that no further revision follows, and why."""
+"""The event that tells that no further revision follows, with the reason."""
 MAX_LATE: Final = 16
 """Maximum number of answers of one process that wait for late parts at the same time; each holds its request in
 memory.
 """
 RevisionOutcome = Literal["made", "too_late", "failed", "cancelled", "no_room"]
-"""The result of a revision: it was made; the part was not read in time, or the job's deadline passed; the part could
-not be read, or the run failed; the job was cancelled; too many answers wait for late parts.
+"""The results of a revision. In this order: it was made; the part was not read in time, or the job's deadline passed;
+the part could not be read, or the run failed; the job was cancelled; too many answers were waiting for late parts.
 """
 
 
@@ -244,5 +244,5 @@ def check_revised(parts: Iterable[PartRecord], kinds: Iterable[Modality]) -> Non
 
 
 def revision_id(job: str, revision: int) -> str:
-    """Return the name of a job's revision, used for its event and as its Idempotency-Key upstream."""
+    """Return the id of a job's revision, which its event has and which is its Idempotency-Key upstream."""
     return f"{job}.r{revision}" if revision else job

@@ -95,7 +95,7 @@ _PARSERS: Final[Mapping[Endpoint, Callable[[bytes, RoutingHints], Request]]] = {
 
 
 def body_digest(headers: str, body: bytes) -> str:
-    """Return the digest of everything that must be the same under one Idempotency-Key.
+    """Return the digest of everything that must be equal in requests with the same Idempotency-Key.
 
     JSON is compared in its canonical form: the order of keys, spaces, escapes and a byte order mark make no difference.
 
@@ -109,7 +109,7 @@ def body_digest(headers: str, body: bytes) -> str:
 
 
 def is_same_request(known: str, digest: str) -> bool:
-    """Return whether a digest is that of the request known under its key.
+    """Return whether a request with this digest is the same as the one known under its key.
 
     Digests of an earlier release cover the body's bytes and cannot be compared, so the key alone decides.
     """
@@ -173,7 +173,7 @@ class _StoredAnswer(msgspec.Struct):
 
 
 def answer_text(result: bytes) -> str:
-    """Return the text of an answer's only choice; "" for an answer with several.
+    """Return the text of an answer that has only one choice; "" for an answer with several.
 
     Args:
         result: The body of a chat completion or completion; b"" if there is none.

@@ -7,10 +7,10 @@ https://github.com/cloudevents/spec (formats/json-format.md, bindings/http-proto
 
 The receiver is checked by its URL at submission, and by its addresses at connect time:
 
-1. An address that embeds any IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) is refused: a translator on the way
-   could turn it into a private one.
+1. An address that embeds any IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) is refused: a translator on the
+network path could turn it into a private one.
 2. Link-local, loopback, private, shared, multicast, reserved and documentation ranges are refused.
-3. `allowed_networks` wins over both, for private deployments and tests.
+3. `allowed_networks` overrides both, for private deployments and tests.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _SOURCE: Final = "/causeway/jobs"
 class JobNotice(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a webhook. It contains no prompt or answer: the receiver fetches the job."""
 
-    id: str  # the same in each attempt: the receiver's idempotency key
+    id: str  # the same in each attempt, as the receiver's idempotency key
     job: str
-    state: str  # of the job
-    event: str = ""  # `revised` or `not_revised`; "": the new state is the event
-    revision: int = 0  # of the answer
-    finished: int  # unix ms
+    state: str  # state of the job
+    event: str = ""  # `revised` or `not_revised`; "" if the new state is the event
+    revision: int = 0  # revision of the answer
+    finished: int  # Unix milliseconds
 
     @property
     def message_id(self) -> str:
@@ -54,7 +54,7 @@ class EndedJob(msgspec.Struct, frozen=True):
     id: str
     status: str
     object: str = "job"
-    revision: int = 0  # of the answer
+    revision: int = 0  # revision of the answer
 
 
 class StandardPayload(msgspec.Struct, frozen=True):
@@ -187,8 +187,10 @@ def check_webhook_url(url: str, *, allow_http: bool, allowed: tuple[Network, ...
     reason = forbidden_reason(host, allowed)
     if reason and reason != _NO_ADDRESS:
         raise WebhookRefused(
-            f"`webhook` may not be sent to {host}: it {reason}. Name a public host, or have the operator"
-            " allow its network (jobs.webhooks.allowed_networks).",
+            (
+                f"`webhook` may not be sent to {host}: it {reason}. Name a public host, or ask the operator "
+                "to allow its network (jobs.webhooks.allowed_networks)."
+            ),
             param="webhook",
         )
     return url

@@ -1,1 +1,1 @@
-"""Files and records of the version before, rewritten with today's names (`router.renames`)."""
+"""The rewriting of the previous version's files and records with the present names (`router.renames`)."""

@@ -1,4 +1,4 @@
-"""Decision records of the version before, with today's names of signals."""
+"""Decision records of the previous version, with the present names of signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Estimates(msgspec.Struct, frozen=True):
 
 
 class RecordBefore(msgspec.Struct, frozen=True):
-    """The fields of a record of before that have other names today."""
+    """The fields of a previous version's record whose names have changed."""
 
     estimates: _Estimates
 
@@ -26,7 +26,7 @@ Decoder = msgspec.msgpack.Decoder[Any] | msgspec.json.Decoder[Any]
 
 
 def with_new_names(record: DecisionRecord, data: bytes, before: Decoder) -> DecisionRecord:
-    """Return the record that `data` holds with what stands in it under names of before.
+    """Return the record in `data`, with the fields that it has under previous names.
 
     Args:
         record: The record as it was decoded from `data`.

@@ -1,4 +1,6 @@
-"""Rewrite a text of the version before: each name at its position, so that comments and layout stay."""
+"""Rewriting of a text of the previous version: each name is replaced at its position, so that comments and layout
+stay.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from ..renames import GATEWAY_METRICS, MOVED_CLOUD_KEYS, RENAMED, TOKEN_TYPES, R
 DocumentKind = Literal["edge.yaml", "gateway.yaml", "fleet.yaml", "policy", "cases", "metrics"]
 """`metrics`: any text that names metrics, such as alert rules and dashboards."""
 BEFORE = ".before"
-"""The suffix of the copy of a file as it was."""
+"""The suffix of the copy of an original file."""
 
 _STEP = re.compile(r"\[\]|[^.\[\]]+")
 _EXPRESSIONS = tuple(f"{rules}[].when" for rules in ("constraints", "routes", "cache"))
@@ -46,12 +48,12 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Rewritten(msgspec.Struct, frozen=True):
-    """A text with today's names.
+    """A text with the present names.
 
     Attributes:
         text: The whole text.
         changes: The replacements by line; empty if the text has no old names.
-        left: The names to change by hand, as sentences with file and line.
+        left: The names that must be changed by hand, as sentences with file and line.
     """
 
     text: str
@@ -59,11 +61,11 @@ class Rewritten(msgspec.Struct, frozen=True):
     left: tuple[str, ...] = ()
 
     def report(self, file: str) -> Iterator[str]:
-        """Yield what was changed in the file and what is left to do, a line each."""
+        """Yield a line for each change in the file, and for each change that must be made by hand."""
         yield from (f"{file}: {change}" for change in self.changes)
         yield from self.left
         if self.changes:
-            yield f"{file}: rewritten. The file as it was is {file}{BEFORE}."
+            yield f"{file}: rewritten. The original is {file}{BEFORE}."
         elif not self.left:
             yield f"{file}: nothing to rewrite."
 
@@ -76,7 +78,7 @@ class _Edit(msgspec.Struct, frozen=True, order=True):
 
 
 def rewrite(text: str, file: str, kind: DocumentKind) -> Rewritten:
-    """Return a text with today's names; one without names of before as it is.
+    """Return a text with the present names. A text without previous names is returned unchanged.
 
     Args:
         file: Its path, for messages.
@@ -129,7 +131,9 @@ def _key_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Iterator
                 continue
             if key.text != new[0]:
                 if any(other.text == new[0] for other in parent.keys):
-                    raise ConfigError(f"{renamed.sentence} Both are set. Delete one of them.", where=str(key.location))
+                    raise ConfigError(
+                        f"{renamed.sentence} Both names are set. Delete one of them.", where=str(key.location)
+                    )
                 yield _replaced(key, new[0])
             if isinstance(value, Scalar) and value.text in renamed.values:
                 yield _replaced(value, renamed.values[value.text])
@@ -154,7 +158,9 @@ def _keys_at(tree: Tree, steps: Sequence[str]) -> Iterator[tuple[strict_yaml.Map
 def _replaced(scalar: Scalar, new: str) -> _Edit:
     where = scalar.location
     if scalar.offset is None:
-        raise ConfigError(f"This is now `{new}`, and is written with escapes. Edit it by hand.", where=str(where))
+        raise ConfigError(
+            f"The name is now `{new}`, but the old one is written with escapes. Edit it by hand.", where=str(where)
+        )
     return _Edit(where.line - 1, where.column - 1 + scalar.offset, scalar.text, new)
 
 
@@ -237,7 +243,7 @@ def _signal_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Itera
 
 
 def scalars_at(tree: Tree, path: str) -> Iterator[Scalar]:
-    """Yield the scalars at the path of a key, in which `NAME` is any key and `[]` any item of a list."""
+    """Yield the scalars at the path of a key, in which `NAME` stands for any key and `[]` for any item of a list."""
     steps = _steps(path)
     if steps[-1] != "[]":
         values = [value for _, _, value in _keys_at(tree, steps)]
@@ -268,7 +274,7 @@ def _expression_edits(scalar: Scalar, lines: Sequence[str]) -> Iterator[_Edit]:
 def _edits_of_lines(
     at: SourceLocation, found: Sequence[tuple[int, int, Renamed]], lines: Sequence[str]
 ) -> Iterator[_Edit]:
-    """Find the signals of an expression over several lines in its lines: those that are indented below its key."""
+    """Find the signals of an expression that spans several lines, which are indented below its key."""
     first = lines[at.line - 1]
     indent = len(first) - len(first.lstrip(" -"))
     end = at.line
@@ -303,7 +309,7 @@ def _metric_edits(lines: Sequence[str]) -> Iterator[_Edit]:
 
 
 def _left(lines: Sequence[str], file: str) -> Iterator[str]:
-    """Yield what to do about each metric that was removed or whose labels changed, and about unknown ones."""
+    """Yield advice about each metric that was removed or whose labels changed, and about unknown ones."""
     for number, line in enumerate(lines, start=1):
         for match in _BEFORE.finditer(line):
             known = _METRIC.match(line, match.start())

@@ -1,4 +1,5 @@
-"""OpenAI's HTTP dialect ↔ the vocabulary of `router.types`. Pure: bytes and values in, bytes and values out.
+"""Conversions between OpenAI's HTTP dialect and the vocabulary of `router.types`. Pure: bytes and values in, bytes and
+values out.
 
     bytes → Request           request_body (JSON, faults, shared fields; misspelt names of our fields and headers are
                               refused), wire (the body's types), then one module per kind: chat,

@@ -1,4 +1,5 @@
-"""Chunks → OpenAI's answers, whole or as server-sent events, for chat completions and legacy completions.
+"""The encoding of Chunks as OpenAI's answers, whole or as server-sent events, for chat completions and legacy
+completions.
 
 An answer consists of a head (id, created, model), the choices, and the usage. Two deliveries of the same answer differ
 only in id and created, so `CachedAnswer`, a finished answer that can be delivered again, keeps the rest encoded:
@@ -48,7 +49,9 @@ class AnswerEncoder:
         self._head = b""  # of every event, once the stream has begun
         self._offsets: dict[int, int] = {}  # choice → characters sent so far, counted where offsets are needed
         self.around: dict[int, tuple[bytes, bytes]] = {}
-        """Choice that has begun → its event around a text that is alone; what is sent so is added to `tokens`."""
+        """The bytes of an event around a text, by choice that has begun. Text that is sent this way is added to
+        `tokens`.
+        """
         self._unfinished: set[int] = set()
         self.tokens = 0  # streamed so far
         self._usage: Usage | None = None
@@ -64,7 +67,9 @@ class AnswerEncoder:
         return b"".join([self._head + delta + self._tail for delta in deltas if delta])
 
     def chunk(self, chunk: Chunk) -> bytes:
-        """Encode the event for a chunk; empty if the client gets nothing of it (only usage, half a character)."""
+        """Encode the event for a chunk; empty if the chunk has nothing for the client (only usage, half a
+        character).
+        """
         self.tokens += chunk.tokens
         if chunk.index in self.around and is_text_alone(chunk):  # nearly every token
             before, after = self.around[chunk.index]
@@ -109,7 +114,7 @@ def has_content(chunk: Chunk) -> bool:
 
 
 def is_text_alone(chunk: Chunk) -> bool:
-    """Return whether the event of this chunk differs from that of another one in nothing but the text."""
+    """Return whether the event of this chunk differs from that of another chunk only in its text."""
     more = chunk.logprobs or chunk.tool_calls or chunk.reasoning or chunk.refusal is not None or chunk.resume
     return bool(chunk.text) and not (more or chunk.finish_reason or chunk.usage or chunk.extra)
 
@@ -136,7 +141,7 @@ def whole_rest(form: ChoiceFormat, model: bytes, choices: Sequence[Chunk], usage
 
 
 def with_resume(data: bytes, token: str, end: bytes) -> bytes:
-    """Add our own field, the continue token of a shortened answer, to an object that closes with `end`."""
+    """Add our own field, the continue token of a truncated answer, to an object that closes with `end`."""
     return data.removesuffix(end) + b',"causeway":{"continue":%b}' % _encode(token) + end
 
 
@@ -156,7 +161,7 @@ class AnswerUsage(msgspec.Struct, omit_defaults=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: _PromptTokensDetails
-    completion_tokens_details: _CompletionTokensDetails | None = None  # only of an answer with thoughts
+    completion_tokens_details: _CompletionTokensDetails | None = None  # only for an answer with reasoning
 
 
 def usage_json(usage: Usage) -> bytes:
@@ -388,7 +393,7 @@ class ModelUse(msgspec.Struct):
 
 
 class ModelObject(msgspec.Struct):
-    """A model. `created`: Unix time in seconds. `causeway`: left out if every path accepts every model."""
+    """A model. `created`: Unix time in seconds. `causeway`: absent if every path accepts every model."""
 
     id: str
     owned_by: str
@@ -414,7 +419,7 @@ def encode_model(model: ModelObject) -> bytes:
 
 T = TypeVar("T")
 VERSION: Final = 4
-"""The version of `encode_chunks`' format: increase it when Chunk, or a struct inside it, changes its fields."""
+"""The version of the format of `encode_chunks`. Increase it when Chunk, or a struct inside it, changes its fields."""
 
 StoredChunk = msgspec.defstruct(
     "StoredChunk",
@@ -437,9 +442,9 @@ def decode_chunks(data: bytes) -> tuple[Chunk, ...]:
     try:
         version, stored = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"not stored chunks: {error}") from None
+        raise ValueError(f"these bytes are not stored chunks: {error}") from None
     if version != VERSION:
-        raise ValueError(f"stored chunks of version {version}, this is version {VERSION}")
+        raise ValueError(f"stored chunks have version {version}, but this is version {VERSION}")
     return tuple([Chunk(*msgspec.structs.astuple(chunk)) for chunk in stored])
 
 
@@ -528,10 +533,10 @@ def coalesce(chunks: Iterable[Chunk]) -> tuple[tuple[Chunk, ...], Usage]:
 
 
 def is_keepable(request: Request, choices: Iterable[Chunk], usage: Usage) -> bool:
-    """Return whether a cache may replay an answer. It may not if another try could give a better one:
+    """Return whether a cache may replay an answer. It may not if another attempt could give a better answer:
 
     1. The answer is a refusal, was filtered, or has neither text nor a call.
-    2. The answer was cut at a length that the request did not set: the server's own limit, which may differ next time.
+    2. The answer was truncated at the server's own limit instead of one that the request set; that limit may change.
     """
     for choice in choices:
         if choice.refusal is not None or choice.finish_reason == "content_filter":

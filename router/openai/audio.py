@@ -1,5 +1,5 @@
-"""Bodies of `/v1/audio/transcriptions` and `/v1/audio/speech` → values, and a transcript → bytes. The body of a
-transcription is a multipart form (RFC 7578), which is read as a whole.
+"""The parsing of bodies of `/v1/audio/transcriptions` and `/v1/audio/speech`, and the encoding of transcripts. The body
+of a transcription is a multipart form (RFC 7578), which is read as a whole.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _field(field: bytes) -> tuple[str, bytes]:
         raise _malformed()
     headers = HeaderParser().parsestr(head[2:].decode("utf-8", "replace"))
     if headers.get_content_maintype() == "multipart":
-        raise InvalidRequest("The form has a form in it. Send plain fields.")
+        raise InvalidRequest("The form contains another form. Send plain fields.")
     name = headers.get_param("name", "", "content-disposition")
     return collapse_rfc2231_value(name), value
 
@@ -119,12 +119,12 @@ class TranscriptionRequest(msgspec.Struct, frozen=True):
 
     data: bytes
     model: str
-    language: str = ""  # ISO 639-1; "": detect it
+    language: str = ""  # ISO 639-1; "" to detect it
     prompt: str = ""
     format: TranscriptFormat = "json"
     temperature: float = 0.0
     stream: bool = False
-    segments: bool = True  # with their times, as `words`, in `verbose_json`
+    segments: bool = True  # whether segments with their times are requested, as `words` are, in `verbose_json`
     words: bool = False
 
 
@@ -183,7 +183,7 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
             raise MissingField(f"`{name}` is missing. {advice}", param=name)
     stream = values.get("stream", b"").lower() not in (b"false", b"0", b"")
     if stream and values.get("response_format", b"json") not in (b"json", b"text"):
-        raise UnsupportedFeature("`response_format`: a stream has words only. Leave it out.", param="response_format")
+        raise UnsupportedFeature("`response_format`: a stream has only words. Leave it out.", param="response_format")
     if b"word" in granularities and values.get("response_format") != b"verbose_json":
         message = f"`{GRANULARITIES}`: words with their times need `response_format` `verbose_json`. Send that, too."
         raise InvalidRequest(message, param=GRANULARITIES)
@@ -201,7 +201,7 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
 
 
 def encode_transcript(transcript: Transcript, request: TranscriptionRequest) -> bytes:
-    """Return the body of the answer: JSON, the words alone with a line's end, or subtitles with a cue per segment.
+    """Return the body of the answer: JSON, the plain words with a newline, or subtitles with a cue per segment.
 
     Formats: https://www.w3.org/TR/webvtt1/ for `vtt`; SubRip for `srt`.
     """
@@ -301,7 +301,7 @@ def _format(text: str) -> TranscriptFormat:
             return form
     names = ", ".join(_FORMATS)
     raise UnsupportedFeature(
-        f"`response_format`: {text!r:.32} is not made here. Send one of {names}.", param="response_format"
+        f"`response_format`: {text!r:.32} is not supported. Send one of {names}.", param="response_format"
     )
 
 
@@ -361,13 +361,16 @@ def parse_speech(body: bytes) -> SpeechRequest:
     audio = _AUDIO_FORMATS.get(wire.response_format or "wav")
     if audio is None:
         raise UnsupportedFeature(
-            f"`response_format`: {wire.response_format!r:.32} is not made here. Send `wav` or `pcm`.",
+            f"`response_format`: {wire.response_format!r:.32} is not supported. Send `wav` or `pcm`.",
             param="response_format",
         )
     if wire.instructions:
-        raise UnsupportedFeature("`instructions`: this voice takes none. Leave them out.", param="instructions")
+        raise UnsupportedFeature(
+            "`instructions` are not supported by this voice. Leave them out.", param="instructions"
+        )
     if wire.stream_format not in (None, "audio"):
         raise UnsupportedFeature(
-            "`stream_format`: the audio is sent as it is. Send `audio`, or leave it out.", param="stream_format"
+            "`stream_format` must be `audio`, because the audio is sent without events. Send that, or leave it out.",
+            param="stream_format",
         )
     return SpeechRequest(wire.input, wire.model, wire.voice, audio, 1.0 if wire.speed is None else wire.speed)

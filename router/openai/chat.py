@@ -1,4 +1,4 @@
-"""The body of `POST /v1/chat/completions` → `Request`, with the rules that types cannot express."""
+"""The parsing of the body of `POST /v1/chat/completions` into a `Request`, with the rules that types cannot express."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _logprobs(wire: WireChat) -> int | None:
 
 
 def _raw(document: JSONObject, name: str) -> list[JSONObject]:
-    """Return a list of objects as it was sent; its types have been checked."""
+    """Return a list of objects as it was sent. Its types have been checked."""
     return cast("list[JSONObject]", document.get(name) or [])
 
 
@@ -213,7 +213,7 @@ def _check(wire: WireMessage, path: str) -> None:
         raise MissingField(f"`{path}.content` is missing. Send the {role} message's text.", param=f"{path}.content")
     if wire.tool_calls and role != "assistant":
         raise InvalidRequest(
-            f"`{path}.tool_calls` belongs to an assistant message, this one is from {role}. Remove it.",
+            f"`{path}.tool_calls` belongs to an assistant message, but this one is from {role}. Remove it.",
             param=f"{path}.tool_calls",
         )
     if role == "tool" and not wire.tool_call_id:
@@ -240,7 +240,9 @@ def _part(wire: WirePart, raw: JSONObject) -> Part:
 
 
 def _refuse_legacy(wire: WireChat) -> None:
-    """Refuse `functions`, which tools replaced, and audio answers, because such a client could not read our answer."""
+    """Refuse `functions`, which tools replaced, and audio answers, because a client that sends them could not read our
+    answer.
+    """
     if wire.functions is not None:
         raise _legacy("functions", "tools", "functions")
     if wire.function_call is not None:

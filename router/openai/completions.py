@@ -59,7 +59,7 @@ def _choices(wire: WireCompletion) -> int:
     n = wire.n or 1
     if wire.best_of not in (None, n):
         raise UnsupportedFeature(
-            f"`best_of` is {wire.best_of}, but every choice that is made is returned. Send `n` alone.", param="best_of"
+            f"`best_of` is {wire.best_of}, but every choice that is made is returned. Send only `n`.", param="best_of"
         )
     return n
 
@@ -91,7 +91,7 @@ def prompts_of(wire: str | list[str | int | list[int]], field: str, *, empty_tex
 
 class CompletionLogprobs(msgspec.Struct):
     tokens: list[str]
-    token_logprobs: list[float | None]  # None or NaN: there is no logprob
+    token_logprobs: list[float | None]  # None or NaN if there is no logprob
     top_logprobs: list[dict[str, float | None]] | None
     text_offset: list[int]
 
@@ -107,7 +107,7 @@ class TokenOffsets:
         self._next = offset + _echo_length(chunk)
 
     def begin(self, token: TokenLogprob) -> int:
-        """Return where the next token begins."""
+        """Return the offset at which the next token begins."""
         start = self._next
         self._next += len(self._decoder.decode(_bytes_of(token)))
         return start
@@ -155,7 +155,9 @@ def _alternatives(token: TokenLogprob) -> dict[str, float | None]:
 
 
 def finite(logprob: float) -> float:
-    """Replace an infinity. NaN stays and is encoded as null: there is no logprob (first token of an echo)."""
+    """Replace an infinity by the lowest logprob. NaN, which means that there is no logprob (first token of an echo),
+    stays and is encoded as null.
+    """
     return LOWEST_LOGPROB if math.isinf(logprob) else logprob
 
 

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/embeddings` → `Request`, and vectors ↔ bytes.
+"""The parsing of the body of `POST /v1/embeddings` into a `Request`, and the encoding and decoding of vectors.
 
 On the wire a vector is a list of numbers, or base64 of little-endian float32, which OpenAI's own client requests.
 """

@@ -1,7 +1,8 @@
-"""The body of a request: bytes → JSON object → checked struct, and the fields that all kinds of requests share.
+"""The parsing of a request's body: bytes → JSON object → checked struct, and the fields that all kinds of requests
+share.
 
-For any bytes, only `InvalidRequest` and its subclasses are raised; each message says what is wrong, where, and what to
-send instead. `chat.py`, `completions.py` and `embeddings.py` build the `Request`.
+For any bytes, only `InvalidRequest` and its subclasses are raised; each message names the fault, its place, and the
+correction. `chat.py`, `completions.py` and `embeddings.py` build the `Request`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _CONSTRAINTS: Final = frozenset(
     "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern guided_decoding_backend"
     " structured_outputs structural_tag grammar json_schema regex ebnf".split()
 )
-"""Fields of other servers that constrain an answer. They are refused, because ignoring them would give a wrong
-answer.
+"""Fields of other servers that constrain an answer. They are refused, because ignoring them would give unconstrained
+answers.
 """
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
@@ -251,8 +252,10 @@ def _narrower(header: Prefer | None, body: Prefer | None) -> Prefer | None:
     narrower = _NARROWER.get(frozenset({header, body}))
     if narrower is None:
         raise InvalidRequest(
-            f"`causeway.prefer` is {body}, but {header} applies already: by a header, or by the session or an item of "
-            "its conversation. Send one of them.",
+            (
+                f"`causeway.prefer` is {body}, but {header} applies already, from a header, the session or an "
+                "item of its conversation. Send only one of them."
+            ),
             param="causeway.prefer",
         )
     return narrower
@@ -269,7 +272,7 @@ def resume_of(wire: WireRoutingHints | None, *, accepted: bool) -> str:
         return ""
     if not accepted:
         raise UnsupportedFeature(
-            "`causeway.continue` is only valid at the cloud gateway that cut the answer short. Send it there.",
+            "`causeway.continue` is only valid at the cloud gateway that truncated the answer. Send it there.",
             param="causeway.continue",
         )
     return wire.resume
@@ -299,7 +302,10 @@ def narrowed_tools(tools: Sequence[Tool], names: Mapping[int, str | None], param
 
 def no_such_tools(kinds: str) -> UnsupportedFeature:
     return UnsupportedFeature(
-        f"`tool_choice` asks for a tool of type {kinds}, which no target here has. Name a function, or send `auto`.",
+        (
+            f"`tool_choice` asks for a tool of type {kinds}, which no target of this server has. Name a "
+            "function, or send `auto`."
+        ),
         param="tool_choice",
     )
 
@@ -384,18 +390,18 @@ def check_header_names(headers: Mapping[str, str], known: frozenset[str]) -> Non
 def hint_advice(name: str) -> str:
     """Return advice for an unknown key of the object `causeway`."""
     near = _near(name, HINTS, 0.6)
-    return f", did you mean `{near}`?" if near else f". Known are {', '.join(HINTS)}."
+    return f", did you mean `{near}`?" if near else f". Known keys are {', '.join(HINTS)}."
 
 
 @lru_cache(maxsize=1024)
 def _field_problem(name: str, known: frozenset[str]) -> str:
     plain = name.lower().replace("-", "_")
     if plain.startswith(("causeway", "x_causeway")):
-        return ". Put routing hints into the object `causeway`."
+        return ". Put routing hints in the object `causeway`."
     if hint := _near(plain, ("causeway",), _OURS_SIMILARITY):
         return f", did you mean `{hint}`?"
     if plain in HINTS:
-        return f". Routing hints belong into the object `causeway`: write `causeway.{plain}`."
+        return f". Routing hints belong in the object `causeway`: write `causeway.{plain}`."
     if plain in _OTHER_SERVERS:
         return ""
     near = _near(plain, known, _FIELD_SIMILARITY)
@@ -417,7 +423,7 @@ def unknown_fields(value: JSONObject, known: frozenset[str]) -> JSONObject:
 def inner_extra(value: JSONObject, known: frozenset[str], inner: str = "", inner_known: frozenset[str] = NONE) -> str:
     """Return the uninterpreted fields of a message, part, tool or call, and of the object `inner` in it, as the text of
     a canonical JSON object; "" for none. Examples are thought signatures, cache marks and reasoning details. A server
-    that gets its own answer back without them refuses the request, or reasons again.
+    that receives its own answer back without them refuses the request, or reasons again.
     """
     nested = value.get(inner)
     if value.keys() <= known and not (isinstance(nested, dict) and nested.keys() - inner_known):

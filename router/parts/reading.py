@@ -1,7 +1,7 @@
-"""Audio, images and files inside a chat request: their bytes, and their replacement by the encoders' results. A URL of
-the network is refused, not fetched. Fusion replaces a part by the text that encoders found, or by a marker of soft
-tokens. A message that is only audio becomes its transcript as if it had been typed, so that a spoken command is
-constrained, cached and counted like a typed one.
+"""The reading of audio, images and files in a chat request, and their replacement by the encoders' results. Network
+URLs are refused, not fetched. Fusion replaces a part by the text that encoders found, or by a marker of soft tokens. A
+message that is only audio becomes its transcript as if it had been typed, so that a spoken command is constrained,
+cached and counted like a typed one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FoundPart(msgspec.Struct, frozen=True):
     modality: Modality
     data: bytes
     sha256: str
-    reader: Modality  # the branch that reads it, since a file may be an image
+    reader: Modality  # branch that reads the part, since a file may be an image
 
 
 def has_parts(request: Request, kinds: Sequence[Modality]) -> bool:
@@ -72,7 +72,9 @@ def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tup
     if len(places) > at_most:
         at, index, *_ = places[at_most]
         path = f"messages[{at}].content[{index}]"
-        raise InvalidRequest(f"`{path}`: at most {at_most} audio, images and files are taken. Send fewer.", param=path)
+        raise InvalidRequest(
+            f"`{path}`: at most {at_most} audio, images and files are accepted. Send fewer.", param=path
+        )
     return tuple(_found(at, index, part, modality) for at, index, part, modality in places if modality in kinds)
 
 
@@ -142,7 +144,7 @@ def _file_data(part: FilePart, path: str) -> tuple[str, str]:
     if match is not None:
         return file.file_data[match.end() :], match["type"].lower()
     if ":" in file.file_data[:16]:
-        message = f"`{path}.file_data`: no data: URL in base64. Send `data:text/plain;base64,…`."
+        message = f"`{path}.file_data` is not a data: URL in base64. Send `data:text/plain;base64,…`."
         raise InvalidRequest(message, param=f"{path}.file_data")
     return file.file_data, ""
 
@@ -154,8 +156,10 @@ def _data_url_head(url: str, path: str) -> int:
     if url.startswith(PREFIX):
         raise UnsupportedFeature(f"`{path}`: {NOT_READ_HERE}", param=path)
     if not url.lower().startswith("data:"):
-        raise UnsupportedFeature(f"`{path}`: nothing is fetched from the network. Send a data: URL.", param=path)
-    raise InvalidRequest(f"`{path}`: no data: URL of an image. Send `data:image/png;base64,…`.", param=path)
+        raise UnsupportedFeature(
+            f"`{path}`: this server does not fetch from the network. Send a data: URL.", param=path
+        )
+    raise InvalidRequest(f"`{path}` is not a data: URL of an image. Send `data:image/png;base64,…`.", param=path)
 
 
 def _base64(text: str, path: str) -> bytes:
@@ -193,7 +197,7 @@ def fuse(
 
     Raises:
         InvalidRequest: The last message is only audio, without speech.
-        EncoderFailed: Nothing is left of the last message.
+        EncoderFailed: The last message has no content left.
     """
     last = len(request.messages) - 1
     content = request.messages[last].content
@@ -228,7 +232,9 @@ def _check_last(at: int, content: tuple[Part, ...], facts: Facts, kinds: Sequenc
     if len(content) == 1 and "audio" in kinds and isinstance(content[0], AudioPart) and fact is not None:
         path = f"messages[{at}].content[0].input_audio.data"
         if not fact.text:
-            raise InvalidRequest(f"`{path}`: there is no speech in it. Send speech, or text beside it.", param=path)
+            raise InvalidRequest(
+                f"`{path}`: the audio contains no speech. Send speech, or text besides it.", param=path
+            )
 
 
 def _fused(part: Part, place: tuple[int, int], facts: Facts, kinds: Sequence[Modality], markers: Markers) -> Part:

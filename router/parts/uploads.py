@@ -1,4 +1,4 @@
-"""Uploaded files as parts of a request: a part may have the id of an uploaded file in place of its bytes.
+"""Uploaded files as parts of a request: a part may have the id of an uploaded file instead of its bytes.
 
     {"type": "file", "file": {"file_id": "file-1"}}                             chats: any file
     {"type": "image_url", "image_url": {"url": "file-1"}}                       chats: an image
@@ -27,10 +27,10 @@ from ..openai.wire import WireRoutingHints
 from ..types import RoutingHints
 
 PREFIX: Final = "file-"
-NOT_READ_HERE: Final = "uploaded files are not read here. Send the bytes as a data: URL in base64."
-NO_AUDIO_DATA: Final = "uploaded files are not read here. Send the audio in base64."
+NOT_READ_HERE: Final = "this server does not read uploaded files. Send the bytes as a data: URL in base64."
+NO_AUDIO_DATA: Final = "this server does not read uploaded files. Send the audio in base64."
 FILE_MARK: Final = b'"file-'
-"""A mark of bodies that name uploaded files. Callers look for it first, because nearly no body has it."""
+"""The text that marks bodies which name uploaded files. Callers search for it first, because nearly no body has it."""
 _ID: Final = re.compile(r"file-[\w.-]{1,75}", re.ASCII)
 _HEAD_BYTES: Final = 64  # enough to recognise a file's type
 _BESIDE_BYTES: Final = 64 * 1024  # the rest of a body with a file of the largest size
@@ -105,8 +105,10 @@ class NamedFiles:
             size += 4 * -(-files[reference.id].bytes // 3)
             if size > max_bytes:
                 raise BodyTooLarge(
-                    f"`{reference.path}`: with its uploaded files in base64 the request has more than {max_bytes} "
-                    "bytes, the most that one may have. Name fewer or smaller ones.",
+                    (
+                        f"`{reference.path}`: with its uploaded files in base64 the request has more than "
+                        f"{max_bytes} bytes, which is the maximum. Name fewer or smaller files."
+                    ),
                     param=reference.path,
                 )
         return size
@@ -136,7 +138,7 @@ class NamedFiles:
 
 
 def largest_file(max_body_bytes: int) -> int:
-    """Return the size of the largest file that a body can carry in base64, beside a question of some length."""
+    """Return the size of the largest file that a body can carry in base64, together with a question of some length."""
     return max(1, (max_body_bytes - min(_BESIDE_BYTES, max_body_bytes // 4)) // 4 * 3)
 
 
@@ -220,14 +222,14 @@ def _write(reference: Reference, file: Upload, encoded: str, head: bytes) -> Non
 
 def _refuse_both(reference: Reference, holder: dict[str, Any], other: str) -> None:
     if holder.get(other):
-        raise InvalidRequest(f"`{reference.path}`: `{other}` is there, too. Send one of them.", param=reference.path)
+        raise InvalidRequest(f"`{reference.path}`: `{other}` is set, too. Send only one of them.", param=reference.path)
 
 
 def _image(reference: Reference, kind: str) -> str:
     if kind.startswith("image/"):
         return kind
     raise InvalidRequest(
-        f"`{reference.path}`: {reference.id} is not an image of a known type, but {kind}. Name an image.",
+        f"`{reference.path}`: {reference.id} is {kind}, not an image of a known type. Name an image.",
         param=reference.path,
     )
 
@@ -235,7 +237,7 @@ def _image(reference: Reference, kind: str) -> str:
 PartPurpose = Literal["user_data", "vision", "assistants"]
 PART_PURPOSES: Final[tuple[PartPurpose, ...]] = get_args(PartPurpose)
 """The purposes of files that requests name as parts. All three have the same meaning here."""
-CONTENT_KEPT: Final = "the content of files that requests name is not given back, as at OpenAI. Keep your own copy."
+CONTENT_KEPT: Final = "the content of files that requests name cannot be downloaded, as at OpenAI. Keep your own copy."
 _MAX_NAME = 255
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
@@ -248,7 +250,7 @@ class UploadTerms(msgspec.Struct, frozen=True):
 
 
 def parse_upload_terms(fields: Mapping[str, str], purposes: Collection[str], max_ttl_s: float) -> UploadTerms:
-    """Return the terms of an upload: the fields beside the file of OpenAI's `POST /v1/files`.
+    """Return the terms of an upload: the fields of OpenAI's `POST /v1/files` other than the file.
 
     Args:
         fields: The fields of the form, without the file.
@@ -276,7 +278,10 @@ def _ttl_s(fields: Mapping[str, str], max_ttl_s: float) -> int | None:
     ttl_s = whole_number(text or "", int(max_ttl_s))
     if not ttl_s:
         raise InvalidRequest(
-            f"`{_SECONDS}` must be a whole number from 1 to {int(max_ttl_s)}, as long as a file is kept here.",
+            (
+                f"`{_SECONDS}` must be a whole number from 1 to {int(max_ttl_s)}, the time for which this "
+                "server keeps files."
+            ),
             param=_SECONDS,
         )
     return ttl_s

@@ -1,4 +1,5 @@
-"""OpenAI's Realtime events: frames of a session ↔ the vocabulary of `router.types`. Pure: no sockets, no clocks.
+"""OpenAI's Realtime events: conversions between the frames of a session and the vocabulary of `router.types`. Pure: no
+sockets, no clocks.
 
     frame → Request      session        one client event: settings, conversation, audio, or a response
                          wire           the events' types; the fields that a client changes

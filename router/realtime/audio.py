@@ -27,8 +27,8 @@ class AudioBuffer:
     """The audio that was appended and is not yet committed. Positions are bytes since the session began.
 
     Args:
-        max_s: Maximum length of audio in seconds; 0: the session does not take audio.
-        refusal: The message to the client if the session does not take audio.
+        max_s: Maximum length of audio in seconds; 0 if the session does not accept audio.
+        refusal: The message to the client if the session does not accept audio.
     """
 
     def __init__(self, max_s: float, refusal: str) -> None:
@@ -50,21 +50,21 @@ class AudioBuffer:
 
     @property
     def is_open(self) -> bool:
-        """Whether the session takes audio."""
+        """Whether the session accepts audio."""
         return self.max_bytes > 0
 
     def check_open(self, param: str) -> None:
-        """Check that the session takes audio. Raises UnsupportedFeature, with `param`, if it does not."""
+        """Check that the session accepts audio. Raises UnsupportedFeature, with `param`, if it does not."""
         if not self.is_open:
             raise self.closed(param)
 
     def closed(self, param: str) -> UnsupportedFeature:
-        """Return the error, with `param`, of a session that does not take audio."""
+        """Return the error, with `param`, of a session that does not accept audio."""
         return UnsupportedFeature(f"`{param}`: {self._refusal}", param=param)
 
     def append(self, encoded: str, bounded_from: int | None = None) -> None:
-        """Append base64 audio. `bounded_from`: only audio after this position counts as held. Raises InvalidRequest,
-        BufferFull.
+        """Append base64 audio. `bounded_from`: only audio after this position counts towards the limit. Raises
+        InvalidRequest, BufferFull.
         """
         held_bytes = self.end - (self.start if bounded_from is None else bounded_from)
         self._pcm += self._decode(encoded, "audio", held_bytes)
@@ -97,7 +97,7 @@ class AudioBuffer:
         """Return the audio of an item as a WAV file in base64.
 
         Raises:
-            UnsupportedFeature: The session does not take audio.
+            UnsupportedFeature: The session does not accept audio.
             InvalidRequest: The data is not audio, or too short or too long.
         """
         self.check_open(param.rpartition(".")[0])
@@ -118,7 +118,7 @@ class AudioBuffer:
         pcm = pcm[: len(pcm) & ~1]
         if len(pcm) < _MIN_S * BYTES_PER_S:
             seconds = len(pcm) / BYTES_PER_S
-            raise BufferEmpty(f"The audio has {seconds:.2f} s. Send at least {_MIN_S:g} s.", param=param)
+            raise BufferEmpty(f"The audio is only {seconds:.2f} s long. Send at least {_MIN_S:g} s.", param=param)
         return base64.b64encode(wav_file(pcm)).decode()
 
 

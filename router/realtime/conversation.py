@@ -20,7 +20,7 @@ from .audio import AudioBuffer
 from .wire import JSONObject, RealtimeSettings
 
 ROOT = "root"
-"""The `previous_item_id` of an item that becomes the first."""
+"""The value of `previous_item_id` for an item that becomes the first."""
 
 _encode = msgspec.json.Encoder().encode
 _TYPES = ("message", "function_call", "function_call_output")
@@ -33,8 +33,8 @@ class ConversationFull(InvalidRequest, code="conversation_full"):
 
 class ConversationItem(msgspec.Struct, frozen=True):
     """An item. `body`: its JSON as the client sees it. `request_body`: its JSON in a request with audio. `clips`: the
-    places of audio in its content. `tags`, `prefer`: the hints of the requests that contained or created it; every
-    later request that contains it has them, too.
+    positions of audio in its content. `tags`, `prefer`: the hints of the requests that contained or created it, which
+    apply to every later request that contains it.
     """
 
     id: str
@@ -109,7 +109,7 @@ class Conversation:
         if item.id in self:
             raise InvalidRequest(f"The conversation has an item {item.id!r}. Send another `id`.", param="item.id")
         if item.size_bytes > self._max_bytes:
-            message = f"The item has {item.size_bytes} bytes; a conversation may have {self._max_bytes}."
+            message = f"The item has {item.size_bytes} bytes, but a conversation may have only {self._max_bytes}."
             raise ConversationFull(message, param="item")
         at = len(self._items) if after is None else 0 if after == ROOT else self._index(after, "previous_item_id") + 1
         self._items.insert(at, item)
@@ -135,12 +135,12 @@ class Conversation:
             self.replace(item.restricted(more))
 
     def delete(self, item_id: str) -> None:
-        """Find an item by its id. Raises NotFound."""
+        """Delete an item by its id. Raises NotFound."""
         at = self._index(item_id)
         self._count(self._items.pop(at), -1)
 
     def check_room(self, item: ConversationItem | None = None) -> None:
-        """Check that an item, or the smallest one, fits beside the others. Raises ConversationFull."""
+        """Check that an item, or the smallest one, fits in addition to the others. Raises ConversationFull."""
         size_bytes = 0 if item is None else item.size_bytes
         if item is not None and self._has_more_audio(item.clips, item.audio_bytes):
             has = f"{self._clips} audio clips of {self.audio_bytes} bytes"
@@ -150,7 +150,7 @@ class Conversation:
             bound = f"{self._max_items} of {self._max_bytes} bytes"
         else:
             return
-        message = f"The conversation has {has}; it may have {bound}. Delete some, or set `truncation` to auto."
+        message = f"The conversation has {has}, but may have only {bound}. Delete some, or set `truncation` to auto."
         raise ConversationFull(message, param="item")
 
     def shorten(self) -> list[str]:
@@ -165,7 +165,7 @@ class Conversation:
         return len(self._items) > self._max_items or self._bytes > self._max_bytes or self._has_more_audio()
 
     def _has_more_audio(self, clips: tuple[int, ...] = (), audio_bytes: int = 0) -> bool:
-        """Return whether the audio of all items and of another one exceeds the bounds."""
+        """Return whether the audio of all items, together with another one's, exceeds the limits."""
         return self._clips + len(clips) > self._max_clips or self.audio_bytes + audio_bytes > self._max_audio_bytes
 
     def _count(self, item: ConversationItem, sign: int) -> None:
@@ -188,10 +188,10 @@ def read_item(document: JSONObject, item_id: str, audio: AudioBuffer, param: str
     """
     item_id_sent = document.get("id")
     if item_id_sent is not None and not (isinstance(item_id_sent, str) and 1 <= len(item_id_sent) <= 64):
-        raise InvalidRequest(f"`{param}.id`: expected a string of 1 to 64 characters.", param=f"{param}.id")
+        raise InvalidRequest(f"`{param}.id` must be a string of 1 to 64 characters.", param=f"{param}.id")
     fields = {name: document[name] for name in _FIELDS if name in document}
     if fields.get("type") not in _TYPES:
-        raise InvalidRequest(f"`{param}.type`: use {', '.join(_TYPES)}.", param=f"{param}.type")
+        raise InvalidRequest(f"`{param}.type` must be one of {', '.join(_TYPES)}.", param=f"{param}.type")
     _refuse_named_files(fields, param)
     clips = _read_clips(fields, audio, param)
     request_body = {**fields, "content": _request_content(fields["content"], clips)} if clips else fields
@@ -242,7 +242,7 @@ def make_item(
 def _refuse_named_files(fields: JSONObject, param: str) -> None:
     for reference in NamedFiles({"input": [fields]}).references:
         where = reference.path.replace("input[0]", param)
-        message = f"`{where}`: live sessions read no uploaded files. Send the bytes as a data: URL in base64."
+        message = f"`{where}`: live sessions do not read uploaded files. Send the bytes as a data: URL in base64."
         raise UnsupportedFeature(message, param=where)
 
 
@@ -254,10 +254,10 @@ def _read_clips(fields: JSONObject, audio: AudioBuffer, param: str) -> dict[int,
         where = f"{param}.content[{at}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "output_audio":
-            raise UnsupportedFeature(f"`{where}`: answers here are text. Send `output_text`.", param=where)
+            raise UnsupportedFeature(f"`{where}`: answers of this server are text. Send `output_text`.", param=where)
         if kind == "input_audio":
             if fields.get("role") != "user":
-                raise InvalidRequest(f"`{where}`: only a user's message has audio.", param=where)
+                raise InvalidRequest(f"`{where}`: only a user's message can have audio.", param=where)
             clips[at] = audio.read(part.get("audio"), f"{where}.audio")
     return clips
 
@@ -343,6 +343,8 @@ def protection(causeway: object) -> RoutingHints:
 def bounded(hints: RoutingHints) -> RoutingHints:
     """Return the hints if they do not have too many tags. Raises InvalidRequest."""
     if len(hints.tags) > _MAX_TAGS:
-        message = f"A session and its conversation may have {_MAX_TAGS} tags. Delete items, or start a new session."
+        message = (
+            f"A session and its conversation may have {_MAX_TAGS} tags together. Delete items, or start a new session."
+        )
         raise InvalidRequest(message, param="causeway.tags")
     return hints

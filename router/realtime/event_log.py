@@ -60,7 +60,7 @@ class EventLog:
         return data
 
     def rewind(self, after: int) -> None:
-        """Send all events after `after` again, the number of the last event that the client has; drop earlier ones.
+        """Make all events after number `after`, the last event that the client has, unsent again; drop earlier ones.
 
         Raises:
             EventsLost: Some of them are no longer kept, or there is no such event.
@@ -83,7 +83,7 @@ class EventLog:
 
 
 def encode_refusal(error: CausewayError) -> bytes:
-    """Return the only event of a connection that does not get a session."""
+    """Encode the only event of a connection that is refused a session."""
     return _encode({"type": "error", "event_id": "event_0", "error": {**error_fields(error), "event_id": None}})
 
 
@@ -105,11 +105,13 @@ class CloseCode(IntEnum):
 
 MEANING: Final = {
     CloseCode.GOING_AWAY: "the server is shutting down; connect again",
-    CloseCode.NOT_TEXT: "a binary frame; events are JSON in text frames",
+    CloseCode.NOT_TEXT: "the frame was binary; events are JSON in text frames",
     CloseCode.TOO_SLOW: "the client read nothing for too long; the session can be resumed",
-    CloseCode.TOKEN_REFUSED: "the token has expired or was revoked; resume the session with another one",
-    CloseCode.UNKNOWN_SESSION: "the session to resume does not exist here, has ended, or is another client's",
-    CloseCode.IDLE: "nothing happened in the session for too long; it has ended",
+    CloseCode.TOKEN_REFUSED: "the token has expired or was revoked; resume the session with a new token",
+    CloseCode.UNKNOWN_SESSION: (
+        "the session to resume does not exist on this server, has ended, or belongs to another client"
+    ),
+    CloseCode.IDLE: "the session was idle for too long and has ended",
     CloseCode.TAKEN_OVER: "another connection resumed the session",
     CloseCode.EVENTS_LOST: "events after the given number are no longer kept, or were never sent",
 }

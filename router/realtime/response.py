@@ -49,7 +49,7 @@ class ResponseStream:
 
     def __post_init__(self) -> None:
         self.ended = False
-        """Whether `response.done` was sent. Later chunks are dropped."""
+        """Whether `response.done` was sent. Later chunks are then dropped."""
         self._output: list[msgspec.Raw] = []  # finished items
         self._open: _GeneratedItem | None = None
         self._finish = ""
@@ -61,7 +61,7 @@ class ResponseStream:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer has its finish reason: only the usage may follow."""
+        """Whether the answer has its finish reason, so that only the usage may follow."""
         return bool(self._finish)
 
     def commit(self, head: JSONObject) -> None:
@@ -252,7 +252,7 @@ def _usage(usage: Usage) -> JSONObject:
 
 class SessionLimits(msgspec.Struct, frozen=True):
     """The bounds of a session. `replay_bytes`: size of the sent events that are kept for a cut connection.
-    `max_audio_s`: maximum length of all audio of its conversation, and of the audio being sent; 0: it takes none.
+    `max_audio_s`: maximum length of all audio of its conversation, and of the audio being sent; 0: it accepts no audio.
     `speaks`: whether its answers may be spoken; `voice`: the default voice. `detects_turns`: whether turns may be
     detected in its audio. `partial_interval_s`: length of new audio between two partial transcripts; 0: there are none.
     """
@@ -281,7 +281,7 @@ class StartResponse(msgspec.Struct, frozen=True):
     id: str
     request: Request
     response: ResponseStream
-    size_bytes: int  # of the request as a body of HTTP
+    size_bytes: int  # size of the request as an HTTP body
     voice: Voice | None = None
 
 

@@ -79,10 +79,11 @@ from .wire import (
 _RESPONSE_FIELDS = frozenset(ResponseFields.__struct_fields__)
 _SPOKEN = ("output_audio_buffer.", "conversation.item.truncate")
 _SESSION_ONLY = ("type", "model", "truncation", "audio")
-NO_AUDIO = "sessions here take and give text, no audio."
+NO_AUDIO = "sessions of this server accept and send only text."
 NO_TURNS = (
-    "`session.audio.input.turn_detection`: turns cannot be detected here. Send null, and `input_audio_buffer.commit` "
-    "where a turn ends; a device or gateway detects them with `pip install 'causeway-router[voice]'`."
+    "`session.audio.input.turn_detection`: this server cannot detect turns. Send null, and "
+    "`input_audio_buffer.commit` at the end of a turn. A device or gateway detects turns after `pip "
+    "install 'causeway-router[voice]'`."
 )
 
 
@@ -104,7 +105,8 @@ class RealtimeSession:
         new_id: Makes the ids of responses, which are also the ids of their decisions.
         no_audio: The message to a client that sends audio to a session without `limits.max_audio_s`: why it is refused,
             and what to do.
-        hold_audio: Reserves memory: is called with the bytes of all audio before these grow; may raise CausewayError.
+        hold_audio: Reserves memory. It is called with the size of all audio before this grows, and may raise
+            CausewayError.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class RealtimeSession:
         return merge_hints(self.hints, self._settings.causeway)
 
     def receive(self, frame: bytes) -> Effect | None:
-        """Take an event of the client. Returns the actions for the caller."""
+        """Process an event of the client. Returns the actions for the caller."""
         event_id: object = None
         try:
             document = load(frame)
@@ -185,7 +187,7 @@ class RealtimeSession:
         self.hints = hints
 
     def transcribed(self, audio: TranscribeAudio, transcript: Transcript) -> None:
-        """Take the transcript of audio."""
+        """Add the transcript of audio."""
         item = self._conversation.get(audio.item_id) if audio.item_id in self._conversation else None
         if item is not None and audio.index in item.clips:  # otherwise the item was deleted or replaced meanwhile
             self._conversation.replace(item.with_transcript(audio.index, transcript.text))
@@ -195,22 +197,22 @@ class RealtimeSession:
         self._tell("completed", audio, fields)
 
     def not_transcribed(self, audio: TranscribeAudio, error: CausewayError) -> None:
-        """Take the error of a transcription. A response to this audio transcribes it again."""
+        """Record that a transcription failed. A response to this audio transcribes it again."""
         self._tell("failed", audio, {"error": error_fields(error)})
 
     def partial(self) -> TranscribePartial | None:
-        """Return the audio that still continues, if the client wants transcripts and enough of it is new."""
+        """Return the audio of the turn in progress, if the client wants transcripts and enough of it is new."""
         audio = self._settings.audio.input
         return None if audio is msgspec.UNSET or audio.transcription is None else self._spoken.partial()
 
     def partly_transcribed(self, partial: TranscribePartial, transcript: str) -> None:
-        """Take a partial transcript; the client gets its stable words."""
+        """Process a partial transcript; the client gets its stable words."""
         if delta := self._spoken.partly_transcribed(partial, transcript):
             place: JSONObject = {"item_id": partial.item_id, "content_index": 0}
             self._emit("conversation.item.input_audio_transcription.delta", {**place, "delta": delta})
 
     def detected(self, detection: DetectSpeech, probabilities: Sequence[float], state: bytes) -> list[Effect]:
-        """Take the probability of speech in each window of audio. Returns the actions for the caller, in order.
+        """Process the probability of speech in each window of audio. Returns the actions for the caller, in order.
 
         Args:
             state: The detector's state, for the next windows.
@@ -316,7 +318,7 @@ class RealtimeSession:
         self._complete_audio(update)
         self._check_spoken(update, "session")
         if update.get("model", self._settings.model) != self._settings.model:
-            raise InvalidRequest("A session keeps its model. Start a new session.", param="session.model")
+            raise InvalidRequest("A session cannot change its model. Start a new session.", param="session.model")
         settings = merged(self._settings, update, "session")
         try:
             causeway = narrowed(self._settings.causeway, settings.causeway)
@@ -355,7 +357,7 @@ class RealtimeSession:
         """Complete an update with the session's own audio settings. Raises InvalidRequest."""
         audio = update.pop("audio", None) or {}
         if not isinstance(audio, dict):
-            raise InvalidRequest("`session.audio`: send an object.", param="session.audio")
+            raise InvalidRequest("`session.audio` must be an object.", param="session.audio")
         own_settings = {name: value for name, value in audio.items() if value is not None}
         both = msgspec.to_builtins(self._settings.audio)
         for side, fields in own_settings.items():
@@ -408,11 +410,11 @@ class RealtimeSession:
 
     def _start(self, event: ResponseCreate) -> StartResponse:
         if self.running:
-            raise ResponseActive("A response is running. Wait for its `response.done`, or cancel it.")
+            raise ResponseActive("A response is already running. Wait for its `response.done`, or cancel it.")
         fields = supported(event.response or {}, "response")
         for name in _SESSION_ONLY:
             if fields.get(name) is not None:
-                raise InvalidRequest(f"`response.{name}` belongs to the session.", param=f"response.{name}")
+                raise InvalidRequest(f"`response.{name}` can only be set for the session.", param=f"response.{name}")
         self._check_spoken(fields, "response")
         response_fields = merged(
             ResponseFields(), {key: fields.pop(key) for key in [*fields] if key in _RESPONSE_FIELDS}, "response"
@@ -502,13 +504,16 @@ def _unknown(kind: object) -> InvalidRequest:
     if not isinstance(kind, str):
         return MissingField("`type` is missing. Send the event's name.", param="type")
     if kind.startswith(_SPOKEN):
-        message = f"`{kind[:64]}`: a spoken answer is sent once, and not taken back. Stop playing it."
+        message = f"`{kind[:64]}`: a spoken answer is sent once and cannot be taken back. Stop playing it."
         return UnsupportedFeature(message, param="type")
     return InvalidRequest(f"Clients cannot send the event {kind[:64]!r}.", param="type")
 
 
 def _not_spoken(param: str) -> UnsupportedFeature:
     return UnsupportedFeature(
-        f'`{param}`: answers here are text. Send `output_modalities`: ["text"]; only a device with espeak-ng speaks.',
+        (
+            f'`{param}`: answers of this server are text. Send `output_modalities`: ["text"]; only a device '
+            "with espeak-ng can speak."
+        ),
         param=param,
     )

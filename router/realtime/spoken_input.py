@@ -23,8 +23,8 @@ Change = Literal["started", "stopped"]
 
 
 class TurnDetector:
-    """A detector of the start and end of turns, from the probability of speech in each window of audio. Time is counted
-    in windows, never by a clock, because a client may send audio faster or slower than it was spoken.
+    """Detects the start and end of turns from the probability of speech in each window of audio. Time is counted in
+    windows, never by a clock, because a client may send audio faster or slower than it was spoken.
 
     Args:
         settings: Threshold, and length of the silence that ends a turn.
@@ -106,7 +106,7 @@ class SpokenInput:
         self._certain = StablePrefix()
 
     def configure(self, settings: ServerVAD | None) -> None:
-        """Detect turns with these settings in later audio; None: the client marks the end of turns."""
+        """Detect turns with these settings in later audio; None if the client marks the end of turns."""
         if settings != self._settings:
             self._settings = settings
             self._turns = None if settings is None else TurnDetector(settings)
@@ -116,7 +116,7 @@ class SpokenInput:
         """Append audio. Returns the windows in which to detect speech.
 
         Raises:
-            InvalidRequest, BufferFull: The audio was not taken.
+            InvalidRequest, BufferFull: The audio was not accepted.
         """
         if self._turns is None:
             self._audio.append(encoded)
@@ -131,7 +131,7 @@ class SpokenInput:
     def judged(
         self, detection: DetectSpeech, probabilities: Sequence[float], state: bytes
     ) -> list[TurnStarted | TurnEnded]:
-        """Take the probability of speech in each window. Returns the starts and ends of turns in them, in order."""
+        """Process the probability of speech in each window. Returns the starts and ends of turns in them, in order."""
         if self._turns is None or detection.at != self._judged_to:
             return []  # the audio was cleared or committed meanwhile, or turn detection was turned off
         self._state = state
@@ -148,7 +148,7 @@ class SpokenInput:
         return changes
 
     def partial(self) -> TranscribePartial | None:
-        """Return the audio that still continues, if enough of it is new."""
+        """Return the audio of the turn in progress, if enough of it is new."""
         end = self._audio.end if self._turns is None else self._judged_to
         new = end - max(self._transcribed_to, self._audio.start)
         if not self._partial_bytes or new < self._partial_bytes or not (self._turns is None or self._turns.speaking):
@@ -158,7 +158,7 @@ class SpokenInput:
         return TranscribePartial(self._item_id, self._audio.file(end))
 
     def partly_transcribed(self, partial: TranscribePartial, transcript: str) -> str:
-        """Take a partial transcript. Returns the newly stable words."""
+        """Process a partial transcript. Returns the newly stable words."""
         return self._certain.take(transcript) if partial.item_id == self._item_id else ""
 
     def whole(self) -> tuple[str, str]:
@@ -201,9 +201,9 @@ class SpokenInput:
 
 
 class StablePrefix:
-    """The stable prefix of partial transcripts. The end of a partial transcript is a guess. Words are stable once two
-    consecutive transcripts, the second of longer audio, agree on them; they are returned once and never taken back
-    (local agreement, as in Whisper-Streaming: https://aclanthology.org/2023.ijcnlp-demo.3).
+    """The stable prefix of partial transcripts. The last words of a partial transcript are uncertain. Words are stable
+    once two consecutive transcripts, the second of longer audio, agree on them; they are returned once and never taken
+    back (local agreement, as in Whisper-Streaming: https://aclanthology.org/2023.ijcnlp-demo.3).
     """
 
     def __init__(self) -> None:

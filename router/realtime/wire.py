@@ -84,7 +84,7 @@ class ServerVAD(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of input audio. `turn_detection`: null: the client marks the end of turns."""
+    """The settings of input audio. `turn_detection`: null if the client marks the end of turns."""
 
     format: PCMFormat = PCMFormat()
     transcription: InputTranscription | None = None
@@ -136,21 +136,21 @@ class ResponseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 UNSUPPORTED = {
-    "include": "there is nothing to include in text",
-    "prompt": "no prompts are stored here; send `instructions`",
+    "include": "a text has no further data to include",
+    "prompt": "this server does not store prompts; send `instructions`",
     "tracing": "traces are configured at the server",
 }
 """Settings of OpenAI's that are not supported, with the reason; null is accepted."""
 UNSUPPORTED_AUDIO = {
-    "noise_reduction": "the audio is taken as it comes",
-    "idle_timeout_ms": "silence alone is not answered",
+    "noise_reduction": "the audio is used as it is",
+    "idle_timeout_ms": "an answer to silence is not supported",
 }
 """Audio settings of OpenAI's that are not supported, with the reason; null is accepted."""
 
 
 T = TypeVar("T", bound=msgspec.Struct)
 _SEMANTIC: Final = "semantic_vad"
-_NO_SEMANTICS: Final = "turns are detected by their audio; send the type `server_vad`"
+_NO_SEMANTICS: Final = "turns are only detected by their audio; send the type `server_vad`"
 _AUDIO: Final[Mapping[type[msgspec.Struct], Mapping[str, type[msgspec.Struct]]]] = {
     RealtimeSettings: {"audio": SessionAudio},
     SessionAudio: {"input": InputAudio, "output": OutputAudio},
@@ -209,7 +209,7 @@ def _is_other(name: str, value: object, has: Container[str]) -> bool:
 
 
 def _no_such_setting(name: str, where: str, reasons: Mapping[str, str]) -> UnsupportedFeature:
-    reason = _NO_SEMANTICS if name == "turn_detection" else reasons.get(name, "there is no such setting here")
+    reason = _NO_SEMANTICS if name == "turn_detection" else reasons.get(name, "this setting does not exist")
     return UnsupportedFeature(f"`{where}.{name[:64]}`: {reason}.", param=f"{where}.{name[:64]}")
 
 

@@ -39,12 +39,12 @@ MARKS: Final = {
     written_calls.FUNCTION: "</tool_call>",
     written_calls.GEMMA_CALL: "",
 }
-"""The marks before calls → the marks that may follow them."""
+"""The marks before calls, each with the marks that may follow them."""
 
 TEXT_MARKS: Final = frozenset(
     {*MARKS, *filter(None, MARKS.values()), *written_calls.ENDS.values(), written_calls.ESCAPE, "[ARGS]", "[CALL_ID]"}
 )
-"""Tokens that must reach the parser as text, though vocabularies list them as control tokens."""
+"""Tokens that must reach the parser as text, although vocabularies list them as control tokens."""
 
 _MARK_ENDS: Final = {**MARKS, "": "</tool_call>"}  # some models write only the closing mark
 _BEGINNINGS: Final = frozenset(mark[:length] for mark in MARKS for length in range(1, len(mark)))
@@ -60,17 +60,17 @@ Result = tuple[str, tuple[ToolCallDelta, ...]]
 
 
 class _State(Enum):
-    BEGIN = auto()  # only white space so far, or since the last call: an object or a list may be calls
-    HEAD = auto()  # behind a mark, or at a bracket that may begin calls
+    BEGIN = auto()  # only white space so far, or since the last call; an object or a list may be calls
+    HEAD = auto()  # after a mark, or at a bracket that may begin calls
     OBJECT = auto()  # inside a JSON object that may be a call
-    WRITTEN = auto()  # inside a Python expression that may be calls, or behind a mark of `written_calls`
-    TEXT = auto()  # only a mark can start a call from here on
+    WRITTEN = auto()  # inside a Python expression that may be calls, or after a mark of `written_calls`
+    TEXT = auto()  # only a mark can begin a call from here on
 
 
 class ToolCallParser:
-    """A parser that splits text, in pieces of any size, into text for the client and calls. Text is held back while it
-    may still become a call. For a streamed request, a JSON call is returned in deltas as it is written, its name first;
-    otherwise as one delta. The concatenated results do not depend on the pieces.
+    """Splits text, in pieces of any size, into text for the client and calls. Text is held back while it may still
+    become a call. For a streamed request, a JSON call is returned in deltas as it is written, its name first; otherwise
+    as one delta. The concatenated results do not depend on the pieces.
     """
 
     def __init__(self, request: Request, choice: int = 0, identity: str = "") -> None:
@@ -171,8 +171,8 @@ class ToolCallParser:
         return self._to_text(lead["visible"], rest, out)
 
     def _head(self, text: str, out: list[str]) -> str:
-        """Decide the form of what follows: (1) an object, (2) a list of objects, (3) Python calls, (4) a name and an
-        object, (5) markup.
+        """Decide the form of the text after a mark: (1) an object, (2) a list of objects, (3) Python calls, (4) a name
+        and an object, (5) markup.
         """
         if self._mark in written_calls.ENDS:  # (5)
             self._state, self._written = _State.WRITTEN, written_calls.MarkupScanner(written_calls.ENDS[self._mark])
@@ -249,7 +249,7 @@ class ToolCallParser:
         return rest or ""
 
     def _add_written(self, calls: list[ToolCallDelta]) -> bool:
-        """Add calls written in Python or markup. Returns False if the text is not calls, or not only calls."""
+        """Add calls written in Python or markup. Return False if the text is not, or not only, calls."""
         if self._mark in written_calls.ENDS:
             call = written_calls.read_markup_call(self._mark, self._written.text, self._tools)
             found = None if call is None else [call]
@@ -314,7 +314,9 @@ class ToolCallParser:
 
 
 class _PartialCall:
-    """A call whose arguments are returned while the model writes them. `shown`: False if the call is dropped."""
+    """A call whose arguments are returned while the model writes them. `shown`: False if the call is hidden from the
+    client.
+    """
 
     def __init__(self, first: ToolCallDelta, *, shown: bool) -> None:
         self._first = first

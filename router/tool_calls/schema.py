@@ -1,7 +1,8 @@
-"""Constraints of answers, and the forms in which model families write calls.
+"""Constraints on answers, and the forms in which model families write calls.
 
-An answer is constrained by a JSON schema (the client's response format, a call of its tools, or either), or by the text
-that the arguments of a function call are copied from. The family is recognised by the chat template of the model.
+An answer is constrained by a JSON schema (the client's response format, a call of one of its tools, or both as
+alternatives), or by the text from which the arguments of a function call are copied. The family is recognised by the
+chat template of the model.
 Sources: the templates of the models on Hugging Face, and the documentation of other servers: vLLM's
 (features/tool_calling) and llama.cpp's (docs/function-calling.md).
 """
@@ -68,7 +69,9 @@ _SIGNS: Final = (
     ("<|header_start|>", LLAMA),  # Llama 4
     ("<start_of_turn>", GEMMA),
 )
-"""Texts in a chat template → the format; the first match wins, since Hermes' template for Llama 3 has both texts."""
+"""The format for texts in a chat template. The first match wins, since Hermes' template for Llama 3 contains both
+texts.
+"""
 
 
 def tool_format(template: str) -> ToolFormat:
@@ -142,8 +145,8 @@ def call_frame(request: Request, form: ToolFormat) -> CallFrame:
 
 
 def copy_source_of(request: Request) -> str | None:
-    """Return the text that a call's arguments are copied from, the last user message. None if the request is not a
-    chat, or constrains the answer itself by a response format (`text` included) or a required tool call.
+    """Return the text from which a call's arguments are copied, which is the last user message. None if the request is
+    not a chat, or constrains the answer itself by a response format (`text` included) or a required tool call.
     """
     if request.kind != "chat" or request.response_format is not None:
         return None

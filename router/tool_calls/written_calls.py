@@ -24,7 +24,7 @@ FUNCTION: Final = "<function="
 GEMMA_CALL: Final = "<start_function_call>"
 ESCAPE: Final = "<escape>"
 ENDS: Final = {FUNCTION: "</function>", GEMMA_CALL: "<end_function_call>"}
-"""The mark before a call in markup → the mark that ends it."""
+"""The mark that ends a call in markup, by the mark before it."""
 
 _MAX_CHARACTERS: Final = 64 * 1024
 _MAX_DEPTH: Final = 32
@@ -53,7 +53,9 @@ Value = dict[str, "Value"] | list["Value"] | str | int | float | bool | None
 
 
 class _Scanner:
-    """The pieces of a text so far. `too_long`: the text is longer than any call, and nothing more should be fed."""
+    """The pieces of a text so far. `too_long`: whether the text is longer than any call, so that no more should be
+    fed.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -117,7 +119,7 @@ class ObjectScanner(BracketScanner):
 
     @property
     def is_short(self) -> bool:
-        """Whether `arguments_of` should be tried again after the last piece."""
+        """Return whether `arguments_of` should be called again after the last piece."""
         return self._characters - len(self._pieces[-1] if self._pieces else "") < _START
 
 
@@ -140,7 +142,7 @@ class MarkupScanner(_Scanner):
 
 
 def _as_json(values: Value) -> str:
-    """Return arguments as JSON text. Raises ValueError for values without a JSON form, such as half a surrogate
+    """Return arguments as JSON text. Raises ValueError for values without a JSON form, such as half of a surrogate
     pair.
     """
     arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
@@ -191,7 +193,9 @@ def is_object(text: str) -> bool:
 
 
 def may_be_call(start: str) -> bool | None:
-    """Return whether an object with this beginning may be a call, by its first key; None if more text is needed."""
+    """Return whether an object with this beginning may be a call, judged by its first key; None if more text is
+    needed.
+    """
     key = _FIRST_KEY.match(start, 0, _START)
     if key is not None:
         return key[1] in _FIRST_KEYS

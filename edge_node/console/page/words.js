@@ -6,7 +6,7 @@ import { duration } from "./format.js";
 export const REASONS = {
   rule_held: ["✓", "held", "held"],
   rule_not_held: ["·", "", "did not hold"],
-  signal_absent: ["?", "", "{detail} cannot be read on this device, so it does not hold"],
+  signal_absent: ["?", "", "{detail} cannot be read on this device, so the rule does not hold"],
   rule_failed: ["!", "", "evaluation failed: {detail}"],
   constraint_held: ["✓", "held", "constraint holds {detail}"],
   constraint_excluded: ["✗", "", "constraint excluded {target} {detail}"],

@@ -1,4 +1,6 @@
-"""Chunks → a Response object, or the server-sent events that build one, each with its name and sequence number."""
+"""The encoding of Chunks as a Response object, or as the server-sent events that build one, each with its name and
+sequence number.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class ResponseEncoder:
         )
 
     def chunk(self, chunk: Chunk) -> bytes:
-        """Encode the events for a chunk; empty if the client gets nothing of it."""
+        """Encode the events for a chunk; empty if the chunk has nothing for the client."""
         if chunk.usage is not None:
             self._usage = chunk.usage
         self._tokens += chunk.tokens
@@ -159,7 +161,7 @@ class ResponseEncoder:
         return {**response, "causeway": {"continue": self._resume}} if self._resume else response
 
     def _event(self, name: str, /, **fields: object) -> bytes:
-        """Encode an event. Events of an item have the index of the next output item, since items do not overlap."""
+        """Encode an event. Events of an item carry the index of the next output item, since items do not overlap."""
         number, self._number = self._number, self._number + 1
         place = {} if "response" in fields else {"output_index": len(self._output)}
         data = _encode({"type": name, "sequence_number": number, **place, **fields})

@@ -1,4 +1,6 @@
-"""The body of `POST /v1/responses` → `Request`, and the fields of the body that the answer repeats."""
+"""The parsing of the body of `POST /v1/responses` into a `Request`, and the fields of the body that the answer
+repeats.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +162,7 @@ _FIELDS: Final = frozenset(WireResponse.__struct_fields__)
 RESPONSE_ONLY: Final = _FIELDS - frozenset(WireEmbedding.__struct_fields__) - {"prompt"}
 """Keys that distinguish a request for a response from one for embeddings, which also has `input`."""
 _LOGPROBS: Final = "message.output_text.logprobs"
-_NOT_STORED: Final = "Nothing is stored here. Send the whole conversation as `input`."
+_NOT_STORED: Final = "This server does not store responses. Send the whole conversation as `input`."
 
 
 class ResponseEcho(msgspec.Struct, frozen=True):
@@ -215,7 +217,7 @@ def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
 
 
 def _with_item_types(document: JSONObject) -> JSONObject:
-    """Give input items without a type that of a message, as OpenAI's API does."""
+    """Give input items without a type the type message, as OpenAI's API does."""
     items = document.get("input")
     if not isinstance(items, list):
         return document
@@ -231,11 +233,14 @@ def _refuse_state(wire: WireResponse) -> None:
         raise UnsupportedFeature("`background`: answers are not stored. Use `stream`, or a job.", param="background")
     if wire.truncation == "auto":
         raise UnsupportedFeature(
-            "`truncation`: a conversation that is too long is refused, not shortened. Send `disabled` or none.",
+            (
+                "`truncation`: a conversation that is too long is refused, not shortened. Send `disabled`, "
+                "or leave it out."
+            ),
             param="truncation",
         )
     if (wire.n or 1) != 1:
-        raise InvalidRequest("`n`: a response is one answer. Remove it.", param="n")
+        raise InvalidRequest("`n`: a response has only one answer. Remove it.", param="n")
 
 
 def _messages(items: Sequence[WireItem]) -> list[Message]:

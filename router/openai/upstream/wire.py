@@ -1,4 +1,4 @@
-"""The wire format of OpenAI-compatible servers: the request's body, and values and tool calls of an answer.
+"""The wire format of OpenAI-compatible servers: the request's body, and the values and tool calls of an answer.
 
 Routing hints are never sent. The sampling extensions have vLLM's names. A stream always requests its usage, which is
 counted and billed, whatever the client requests, unless the server is known to refuse that. Fields of messages, parts,
@@ -330,7 +330,7 @@ def _thought_of(part: JSONObject) -> str:
 
 
 def finish_of(reason: object, phase: Phase) -> tuple[FinishReason | None, str]:
-    """Return OpenAI's finish reason and a note for the record; (None, "") while the choice continues.
+    """Return OpenAI's finish reason and a note for the record, or (None, "") while the choice continues.
 
     An unknown reason counts as `stop`, with a note.
 
@@ -397,8 +397,8 @@ class _ReceivedToken(msgspec.Struct):
 
 
 class _Logprobs(msgspec.Struct):
-    content: list[_ReceivedToken] | None = None  # chat
-    tokens: list[str] | None = None  # completions: parallel lists
+    content: list[_ReceivedToken] | None = None  # of chats
+    tokens: list[str] | None = None  # of completions, as parallel lists
     token_logprobs: list[float | None] | None = None
     top_logprobs: list[dict[str, float] | None] | None = None
 
@@ -465,8 +465,9 @@ class _Call:
 
 
 class CallTracker:
-    """Assigns streamed pieces to the tool calls of a choice. Servers leave out the index or the id, send every call at
-    index 0, repeat the name with each piece, or send the arguments as an object. A piece continues a call if it has
+    """Assigns streamed pieces to the tool calls of a choice. Some servers leave out the index or the id, send every
+    call at index 0, repeat the name with each piece, or send the arguments as an object. A piece continues a call if it
+    has
 
     1. the id of a call that has begun at the same index, or an id without a name for one that has none
     2. no id, and the index of a call, or no index and a call before it: if the piece has no name, or repeats the name

@@ -216,7 +216,7 @@ def test_a_doubled_model_is_refused() -> None:
 def test_a_bundle_of_a_later_release_says_what_it_needs() -> None:
     """Even if an older daemon cannot read its fields."""
     later = altered(b'"format":1', b'"format":3').replace(b'"serial":7', b'"grown":true').replace(b"0.1.0", b"2.0.0")
-    with pytest.raises(DaemonTooOld, match=r"needs a daemon 2\.0\.0 or newer, this is 0\.1\.0"):
+    with pytest.raises(DaemonTooOld, match=r"needs a daemon 2\.0\.0 or newer, but this is 0\.1\.0"):
         read(later)
     with pytest.raises(DaemonTooOld, match="format 3"):
         read(altered(b'"format":1', b'"format":3'))

@@ -85,7 +85,7 @@ def test_the_cache_is_a_hit_a_miss_or_unused() -> None:
     similar = printed(cached_age_s=3.5, similarity=0.912)
     assert "semantic: an answer 3.5 s old to a question of similarity 0.91" in similar
     plan = CachePlan(exact=ExactCache(30.0), semantic=SemanticCache(20.0))
-    assert "fresh for 30 s, and 20 s for questions that mean the same" in printed(cache=plan)
+    assert "fresh for 30 s, and 20 s for questions with the same meaning" in printed(cache=plan)
     assert "would be fresh for 30 s" in printed(cache=CachePlan(ExactCache(30.0)))
     assert "bypass: the request offers tools" in printed()
 
@@ -93,7 +93,7 @@ def test_the_cache_is_a_hit_a_miss_or_unused() -> None:
 def test_a_shadow_request_is_announced() -> None:
     assert "shadow" not in printed()
     decision = Decision("p", "r", "x", (AttemptPlan(SMALL), AttemptPlan(LARGE)), shadow=Shadow(0.01, 2.5, 0.1))
-    assert "asked too after a share of 0.01 of such answers, for at most 2.5 USD a day" in printed(decision=decision)
+    assert "also asked after a share of 0.01 of such answers, for at most 2.5 USD a day" in printed(decision=decision)
 
 
 def test_a_constraint_is_shown_once() -> None:

@@ -155,7 +155,7 @@ def test_every_signal_can_be_set_to_its_recorded_value(name: str) -> None:
         ("device.temperature_c", "hot", "must be a number"),
         ("device.throttled", 1, "true or false"),
         ("request.prefer", "cloud", "must be one of"),
-        ("request.kind", None, "never absent"),
+        ("request.kind", None, "cannot be absent"),
         ("request.tags", "a", "list of texts"),
         ("request.client", "c" * 300, "longer than"),
     ],

@@ -137,7 +137,11 @@ def test_names_are_replaced_and_all_else_stays(kind: DocumentKind, before: str, 
 @pytest.mark.parametrize(
     ("kind", "text", "reason"),
     [
-        ("edge.yaml", "parts: {}\nmodalities: {}\n", "file:2:1: modalities: .* Both are set. Delete one of them."),
+        (
+            "edge.yaml",
+            "parts: {}\nmodalities: {}\n",
+            "file:2:1: modalities: .* Both names are set. Delete one of them.",
+        ),
         ("edge.yaml", '"modaliti\\x65s": {}\n', "file:1:1: modalities: .*written with escapes"),
         ("gateway.yaml", "tiers: [{name: a, hedge: {}}]\n", r"file:1:19: tiers\[0\].hedge: `hedge` was removed"),
         ("gateway.yaml", "tiers:\n- hedge: {}\n  name: a\n", r"file:2:3: tiers\[0\].hedge: `hedge` was removed"),

@@ -447,7 +447,7 @@ def test_a_json_object_with_a_schema_has_that_schema() -> None:
         (chat(response_format={"type": "json"}), "Use text, json_object or json_schema."),
         (
             chat(tools=[{"type": "mcp"}, {"type": "web_search"}], tool_choice="required"),
-            "asks for a tool of type mcp, web_search, which no target here has. Name a function, or send `auto`.",
+            "of type mcp, web_search, which no target of this server has. Name a function, or send `auto`.",
         ),
         (content({"type": "video_url"}), "Use text, image_url, input_audio, file or refusal."),
         (content({"type": "image_url", "image_url": {"url": "x", "detail": "hi"}}), "Use auto, low or high."),

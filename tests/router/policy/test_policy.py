@@ -34,17 +34,17 @@ MISTAKES = {
     "a key out of line": (
         edit("    use: [", "   use: ["),
         (8, 4, ""),
-        "the indentation does not fit: a key in column 4, those above are in column 5 (line 7) or 1 (line 6)",
+        "the indentation does not fit: a key in column 4, but those above are in column 5 (line 7) or 1 (line 6)",
     ),
     "a key in the column of its list item": (
         edit("    use: [", "  use: ["),
         (8, 3, ""),
-        "a key in column 3, those above",
+        "a key in column 3, but those above",
     ),
     "a key at the top level instead of its route": (
         GOOD + "handoff: {after_tokens: 8, below: 0.5}\n",
         (9, 1, "handoff"),
-        "unknown key here: it belongs into `routes[]`; check the indentation",
+        "unknown key here: it belongs in `routes[]`; check the indentation",
     ),
     "a key that is indented too deep": (
         edit("    use: [", "      use: ["),
@@ -54,7 +54,7 @@ MISTAKES = {
     "a list item out of line": (
         GOOD + " - name: q\n   use: [small]\n",
         (9, 2, ""),
-        "a list item in column 2, those above are in column 3 (line 7)",
+        "a list item in column 2, but those above are in column 3 (line 7)",
     ),
     "entries that are not indented": (
         edit("  small: {at: edge, model: a}\n  large", "small: {at: edge, model: a}\nlarge"),

@@ -110,7 +110,7 @@ def test_a_wrong_setting_changes_nothing(session: Event, param: str) -> None:
     ("others", "param", "why"),
     [
         ({"tracing": "auto"}, "session.tracing", "traces are configured at the server"),
-        ({"include": ["x"], "speculation": 1}, "session.include", "`session.speculation`: there is no such setting"),
+        ({"include": ["x"], "speculation": 1}, "session.include", "`session.speculation`: this setting does not exist"),
     ],
 )
 def test_an_update_applies_what_it_knows_and_names_the_rest(others: Event, param: str, why: str) -> None:
