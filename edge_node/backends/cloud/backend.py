@@ -77,6 +77,7 @@ class CloudBackend:
         credentials: Token source that replaces the configured key: read for each request, and renewed once after a 401.
         breaker: The circuit breaker.
         now: The clock, monotonic seconds.
+        has_alternative: Whether the device has other clouds.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class CloudBackend:
         credentials: Credentials | None = None,
         breaker: Breaker | None = None,
         now: Callable[[], float] = time.monotonic,
+        has_alternative: bool = False,
     ) -> None:
         self._config = config
         self.now = now
@@ -95,7 +97,7 @@ class CloudBackend:
         self.name = config.name
         self.region = config.region
         self.health = CloudHealth(config.url, breaker or Breaker(), now, advice)
-        self._probe = CloudProbe(config, self.health, now)
+        self._probe = CloudProbe(config, self.health, now, has_alternative=has_alternative)
         address = ServerAddress(
             url=config.url,
             ca_file=config.ca_file or "",
@@ -112,6 +114,7 @@ class CloudBackend:
         self._server.start()
 
     async def close(self) -> None:
+        self._probe.close()
         await self._server.close()
 
     async def watch(self) -> None:
@@ -195,6 +198,10 @@ class CloudBackend:
     def _skipped(self, now: float) -> tuple[str, ...]:
         return tuple([model for model, until in self._skip_until.items() if now < until])
 
+    def asked(self) -> None:
+        """Record that a request goes to the server."""
+        self._probe.asked()
+
     def refuse_skipped(self, call: BackendRequest, now: float) -> None:
         """Raise CloudUnavailable until the server's Retry-After has passed."""
         left_s = self._skip_until.get(call.target.model, now) - now
@@ -231,6 +238,7 @@ class _Guard:
         breaker, now = backend.health.breaker, backend.now()
         self._started = now
         backend.refuse_skipped(call, now)
+        backend.asked()
         if call.is_shadow:
             if breaker.state(now) != "closed":
                 raise BreakerOpen("The cloud failed repeatedly; no shadow request tries it.", phase="connect")
@@ -349,7 +357,13 @@ class CloudCredentials(Protocol):
 def make_clouds(configs: Sequence[CloudConfig], credentials: CloudCredentials | None) -> Clouds:
     """Return the clouds of a device. `credentials` None: each has its configured key."""
     tokens = [None if credentials is None else credentials(config) for config in configs]
-    return Clouds([CloudBackend(config, credentials=token) for config, token in zip(configs, tokens, strict=True)])
+    several = len(configs) > 1
+    return Clouds(
+        [
+            CloudBackend(config, credentials=token, has_alternative=several)
+            for config, token in zip(configs, tokens, strict=True)
+        ]
+    )
 
 
 def _resume(call: BackendRequest) -> str:

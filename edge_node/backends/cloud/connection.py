@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import ssl
@@ -27,6 +28,8 @@ _RTT_HALF_LIFE_S = 60.0
 PROBE_S = 5.0
 """Maximum time of a probe."""
 _PROBE_BACKOFF = 4.0  # maximum pause between probes, in intervals
+_SUSPICIOUS_S = 0.4  # silence after a request until a cloud with alternatives is probed
+_SUSPECT_PROBE_S = 1.0  # maximum time of that probe
 
 
 class CloudHealth:
@@ -126,9 +129,15 @@ class CloudProbe:
         config: The cloud's configuration.
         health: The server's health, which is updated by every response and every lost connection.
         now: The clock, monotonic seconds.
+        has_alternative: Whether another cloud may answer: a silent cloud is then probed at once, for a short time.
     """
 
-    def __init__(self, config: CloudConfig, health: CloudHealth, now: Callable[[], float]) -> None:
+    def __init__(
+        self, config: CloudConfig, health: CloudHealth, now: Callable[[], float], *, has_alternative: bool = False
+    ) -> None:
+        self._has_alternative = has_alternative
+        self._suspicion: asyncio.TimerHandle | None = None
+        self._suspected = asyncio.Event()
         self._interval_s = config.probe_interval_s
         self._models = URL(config.url + "/models").raw_path_qs
         self._health = health
@@ -149,20 +158,40 @@ class CloudProbe:
     def lost(self, error: Exception) -> None:
         self._health.lost(error)
 
+    def asked(self) -> None:
+        """Record that a request goes to the server: without any response soon, `watch` probes it."""
+        if self._has_alternative and self._suspicion is None:
+            loop = asyncio.get_running_loop()
+            self._suspicion = loop.call_later(_SUSPICIOUS_S, self._suspect, self._last_response)
+
+    def _suspect(self, last_response: float) -> None:
+        self._suspicion = None
+        if self._last_response == last_response and self._health.reachable is not False:
+            self._suspected.set()
+
+    def close(self) -> None:
+        if self._suspicion is not None:
+            self._suspicion.cancel()
+
     async def watch(self, server: OpenAIServer) -> None:
         """Probe the server forever, except while its responses show that it is reachable."""
         pause_s = self._interval_s
         while True:
             quiet = self._now() - self._last_response >= self._interval_s
-            if quiet or self._rtt_ms.value(self._now()) is None:
+            if self._suspected.is_set():
+                await self.probe(server, _SUSPECT_PROBE_S)
+            elif quiet or self._rtt_ms.value(self._now()) is None:
                 await self.probe(server)
+            self._suspected.clear()
             longest_s = self._interval_s * _PROBE_BACKOFF
             pause_s = self._interval_s if self._health.reachable else min(longest_s, pause_s * 2.0)
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._suspected.wait()
 
-    async def probe(self, server: OpenAIServer) -> bool:
-        """Return whether the server answers, with any HTTP status. Updates `reachable` and `rtt_ms`."""
-        started, until = self._now(), asyncio.get_running_loop().time() + PROBE_S
+    async def probe(self, server: OpenAIServer, most_s: float = PROBE_S) -> bool:
+        """Return whether the server answers, with any HTTP status, in `most_s`. Updates `reachable` and `rtt_ms`."""
+        started, until = self._now(), asyncio.get_running_loop().time() + most_s
         try:
             response = await server.request("GET", self._models, until)
             try:

@@ -39,12 +39,12 @@ class ThreeClouds:
 
 @asynccontextmanager
 async def three_clouds(
-    folder: Path, policy: str = IN_ORDER, names: tuple[str, ...] = NAMES
+    folder: Path, policy: str = IN_ORDER, names: tuple[str, ...] = NAMES, probe_interval_s: float = 5.0
 ) -> AsyncIterator[ThreeClouds]:
     clouds = {name: await ScriptedCloud().start() for name in names}
     listed = {name: CloudServer(url=cloud.url, key=f"key-{name}", region=name) for name, cloud in clouds.items()}
     try:
-        async with running(folder, policy=policy, clouds=listed) as device:
+        async with running(folder, policy=policy, clouds=listed, probe_interval_s=probe_interval_s) as device:
             yield ThreeClouds(device, clouds)
     finally:
         for cloud in clouds.values():
@@ -185,3 +185,22 @@ async def test_metrics_have_the_clouds_name(tmp_path: Path) -> None:
         metrics = (await bed.device.get("/metrics")).body.decode()
         for name, value in (("eu", "1.0"), ("us", "0.0"), ("ap", "1.0")):
             assert f'causeway_edge_cloud_reachable{{cloud="{name}"}} {value}' in metrics
+
+
+async def test_a_silent_cloud_is_probed_at_once_and_passed_over(tmp_path: Path) -> None:
+    """It accepts connections and answers nothing, as behind a cut network; the next request does not wait for it."""
+    policy = IN_ORDER.replace("first_token_timeout: 300ms\n    timeout: 500ms", "first_token_timeout: 30s")
+    async with three_clouds(tmp_path, policy, probe_interval_s=3600.0) as bed:
+        await bed.probe()
+        silent = bed.clouds["eu"]
+        port = silent.port
+        await silent.stop()
+        server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", port)
+        waiting = asyncio.ensure_future(bed.device.ask("first", tags="cloud"))
+        eu = bed.device.parts.clouds.first
+        assert eu is not None
+        await until(lambda: eu.health.reachable is False)
+        answer = await bed.device.ask("second", tags="cloud")
+        assert [one.cloud for one in (await bed.device.record(answer)).outcome.attempts] == ["us"]
+        waiting.cancel()
+        server.close()
