@@ -221,7 +221,7 @@ def write_policy(folder: Path, name: str) -> None:
     (folder / "policies" / "kiosk.yaml").write_text(text, encoding="utf-8")
 
 
-class Show:
+class Demo:
     """The demo.
 
     Args:
@@ -454,9 +454,9 @@ def main(devices: int, folder: Path, listen: str, once: bool) -> None:
 
     Exit code: 0 the good policy reached every device and the bad one was reverted, 1 otherwise.
     """
-    show = Show(folder.absolute(), devices, listen)
+    demo = Demo(folder.absolute(), devices, listen)
     try:
-        asyncio.run(show.run(once=once))
+        asyncio.run(demo.run(once=once))
     except ProgramFailed as error:
         click.secho(str(error), fg="red", err=True)
         sys.exit(1)

@@ -51,7 +51,7 @@ def check_proof(request: EnrolmentRequest) -> None:
 
 
 class Enrolling(msgspec.Struct, frozen=True):
-    """Enrols devices. `handle` is the `work` of a `fleet.store.database.Grouped`.
+    """Enrols devices. `handle` is the `work` of a `fleet.store.database.GroupCommit`.
 
     1. The device holds its key (`check_proof`); this is checked before its request waits for a transaction.
     2. This control plane issued the token. A device that repeats its request after a lost answer gets the same answer
@@ -75,7 +75,7 @@ class Enrolling(msgspec.Struct, frozen=True):
 
         Raises:
             DeviceNameTaken: Another process took the name or the key of the group's only device meanwhile.
-            IntegrityError: Another process took one of them; `Grouped` handles each alone then.
+            IntegrityError: Another process took one of them; `GroupCommit` handles each alone then.
         """
         answers: dict[int, Device | CausewayError] = {}
         # Sorted by token, so that all processes lock in the same order and cannot deadlock.

@@ -109,7 +109,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Messages(msgspec.Struct, frozen=True):
-    """The handler of messages. `handle` is the `work` of a `fleet.store.database.Grouped`.
+    """The handler of messages. `handle` is the `work` of a `fleet.store.database.GroupCommit`.
 
     Attributes:
         pace: A function that returns the pace of a cohort.

@@ -22,7 +22,7 @@ from causeway_server.router.serving.responses import json_response
 
 from ..controller.loop import Controller
 from ..repository.fleet_file import FleetDoc
-from ..store.database import Grouped, Store, StoreUnavailable
+from ..store.database import GroupCommit, Store, StoreUnavailable
 from ..store.devices import Device, forget_old_events, read_devices
 from ..store.telemetry import forget_old_counters
 from .connections import Connections
@@ -70,11 +70,11 @@ class ControlPlane:
         self._steady = SteadyClock()
         self.wakes = Wakes(store, clock, connections or Connections())
         messages = Messages(self.wakes.pace, clock, key.report_keys)
-        self.messages: Grouped[SignedMessage, Answer] = Grouped(store.write, messages.handle)
-        self.lookups: Grouped[str, Device] = Grouped(store.read, _find)
+        self.messages: GroupCommit[SignedMessage, Answer] = GroupCommit(store.write, messages.handle)
+        self.lookups: GroupCommit[str, Device] = GroupCommit(store.read, _find)
         enrolling = Enrolling(fleet, clock)
-        self.enrolments: Grouped[EnrolmentRequest, Device] = Grouped(store.write, enrolling.handle)
-        self.readiness: Grouped[None, None] = Grouped(store.read, _answers)
+        self.enrolments: GroupCommit[EnrolmentRequest, Device] = GroupCommit(store.write, enrolling.handle)
+        self.readiness: GroupCommit[None, None] = GroupCommit(store.read, _answers)
 
     async def run(self) -> None:
         """Handle messages, watch the generations, and delete old rows, until cancelled."""

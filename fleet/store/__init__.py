@@ -4,7 +4,7 @@
     migrations/     Alembic's environment and revisions, applied when the store opens. A released revision is never
                     edited; a change of `tables.py` is a new one.
     database.py     `Store`: connections, transactions, migrations, a lost database, the lock of the controller;
-                    `Grouped`: many small writes in one transaction
+                    `GroupCommit`: many small writes in one transaction
     enrolment.py    join tokens and new devices; operators' sessions
     devices.py      devices as rows: their reports, and operators' decisions
     telemetry.py    counters of requests by device and bundle, and what changed since a look

@@ -1,5 +1,5 @@
-"""`Store`: the database of a control plane, its transactions, and the errors of a lost database. `Grouped` commits many
-items at once: while a transaction runs, further items wait, and the next one takes all of them.
+"""`Store`: the database of a control plane, its transactions, and the errors of a lost database. `GroupCommit` commits
+many items at once: while a transaction runs, further items wait, and the next one takes all of them.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class TooManyMessages(CausewayError, status=503, code="overloaded", retryable=Tr
     """The control plane gets more messages than its database can handle."""
 
 
-class Grouped(Generic[Item, Result]):
+class GroupCommit(Generic[Item, Result]):
     """Handles many items in one transaction (group commit). Each call of `submit` returns when its item is committed.
     `run` must be running. `transactions` and `items` count the committed ones.
 

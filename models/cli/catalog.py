@@ -23,7 +23,7 @@ from ..catalog.gguf import read_gguf
 from ..catalog.projector import vision_bytes
 from ..parts.voices import ARCHITECTURE, voice_memory_bytes
 from ..publish.add import AddResult, add_adapter, add_mmproj, add_model, add_voice
-from ..publish.publish import Placing
+from ..publish.publish import PlaceMode
 from ..pull.demo import packaged_models
 from .options import existing_file, folder, mebibytes, models_option
 
@@ -143,7 +143,7 @@ def add(
         batch=batch,
         force=force,
         answers="calls" if calls else "text",
-        placing="link" if link else "copy",
+        mode="link" if link else "copy",
         mmproj=mmproj,
     )
     print_added(added)
@@ -161,9 +161,9 @@ def add_adapter_command(
     model: str, file: Path, name: str | None, scale: float, link: bool, replace: bool, extra_dirs: Sequence[Path]
 ) -> None:
     """Add a LoRA adapter to MODEL, a GGUF FILE from convert_lora_to_gguf.py."""
-    placing: Placing = "link" if link else "copy"
+    mode: PlaceMode = "link" if link else "copy"
     artifact = find_artifact(model, extra_dirs)
-    added = add_adapter(artifact, file, name=name, scale=scale, placing=placing, replace=replace)
+    added = add_adapter(artifact, file, name=name, scale=scale, mode=mode, replace=replace)
     console.print(f"added {added}; a running daemon offers it after SIGHUP", soft_wrap=True)
 
 
@@ -226,7 +226,7 @@ def add_voice_command(
         licence=licence,
         licence_file=licence_file,
         force=force,
-        placing="link" if link else "copy",
+        mode="link" if link else "copy",
     )
     print_added(added)
 

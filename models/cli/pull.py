@@ -16,7 +16,7 @@ from ..catalog import fit
 from ..catalog.gguf import GgufFile
 from ..publish.add import Origin, add_model, check_memory, model_name
 from ..publish.check import require_llama_cpp
-from ..publish.publish import Placing
+from ..publish.publish import PlaceMode
 from ..pull import demo, plan
 from ..pull.demo import PackagedModel
 from ..pull.plan import DemoSource, HubSource, PullError, RemoteFile, UrlSource, parse_source, partial_of
@@ -50,7 +50,7 @@ class _Pull:
         cache: Path,
         others: tuple[RemoteFile, ...] = (),
         fetch: Callable[[], Path],
-        placing: Placing,
+        mode: PlaceMode,
         mmproj: _Beside | None = None,
     ) -> None:
         """Ask for confirmation, fetch the file, and add it as a model. Raises ArtifactError."""
@@ -74,7 +74,7 @@ class _Pull:
             context=self._options.context,
             batch=self._options.batch,
             force=self._options.force,
-            placing=placing,
+            mode=mode,
             origin=origin,
             mmproj=None if mmproj is None else mmproj.fetch(),
         )
@@ -168,7 +168,7 @@ def _pull_from_hub(source: HubSource, prepared: Callable[[str], _Pull], *, mmpro
         cache=hub.cache_folder(),
         others=listing.files,
         fetch=lambda: hub.fetch(listing, file),
-        placing="link",
+        mode="link",
         mmproj=None if beside is None else _Beside(beside, partial(hub.fetch, listing, beside)),
     )
     if listing.mmproj and beside is None:
@@ -196,7 +196,7 @@ def _pull_url(source: UrlSource, prepared: Callable[[str], _Pull]) -> None:
         here=next((path.stat().st_size for path in (target, partial_of(target)) if path.is_file()), 0),
         cache=demo.cache_folder(),
         fetch=fetch,
-        placing="move",
+        mode="move",
     )
 
 
@@ -215,7 +215,7 @@ def _pull_demo(source: DemoSource, prepared: Callable[[str], _Pull], name: str |
             here=demo.present_bytes(model),
             cache=demo.cache_folder(),
             fetch=partial(_with_progress, model.file.name, model.file.size_bytes, partial(demo.fetch, model)),
-            placing="move",
+            mode="move",
         )
 
 

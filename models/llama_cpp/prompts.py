@@ -132,7 +132,7 @@ class SoftTokenIds:
                 )
 
 
-class _Stretch(NamedTuple):
+class _Span(NamedTuple):
     """A run in the prompt, with the index and the position of its first token. `fewer`: how much less than its index
     the position of a token behind the run is.
 
@@ -158,13 +158,13 @@ class Places:
     """
 
     def __init__(self, prompt: Tokens, placed: Mapping[int, SoftRun]) -> None:
-        self._stretches: list[_Stretch] = []
+        self._spans: list[_Span] = []
         fewer = 0
         for index in np.flatnonzero(np.isin(prompt, list(placed))).tolist() if placed else ():
             run, position = placed[int(prompt[index])], index - fewer
             fewer += run.vectors - run.span if run.positions else 0
-            self._stretches.append(_Stretch(index, position, fewer, run))
-        self._starts = [one.start for one in self._stretches]
+            self._spans.append(_Span(index, position, fewer, run))
+        self._starts = [one.start for one in self._spans]
 
     def position(self, index: int) -> int:
         """Return the position of a token that is not within a run."""
@@ -198,10 +198,10 @@ class Places:
         own = self._at(tokens)
         return own.start if own is not None and own.start < tokens < own.end else tokens
 
-    def _at(self, index: int) -> _Stretch | None:
+    def _at(self, index: int) -> _Span | None:
         """Return the last run that begins at `index` or before."""
         found = bisect_right(self._starts, index)
-        return self._stretches[found - 1] if found else None
+        return self._spans[found - 1] if found else None
 
 
 _CACHE_BYTES = 4 * 1024 * 1024

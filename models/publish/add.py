@@ -50,7 +50,7 @@ from ..parts.voices import (
     worker_spec,
 )
 from .check import check_beside, check_gguf
-from .publish import Placing, place, place_mmproj, publish_gguf
+from .publish import PlaceMode, place, place_mmproj, publish_gguf
 
 _NO_LICENCE = "the file does not name a licence: make sure that you may use it"
 
@@ -80,7 +80,7 @@ def add_model(
     batch: int,
     force: bool = False,
     answers: Answers = "text",
-    placing: Placing = "copy",
+    mode: PlaceMode = "copy",
     origin: Origin | None = None,
     mmproj: Path | None = None,
 ) -> AddResult:
@@ -91,7 +91,7 @@ def add_model(
         device: The device whose memory a GGUF must fit, with `batch` sequences of `context` tokens.
         force: Add a GGUF that does not fit, with a note.
         answers: The form of a GGUF's answers; `calls` constrains its answers to the call grammar.
-        placing: Copy the file, link it, or move it.
+        mode: Copy the file, link it, or move it.
         origin: The origin of the file; None: the owner's own.
         mmproj: The mmproj file of a vision model, which is installed in the same way.
 
@@ -126,9 +126,9 @@ def add_model(
             note=origin.note,
             licence=origin.licence,
             answers=answers,
-            placing=placing,
+            mode=mode,
         )
-        return AddResult(added if mmproj is None else place_mmproj(added, mmproj, placing), notes)
+        return AddResult(added if mmproj is None else place_mmproj(added, mmproj, mode), notes)
     if mmproj is not None:
         raise ArtifactError(f"{file}: an mmproj file belongs to a language model in a GGUF")
     if file.suffix == ".onnx":
@@ -234,7 +234,7 @@ def add_adapter(
     *,
     name: str | None = None,
     scale: float = 1.0,
-    placing: Placing = "copy",
+    mode: PlaceMode = "copy",
     replace: bool = False,
 ) -> str:
     """Add the adapter in `file` to `model`.
@@ -244,7 +244,7 @@ def add_adapter(
         file: The adapter's GGUF.
         name: The adapter's name in requests, after the model's name; defaults to the file's name.
         scale: The strength of its effect.
-        placing: Copy the file, link it, or move it.
+        mode: Copy the file, link it, or move it.
         replace: Replace an adapter of this name, if the model has one.
 
     Returns:
@@ -266,7 +266,7 @@ def add_adapter(
         raise ArtifactError(f"a scale of {scale:g}: use a finite number other than 0")
     check_beside("adapter", file, model.path)
     target = model.folder / adapter_file(chosen)
-    partial = place(file, target.with_name(target.name + ".partial"), placing)
+    partial = place(file, target.with_name(target.name + ".partial"), mode)
     partial.replace(target)
     entry = AdapterEntry(target.name, sha256_of(target), target.stat().st_size, scale, f"added from {file.name}")
     adapters = {**model.manifest.adapters, chosen: entry}
@@ -274,7 +274,7 @@ def add_adapter(
     return f"{model.name}+{chosen}"
 
 
-def add_mmproj(model: Artifact, file: Path, placing: Placing = "copy") -> Artifact:
+def add_mmproj(model: Artifact, file: Path, mode: PlaceMode = "copy") -> Artifact:
     """Add the mmproj file of a vision model, in the place of an earlier one or of a projector.
 
     Raises:
@@ -282,7 +282,7 @@ def add_mmproj(model: Artifact, file: Path, placing: Placing = "copy") -> Artifa
     """
     check_extensible(model, "an mmproj file")
     check_beside("mmproj", file, model.path)
-    return place_mmproj(model, file, placing)
+    return place_mmproj(model, file, mode)
 
 
 def check_extensible(model: Artifact, what: str) -> None:
@@ -316,7 +316,7 @@ def add_voice(
     licence: str = "",
     licence_file: Path | None = None,
     force: bool = False,
-    placing: Placing = "copy",
+    mode: PlaceMode = "copy",
     check_s: float = _CHECK_S,
 ) -> AddResult:
     """Check a Piper voice and put it into `root/name` as an artifact.
@@ -365,7 +365,7 @@ def add_voice(
         command="causeway-models add-voice",
         note=f"added from {file.name}: {settings.espeak.voice}, {settings.audio.sample_rate} Hz, {speakers}",
     )
-    return AddResult(_publish(manifest, file, settings_file, root / chosen, licence_text, placing), notes)
+    return AddResult(_publish(manifest, file, settings_file, root / chosen, licence_text, mode), notes)
 
 
 def _licence(file: Path) -> bytes:
@@ -397,12 +397,12 @@ async def _try(file: Path, sha256: str, settings: VoiceSettings, memory_bytes: i
 
 
 def _publish(
-    manifest: Manifest, file: Path, settings_file: Path, folder: Path, licence_text: bytes, placing: Placing
+    manifest: Manifest, file: Path, settings_file: Path, folder: Path, licence_text: bytes, mode: PlaceMode
 ) -> Artifact:
     """Install the files of a voice; the manifest is written last. On an error, remove them and raise ArtifactError."""
     is_new = not folder.exists()
     try:
-        place(file, folder / WEIGHTS, placing)
+        place(file, folder / WEIGHTS, mode)
         place(settings_file, folder / SETTINGS, "copy")
         files = {SETTINGS: sha256_of(folder / SETTINGS)}
         if licence_text:

@@ -33,7 +33,7 @@ from ..catalog.gguf import read_gguf
 from ..catalog.projector import read_mmproj
 
 LICENCE = "Apache-2.0"
-Placing = Literal["copy", "link", "move"]
+PlaceMode = Literal["copy", "link", "move"]
 
 
 class SignalMetadata(msgspec.Struct, frozen=True):
@@ -58,12 +58,12 @@ def publish_gguf(
     licence: str | None = None,
     note: str = "",
     answers: Answers = "text",
-    placing: Placing = "copy",
+    mode: PlaceMode = "copy",
 ) -> Artifact:
     """Place `weights` at `root/name/model.gguf`, write a manifest from the file's metadata, and verify the result.
 
     Args:
-        placing: The way of installing the weights, see `place`.
+        mode: The way of installing the weights, see `place`.
         licence: Defaults to the licence that the file names, else "unknown".
 
     Raises:
@@ -71,7 +71,7 @@ def publish_gguf(
     """
     gguf = read_gguf(weights)
     folder = root / name
-    partial = place(weights, folder / "model.gguf.partial", placing)
+    partial = place(weights, folder / "model.gguf.partial", mode)
     manifest = Manifest(
         name=name,
         file="model.gguf",
@@ -183,7 +183,7 @@ def card(
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
-def place(source: Path, target: Path, placing: Placing) -> Path:
+def place(source: Path, target: Path, mode: PlaceMode) -> Path:
     """Put `source` at `target`, whose folder is created, and return `target`.
 
     `link` makes a hard link, which takes no space and outlives the original's name; across file systems it makes a
@@ -196,12 +196,12 @@ def place(source: Path, target: Path, placing: Placing) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        if placing == "link":
+        if mode == "link":
             _link(source.resolve(), target)
         else:
-            if target.parent.stat().st_dev != source.stat().st_dev or placing == "copy":
+            if target.parent.stat().st_dev != source.stat().st_dev or mode == "copy":
                 check_space(source.stat().st_size, target.parent)
-            if placing == "copy":
+            if mode == "copy":
                 shutil.copyfile(source, target)
             else:
                 shutil.move(source, target)
@@ -216,14 +216,14 @@ def place(source: Path, target: Path, placing: Placing) -> Path:
     return target
 
 
-def place_mmproj(model: Artifact, file: Path, placing: Placing) -> Artifact:
+def place_mmproj(model: Artifact, file: Path, mode: PlaceMode) -> Artifact:
     """Put an mmproj file that was checked beside its model's weights, and name it in the manifest.
 
     Raises:
         ArtifactError: It cannot be written.
     """
     target = model.folder / MMPROJ_FILE
-    place(file, target.with_name(target.name + ".partial"), placing).replace(target)
+    place(file, target.with_name(target.name + ".partial"), mode).replace(target)
     entry = ProjectorEntry(
         file=target.name,
         sha256=sha256_of(target),

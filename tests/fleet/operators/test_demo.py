@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from causeway_server.fleet.cli.commands import main
-from causeway_server.fleet.demo.show import POLICIES, ROLLOUTS, Pace, Show, write_folder, write_policy
+from causeway_server.fleet.demo.show import POLICIES, ROLLOUTS, Demo, Pace, write_folder, write_policy
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,8 @@ def test_every_policy_passes_lint_and_its_cases(tmp_path: Path, policy: str) -> 
 
 @pytest.mark.engine
 async def test_a_good_policy_reaches_every_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show = Show(tmp_path / "demo", 2, "127.0.0.1:0", pace=PACE, device=DEVICE, requests_per_s=2.0)
-    await show.run(once=True, rollouts={"first": "done"})
+    demo = Demo(tmp_path / "demo", 2, "127.0.0.1:0", pace=PACE, device=DEVICE, requests_per_s=2.0)
+    await demo.run(once=True, rollouts={"first": "done"})
     output = capsys.readouterr().out
     assert "the policy 'first' reached 2 of 2 devices" in output
     assert "× 200" in output
