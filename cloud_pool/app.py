@@ -28,6 +28,7 @@ from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.metrics import GaugeCollector
 from causeway_server.router.serving.process import tune_garbage_collector
 from causeway_server.router.trackers import FairShare
+from causeway_server.router.variants.settings import TrialConfig
 
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
@@ -77,6 +78,7 @@ from .storage.config import JobsConfig, with_shared_redis
 from .storage.stores import JobStores
 from .tiers.config import TierConfig
 from .tiers.tier import Tier, allowed_tiers, by_name, load_tiers
+from .tiers.variants import TierVariants, check_variants
 from .upstreams.clients import UpstreamClients
 from .upstreams.features import TierServers, verify_features
 from .upstreams.triton.model_control import default_key_file
@@ -159,13 +161,15 @@ def build_runtime(
         is_gateway: Whether this process takes a share of the tenants' limits while their Redis is unavailable.
     """
     tiers = load_tiers(config.tiers, config.model_dirs)
+    check_variants(config.tiers)
     metrics, lag = Metrics(), EventLoopLag()
     accounts = build_accounts(config, metrics, is_gateway=is_gateway)
     reload_listeners = [metrics.count_reload]  # get the name of each model that was loaded again
     dispatch_metrics = DispatchMetrics(metrics.registry)
     pools = build_pools(config, tiers, dispatch_metrics, tasks, reload_listeners)
     runtimes = _build_tier_runtimes(tiers, pools, metrics, dispatch_metrics, kind, lag)
-    cache = build_cache(config, by_name(tiers), metrics, kind)
+    variants = TierVariants(config.tiers, metrics.registry)
+    cache = build_cache(config, by_name(tiers), metrics, kind, variants)
     signals = {
         name: TierSignals(pools.by_tier[name], runtime.admission.scheduler, runtime.tier.config.ttft_objective_s)
         for name, runtime in runtimes.items()
@@ -183,6 +187,7 @@ def build_runtime(
         find_stale=nothing_stale if cache is None else cache.find_stale,
         parts=parts,
         metrics=degradation_metrics,
+        variants=variants,
     )
     models = {tier.name: tier.model for tier in tiers}
     warmer = TierWarmer(fallback, pools.by_tier, models, degradation.warm_up_after_idle_s)
@@ -295,14 +300,25 @@ def build_pools(
 
 
 def build_cache(
-    config: Config, tiers: Mapping[str, Tier], metrics: Metrics, kind: PeerKind = "gateway"
+    config: Config,
+    tiers: Mapping[str, Tier],
+    metrics: Metrics,
+    kind: PeerKind = "gateway",
+    variants: TierVariants | None = None,
 ) -> SharedCache | None:
-    """Build the shared cache; None if it is disabled. Raises ConfigError."""
+    """Build the shared cache; None if it is disabled. Raises ConfigError.
+
+    Args:
+        tiers: Tiers by name and alias.
+        variants: Variants of the tiers, which share no entries; None: there are none.
+    """
     settings = config.cache if kind == "gateway" else config.cache.for_background()
     if not settings.enabled:
         return None
     secret = read_secret(settings)
-    return SharedCache(settings, settings.redis or config.redis, tiers, metrics.registry, secret=secret)
+    return SharedCache(
+        settings, settings.redis or config.redis, tiers, metrics.registry, secret=secret, variants=variants
+    )
 
 
 def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True) -> Accounts:
@@ -356,8 +372,8 @@ def _operator_tokens(config: Config) -> StaticTokens:
     return local_operator_token(Path(config.state_dir) if config.state_dir else None)
 
 
-def reload_on_sighup(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
-    """Reload the endpoints from the configuration on SIGHUP, without a restart. A faulty file changes nothing.
+def reload_on_sighup(pools: Pools, variants: TierVariants, config: Config, reread: Callable[[], Config]) -> None:
+    """Reload endpoints and variants from the configuration on SIGHUP, without a restart. A faulty file changes nothing.
 
     Args:
         config: Configuration that the process started with.
@@ -366,25 +382,36 @@ def reload_on_sighup(pools: Pools, config: Config, reread: Callable[[], Config])
 
     def reload() -> None:
         try:
-            reload_endpoints(pools, config, reread)
+            reload_tiers(pools, variants, config, reread)
         except ConfigError as error:
-            log.error("The endpoints stay as they are, because the configuration is faulty: %s", error.message)
+            log.error("The tiers stay as they are, because the configuration is faulty: %s", error.message)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
-def reload_endpoints(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
-    """Apply the endpoints of the reread configuration. Raises ConfigError, and changes nothing, if it is faulty."""
+def reload_tiers(pools: Pools, variants: TierVariants, config: Config, reread: Callable[[], Config]) -> None:
+    """Apply endpoints and variants of the reread configuration. Raises ConfigError, and changes nothing, if it is
+    faulty.
+    """
     new = reread()
-    if _without_endpoints(new) != _without_endpoints(config):
-        log.warning("Only endpoints were reloaded; the other changes in the configuration need a restart.")
+    check_variants(new.tiers)
+    if _without_reloaded(new) != _without_reloaded(config):
+        log.warning("Only endpoints and variants were reloaded; the other changes in the configuration need a restart.")
     pools.update_endpoints({tier.name: tier.endpoint_addresses for tier in new.tiers})
-    log.info("The endpoints were reloaded.")
+    variants.use(new.tiers)
+    log.info("Endpoints and variants were reloaded.")
 
 
-def _without_endpoints(config: Config) -> Config:
+def _without_reloaded(config: Config) -> Config:
     tiers = tuple(
-        msgspec.structs.replace(tier, triton="", endpoints=(), upstream=msgspec.structs.replace(tier.upstream, urls=()))
+        msgspec.structs.replace(
+            tier,
+            variants=(),
+            trial=TrialConfig(),
+            triton="",
+            endpoints=(),
+            upstream=msgspec.structs.replace(tier.upstream, urls=()),
+        )
         for tier in config.tiers
     )
     return msgspec.structs.replace(config, tiers=tiers)
@@ -486,7 +513,7 @@ def build(
         runtime.pools.by_tier,
         config.server.readiness_cache_s,
         blocked=lambda: accounts.not_ready,
-        problems=lambda: accounts.problems,
+        problems=lambda: (*accounts.problems, *runtime.service.variants.problems),
     )
     bodies = BodyMemory(
         config.server.max_body_memory_bytes, metrics.registry, allowed_connections(config.server.max_connections)
@@ -504,7 +531,12 @@ def build(
         inline_files=None if jobs is None else jobs.files.inline,
     )
     runner = RequestRunner(
-        runtime.service, runtime.caching_service, accounts.ledger, metrics, callers=accounts.authenticator
+        runtime.service,
+        runtime.caching_service,
+        accounts.ledger,
+        metrics,
+        callers=accounts.authenticator,
+        variants=runtime.service.variants,
     )
     grpc = build_grpc(config, admission, runner, bodies, readiness)
     detector = build_speech_detection(parts, speech_detector)
@@ -528,7 +560,9 @@ def build(
         free_probes=not config.has_operator_tokens,
         readiness=readiness,
         jobs_refused=(lambda: "") if jobs is None else (lambda: jobs.refused),
-        reload=None if reread is None else partial(reload_endpoints, runtime.pools, config, reread),
+        reload=None
+        if reread is None
+        else partial(reload_tiers, runtime.pools, runtime.service.variants, config, reread),
         server=server,
         more=(lambda _: None) if jobs is None else jobs.dead_letters.handler,
     )
@@ -737,7 +771,7 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
         app = build(config, tasks, reread)
         closing.append(app.close)
         if reread is not None:
-            reload_on_sighup(app.runtime.pools, config, reread)
+            reload_on_sighup(app.runtime.pools, app.runtime.service.variants, config, reread)
         await app.start()
         tune_garbage_collector()
         grpc = "" if app.grpc is None else f" grpc={app.grpc.address}"

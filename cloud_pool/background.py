@@ -22,7 +22,7 @@ from causeway_server.router.serving.process import tune_garbage_collector
 from causeway_server.router.serving.webhooks import DeliveryOutcome, WebhookSender
 
 from .accounts.tenants.config import TenantLimits
-from .app import build_runtime, operator_listener, reload_endpoints, reload_on_sighup
+from .app import build_runtime, operator_listener, reload_on_sighup, reload_tiers
 from .batches.processor import BatchProcessor
 from .config import Config
 from .http.operator import OperatorRoutes
@@ -170,7 +170,9 @@ class Background:
         )
         self.runner = MeteredRunner(backend, accounts.ledger, runtime.job_trace, accounts.revocations, route=route)
         self._reread = reread
-        reload = None if reread is None else partial(reload_endpoints, runtime.pools, config, reread)
+        reload = (
+            None if reread is None else partial(reload_tiers, runtime.pools, runtime.service.variants, config, reread)
+        )
         free_probes = not config.has_operator_tokens
         routes = OperatorRoutes(accounts.operators, runtime.metrics, free_probes=free_probes, reload=reload)
         self._operator = operator_listener(config, routes)
@@ -184,7 +186,7 @@ class Background:
     async def start(self) -> None:
         """Start watching the tiers."""
         if self._reread is not None:
-            reload_on_sighup(self.runtime.pools, self.config, self._reread)
+            reload_on_sighup(self.runtime.pools, self.runtime.service.variants, self.config, self._reread)
         await self.runtime.start()
         tune_garbage_collector()
 

@@ -36,6 +36,7 @@ from causeway_server.router.jobs.job import JobView
 from causeway_server.router.jobs.webhooks import WebhookRefused
 from causeway_server.router.numbers import MAX_PAGE
 from causeway_server.router.openai.wire import WireChat, WireCompletion
+from causeway_server.router.variants.feedback import Feedback, FeedbackReceipt
 
 from .admission import Priority
 from .batches.batch_api import BatchList, BatchRequest, BatchView, UploadPurpose
@@ -105,6 +106,7 @@ _ANSWERED = {
     "x-causeway-degraded": "reason why the answer is not the first choice",
     "x-causeway-cache": "outcome in the shared cache",
     "x-causeway-modalities": "state of audio, images and files, such as `audio=ok,image=timeout`",
+    "x-causeway-variant": "model that answered in the place of the tier's own, for a share of the requests",
 }
 
 
@@ -145,6 +147,15 @@ def gateway_operations() -> list[Operation]:
             "chat", _ROUTING, _ANSWERED, (*refusals, errors.QueueFull, errors.CloudUnreachable, errors.CloudTimeout)
         ),
         *model_operations("client", (*_IDENTITY, *_MODELS)),
+        Operation(
+            method="POST",
+            path="/v1/feedback",
+            summary="Score one of your own answers.",
+            caller="client",
+            request={JSON: Feedback},
+            responses=(ApiResponse(200, {JSON: FeedbackReceipt}),),
+            errors=(*_IDENTITY, *BODY, errors.NotFound, errors.RateLimited, errors.Shed),
+        ),
         realtime_operation(
             "chat",
             "The tier of the session's answers; required without `session_id`.",

@@ -49,6 +49,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool = False  # the prompt's tokens, or some of them: the client left before the model told them
     micro_usd: int = 0
     cache: str = ""  # hit, stale, miss, coalesced, bypass; "" without a cache
+    variant: str = ""  # the tier's variant that answered
     parts: str = ""  # what became of audio, images and files, ``audio=ok,image=timeout``; "" without any
 
 

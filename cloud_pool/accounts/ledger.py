@@ -201,6 +201,7 @@ class Ledger(msgspec.Struct, frozen=True):
                 estimated=entry.estimated,
                 cache=entry.cache,
                 parts=entry.response_headers.get("x-causeway-modalities", ""),
+                variant=entry.response_headers.get("x-causeway-variant", ""),
             )
         )
 

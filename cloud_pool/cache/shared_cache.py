@@ -24,6 +24,7 @@ from causeway_server.router.types import Request, Usage, folded_tags
 from ..core.request_context import CachedAnswer
 from ..redis.config import RedisAddress
 from ..tiers.tier import Tier
+from ..tiers.variants import TierVariants
 from .config import CacheConfig
 from .entry_codec import EntryCodec
 from .store import AnswerStore, CacheMetrics, RedisUnavailable
@@ -65,16 +66,16 @@ class CacheKeys:
 
     def __init__(self, config: CacheConfig, secret: bytes = b"") -> None:
         self._salt = (hashlib.blake2b(secret).digest() if secret else b"", config.version)
-        self._scopes: dict[str, bytes] = {}  # by tier
+        self._scopes: dict[tuple[str, str], bytes] = {}  # by tier and variant
 
     def key(self, request: Request, tier: Tier, tenant: str) -> str:
         """Return the key, 32 hex digits: a one-way digest that does not reveal the prompt."""
-        scope = self._scopes.get(tier.name)
+        scope = self._scopes.get((tier.name, tier.variant))
         if scope is None:
             identity = msgspec.msgpack.encode(
                 (self._salt, tier.name, tier.model, tier.config.adapter, tier.max_tokens, tier.chat_format)
             )
-            scope = self._scopes[tier.name] = hashlib.blake2b(identity, digest_size=32).digest()
+            scope = self._scopes[tier.name, tier.variant] = hashlib.blake2b(identity, digest_size=32).digest()
         # The scope has a fixed length, so no tenant's name can be confused with it.
         return fingerprint(_resolved(request, tier), scope + tenant.encode("utf-8", "replace")).hex()
 
@@ -106,6 +107,7 @@ class SharedCache:
         tiers: Tiers by name and alias.
         registry: Registry of the cache's metrics.
         secret: Content of `cache.secret_file`.
+        variants: Variants of the tiers, which share no entries; None: there are none.
         clock: Monotonic clock, in seconds.
         now_ms: Replacement for Redis's clock in tests; negative to use Redis's clock.
 
@@ -121,6 +123,7 @@ class SharedCache:
         registry: CollectorRegistry,
         *,
         secret: bytes = b"",
+        variants: TierVariants | None = None,
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: -1,
     ) -> None:
@@ -134,12 +137,14 @@ class SharedCache:
         )
         self._keys = CacheKeys(config, secret)
         self._tiers = tiers
+        self.variants = TierVariants() if variants is None else variants
 
     def key(self, request: Request, tenant: str) -> str | None:
         """Return the cache key; None if the request bypasses the cache."""
         tier = self._tiers.get(request.model)
         if tier is None or bypass_reason(request, tier, self.config):
             return None
+        tier = self.variants.of(tier, request) if self.variants.active else tier
         return self._keys.key(request, tier, tenant)
 
     async def find_stale(self, request: Request, tenant: str) -> CachedAnswer | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _TIER_HEADER = "x-causeway-tier"
 _REASON_HEADER = "x-causeway-tier-reason"
 _LOOSENED_HEADER = "x-causeway-loosened"
+VARIANT_HEADER = "x-causeway-variant"
 DEGRADED = ("x-causeway-degraded", "true")
 
 
@@ -64,7 +65,11 @@ class AnswerHead(msgspec.Struct, frozen=True):
     @property
     def model(self) -> str:
         """The name of the answering tier for clients; "" if the headers do not name it."""
-        return next((value for name, value in self.headers if name == _TIER_HEADER), "")
+        return self.header(_TIER_HEADER)
+
+    def header(self, name: str) -> str:
+        """Return the value of a header; "" if it has none."""
+        return next((value for known, value in self.headers if known == name), "")
 
 
 Piece = AnswerHead | Chunk
@@ -89,14 +94,18 @@ def answer_head(
     keep: bool = True,
     stale_s: float | None = None,
     loosened: str = "",
+    variant: str = "",
 ) -> AnswerHead:
     """Build the head of an answer by `tier`; a degraded answer is never kept.
 
-    `loosened`: offered tools whose arguments are not constrained to their schemas.
+    `loosened`: offered tools whose arguments are not constrained to their schemas. `variant`: the tier's variant that
+    answers.
     """
     headers: tuple[tuple[str, str], ...] = ((_TIER_HEADER, tier), (_REASON_HEADER, reason))
     if loosened:
         headers = (*headers, (_LOOSENED_HEADER, loosened))
+    if variant:
+        headers = (*headers, (VARIANT_HEADER, variant))
     return AnswerHead((*headers, DEGRADED) if degraded else headers, keep and not degraded, stale_s)
 
 

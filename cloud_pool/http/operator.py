@@ -2,7 +2,7 @@
 
     GET  /metrics   Prometheus
     GET  /readyz    as the public one, with each tier's and endpoint's state, why jobs are refused, and problems
-    POST /reload    read the endpoints of the configuration again, as SIGHUP does
+    POST /reload    read endpoints and variants of the configuration again, as SIGHUP does
     POST /drain     accept no more requests; running ones end. The process stays until it is stopped.
     /dlq            dead letters, where the process accepts jobs (`jobs.http.dead_letter_api`)
 

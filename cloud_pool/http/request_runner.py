@@ -30,9 +30,10 @@ from causeway_server.router.types import Chunk, Kind, Usage
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import Ledger, LedgerEntry
 from ..cache.caching_service import Billing, CachingService
-from ..core.request_context import AnswerHead, RequestContext
+from ..core.request_context import VARIANT_HEADER, AnswerHead, RequestContext
 from ..observability.metrics import Metrics
 from ..serving.service import Service
+from ..tiers.variants import MAX_ANSWERS, ScorableAnswer, TierVariants
 from ..upstreams.inference import Consumption
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class RequestRunner(msgspec.Struct):
     metrics: Metrics  # of the process
     callers: Authenticator | None = None  # ends the answers of those whose tokens are revoked; None: none are
     clock: Callable[[], float] = time.monotonic  # s
+    variants: TierVariants = msgspec.field(default_factory=TierVariants)  # knows the answers that may be scored
     cancelled_outcome: str = ClientGone.code  # of requests that are cancelled from now on
 
     def stop(self) -> None:
@@ -92,6 +94,7 @@ class RequestRunner(msgspec.Struct):
                 assert isinstance(head, AnswerHead)
                 entry.tier = measured.tier = head.model
                 entry.response_headers = dict(head.headers)
+                self._note(context, head)
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # only the first piece is a head
                 first = await anext(chunks)  # until it is there, an error is a status
                 self._on_chunk(entry, measured, billing, first)
@@ -108,6 +111,15 @@ class RequestRunner(msgspec.Struct):
                         raise
                     log.info("A fault occurred after the answer's end: %s", redacted(fault))
                 await reply.end()
+
+    def _note(self, context: RequestContext, head: AnswerHead) -> None:
+        """Remember an answer that its client may score."""
+        variants, tier = self.variants, head.model
+        group = variants.group(tier, context.request) if variants.active else None
+        client = context.tenant, context.request.hints.client
+        variants.answers[context.id] = ScorableAnswer(client, tier, head.header(VARIANT_HEADER), group)
+        if len(variants.answers) > MAX_ANSWERS:
+            variants.answers.popitem(last=False)
 
     def _on_chunk(self, entry: LedgerEntry, measured: RequestMetrics, billing: Billing, chunk: Chunk) -> None:
         """Count a chunk. Raises AuthenticationFailed once the caller's token is revoked."""

@@ -40,12 +40,15 @@ from causeway_server.router.serving.responses import (
     body_response,
     error_response,
     header_lines,
+    json_response,
 )
 from causeway_server.router.types import Request, RoutingHints
+from causeway_server.router.variants.feedback import FeedbackReceipt, parse_feedback
 from causeway_server.router.web_origins import WebOrigins
 
 from ..core.request_context import AnswerHead, BodyMemory
 from ..tiers.config import NO_AUDIO
+from ..tiers.variants import MAX_ANSWERS
 from .config import ServerConfig
 from .info_routes import MODELS, InfoRoutes
 from .request_admission import Parse, RequestAdmission
@@ -93,6 +96,7 @@ class Server(msgspec.Struct):
             "/v1/embeddings": (hdrs.METH_POST, generations.embedding),
             "/v1/responses": (hdrs.METH_POST, generations.response),
             "/v1/audio/transcriptions": (hdrs.METH_POST, self.transcription or self._no_transcription),
+            "/v1/feedback": (hdrs.METH_POST, generations.feedback),
             "/v1/models": (hdrs.METH_GET, self._models),
             "/v1/realtime": (hdrs.METH_GET, self.sessions.connect),
             "/healthz": (hdrs.METH_GET, info.healthz),
@@ -213,6 +217,16 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
             return request
 
         return await self._generate(http, parse, "response", echoes)
+
+    async def feedback(self, http: HttpExchange) -> web.StreamResponse:
+        """Score one of the caller's own answers."""
+        principal = self.admission.principal(http)
+        await self.admission.ledger.admit_reads(principal, 1)
+        feedback = parse_feedback(await self.admission.read(http, principal))
+        counted = self.runner.variants.score(principal.tenant, principal.device, feedback)
+        if counted is None:
+            raise NotFound(f"Answer {feedback.id!r} not found. This gateway knows its newest {MAX_ANSWERS} answers.")
+        return json_response(FeedbackReceipt(feedback.id, counted))
 
     async def _generate(
         self, http: HttpExchange, parse: Parse, route: str, echoes: Sequence[ResponseEcho] = ()

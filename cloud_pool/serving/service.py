@@ -8,7 +8,8 @@ dispatch    one call for each sequence: n for each prompt       dispatch.dispatc
 Chunks      text → text and tool calls; usage at the end        AnswerBuilder
 
 1. A tier sends its first delta: the AnswerHead names the tier and the reason, and no other tier is tried any more.
-2. The tier refuses, fails or is too slow, and the request is not the cause: try the next tier within the same deadline.
+2. The tier refuses, fails or is too slow, and the request is not the cause: try the next tier within the same deadline;
+   after a variant of the tier, try the tier's own model.
 3. It fails because of the request: return that error.
 4. No tier is left: return a stale answer to the same question, if there is one.
 5. Otherwise raise the error with the soonest Retry-After of all tiers.
@@ -19,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sol
 from ..degradation.tier_health import Stress, caller_position
 from ..dispatch.endpoint_selection import prefix_key
 from ..tiers.tier import InferencePrompt, Tier
+from ..tiers.variants import TierVariants
 from ..upstreams.features import check_features
 from ..upstreams.inference import Delta, InferenceRequest
 from ..upstreams.triton.messages import SamplingParameters, from_request
@@ -65,6 +67,19 @@ async def nothing_stale(request: Request, tenant: str) -> CachedAnswer | None:
     return None
 
 
+class _Uncounted(nullcontext[None]):
+    """The arm of an answer where no tier has variants."""
+
+    def failed(self) -> None:
+        """No-op."""
+
+    def ended(self) -> None:
+        """No-op."""
+
+
+_UNCOUNTED = _Uncounted()
+
+
 class Service(msgspec.Struct, frozen=True):
     """The service, which answers requests from the tiers."""
 
@@ -75,6 +90,7 @@ class Service(msgspec.Struct, frozen=True):
     parts: RequestParts | None = None  # reader of audio, images and files; None if no tier takes any
     metrics: DegradationMetrics | None = None  # counters of fallback and degraded answers
     clock: Callable[[], float] = time.monotonic  # monotonic clock, seconds
+    variants: TierVariants = msgspec.field(default_factory=TierVariants)  # chooser of each tier's model
 
     async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
         """Return the answer's head and the vectors of an embedding request, in order. Raises CausewayError.
@@ -109,30 +125,32 @@ class Service(msgspec.Struct, frozen=True):
         fallback_request = self._fallback_request(context, partial_answer, key)
         stress: dict[str, Stress] = {}
         failures: list[TierFailed] = []
-        for step in self.fallback.fallback_steps(fallback_request, context.priority):
-            runtime = self.runtimes[step.tier]
-            truncator = self._truncator(context, step, runtime.tier, partial_answer)
-            attempt = TierAttempt(self.fallback, step, runtime, self.clock)
-            held = await _held(context.request, runtime.tier)
+        steps = self.fallback.fallback_steps(fallback_request, context.priority)
+        for step, tier in ((one, model) for one in steps for model in self._tried(one, context.request)):
+            truncator = self._truncator(context, step, tier, partial_answer)
+            attempt = TierAttempt(self.fallback, step, self.runtimes[step.tier], self.clock)
+            held = await _held(context.request, tier)
+            arm = self.variants.arm(tier, context.request, self.clock) if self.variants.active else _UNCOUNTED
             async with attempt:
                 try:
-                    parts = await parts_at.tier(step, runtime.tier)
+                    parts = await parts_at.tier(step, tier)
                     requests = partial(
-                        self._inference_requests, context, held.request, parts, runtime.tier, partial_answer, truncator
+                        self._inference_requests, context, held.request, parts, tier, partial_answer, truncator
                     )
                     sequence, delta = await attempt.begin(context, requests, key)
                 except TierFailed as failure:  # (2)
                     stress[step.tier] = failure.stress
                     failures.append(failure)
+                    arm.failed()
                     continue
-                head = self._head(context, step, stress, partial_answer, truncator, held.names)
+                head = self._head(context, step, stress, partial_answer, truncator, held.names, tier.variant)
                 yield head if parts is None else parts.mark(head)  # (1)
-                builder = AnswerBuilder(context.request, runtime.tier.chat_format.thinking, context.id)
+                builder = AnswerBuilder(context.request, tier.chat_format.thinking, context.id)
                 for chunk in builder.echo() if partial_answer is None else ():
                     yield chunk
                 for chunk in builder.add(sequence, delta):
                     yield chunk if truncator is None else truncator.seen(chunk)
-                with builder.unless_ended():
+                with arm, builder.unless_ended():
                     # Two loops: nearly every request is one sequence, and each step here is paid once per token.
                     if attempt.stream is not None:
                         async for delta in attempt.stream:
@@ -143,6 +161,7 @@ class Service(msgspec.Struct, frozen=True):
                             for chunk in builder.add(sequence, delta):
                                 yield chunk
                 attempt.report_tokens(builder.tokens)
+                arm.ended()
                 yield builder.end()
                 return
         stale = None if context.critical or partial_answer else await self.find_stale(context.request, context.tenant)
@@ -151,6 +170,11 @@ class Service(msgspec.Struct, frozen=True):
         yield self._stale_head(context, stale, stress)  # (4)
         for chunk in stale.chunks:
             yield chunk
+
+    def _tried(self, step: FallbackStep, request: Request) -> tuple[Tier, ...]:
+        """Return the models of a step's tier in the order in which they are tried."""
+        tier = self.runtimes[step.tier].tier
+        return self.variants.tried(tier, request) if self.variants.active else (tier,)
 
     def _partial_answer(self, context: RequestContext) -> PartialAnswer | None:
         """Read the continue token, which holds the part of the answer that the client already has. Raises
@@ -247,6 +271,7 @@ class Service(msgspec.Struct, frozen=True):
         partial_answer: PartialAnswer | None,
         truncator: Truncator | None,
         loosened: str,
+        variant: str,
     ) -> AnswerHead:
         is_fallback, reason = step.tier != context.tier.name, step.reason(stress)
         if is_fallback and not step.skipped:
@@ -262,7 +287,9 @@ class Service(msgspec.Struct, frozen=True):
         if truncator is not None:
             reason += "; truncated"
         degraded = is_fallback or truncator is not None
-        return answer_head(step.tier, reason, degraded=degraded, keep=partial_answer is None, loosened=loosened)
+        return answer_head(
+            step.tier, reason, degraded=degraded, keep=partial_answer is None, loosened=loosened, variant=variant
+        )
 
     def _stale_head(self, context: RequestContext, stale: CachedAnswer, stress: Mapping[str, Stress]) -> AnswerHead:
         if self.metrics is not None:

@@ -10,6 +10,7 @@ from msgspec import Meta
 from causeway_server.router.config import Count, Positive, Seconds, doc
 from causeway_server.router.errors import InvalidRequest
 from causeway_server.router.types import Modality, Request
+from causeway_server.router.variants.settings import TrialConfig, VariantConfig
 
 from ..admission.permits import AdmissionConfig, AdmissionSettings
 from ..dispatch.config import LoadBalancing, RetryBudgetConfig
@@ -52,6 +53,11 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "Encoders and tiers of `[embedding]` need no template."
         ),
     ] = ("chat", "completion")
+    variants: Annotated[
+        tuple[VariantConfig, ...],
+        doc("Other models in the same servers, each for a share of the requests that this tier answers."),
+    ] = ()
+    trial: Annotated[TrialConfig, doc("Comparison of the variants with the tier's own model.")] = TrialConfig()
     adapter: Annotated[str, doc("LoRA adapter for the tier's requests, vLLM's `lora_name` in Triton. Empty: none.")] = (
         ""
     )

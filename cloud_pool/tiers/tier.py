@@ -122,6 +122,7 @@ _PATHS: Mapping[TierAbility, tuple[str, ...]] = {
 class Tier(msgspec.Struct, frozen=True):
     config: TierConfig
     chat_format: ChatFormat
+    variant: str = ""  # the variant whose model `config.model` is; "" for the tier's own
 
     @property
     def name(self) -> str:

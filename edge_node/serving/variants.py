@@ -98,7 +98,7 @@ class DeviceVariants:
         """Yield a sentence for each returned variant."""
         for trial in self._trials:
             if trial.state == "returned":
-                yield _said(trial)
+                yield trial.sentence
 
     def gauges(self) -> Iterator[Gauge]:
         """Yield the share in force of each variant."""
@@ -121,10 +121,5 @@ class DeviceVariants:
             log.error("The trials of variants could not be written to %s: %s", self._file, error.strerror)
 
     def _decided(self, trial: Trial) -> None:
-        log.warning("%s", _said(trial))
+        log.warning("%s", trial.sentence)
         self.save()
-
-
-def _said(trial: Trial) -> str:
-    ended = f"is {trial.state} and answers {trial.share:g} % of the requests"
-    return f"The variant {trial.variant.model} of {trial.place} {ended}: {trial.reason}."

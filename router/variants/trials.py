@@ -55,6 +55,12 @@ class Trial:
         """The share in force, in percent."""
         return {"running": self.variant.share, "returned": 0.0, "promoted": 100.0}[self.state]
 
+    @property
+    def sentence(self) -> str:
+        """The trial's state in a sentence, for logs and lists of problems."""
+        ended = f"is {self.state} and answers {self.share:g} % of the requests"
+        return f"The variant {self.variant.model} of {self.place} {ended}: {self.reason}."
+
     def add(self, metric: str, group: int, event: float, *, of_variant: bool) -> bool:
         """Count an answer in a metric; return whether the trial's state changed."""
         if metric not in self.arms or self.state != "running":

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 import pytest
 
-from causeway_server.cloud_pool.app import reload_endpoints
+from causeway_server.cloud_pool.app import reload_tiers
 from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.dispatch.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
@@ -19,6 +19,7 @@ from causeway_server.cloud_pool.dispatch.pool import Pools
 from causeway_server.cloud_pool.http.config import ServerConfig
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.cloud_pool.tiers.variants import TierVariants
 from causeway_server.cloud_pool.upstreams.clients import UpstreamClients
 from causeway_server.router.errors import ConfigError
 from tests.waiting import until
@@ -169,7 +170,7 @@ async def test_a_reload_adds_and_drains_endpoints() -> None:
     start = config("127.0.0.1:1", "127.0.0.2:1", dns_refresh_s=60.0)
     async with running(start, resolver) as (pools, _):
         with closing(pools.by_tier["t"].lease(excluding={"127.0.0.2:1"})):
-            reload_endpoints(pools, start, lambda: config("127.0.0.2:1", "dns:pool:1", dns_refresh_s=60.0))
+            reload_tiers(pools, TierVariants(), start, lambda: config("127.0.0.2:1", "dns:pool:1", dns_refresh_s=60.0))
             await until(lambda: len(addresses(pools)) == 3)
             assert addresses(pools) == {"127.0.0.1:1": "draining", "127.0.0.2:1": "active", "127.0.0.9:1": "ejected"}
         assert set(addresses(pools)) == {"127.0.0.2:1", "127.0.0.9:1"}
@@ -182,7 +183,7 @@ async def test_a_faulty_file_keeps_the_last_good_endpoints() -> None:
     start = config("127.0.0.1:1")
     async with running(start, Resolver()) as (pools, _):
         with pytest.raises(ConfigError, match=r"gateway\.yaml:3"):
-            reload_endpoints(pools, start, reread)
+            reload_tiers(pools, TierVariants(), start, reread)
         await anyio.wait_all_tasks_blocked()
         assert addresses(pools) == {"127.0.0.1:1": "active"}
 
@@ -191,7 +192,7 @@ async def test_a_reload_warns_about_other_changed_keys(caplog: pytest.LogCapture
     start = config("127.0.0.1:1")
     with caplog.at_level(logging.WARNING):
         async with running(start, Resolver()) as (pools, _):
-            reload_endpoints(pools, start, lambda: config("127.0.0.1:1"))
+            reload_tiers(pools, TierVariants(), start, lambda: config("127.0.0.1:1"))
             assert "restart" not in caplog.text
-            reload_endpoints(pools, start, lambda: msgspec.structs.replace(start, log="debug"))
+            reload_tiers(pools, TierVariants(), start, lambda: msgspec.structs.replace(start, log="debug"))
     assert "restart" in caplog.text

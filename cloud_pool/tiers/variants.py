@@ -1,0 +1,188 @@
+"""Variants of tiers: the model that answers each request, counts of both arms, verdicts, and scores of clients.
+
+A variant has its tier's endpoints, permits and chat format; another model in the same servers answers. Each gateway
+counts its own answers, and knows the newest ones that clients may score.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from causeway_server.router.errors import CausewayError, ConfigError
+from causeway_server.router.serving.metrics import Counter, Gauge, GaugeCollector
+from causeway_server.router.types import Request
+from causeway_server.router.variants.feedback import GOOD_SCORE, Feedback, ScoredAnswers
+from causeway_server.router.variants.settings import TrialConfig
+from causeway_server.router.variants.trials import Trial, TrialPlace, Trials
+
+from .config import TierConfig
+from .tier import Tier
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWERS: Final = 20_000  # the newest, which may be scored
+
+
+class ScorableAnswer(msgspec.Struct, frozen=True):
+    """An answer that its client may score. `group`: of its unit; None if the tier has no variants."""
+
+    client: tuple[str, str]  # tenant, and client within it
+    tier: str
+    variant: str
+    group: int | None
+
+
+class TierVariants:
+    """The variants of one gateway's tiers.
+
+    Args:
+        tiers: The tiers' configuration.
+        registry: Gets the metrics; None: there are none.
+
+    Attributes:
+        active: Whether a tier has variants; read before each call, so that requests without variants pass no file more.
+        answers: The newest answers, which may be scored, by their ids.
+    """
+
+    def __init__(self, tiers: Iterable[TierConfig] = (), registry: CollectorRegistry | None = None) -> None:
+        self._trials = Trials(decided=_log)
+        self._varied: dict[tuple[str, str], Tier] = {}
+        self.answers: OrderedDict[str, ScorableAnswer] = OrderedDict()
+        self._scored = ScoredAnswers()
+        registry = CollectorRegistry() if registry is None else registry
+        counter = partial(Counter, registry)
+        self._counted = counter(
+            "causeway_gateway_variant_answers",
+            "Answers of tiers with variants, by variant (empty: the tier's own model) and result (ok, failed).",
+            ("tier", "variant", "result"),
+        )
+        self._feedback = counter(
+            "causeway_gateway_feedback",
+            "Scores of clients for answers, by tier, variant and result (good: 0.5 or more, bad).",
+            ("tier", "variant", "result"),
+        )
+        registry.register(GaugeCollector(self._gauges))
+        self.use(tiers)
+
+    def use(self, tiers: Iterable[TierConfig]) -> None:
+        """Follow another configuration. Trials with the same models and share go on."""
+        self._trials.use({tier.name: TrialPlace(tier.model or tier.name, tier.variants, tier.trial) for tier in tiers})
+        self.active = bool(self._trials)
+
+    def of(self, tier: Tier, request: Request) -> Tier:
+        """Return the tier with the model of the variant that answers a request; vectors are of the tier's own model."""
+        if not self.active or request.kind == "embedding":
+            return tier
+        variant = self._trials.assigned(request).get(tier.name, "")
+        if not variant:
+            return tier
+        key = (tier.name, variant)
+        if key not in self._varied:
+            config = msgspec.structs.replace(tier.config, model=variant)
+            self._varied[key] = msgspec.structs.replace(tier, config=config, variant=variant)
+        return self._varied[key]
+
+    def tried(self, tier: Tier, request: Request) -> tuple[Tier, ...]:
+        """Return the tier's models in the order in which they are tried: the variant, then the tier's own model."""
+        varied = self.of(tier, request)
+        return (tier,) if varied is tier else (varied, tier)
+
+    def arm(self, tier: Tier, request: Request, clock: Callable[[], float]) -> TrialArm:
+        """Return what counts an answer of a tier, begun now."""
+        return TrialArm(self, tier, self.group(tier.name, request), clock)
+
+    def group(self, tier: str, request: Request) -> int | None:
+        """Return the group of a request in the counts of a tier; None if the tier has no variants."""
+        return self._trials.group(tier, request)
+
+    def count(self, tier: Tier, group: int, *, failed: bool, duration_s: float) -> None:
+        """Count an answer, or a failure, of a tier with variants."""
+        self._counted.add((tier.name, tier.variant, "failed" if failed else "ok"))
+        self._trials.answered(tier.name, tier.variant, group, failed=failed, duration_s=duration_s)
+
+    def score(self, tenant: str, client: str, feedback: Feedback) -> bool | None:
+        """Count a client's score; return False if the answer was scored before under this label, None if it is unknown
+        or another client's.
+        """
+        answer = self.answers.get(feedback.id)
+        if answer is None or answer.client != (tenant, client):
+            return None
+        if not self._scored.add(feedback):
+            return False
+        result = "good" if feedback.score >= GOOD_SCORE else "bad"
+        self._feedback.add((answer.tier, answer.variant, result))
+        if answer.group is not None:
+            self._trials.scored(answer.tier, answer.variant, answer.group, feedback.score, feedback.label)
+        return True
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A sentence for each returned variant."""
+        return tuple(trial.sentence for trial in self._trials if trial.state == "returned")
+
+    def _gauges(self) -> Iterator[Gauge]:
+        for trial in self._trials:
+            yield Gauge(
+                "causeway_gateway_variant_share",
+                "Share of a tier's requests that a variant answers, 0 to 1, with the state of its trial.",
+                trial.share / 100.0,
+                (("tier", trial.place), ("variant", trial.variant.model), ("state", trial.state)),
+            )
+
+
+class TrialArm:
+    """Counts one answer of a tier: `ended`, `failed`, or an error in the block that it guards. A client that leaves is
+    not counted.
+    """
+
+    def __init__(self, variants: TierVariants, tier: Tier, group: int | None, clock: Callable[[], float]) -> None:
+        self._variants, self._tier, self._group, self._clock = variants, tier, group, clock
+        self._began = clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, CausewayError):
+            self.failed()
+
+    def failed(self) -> None:
+        """Count a failure."""
+        self._count(failed=True)
+
+    def ended(self) -> None:
+        """Count a complete answer."""
+        self._count(failed=False)
+
+    def _count(self, *, failed: bool) -> None:
+        if self._group is not None:
+            duration_s = self._clock() - self._began
+            self._variants.count(self._tier, self._group, failed=failed, duration_s=duration_s)
+
+
+def check_variants(tiers: Iterable[TierConfig]) -> None:
+    """Raise ConfigError for variants that cannot be."""
+    for index, tier in enumerate(tiers):
+        seen = {tier.model or tier.name}
+        if tier.variants and not {"chat", "completion"} & set(tier.can):
+            message = "Only tiers that generate text have variants: vectors of two models cannot be compared."
+            raise ConfigError(message, where=f"tiers[{index}].variants")
+        for at, variant in enumerate(tier.variants):
+            if variant.model in seen:
+                message = f"`{variant.model}` is already the tier's own model or another variant. Name it once."
+                raise ConfigError(message, where=f"tiers[{index}].variants[{at}].model")
+            seen.add(variant.model)
+        if tier.trial != TrialConfig() and not tier.variants:
+            raise ConfigError("It has no effect without `variants`.", where=f"tiers[{index}].trial")
+
+
+def _log(trial: Trial) -> None:
+    log.warning("%s", trial.sentence)

@@ -1,0 +1,187 @@
+"""Variants of tiers, at a gateway before a real HTTP upstream: assignment, faults, verdicts, reloads, feedback."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from causeway_server.cloud_pool.app import reload_tiers
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.cache.shared_cache import CacheKeys
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.cloud_pool.tiers.variants import ScorableAnswer, TierVariants, check_variants
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.types import Message, Request
+from causeway_server.router.variants.feedback import Feedback
+from causeway_server.router.variants.settings import TrialConfig, VariantConfig, VerdictMetric
+from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
+from tests.edge_node.device import Answer
+from tests.edge_node.scripted import CLOUD_WORDS, Fault, ScriptedCloud
+
+TRIAL = TrialConfig(metrics=(VerdictMetric("errors"), VerdictMetric("feedback")), least=20)
+
+
+class TwoModels(ScriptedCloud):
+    """A server whose model `v2` has a fault."""
+
+    v2_fault: Fault = "none"
+
+    async def _answer(self, request: web.Request, body: dict[str, object]) -> web.StreamResponse:
+        self.fault = self.v2_fault if body["model"] == "v2" else "none"
+        return await super()._answer(request, body)
+
+
+@pytest.fixture
+async def cloud() -> AsyncIterator[TwoModels]:
+    upstream = TwoModels()
+    await upstream.start()
+    yield upstream
+    await upstream.stop()
+
+
+def tier(cloud: ScriptedCloud, share: float, model: str = "v2") -> TierConfig:
+    return http_tier(cloud.url, variants=(VariantConfig(model, share),), trial=TRIAL)
+
+
+async def ask(gateway: Gateway, text: str = "hello", **fields: object) -> Answer:
+    body = {"model": "large", "messages": [{"role": "user", "content": text}], **fields}
+    return await gateway.post("/chat/completions", body)
+
+
+async def score(gateway: Gateway, answer: Answer, value: float) -> Answer:
+    return await gateway.post("/feedback", {"id": answer.headers["x-request-id"], "score": value})
+
+
+def variants_of(gateway: Gateway) -> TierVariants:
+    return gateway.app.runtime.service.variants
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_variant_answers_and_header_audit_and_metrics_name_it(
+    cloud: TwoModels, tmp_path: Path, stream: bool
+) -> None:
+    async with serving(tmp_path, tier(cloud, 100)) as gateway:
+        answer = await ask(gateway, stream=stream)
+        assert (answer.status, answer.text) == (200, "".join(CLOUD_WORDS))
+        assert (answer.headers["x-causeway-tier"], answer.headers["x-causeway-variant"]) == ("large", "v2")
+        assert cloud.bodies[-1]["model"] == "v2"
+        assert "x-causeway-degraded" not in answer.headers
+        metrics = gateway.app.runtime.metrics.text().decode()
+        assert 'causeway_gateway_variant_answers_total{result="ok",tier="large",variant="v2"} 1.0' in metrics
+        assert 'causeway_gateway_variant_share{state="running",tier="large",variant="v2"} 1.0' in metrics
+    assert [record["variant"] for record in gateway.audit] == ["v2"]
+
+
+async def test_embeddings_are_of_the_tier_s_own_model(cloud: TwoModels, tmp_path: Path) -> None:
+    async with serving(tmp_path, tier(cloud, 100)) as gateway:
+        answer = await gateway.post("/embeddings", {"model": "large", "input": "a"})
+        assert answer.status == 200
+        assert cloud.bodies[-1]["model"] == "m"
+
+
+@pytest.mark.parametrize("fault", ["refuse", "corrupt"])
+async def test_a_variant_that_fails_costs_no_answer_and_is_returned(
+    cloud: TwoModels, tmp_path: Path, fault: Fault
+) -> None:
+    """The tier's own model answers in its place, at first for each request and then for all."""
+    cloud.v2_fault = fault
+    async with serving(tmp_path, tier(cloud, 50)) as gateway:
+        for number in range(100):
+            answer = await ask(gateway, str(number))
+            assert (answer.status, answer.headers.get("x-causeway-variant")) == (200, None)
+        (problem,) = variants_of(gateway).problems
+        assert problem.startswith(
+            "The variant v2 of large is returned and answers 0 % of the requests: errors: 100.00%"
+        )
+        asked = len(cloud.bodies)
+        for number in range(20):
+            await ask(gateway, str(number))
+        assert [body["model"] for body in cloud.bodies[asked:]] == ["m"] * 20
+
+
+async def test_a_variant_that_breaks_in_mid_answer_counts_as_failed(cloud: TwoModels, tmp_path: Path) -> None:
+    cloud.v2_fault = "die"
+    async with serving(tmp_path, tier(cloud, 100)) as gateway:
+        await ask(gateway, stream=True)
+        metrics = gateway.app.runtime.metrics.text().decode()
+        assert 'causeway_gateway_variant_answers_total{result="failed",tier="large",variant="v2"} 1.0' in metrics
+
+
+async def test_feedback_returns_a_variant_that_clients_like_less(cloud: TwoModels, tmp_path: Path) -> None:
+    async with serving(tmp_path, tier(cloud, 50)) as gateway:
+        for number in range(100):
+            answer = await ask(gateway, str(number))
+            found = await score(gateway, answer, 0.0 if "x-causeway-variant" in answer.headers else 1.0)
+            assert (found.status, found.json["counted"]) == (200, True)
+        assert "feedback: 100.00%" in variants_of(gateway).problems[0]
+        assert (await score(gateway, answer, 1.0)).json["counted"] is False
+        metrics = gateway.app.runtime.metrics.text().decode()
+        assert 'causeway_gateway_feedback_total{result="bad",tier="large",variant="v2"}' in metrics
+
+
+async def test_feedback_about_an_unknown_answer_is_404(cloud: TwoModels, tmp_path: Path) -> None:
+    async with serving(tmp_path, http_tier(cloud.url)) as gateway:
+        answer = await gateway.post("/feedback", {"id": "no-such-answer", "score": 1})
+        assert (answer.status, answer.code) == (404, "not_found")
+        assert (await gateway.post("/feedback", {"id": "a", "score": 3})).status == 400
+
+
+def test_only_the_client_of_an_answer_may_score_it() -> None:
+    """Neither another tenant nor another device of the same one."""
+    variants = TierVariants()
+    variants.answers["a"] = ScorableAnswer(("acme", "d1"), "large", "", None)
+    for tenant, client in (("other", "d1"), ("acme", "d2"), ("", "")):
+        assert variants.score(tenant, client, Feedback("a", 1.0)) is None
+    assert variants.score("acme", "d1", Feedback("a", 1.0)) is True
+    assert variants.score("acme", "d1", Feedback("a", 1.0)) is False
+
+
+async def test_variants_are_added_moved_and_removed_without_a_restart(cloud: TwoModels, tmp_path: Path) -> None:
+    async with serving(tmp_path, http_tier(cloud.url)) as gateway:
+        runtime, config = gateway.app.runtime, gateway.app.config
+
+        async def reloaded(*tiers: TierConfig) -> str:
+            def reread() -> Config:
+                return msgspec.structs.replace(config, tiers=tiers)
+
+            reload_tiers(runtime.pools, runtime.service.variants, config, reread)
+            return (await ask(gateway)).headers.get("x-causeway-variant", "")
+
+        assert (await ask(gateway)).headers.get("x-causeway-variant") is None
+        assert await reloaded(tier(cloud, 100)) == "v2"
+        assert await reloaded(tier(cloud, 100, "v3")) == "v3"
+        with pytest.raises(ConfigError, match="already the tier's own model"):
+            await reloaded(tier(cloud, 100, "m"))
+        assert (await ask(gateway)).headers["x-causeway-variant"] == "v3"
+        assert await reloaded(http_tier(cloud.url)) == ""
+
+
+def test_variants_share_no_cached_answer_with_their_tier() -> None:
+    request = Request(kind="chat", model="large", messages=(Message("user", "hello"),))
+    config = TierConfig(name="large", model="m", variants=(VariantConfig("v2", 100),))
+    own = Tier(config, ChatFormat(""))
+    variants, keys = TierVariants([config]), CacheKeys(CacheConfig())
+    varied = variants.of(own, request)
+    assert (varied.model, varied.variant, varied.name) == ("v2", "v2", "large")
+    assert keys.key(request, own, "acme") != keys.key(request, varied, "acme")
+    assert keys.key(request, varied, "acme") == keys.key(request, variants.of(own, request), "acme")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"variants": (VariantConfig("m", 5),)}, r"tiers\[0\].variants\[0\].model"),
+        ({"variants": (VariantConfig("v2", 5), VariantConfig("v2", 6))}, r"tiers\[0\].variants\[1\].model"),
+        ({"variants": (VariantConfig("v2", 5),), "can": ("embedding",)}, r"tiers\[0\].variants: Only tiers"),
+        ({"trial": TrialConfig(least=50)}, r"tiers\[0\].trial"),
+    ],
+)
+def test_variants_that_cannot_be_are_refused_with_their_path(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_variants([TierConfig(name="large", model="m", **fields)])  # type: ignore[arg-type]
