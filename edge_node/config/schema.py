@@ -123,6 +123,13 @@ class CloudServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_file: Annotated[str, doc("File with the bearer token on one line, read at start.")] = ""
     ca_file: Annotated[str, doc("PEM file of the CA of the cloud's certificate. Empty: the system's CAs.")] = ""
     region: Annotated[str, doc("Region of the cloud, which `/readyz` shows.")] = ""
+    fleet_token: Annotated[
+        bool | None,
+        doc(
+            "Send the fleet's token to this cloud, in place of a key. By default a cloud without a key gets it if it "
+            "is the only one."
+        ),
+    ] = None
 
 
 class CloudConfig(CloudSettings, frozen=True):
@@ -133,6 +140,7 @@ class CloudConfig(CloudSettings, frozen=True):
     key: str = ""
     ca_file: str = ""
     region: str = ""
+    fleet_token: bool = False
 
 
 class OutboxWebhookConfig(OutboxWebhookSettings, frozen=True, forbid_unknown_fields=True):
@@ -269,7 +277,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def cloud_configs(self) -> tuple[CloudConfig, ...]:
         """The clouds in order, each with the settings of all clouds."""
         settings = msgspec.structs.asdict(self.cloud)
+        only = len(self.clouds) == 1
         return tuple(
-            CloudConfig(**settings, name=name, url=one.url, key=one.key, ca_file=one.ca_file, region=one.region)
+            CloudConfig(
+                **settings,
+                name=name,
+                url=one.url,
+                key=one.key,
+                ca_file=one.ca_file,
+                region=one.region,
+                fleet_token=only and not one.key if one.fleet_token is None else one.fleet_token,
+            )
             for name, one in self.clouds.items()
         )

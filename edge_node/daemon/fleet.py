@@ -158,8 +158,8 @@ def _agent_report(agent: Agent) -> AgentReport:
 
 
 def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> TokenKeeper | None:
-    """Return the fleet's token for a cloud; None if a key is configured, or if plain HTTP would expose the token."""
-    if connection is None or cloud.key:
+    """Return the fleet's token for a cloud; None if it is not meant for it, or if plain HTTP would expose the token."""
+    if connection is None or not cloud.fleet_token:
         return None
     if not carries_secrets(cloud.url):
         log.warning(

@@ -28,7 +28,7 @@ from causeway_server.edge_node.agent.link.identity import (
 )
 from causeway_server.edge_node.agent.link.telemetry import MAX_SAMPLES, MAX_WAITING, TELEMETRY_FILE, TelemetryLog
 from causeway_server.edge_node.clock import Clock
-from causeway_server.edge_node.config.schema import CloudConfig, FleetConfig
+from causeway_server.edge_node.config.schema import CloudServer, Config, FleetConfig
 from causeway_server.edge_node.daemon.fleet import connect, credentials
 from causeway_server.edge_node.observability.metrics import Traffic
 from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES, DeviceState, StatusReply
@@ -315,21 +315,32 @@ def read_problems(folder: Path) -> tuple[str, ...]:
     return () if record is None else record.problems
 
 
+GATEWAY = "https://gateway.example/v1"
+
+
 @pytest.mark.parametrize(
-    ("url", "api_key", "sent"),
+    ("clouds", "sent"),
     [
-        ("https://gateway.example/v1", "", True),
-        ("http://127.0.0.1:8090/v1", "", True),
-        ("http://gateway.example/v1", "", False),
-        ("https://vendor.example/v1", "sk-vendor", False),
-        ("", "", False),
+        ([CloudServer(GATEWAY)], [True]),
+        ([CloudServer("http://127.0.0.1:8090/v1")], [True]),
+        ([CloudServer("http://gateway.example/v1")], [False]),
+        ([CloudServer("https://vendor.example/v1", key="sk-vendor")], [False]),
+        ([CloudServer(GATEWAY, fleet_token=False)], [False]),
+        ([CloudServer(GATEWAY), CloudServer("https://vendor.example/v1")], [False, False]),
+        ([CloudServer(GATEWAY, fleet_token=True), CloudServer("https://vendor.example/v1")], [True, False]),
+        (
+            [CloudServer(GATEWAY, fleet_token=True), CloudServer("http://gateway.example/v1", fleet_token=True)],
+            [True, False],
+        ),
     ],
 )
-async def test_the_fleets_token_is_sent_only_where_it_cannot_be_read(
-    plane: ScriptedPlane, tmp_path: Path, url: str, api_key: str, sent: bool
+async def test_the_fleets_token_is_sent_only_where_it_is_meant_to_and_cannot_be_read(
+    plane: ScriptedPlane, tmp_path: Path, clouds: list[CloudServer], sent: list[bool]
 ) -> None:
+    """A vendor that is added to the fleet's gateway gets nothing of the fleet's."""
     device = Device(await joined(plane, tmp_path))
-    assert (credentials(device.link, CloudConfig(url=url, key=api_key)) is device.link.tokens) is sent
+    configs = Config(clouds={f"c{at}": cloud for at, cloud in enumerate(clouds)}).cloud_configs
+    assert [credentials(device.link, config) is device.link.tokens for config in configs] == sent
 
 
 async def test_a_wrong_clock_does_not_lock_the_device_out(plane: ScriptedPlane, tmp_path: Path) -> None:
