@@ -106,7 +106,7 @@ class CloudBackend:
             user_agent="causeway-edge",
         )
         self._server = OpenAIServer(address, credentials or FixedToken(config.key), self._probe)
-        self._jobs = CloudJobs(config.url, self._server, now)
+        self._jobs = CloudJobs(config.url, self._server, self._probe, now)
         self._skip_until: dict[str, float] = {}  # time until which a model is skipped, from Retry-After
 
     async def start(self) -> None:
@@ -190,7 +190,7 @@ class CloudBackend:
             response.release()
 
     def _lines(self, call: BackendRequest) -> str:
-        lines = header_lines(call, self.now())
+        lines = header_lines(call, self.now(), is_gateway=self._probe.is_gateway)
         if call.job is not None:
             lines += field_lines({"Idempotency-Key": call.job.key})  # a server without jobs may still support it
         return lines
@@ -428,9 +428,10 @@ class CloudJobs:
         now: The clock, monotonic seconds.
     """
 
-    def __init__(self, url: str, server: OpenAIServer, now: Callable[[], float]) -> None:
+    def __init__(self, url: str, server: OpenAIServer, probe: CloudProbe, now: Callable[[], float]) -> None:
         self._url = URL(url + "/jobs")
         self._server = server
+        self._probe = probe
         self._now = now
         self._none_until = float("-inf")
         self._refused_since: float | None = None
@@ -493,7 +494,8 @@ class CloudJobs:
         body: bytes | None = None,
         job: JobTerms | None = None,
     ) -> HttpResponse:
-        lines = header_lines(call, self._now(), "" if job is None else job.priority)
+        priority = "" if job is None else job.priority
+        lines = header_lines(call, self._now(), is_gateway=self._probe.is_gateway, priority=priority)
         if job is not None:
             lines += field_lines({"Idempotency-Key": job.key})
         return await self._server.send(_upstream_call(call), method, path, call.deadline, body=body, lines=lines)

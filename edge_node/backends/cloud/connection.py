@@ -13,6 +13,7 @@ from functools import lru_cache
 from yarl import URL
 
 from causeway_server.router.serving.http_client import ConnectError, HttpClientError, HttpResponse, field_lines
+from causeway_server.router.serving.responses import SERVER
 from causeway_server.router.serving.upstream.responses import MAX_ERROR_BYTES, read_body
 from causeway_server.router.serving.upstream.server import OpenAIServer
 from causeway_server.router.trackers import Breaker, Ewma
@@ -145,6 +146,7 @@ class CloudProbe:
         self._rtt_ms = Ewma(_RTT_HALF_LIFE_S)
         self._last_response = float("-inf")
         self.tier: str | None = None  # the tier that answered last
+        self.is_gateway = False  # whether a response came from a gateway of ours
 
     def rtt_ms(self, now: float) -> float | None:
         """Return the recent round-trip time of probes; None: not measured."""
@@ -154,6 +156,7 @@ class CloudProbe:
         self._health.answered(response.status, probe=probe)
         self._last_response = self._now()
         self.tier = response.header(b"x-causeway-tier") or self.tier
+        self.is_gateway = self.is_gateway or self.tier is not None or response.header(b"server") == SERVER
 
     def lost(self, error: Exception) -> None:
         self._health.lost(error)
@@ -205,11 +208,18 @@ class CloudProbe:
         return self._health.reachable is True
 
 
-def header_lines(call: BackendRequest, now: float, priority: str = "") -> str:
-    """Return the header lines that tell the cloud about a request. `priority`: "" for that of the request."""
+def header_lines(call: BackendRequest, now: float, *, is_gateway: bool, priority: str = "") -> str:
+    """Return the header lines that tell the cloud about a request.
+
+    Args:
+        is_gateway: Whether a gateway of ours gets them. Only it gets the request's id: llama_cpp.server 0.3.36 answers
+            400 to an `x-request-id` that is not a UUID.
+        priority: The priority of the request; "" for its own.
+    """
     left_ms = max(1, int((call.deadline - now) * 1000.0))
+    id_line = f"x-request-id: {call.id}\r\n" if is_gateway else ""
     return (
-        f"Content-Type: application/json\r\nx-request-id: {call.id}\r\nx-causeway-deadline-ms: {left_ms}\r\n"
+        f"Content-Type: application/json\r\n{id_line}x-causeway-deadline-ms: {left_ms}\r\n"
         f"{_usual_lines(priority or _priority(call.request), call.traceparent, call.policy, cacheable=call.cacheable)}"
     )
 

@@ -347,6 +347,17 @@ async def test_the_tier_that_answered_is_a_signal(cloud: ScriptedCloud) -> None:
         assert backend.signals().tier == "medium"
 
 
+async def test_only_a_gateway_of_ours_gets_the_requests_id(cloud: ScriptedCloud) -> None:
+    """llama_cpp.server 0.3.36 answers 400 to an `x-request-id` that is not a UUID."""
+    async with connected(cloud.url) as backend:
+        await answer_of(backend, call())
+        assert "x-request-id" not in cloud.request_headers[-1]
+        cloud.headers = {"x-causeway-tier": "medium"}
+        await answer_of(backend, call())
+        await answer_of(backend, call())
+        assert cloud.request_headers[-1]["x-request-id"] == "id"
+
+
 async def test_text_that_arrives_together_with_an_error_comes_first() -> None:
     async def serve(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
