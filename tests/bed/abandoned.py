@@ -25,7 +25,8 @@ from tests.waiting import until
 CONFIG = """
 server: {port: 0, default_deadline_s: 300}
 audit_file: audit.jsonl
-load_balancing: {silent_before_probe_s: 100000}  # a probe generates a token that no client pays
+load_balancing: {silent_before_probe_s: 100000}  # a probe generates a token that no client pays,
+degradation: {warm_up_after_idle_s: 0}  # and so does a warm-up
 tiers: [{name: large, model: assistant-large, artifact: assistant-large, concurrency: 4, max_queued: 64}]
 """
 _ROOT = Path(__file__).parents[2]
