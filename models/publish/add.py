@@ -193,7 +193,7 @@ def _gguf_notes(gguf: GgufFile, context: int, licence: str | None) -> list[str]:
 
 def _mmproj_notes(file: Path, mmproj: Path | None) -> list[str]:
     beside = [] if mmproj is not None else sorted(file.parent.glob("mmproj*.gguf"))
-    return [" is in the same folder: with --mmproj the model accepts images" for one in beside]
+    return [f"{one.name} is in the same folder: with --mmproj the model accepts images" for one in beside]
 
 
 def _add_onnx(file: Path, root: Path, name: str) -> AddResult:

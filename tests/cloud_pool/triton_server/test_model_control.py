@@ -129,7 +129,7 @@ async def test_doctor_warns_of_a_triton_whose_http_is_open(triton_environment: P
         await stub.ServerReady(service_pb2.ServerReadyRequest(), wait_for_ready=True)
         (finding,) = await asyncio.to_thread(lambda: list(check_triton(f"http://127.0.0.1:{port}")))
         assert finding.level == "warn"
-        assert "takes model control from every program" in finding.found
+        assert "allows model control to any program" in finding.found
     assert list(check_triton(f"http://127.0.0.1:{port}")) == []  # It is gone.
 
 

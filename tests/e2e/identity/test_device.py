@@ -451,7 +451,7 @@ async def test_a_clone_is_said(plane: ScriptedPlane, tmp_path: Path) -> None:
     async with Device(await joined(plane, tmp_path)).running() as device:
         plane.reply = StatusReply(may_change=True, now=0.0, cohort="kiosk", cloned=True)
         device.link.changed()
-        await eventually(lambda: any("cloned" in problem for problem in device.link.problems))
+        await eventually(lambda: any("is a clone" in problem for problem in device.link.problems))
         record = read_record(device.folder)
         assert record is not None
         assert record.cloned

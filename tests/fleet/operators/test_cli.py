@@ -140,7 +140,7 @@ def test_devices_tokens_and_the_log(process: Process) -> None:
     assert head is not None
     process.done("enroll")
     assert "2 rows" in process.done("audit", "--verify", "--head", head[1])
-    assert "cut off" in process.run("audit", "--verify", "--head", "0" * 64).output
+    assert "truncated" in process.run("audit", "--verify", "--head", "0" * 64).output
 
 
 def test_a_wrong_token_and_a_control_plane_that_is_away(process: Process) -> None:

@@ -161,7 +161,7 @@ def test_real_models_are_asked_and_a_second_run_asks_only_what_is_missing(tmp_pa
     command += ["--to", tmp_path / "to", "--threads", "1", "--context", "1024"]
     first = call(*command, "--prompts", write_prompts(tmp_path / "four.jsonl", few[:4]))
     assert first.output.startswith("Asking 4 prompts; the answers are stored. A fit needs at least 50")
-    assert "4 prompts are answered; 50 are the least" in first.output
+    assert "4 prompts are answered, but a fit needs at least 50" in first.output
     before = (tmp_path / "run" / "answers.jsonl").read_bytes()
     second = call(*command, "--prompts", write_prompts(tmp_path / "six.jsonl", few))
     assert "6 prompts are answered" in second.output

@@ -85,7 +85,7 @@ def test_a_device_s_own_traffic_is_fitted_on(tmp_path: Path, learned: list[Shado
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({}, "49 prompts are answered; 50 are the least"),
+        ({}, "49 prompts are answered, but a fit needs at least 50"),
         ({"confidence": None}, "49 are without confidence, because their route has no handoff"),
         ({"encoder_sha256": "0"}, "49 are made with another sentence encoder"),
         ({"small": ModelIdentity("assistant", "0" * 64)}, "49 are of assistant (000000000000) and assistant-large"),

@@ -41,7 +41,7 @@ def test_a_vision_model_is_added_listed_verified_and_counted(tmp_path: Path) -> 
     mmproj = write_tiny_mmproj(tmp_path / "mmproj-vision.gguf")
     root = tmp_path / "models"
     told = run("add", file, "--to", root, "--name", "blind")
-    assert "mmproj-vision.gguf lies beside it" in told.output
+    assert "mmproj-vision.gguf is in the same folder" in told.output
     added = run("add", file, "--to", root, "--name", "seeing", "--mmproj", mmproj)
     assert added.exit_code == 0, added.output
     artifact = load_artifact(root / "seeing")

@@ -96,7 +96,7 @@ def json_of(file: Path) -> Path:
         (_without("phoneme_id_map"), "phoneme_id_map"),
         (_with(audio={"sample_rate": 10**9}), "$.audio.sample_rate"),
         (_with(espeak={"voice": "-f /etc/passwd"}), "$.espeak.voice"),
-        (_with(phoneme_type="pinyin"), "only voices of espeak's phonemes"),
+        (_with(phoneme_type="pinyin"), "only voices with espeak's phonemes are supported"),
         (_with(phoneme_id_map={"a": [1]}), "has no '_'"),
         (_with(phoneme_id_map={**IDS, "a": [999]}), "'a' has the id 999"),
         (_with(speaker_id_map={"ann": 3}), "'ann' has the id 3"),

