@@ -154,7 +154,7 @@ def gateway_operations() -> list[Operation]:
             caller="client",
             request={JSON: Feedback},
             responses=(ApiResponse(200, {JSON: FeedbackReceipt}),),
-            errors=(*_IDENTITY, *BODY, errors.NotFound, errors.RateLimited, errors.Shed),
+            errors=(*_IDENTITY, *BODY, errors.InvalidRequest, errors.NotFound, errors.RateLimited, errors.Shed),
         ),
         realtime_operation(
             "chat",

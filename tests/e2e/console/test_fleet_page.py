@@ -142,7 +142,7 @@ async def test_a_refused_change_says_why_and_stays_open(origin: str, fleet: Flee
         fleet.rollouts["r-0107"]["state"] = "paused"
         await page.get_by_label("Reason").fill("again")
         await press(page, ["Enter"])
-        await expect(page.get_by_role("dialog")).to_contain_text("a rollout in state paused does not take pause")
+        await expect(page.get_by_role("dialog")).to_contain_text("a rollout in state paused does not allow pause")
         await press(page, ["Escape"])
         await expect(page.get_by_role("dialog")).to_be_hidden()
 

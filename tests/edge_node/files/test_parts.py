@@ -84,7 +84,7 @@ async def test_the_official_client_uploads_lists_names_and_deletes(tmp_path: Pat
         )
         assert answer.choices[0].message.content
         assert texts(prompt(device.engine)) == [f"[A file named note.txt; text in it:\n{NOTE}\n]"]
-        with pytest.raises(openai.BadRequestError, match="not given back"):
+        with pytest.raises(openai.BadRequestError, match="cannot be downloaded"):
             await client.files.content(note.id)
         assert (await client.files.delete(note.id)).deleted
         assert [path.name for path in contents(folder_of(device))] == [other.id]
@@ -185,9 +185,9 @@ async def test_what_cannot_be_named_is_refused_at_its_part(tmp_path: Path) -> No
             ([named("file-gone")], 404, "[0].file.file_id", "not found"),
             ([named("file-../../../etc/passwd")], 404, "[0].file.file_id", "not found"),
             ([text("a"), seen(note.id)], 400, "[1].image_url.url", "not an image"),
-            ([named(note.id, file_data="data:text/plain;base64,YQ==")], 400, "[0].file.file_id", "Send one of them"),
+            ([named(note.id, file_data="data:text/plain;base64,YQ==")], 400, "[0].file.file_id", "Send only one of them"),
             ([named(large.id), named(large.id)], 413, "[1].file.file_id", "40000"),
-            ([named("assistant-1")], 400, "[0].file.file_id", "not read here"),
+            ([named("assistant-1")], 400, "[0].file.file_id", "does not read uploaded files"),
         ]
         for parts, status, place, words in cases:
             answer = await ask(device, *parts)
@@ -221,7 +221,7 @@ async def test_a_device_keeps_no_files_unless_its_owner_says_so(tmp_path: Path) 
         with pytest.raises(openai.BadRequestError, match=r"files\.accept"):
             await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
         assert not folder_of(device).exists()
-        assert "not read here" in (await ask(device, named("file-1"))).message
+        assert "does not read uploaded files" in (await ask(device, named("file-1"))).message
     async with filing(tmp_path) as (_, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
     async with filing(tmp_path, files=DeviceFilesConfig()) as (device, client):

@@ -281,7 +281,7 @@ async def test_invalid_parts_are_named_and_the_next_good_request_is_answered(tmp
         (audio(b"nonsense"), "input_audio.data", "Send WAV"),
         (audio(b""), "input_audio.data", "empty"),
         ({"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}, "input_audio.data", "base64"),
-        (url, "image_url.url", "nothing is fetched"),
+        (url, "image_url.url", "does not fetch from the network"),
         ({"type": "image_url", "image_url": {"url": "data:text/html;base64,aGk="}}, "image_url.url", "data: URL"),
     ]
     async with running(tmp_path, encoders=BOTH, parts=PartsConfig(max_parts=2, max_audio_s=5.0)) as device:

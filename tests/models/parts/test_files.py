@@ -74,7 +74,7 @@ async def test_files_that_are_not_taken_are_named_and_the_next_one_is(tmp_path: 
         (file(b"%PDF-1.7\n", "application/pdf", filename="a.pdf"), "file_data", "a PDF"),
         (file(HOSTILE_TEXTS["SVG"], "image/svg+xml"), "file_data", "SVG"),
         (file("a" * 2000), "file_data", "1 KiB"),
-        ({"type": "file", "file": {"file_id": "file-1"}}, "file_id", "uploaded files are not read here"),
+        ({"type": "file", "file": {"file_id": "file-1"}}, "file_id", "does not read uploaded files"),
         ({"type": "file", "file": {"filename": "a.txt"}}, "file_data", "missing"),
         ({"type": "file", "file": {"file_data": "http://127.0.0.1:1/a.txt"}}, "file_data", "data: URL"),
         ({"type": "file", "file": {"file_data": "%%%"}}, "file_data", "base64"),
