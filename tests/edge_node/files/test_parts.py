@@ -185,7 +185,12 @@ async def test_what_cannot_be_named_is_refused_at_its_part(tmp_path: Path) -> No
             ([named("file-gone")], 404, "[0].file.file_id", "not found"),
             ([named("file-../../../etc/passwd")], 404, "[0].file.file_id", "not found"),
             ([text("a"), seen(note.id)], 400, "[1].image_url.url", "not an image"),
-            ([named(note.id, file_data="data:text/plain;base64,YQ==")], 400, "[0].file.file_id", "Send only one of them"),
+            (
+                [named(note.id, file_data="data:text/plain;base64,YQ==")],
+                400,
+                "[0].file.file_id",
+                "only one of them",
+            ),
             ([named(large.id), named(large.id)], 413, "[1].file.file_id", "40000"),
             ([named("assistant-1")], 400, "[0].file.file_id", "does not read uploaded files"),
         ]

@@ -29,7 +29,7 @@ REFUSED = {
     "jobs.webhooks.allowed_networks",
     "jobs.webhooks.ca_file",
     *("files.accept", "files.ttl_s"),
-    *(f"clouds.NAME.{name}" for name in ("url", "key", "key_file", "ca_file", "region")),
+    *(f"clouds.NAME.{name}" for name in ("url", "key", "key_file", "ca_file", "region", "fleet_token")),
     *("mqtt.url", "mqtt.client_id", "mqtt.topics", "mqtt.response_topics", "mqtt.state_topic"),
     *("mqtt.username", "mqtt.password_file", "mqtt.ca_file", "mqtt.cert_file", "mqtt.key_file"),
 }
