@@ -108,7 +108,7 @@ class Network:
 
 
 class Sample(NamedTuple):
-    """One stream: when it began, its time to the first token, and whether it came to its end."""
+    """A stream: when it began, its time to the first token, and whether it came to its end."""
 
     began: float
     ttft_ms: float

@@ -332,7 +332,7 @@ def run_daemon(figures: Path, first: int) -> None:
 
 
 class Measured(msgspec.Struct):
-    """One scenario: its profile, and the processor time of a request without and with stopwatches, µs."""
+    """A scenario: its profile, and the processor time of a request without and with stopwatches, µs."""
 
     profile: Profile
     total_us: float
@@ -345,7 +345,7 @@ class Measured(msgspec.Struct):
 
     @property
     def factor(self) -> float:
-        """How much more than they should the stopwatches have cost, among cold caches."""
+        """Return by what factor the stopwatches cost more than their own price, because caches are cold."""
         expected_us = sum(cost for _, cost in self.shares_us.values())
         return max(0.0, self.watched_us - self.total_us) / expected_us
 

@@ -56,7 +56,7 @@ TITLES = {
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One server in one round."""
+    """Figures of a server in a round."""
 
     figures: dict[str, Figures]  # by scenario
     ready_s: float

@@ -19,7 +19,7 @@ TOKENS = 3
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plan]:
-    """Of the upstream by itself."""
+    """Figures of the upstream without a server before it."""
     folder = tmp_path_factory.mktemp("upstream")
     program, answer = folder / "upstream", folder / "answer.json"
     subprocess.run(["cc", "-O2", "-o", program, HERE / "upstream.c"], check=True)

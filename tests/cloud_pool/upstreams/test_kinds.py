@@ -1,4 +1,4 @@
-"""One order of fallback over tiers of three kinds, on real processes, each killed in turn under load."""
+"""Fallback over tiers of three kinds, on real processes, each killed in turn under load."""
 
 from __future__ import annotations
 

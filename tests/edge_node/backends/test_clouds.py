@@ -86,7 +86,7 @@ async def test_the_next_cloud_takes_over_before_the_first_byte(tmp_path: Path, f
 
 @pytest.mark.parametrize("cut", [("eu",), ("us",), ("eu", "us"), ("us", "eu"), ("eu", "us", "ap")])
 async def test_clouds_that_are_cut_are_passed_over_until_they_are_back(tmp_path: Path, cut: tuple[str, ...]) -> None:
-    """One after the other and together; the device answers when all are gone."""
+    """The clouds go one after the other and together; the device answers when all are gone."""
     async with three_clouds(tmp_path) as bed:
         for name in cut:
             await bed.clouds[name].stop()
@@ -188,7 +188,7 @@ async def test_metrics_have_the_clouds_name(tmp_path: Path) -> None:
 
 
 async def test_a_silent_cloud_is_probed_at_once_and_passed_over(tmp_path: Path) -> None:
-    """It accepts connections and answers nothing, as behind a cut network; the next request does not wait for it."""
+    """A cloud accepts connections and answers nothing, as behind a cut network: the next request does not wait."""
     policy = IN_ORDER.replace("first_token_timeout: 300ms\n    timeout: 500ms", "first_token_timeout: 30s")
     async with three_clouds(tmp_path, policy, probe_interval_s=3600.0) as bed:
         await bed.probe()

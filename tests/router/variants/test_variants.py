@@ -42,7 +42,7 @@ def test_raising_a_share_moves_no_unit_back() -> None:
 
 
 def test_targets_and_variants_have_orders_of_their_own() -> None:
-    """Who has one variant says nothing about another one."""
+    """The variants of a target are assigned independently of those of another one."""
     both = sum(
         bool(assign("a", unit, [V3], lambda one: 10) and assign("b", unit, [V3], lambda one: 10)) for unit in UNITS
     )
