@@ -1,6 +1,6 @@
 # Two commands: `make run` and `make test`. Both set everything up first; a second time that takes a moment.
 PYTHON ?= python3
-PREPARE = $(PYTHON) -m edge_node.deploy.prepare
+PREPARE = $(PYTHON) -m tests.prepare
 BIN = .venv/bin
 ARGS ?=
 WORKERS ?=
@@ -9,13 +9,16 @@ MODELS ?=
 UP_qwen = --small qwen-05b --large qwen-15b
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo-fleet demo-voice demo-invoice encoders test quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
+.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Set everything up: packages, llama.cpp, Triton, Redis, Chromium, torch
 	@$(PREPARE) test
+
+device: ## Set up the daemon and its engine only, for a device
+	@CAUSEWAY_SKIP=triton $(PREPARE) run
 
 # `exec`: Ctrl-C and SIGTERM reach the program itself, which drains, and its exit status is ours.
 run: ## Set up, then start Triton, the gateway and the edge; Ctrl-C drains and stops (MODELS=qwen: general models)

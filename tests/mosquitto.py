@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from causeway_server.edge_node.deploy.prepare.programs import MOSQUITTO
+from tests.prepare.programs import MOSQUITTO
 
 from .ports import free_port
 from .server_process import ServerProcess

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from causeway_server.edge_node.deploy.prepare.environments import locked_names
+from tests.prepare.environments import locked_names
 
 from .sources import FOLDERS, ROOT, TRAINING, absolute_imports, loaded_with, parse, python_files, relative_reach
 
@@ -230,7 +230,7 @@ def test_tritons_environment_has_what_its_models_import(model: Path) -> None:
 
 def test_set_up_runs_before_anything_is_installed() -> None:
     """The set-up program, and the package it lies in, import the standard library and each other only."""
-    files = [ROOT / "edge_node" / "__init__.py", *python_files("edge_node/deploy")]
+    files = [ROOT / "tests" / "__init__.py", *python_files("tests/prepare")]
     for path in files:
         outside = {name.split(".")[0] for _, name in absolute_imports(parse(path))} - set(sys.stdlib_module_names)
         assert outside == set(), path
@@ -239,7 +239,7 @@ def test_set_up_runs_before_anything_is_installed() -> None:
 
 def test_set_up_parses_on_an_old_python() -> None:
     """An old Python (3.8, JetPack 5) gets as far as being told what it needs."""
-    for path in python_files("edge_node/deploy"):
+    for path in python_files("tests/prepare"):
         ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
 
 

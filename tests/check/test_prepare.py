@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from causeway_server.edge_node.deploy.prepare import llama, plan
-from causeway_server.edge_node.deploy.prepare.environments import locked_names, package_counter
-from causeway_server.edge_node.deploy.prepare.places import Places, find_places, is_made_here, require_disk
-from causeway_server.edge_node.deploy.prepare.progress import (
+from tests.prepare import llama, plan
+from tests.prepare.environments import locked_names, package_counter
+from tests.prepare.places import Places, find_places, is_made_here, require_disk
+from tests.prepare.progress import (
     QUIET_S,
     Progress,
     Step,
@@ -180,10 +180,10 @@ def test_the_program_answers_sigterm_with_143(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from causeway_server.edge_node.deploy.prepare import __main__ as prepare\n"
-        "from causeway_server.edge_node.deploy.prepare.progress import run\n"
-        "from causeway_server.edge_node.deploy.prepare.progress import Step, carry_out\n"
-        "from causeway_server.edge_node.deploy.prepare.progress import Progress\n"
+        "from tests.prepare import __main__ as prepare\n"
+        "from tests.prepare.progress import run\n"
+        "from tests.prepare.progress import Step, carry_out\n"
+        "from tests.prepare.progress import Progress\n"
         "signal.signal(signal.SIGTERM, prepare._terminated)\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "def work(progress):\n"

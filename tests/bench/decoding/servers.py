@@ -16,10 +16,10 @@ import msgspec
 from causeway_server.edge_node.backends.backend import BackendRequest
 from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
 from causeway_server.edge_node.config.schema import EngineConfig
-from causeway_server.edge_node.deploy.prepare.llama import cached_wheel
-from causeway_server.edge_node.deploy.prepare.places import find_places
 from causeway_server.router.types import Message, Request, Sampling, Target
 from tests.ports import free_port
+from tests.prepare.llama import cached_wheel
+from tests.prepare.places import find_places
 
 from ..environment import make_environment
 

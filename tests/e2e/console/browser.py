@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
 
-from causeway_server.edge_node.deploy.prepare.programs import CHROMIUM
+from tests.prepare.programs import CHROMIUM
 
 Scheme = Literal["light", "dark"]
 VENDOR = Path(__file__).parent / "vendor"

@@ -15,8 +15,8 @@ from tempfile import mkdtemp
 import psutil
 import pytest
 
-from causeway_server.edge_node.deploy.prepare.programs import POSTGRES
 from tests.ports import free_port
+from tests.prepare.programs import POSTGRES
 
 
 class PostgresServer:

@@ -83,7 +83,7 @@ def _version(python: str) -> tuple[int, int] | None:
 
 
 def _start_again(python: str, environ: Mapping[str, str]) -> None:
-    os.execve(python, [python, "-m", "edge_node.deploy.prepare", *sys.argv[1:]], {**environ, CHOSEN: python})
+    os.execve(python, [python, "-m", "tests.prepare", *sys.argv[1:]], {**environ, CHOSEN: python})
 
 
 def require_venv() -> None:
@@ -199,7 +199,7 @@ class Places:
 
 def find_places(environ: Mapping[str, str]) -> Places:
     """Return the folders of the checkout of this file. $CAUSEWAY_CACHE, then $XDG_CACHE_HOME, name the cache."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     if environ.get("CAUSEWAY_CACHE"):
         cache = Path(environ["CAUSEWAY_CACHE"]).expanduser()
     else:

@@ -1,5 +1,5 @@
-"""The program `python3 -m edge_node.deploy.prepare GOAL`, which sets up everything that GOAL needs, and is quick if
-that exists already.
+"""The program `python3 -m tests.prepare GOAL`, which sets up everything that GOAL needs, and is quick if that exists
+already.
 """
 
 from __future__ import annotations
