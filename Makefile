@@ -49,7 +49,7 @@ fuzz: ## Draw new random cases until Ctrl-C
 	@while $(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=fuzz $(ARGS); do :; done
 
 demo-fleet: ## Set up, then a control plane and 20 devices: a good rollout, and a bad one that undoes itself
-	@$(PREPARE) fleet && exec $(BIN)/python -m causeway_server.fleet.demo.show $(ARGS)
+	@$(PREPARE) fleet && exec $(BIN)/python -m tests.bed.fleet.demo $(ARGS)
 
 encoders:
 	@$(PREPARE) bench

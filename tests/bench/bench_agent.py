@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from causeway_server.fleet.demo.show import (
+from tests.bed.fleet.demo import (
     CAUSEWAY_EDGE,
     CAUSEWAY_FLEET,
     OFFLINE,

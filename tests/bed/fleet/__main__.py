@@ -25,7 +25,11 @@ import aiohttp
 import msgspec
 import psutil
 
-from causeway_server.fleet.demo.show import (
+from causeway_server.fleet.trust.offline import signed_manifests
+from causeway_server.fleet.trust.published import PublishedFolder
+from causeway_server.router.bundle.manifest import bundle_id
+from tests.bed.figures import quantile, table
+from tests.bed.fleet.demo import (
     CAUSEWAY_FLEET,
     COHORT,
     OFFLINE,
@@ -37,10 +41,6 @@ from causeway_server.fleet.demo.show import (
     write_folder,
     write_policy,
 )
-from causeway_server.fleet.trust.offline import signed_manifests
-from causeway_server.fleet.trust.published import PublishedFolder
-from causeway_server.router.bundle.manifest import bundle_id
-from tests.bed.figures import quantile, table
 from tests.bench.rows import Row
 from tests.ports import free_port
 

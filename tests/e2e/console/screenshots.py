@@ -24,7 +24,7 @@ from tests.edge_node.device import Device, running
 from .browser import browser, open_page, press
 from .fleet_fixture import FleetFixture, serving
 
-EDGE, FLEET, DEMO = (ROOT / folder for folder in ("edge_node/console", "fleet/console", "fleet/demo"))
+EDGE, FLEET = (ROOT / folder for folder in ("edge_node/console", "fleet/console"))
 
 
 async def fleet_pages(chromium: Browser) -> None:
@@ -78,10 +78,10 @@ async def demo_pages(chromium: Browser, url: str, token: str) -> None:
         await press(page, ["Enter"])
         await expect(page.locator(".card").first).to_be_visible()
         await expect(page.get_by_text("reverted").first).to_be_visible()
-        await page.screenshot(path=DEMO / "rollouts.png")
+        await page.screenshot(path=FLEET / "rollouts.png")
         await page.get_by_role("link", name="kiosks").first.click()
         await expect(page.get_by_role("heading", name="kiosks reverted")).to_be_visible()
-        await page.screenshot(path=DEMO / "reverted.png")
+        await page.screenshot(path=FLEET / "reverted.png")
 
 
 async def _step(page: Page, name: str) -> None:

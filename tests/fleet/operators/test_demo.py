@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from causeway_server.fleet.cli.commands import main
-from causeway_server.fleet.demo.show import POLICIES, ROLLOUTS, Demo, Pace, write_folder, write_policy
+from tests.bed.fleet.demo import POLICIES, ROLLOUTS, Demo, Pace, write_folder, write_policy
 
 pytestmark = pytest.mark.slow
 
