@@ -1,28 +1,14 @@
-"""The form of docstrings and messages: STYLE of sentences, room by room. A room is added when it is clean."""
+"""The form of docstrings and messages: STYLE of sentences."""
 
 from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-from .sources import ROOT, parse, python_files
+from .sources import PACKAGES, parse, python_files
 
-CLEAN = (
-    *(
-        f"edge_node/{room}"
-        for room in ("agent", "backends", "cli", "console", "daemon", "deploy", "files", "http", "jobs")
-    ),
-    *(f"edge_node/{room}" for room in ("mqtt", "observability", "parts", "serving", "signals", "storage")),
-    "cloud_pool",
-    "edge_node/config",
-    "fleet",
-    "models",
-    "router",
-)
-"""Packages, or rooms of one, whose docstrings and messages have this form."""
 FRAGMENTS = re.compile(
     r"\W*(As|Also|By|Here|How|If|It|Its|Nobody|Of|One|Raises|That|There|Those|What|When|Where|Whether|Which|Who|Whoever"
     r"|Whose)\b"
@@ -39,13 +25,6 @@ _ENDS = (".", "?", "!", "…", "}", "%s", "\n")
 _LOGS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 Finding = tuple[int, str]  # line, text
-
-
-def paths(room: str) -> list[Path]:
-    package, _, rest = room.partition("/")
-    found = [path for path in python_files(package) if (ROOT / package / rest) in (path, *path.parents)]
-    assert found, room
-    return found
 
 
 def error_names() -> frozenset[str]:
@@ -127,29 +106,32 @@ def is_sentence(message: str) -> bool:
     return not message[0].islower() and message.endswith(_ENDS)
 
 
-@pytest.mark.parametrize("room", CLEAN)
-def test_no_docstring_hangs_on_the_name_that_it_documents(room: str) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_docstring_hangs_on_the_name_that_it_documents(package: str) -> None:
     """Functions are documented in the imperative, classes and values by a noun phrase."""
-    assert {str(path): found for path in paths(room) if (found := hanging(parse(path)))} == {}
+    assert {str(path): found for path in python_files(package) if (found := hanging(parse(path)))} == {}
 
 
-@pytest.mark.parametrize("room", CLEAN)
-def test_docstrings_use_plain_negations(room: str) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_use_plain_negations(package: str) -> None:
     """`X is not a Y` and `again` instead of their older forms."""
-    assert {str(path): found for path in paths(room) if (found := riddles(parse(path)))} == {}
+    assert {str(path): found for path in python_files(package) if (found := riddles(parse(path)))} == {}
 
 
-@pytest.mark.parametrize("room", CLEAN)
-def test_messages_are_sentences(room: str) -> None:
-    found = {str(path): [each for each in messages(parse(path)) if not is_sentence(each[1])] for path in paths(room)}
+@pytest.mark.parametrize("package", PACKAGES)
+def test_messages_are_sentences(package: str) -> None:
+    found = {
+        str(path): [each for each in messages(parse(path)) if not is_sentence(each[1])]
+        for path in python_files(package)
+    }
     assert {path: each for path, each in found.items() if each} == {}
 
 
-@pytest.mark.parametrize("room", CLEAN)
-def test_a_module_has_one_logger_of_its_own_name(room: str) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_module_has_one_logger_of_its_own_name(package: str) -> None:
     found = [
         str(path)
-        for path in paths(room)
+        for path in python_files(package)
         if re.search(r"^_log\b|^log = (?!logging.getLogger\(__name__\))", path.read_text(), re.MULTILINE)
     ]
     assert found == []
