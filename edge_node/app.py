@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from causeway_server.models.calibrate import SHADOW_FILE
 from causeway_server.models.parts.installed import find_program
+from causeway_server.models.signals import SHADOW_FILE
 from causeway_server.router.policy.compiled import Limits, Policy
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions

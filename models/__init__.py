@@ -1,9 +1,8 @@
-"""The engine that runs models on a device and inside Triton, the learned router signals, and tools that bring and
-publish models.
+"""The engine that runs models on a device and inside Triton, the learned router signals, and tools that bring models.
 
 Reading order: `catalog` (artifacts), `llama_cpp` (the engine), `chat` and `constraints` (what models read and what they
 must answer), `signals` (the router signals), `semantic` (which questions mean the same), `parts` (audio clips and
-images), then the tools: `pull`, `publish`, `calibrate` and `cli`. `train` is a distribution of its own.
+images), then the tools: `pull`, `publish` and `cli`. `train` is a distribution of its own.
 
 Importing this package turns the telemetry of ONNX Runtime off, in this process and its children.
 """

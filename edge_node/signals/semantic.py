@@ -127,7 +127,7 @@ class SemanticAnswers:
         The thresholds rise if more answers differ than the configured errors explain.
         """
         # Imported only if a policy has shadow requests.
-        from causeway_server.models.calibrate.prompts import answers_agree
+        from causeway_server.models.signals.agreement import answers_agree
 
         if self._judge is None or self._findings is None:
             return True

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from causeway_server.models.calibrate.prompts import answers_agree
-from causeway_server.models.calibrate.routing_curves import MIN_ANSWERS, CalibrationDrift, measure_drift
-from causeway_server.models.calibrate.shadow import ShadowAnswer
 from causeway_server.models.catalog.artifact import find_signal
+from causeway_server.models.signals.agreement import answers_agree
+from causeway_server.models.signals.drift import MIN_ANSWERS, CalibrationDrift, measure_drift
 from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.models.signals.pair import ModelIdentity, prompt_features
+from causeway_server.models.signals.shadow import ShadowAnswer
 from causeway_server.router.serving.metrics import Gauge
 from causeway_server.router.types import Confidence
 

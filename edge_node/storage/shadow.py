@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from causeway_server.models.calibrate import SHADOW_FILE as FILE
-from causeway_server.models.calibrate.shadow import (
+from causeway_server.models.semantic.judge import Findings
+from causeway_server.models.signals import SHADOW_FILE as FILE
+from causeway_server.models.signals.shadow import (
     NEWEST_ANSWERS,
     PUT_ANSWER,
     SCHEMA,
@@ -22,7 +23,6 @@ from causeway_server.models.calibrate.shadow import (
     ShadowAnswer,
     decode_answer,
 )
-from causeway_server.models.semantic.judge import Findings
 
 from ..clock import Clock
 from .background_sqlite import Row, Write

@@ -32,8 +32,12 @@ to_option = click.option("--to", type=folder, required=True, help="Folder of mod
 class CommandGroup(ProgramGroup):
     """A command group that prints expected errors as one line instead of a traceback."""
 
-    extras: ClassVar[Mapping[str, str]] = {"huggingface_hub": "causeway-router[hub]", "httpx2": "causeway-router[hub]"}
-    """The name of the extra to install for each missing package."""
+    extras: ClassVar[Mapping[str, str]] = {
+        "huggingface_hub": "causeway-router[hub]",
+        "httpx2": "causeway-router[hub]",
+        "causeway_train": "causeway-train",
+    }
+    """The extra or distribution to install for each missing package."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:

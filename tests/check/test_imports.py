@@ -32,7 +32,7 @@ EXTRAS = {
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu", "microphone", "mqtt"),
     "cloud_pool": ("cloud", "engine", "cpu", "grpc", "nats", "kafka"),
-    TRAINING: ("engine", "cpu", "voice"),
+    TRAINING: ("engine", "cpu", "hub", "voice"),
 }
 # The extras of the processes that serve: `router/serving` may rely on what all of them have.
 SERVERS = ("edge", "cloud", "fleet")

@@ -32,7 +32,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     bench = [environment, packages, development, engine, project, tools, triton]
     compiled = [] if cached_wheel(places, environ) is None else [engine]
     goals = {
-        "run": [environment, packages, engine, project, triton],
+        "run": [environment, packages, engine, project, tools, triton],
         "fleet": [environment, packages, engine, project],
         "test": [*bench, *programs.values(), training, torch],
         "bench": [*bench, programs["redis"], programs["postgres"]],

@@ -18,11 +18,12 @@ from causeway_server.edge_node.app import build
 from causeway_server.edge_node.clock import Clock, system_clock
 from causeway_server.edge_node.config.schema import CloudServer
 from causeway_server.edge_node.storage.shadow import ShadowStore
-from causeway_server.models.calibrate.prompts import Pair
-from causeway_server.models.calibrate.shadow import ShadowAnswer, read_shadow_rows
 from causeway_server.models.catalog.artifact import find_artifact
 from causeway_server.models.signals.encoder import SentenceEncoder, Vector
 from causeway_server.models.signals.pair import ModelIdentity, prompt_features
+from causeway_server.models.signals.shadow import ShadowAnswer
+from causeway_train.calibrate.prompts import Pair
+from causeway_train.calibrate.shadow import read_shadow_rows
 from tests.edge_node.signals.test_calibrated_pair import publish
 from tests.edge_node.storage.test_cache import every_byte
 from tests.waiting import until

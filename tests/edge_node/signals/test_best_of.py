@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from causeway_server.models.catalog.artifact import find_signal
-from causeway_server.models.publish.publish import SignalMetadata, publish_signal
 from causeway_server.models.signals.calibration import LinearLogit
 from causeway_server.models.signals.candidates import CandidateModel, CandidateParameters, Logistic
 from causeway_server.models.signals.pair import STRUCTURE, ModelIdentity, structure
+from causeway_train.publish_signal import SignalMetadata, publish_signal
 
 from ..device import POLICY, Device, running
 

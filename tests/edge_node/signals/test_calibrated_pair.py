@@ -14,7 +14,6 @@ from causeway_server.edge_node.cli.doctor.policy_and_models import check_models,
 from causeway_server.edge_node.config.schema import EngineConfig
 from causeway_server.edge_node.signals.estimators import LearnedEstimators
 from causeway_server.models.catalog.artifact import find_artifact, find_signal
-from causeway_server.models.publish.publish import SignalMetadata, publish_signal
 from causeway_server.models.signals.calibration import LinearLogit
 from causeway_server.models.signals.pair import (
     HANDOFF_INPUTS,
@@ -27,6 +26,7 @@ from causeway_server.models.signals.pair import (
 )
 from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.types import Chunk, Confidence, Message, Request, Target
+from causeway_train.publish_signal import SignalMetadata, publish_signal
 
 TEXT = """
 version: 1

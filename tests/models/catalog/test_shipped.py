@@ -9,12 +9,12 @@ import pytest
 
 from causeway_server.models.catalog.artifact import SHIPPED, Artifact, find_artifact, list_artifacts, verify_artifact
 from causeway_server.models.catalog.gguf import read_gguf
-from causeway_server.models.publish.publish import signal_card
 from causeway_server.models.signals.quality import QualityEstimator
 from causeway_train.cli.signals import ROUTING_LINK
 from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.function_calls.call import parse_call
 from causeway_train.publish import assistant_card
+from causeway_train.publish_signal import signal_card
 
 llama_cpp = pytest.importorskip("llama_cpp")
 

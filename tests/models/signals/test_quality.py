@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from causeway_server.models.calibrate.routing_curves import calibration_error
 from causeway_server.models.catalog.artifact import (
     ArtifactError,
     ArtifactNotFound,
@@ -18,11 +17,12 @@ from causeway_server.models.catalog.artifact import (
     find_signal,
     load_artifact,
 )
-from causeway_server.models.publish.publish import SignalMetadata, publish_signal
 from causeway_server.models.signals.calibration import ConfidenceCalibrator
+from causeway_server.models.signals.drift import calibration_error
 from causeway_server.models.signals.quality import BUCKETS, QualityEstimator, features
 from causeway_server.router.types import Confidence
 from causeway_train.cli.commands import main
+from causeway_train.publish_signal import SignalMetadata, publish_signal
 from causeway_train.signals.graded_answers import GradedAnswer
 from causeway_train.signals.quality import QualityNetwork, halves, measure, train_quality
 

@@ -8,10 +8,11 @@ import msgspec
 
 from causeway_server.models.catalog.artifact import Artifact, DataSource, Manifest, save_manifest, sha256_of
 from causeway_server.models.constraints.grammars import ANSWER_TOKENS
-from causeway_server.models.publish.publish import LICENCE, card, publish_gguf
+from causeway_server.models.publish.publish import publish_gguf
 
 from .evaluate.report import EvaluationReport
 from .function_calls.catalog import CATALOG
+from .publish_signal import LICENCE, card
 
 ATTRIBUTIONS = (
     DataSource("HWU64", "CC BY 4.0", "Liu et al. 2019, xliuhw/NLU-Evaluation-Data"),

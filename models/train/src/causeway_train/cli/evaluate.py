@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from causeway_server.models.calibrate.routing_curves import chart
 from causeway_server.models.catalog.artifact import Artifact, find_artifact
 from causeway_server.models.cli.options import folder, models_option, threads_option
 
+from ..calibrate.routing_curves import chart
 from ..evaluate.report import EvaluationReport
 from ..evaluate.routing_table import RoutingSample, mix, points, table
 from ..function_calls.call import score_answer

@@ -13,11 +13,11 @@ from rich.table import Table
 
 from causeway_server.models.catalog.artifact import ArtifactError
 from causeway_server.models.cli.options import folder, models_option, to_option
-from causeway_server.models.publish.publish import SignalMetadata, publish_signal
 
 from ..evaluate.same_answer import SOURCES, LabelledRow, Part, label
 from ..function_calls.dataset import INTENT_SOURCES, read_rows
 from ..publish import ATTRIBUTIONS
+from ..publish_signal import SignalMetadata, publish_signal
 from .options import data_option
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from causeway_server.models.cli.options import (
     threads_option,
     to_option,
 )
-from causeway_server.models.publish.publish import SignalMetadata, publish_signal
 
 from ..function_calls.dataset import Row
 from ..publish import ATTRIBUTIONS
+from ..publish_signal import SignalMetadata, publish_signal
 from .options import data_option, limit_option, spread_evenly
 
 MINILM = DataSource(

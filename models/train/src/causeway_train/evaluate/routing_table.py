@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from causeway_server.models.calibrate.routing_curves import (
+from ..calibrate.routing_curves import (
     TARGET_ON_DEVICE,
     TARGET_RETAINED,
     Array64,

@@ -13,8 +13,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from causeway_server.models.calibrate.fit import fit_logistic
-from causeway_server.models.calibrate.routing_curves import Array64
 from causeway_server.models.signals.calibration import (
     CalibrationParameters,
     CalibrationStage,
@@ -24,6 +22,8 @@ from causeway_server.models.signals.calibration import (
 )
 from causeway_server.router.types import Confidence
 
+from ..calibrate.fit import fit_logistic
+from ..calibrate.routing_curves import Array64
 from .graded_answers import CONFIDENCE_TOKENS, GradedAnswer, traffic_weights
 from .quality import QualityMetrics, correctness, halves, measure
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from causeway_server.models.calibrate.routing_curves import Array64
 from causeway_server.models.catalog.artifact import Artifact
 from causeway_server.models.constraints.grammars import ANSWER_TOKENS, call_grammar
 from causeway_server.router.types import Confidence
 
+from ..calibrate.routing_curves import Array64
 from ..data.prompt_renderer import PromptRenderer
 from ..evaluate.greedy import Answer, GreedyModel
 from ..function_calls.call import parse_call, score_answer

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from causeway_server.models.calibrate.fit import fit_logistic
 from causeway_server.models.parts.encoders.words import END, START, WordCounts
 from causeway_server.models.signals.calibration import ConfidenceCalibrator, LinearLogit, log_odds
 from causeway_server.router.parts.reading import spoken_form
 
+from ..calibrate.fit import fit_logistic
 from ..data.transcripts import TranscribedRow
 from ..evaluate.greedy import Answer
 from .calibration import confidence_at, probability_at

@@ -13,12 +13,12 @@ from typing import Any, Protocol, Self
 import httpx2
 import msgspec
 
+from causeway_server.models.catalog.artifact import Artifact
+from causeway_server.models.llama_cpp.process.parent import EngineProcess
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Prompt, SequenceRequest
 from causeway_server.router.errors import BackendError, EngineCrashed
 from causeway_server.router.types import Confidence, Message, Sampling, TokenLogprob
 
-from ..catalog.artifact import Artifact
-from ..llama_cpp.process.parent import EngineProcess
-from ..llama_cpp.protocol import Emission, EngineOptions, Prompt, SequenceRequest
 from .prompts import AnswerLog, CalibrationPrompt, ModelAnswer, PairAnswers, chosen_letter
 
 CONFIDENCE_TOKENS = 32  # of an answer's tokens, that confidence is recorded for

@@ -13,27 +13,23 @@ import hashlib
 import os
 import random
 import re
-import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 import msgspec
-import numpy as np
 
+from causeway_server.models.catalog.artifact import ArtifactError, DataSource
+from causeway_server.models.signals.agreement import last_number, same_text, texts_agree
+from causeway_server.models.signals.pair import Encode, ModelIdentity
 from causeway_server.router.types import Confidence
-
-from ..catalog.artifact import ArtifactError, DataSource
-from ..signals.pair import Encode, ModelIdentity
 
 Metric = Literal["choice", "number", "text", "none"]
 Line = TypeVar("Line")
 LONG_TURN = 5  # prompts with long answers take every fifth turn, so that the others get on
 _LONG_TOKENS = 64
 _BAD_LINES_SHOWN = 5
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_BOXED = re.compile(r"\\boxed\{[^\d}-]*(-?\d[\d,]*(?:\.\d+)?)")
 _INSTRUCTIONS: dict[Metric, str] = {
     "choice": "Answer with the letter of the right choice and nothing else.",
     "number": "Work it out in a few short steps. End with the answer as a number.",
@@ -240,12 +236,6 @@ def collection_order(prompts: Sequence[CalibrationPrompt], seed: int) -> list[Ca
     return order
 
 
-def last_number(text: str) -> float | None:
-    r"""Return the number in ``\boxed{}``, as mathematical answers have it, or else the last one of a text."""
-    found = _BOXED.findall(text) or _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
-
-
 def _parse(line: bytes) -> CalibrationPrompt:
     """Return the prompt of a line. Raises ValueError or DecodeError if it is not a usable prompt."""
     prompt = msgspec.json.decode(line, type=CalibrationPrompt)
@@ -260,14 +250,7 @@ def _parse(line: bytes) -> CalibrationPrompt:
     return prompt
 
 
-F1_RIGHT = 0.5  # word overlap from which a text counts as the reference
-SIMILAR = 0.8  # cosine of the encoder's vectors from which two free texts agree
-MIN_CHOICES = 2
-_CHOICE = re.compile(r"^\s*\(?([A-H])[.):]\s", re.MULTILINE)
-_BARE_LETTER = re.compile(r"^\W*([A-H])(?:[.):,]|\s*$)")  # "B. below", but not "A good way"
 _LETTER = re.compile(r"^\W*([A-Z])\b")
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 
 class LabelledAnswer(msgspec.Struct, frozen=True):
@@ -322,17 +305,6 @@ def chosen_letter(answer: ModelAnswer, letters: Sequence[str]) -> str | None:
     return next((token.strip() for token, _ in answer.choices if token.strip() in letters), None)
 
 
-def same_text(text: str, reference: str) -> bool:
-    """Return whether a text is the reference, contains it, or shares enough of its words, as in SQuAD."""
-    words, wanted = _words(text), _words(reference)
-    if not words or not wanted:
-        return words == wanted
-    if f" {' '.join(wanted)} " in f" {' '.join(words)} ":
-        return True
-    common = sum((Counter(words) & Counter(wanted)).values())
-    return 2 * common / (len(words) + len(wanted)) >= F1_RIGHT
-
-
 def _weighted(rows: Sequence[LabelledAnswer], wanted: Mapping[str, int]) -> list[LabelledAnswer]:
     """Weight the rows so that each task has its proportion in `wanted`."""
     answered = Counter(row.task for row in rows)
@@ -357,37 +329,12 @@ def _is_right(prompt: CalibrationPrompt, answer: ModelAnswer) -> bool:
     return same_text(answer.text, prompt.answer)
 
 
-def answers_agree(question: str, small: str, large: str, encode: Encode) -> bool:
-    """Return whether the small model's answer agrees with the large model's, judged by their texts alone.
-
-    Where the question lists choices the letters are compared, if both answers begin with one.
-    """
-    letters = _CHOICE.findall(question)
-    chosen = [found[1] for text in (small, large) if (found := _BARE_LETTER.match(text)) and found[1] in letters]
-    if len(letters) >= MIN_CHOICES and len(chosen) == 2:
-        return chosen[0] == chosen[1]
-    prompt = CalibrationPrompt(prompt=question)
-    return _agree(prompt, PairAnswers("", "", ModelAnswer(small), ModelAnswer(large)), encode)
-
-
 def _agree(prompt: CalibrationPrompt, pair: PairAnswers, encode: Encode | None) -> bool:
-    """Compare both answers: (1) by choice, (2) by number if both consist of little else, (3) by text, (4) by
-    embedding.
-    """
+    """Compare both answers by choice or by number if the prompt asks for one, else by their texts."""
     small, large = pair.small, pair.large
-    if prompt.choices:  # (1)
+    if prompt.choices:
         letters = list(prompt.choices)
         return chosen_letter(small, letters) == chosen_letter(large, letters) is not None
-    if prompt.metric == "number" or _is_number(large.text):  # (2)
+    if prompt.metric == "number":
         return last_number(small.text) == last_number(large.text) is not None
-    if same_text(small.text, large.text):  # (3)
-        return True
-    return encode is not None and float(np.dot(encode(small.text), encode(large.text))) >= SIMILAR  # (4)
-
-
-def _is_number(text: str) -> bool:
-    return last_number(text) is not None and not any(word.isalpha() and len(word) > 3 for word in _words(text))
-
-
-def _words(text: str) -> list[str]:
-    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+    return texts_agree(small.text, large.text, encode)

@@ -7,9 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from causeway_server.models.calibrate.fit import Rows, Unseen, fit_pair, folds_of, predict_unseen, quality_inputs
-from causeway_server.models.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers, label
-from causeway_server.models.calibrate.report import (
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.signals.encoder import SentenceEncoder
+from causeway_server.router.types import Confidence
+from causeway_train.calibrate.fit import Rows, Unseen, fit_pair, folds_of, predict_unseen, quality_inputs
+from causeway_train.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers, label
+from causeway_train.calibrate.report import (
     BOTH,
     PROMPT,
     Target,
@@ -20,11 +23,8 @@ from causeway_server.models.calibrate.report import (
     operate,
     signals_of,
 )
-from causeway_server.models.calibrate.routing_curves import Array64, apgr
-from causeway_server.models.calibrate.run import as_rows
-from causeway_server.models.catalog.artifact import find_artifact
-from causeway_server.models.signals.encoder import SentenceEncoder
-from causeway_server.router.types import Confidence
+from causeway_train.calibrate.routing_curves import Array64, apgr
+from causeway_train.calibrate.run import as_rows
 
 from .pairs import EASY, answered, prompts
 

@@ -17,8 +17,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..signals.calibration import LinearLogit, log_odds
-from ..signals.pair import CHOICES_INPUT, STRUCTURE, KindMixture, PairParameters, PairStage, handoff_inputs
+from causeway_server.models.signals.calibration import LinearLogit, log_odds
+from causeway_server.models.signals.pair import (
+    CHOICES_INPUT,
+    STRUCTURE,
+    KindMixture,
+    PairParameters,
+    PairStage,
+    handoff_inputs,
+)
+
 from .prompts import LabelledAnswer
 from .routing_curves import Array64
 

@@ -8,12 +8,13 @@ gives the share of requests on the device and the exact match that the pair reta
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from causeway_server.models.signals.drift import bins_of
 
 Array64 = NDArray[np.float64]
 STEPS = 100
@@ -28,8 +29,6 @@ _COLOURS = {
     "oracle": "#bdbdbd",
 }
 _WIDTH, _HEIGHT, _LEFT, _TOP = 560, 340, 52, 34
-BINS = 10
-MIN_ANSWERS = 100  # fewer tell nothing of a drift
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
@@ -119,7 +118,7 @@ def chart(curves: Sequence[RoutingCurve], traffic: str) -> str:
 
 def reliability(probabilities: Array64, truth: NDArray[np.bool_]) -> str:
     """Return an SVG plot of ten bins: the stated probability to the right, the observed frequency upwards."""
-    bins = _bins(probabilities)
+    bins = bins_of(probabilities)
     dots = []
     for inside in (bins == number for number in np.unique(bins)):
         x, y = _x(float(probabilities[inside].mean())), _y(float(truth[inside].mean()), 1.0)
@@ -173,45 +172,3 @@ def _x(share: float) -> float:
 
 def _y(retained: float, highest: float) -> float:
     return _TOP + (highest - retained) / highest * (_HEIGHT - _TOP - 28)
-
-
-def _bins(probabilities: Array64) -> NDArray[np.int64]:
-    """Return which of `BINS` equal bins each probability is in."""
-    return np.minimum((probabilities * BINS).astype(np.int64), BINS - 1)
-
-
-class CalibrationDrift(msgspec.Struct, frozen=True):
-    """The calibration of a signal.
-
-    Attributes:
-        answers: The number of answers.
-        error: The expected calibration error over ten equal bins (ECE).
-        drift: The error beyond the one that true probabilities would have with so few answers, at least 0.
-    """
-
-    answers: int
-    error: float
-    drift: float
-
-
-def calibration_error(probabilities: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None) -> float:
-    """Return the expected calibration error: the weighted mean of |probability - frequency| over equal bins."""
-    shares = np.ones(len(probabilities)) if weights is None else weights
-    bins = _bins(probabilities)
-    sums = [np.bincount(bins, weights=shares * values, minlength=BINS) for values in (probabilities, truth)]
-    return float(np.abs(sums[0] - sums[1]).sum() / shares.sum()) if len(probabilities) else 0.0
-
-
-def measure_drift(probabilities: Sequence[float], truth: Sequence[bool]) -> CalibrationDrift:
-    """Compare stated probabilities with the outcomes.
-
-    If they are true, the sum of the differences in a bin has mean 0 and variance Σ p (1 - p), and the mean of its
-    absolute value is √(2/π) times its deviation, since it is nearly normal.
-    """
-    if not probabilities:
-        return CalibrationDrift(0, 0.0, 0.0)
-    stated = np.array(probabilities)
-    error = calibration_error(stated, np.array(truth, bool))
-    variances = np.bincount(_bins(stated), weights=stated * (1 - stated), minlength=BINS)
-    by_chance = math.sqrt(2 / math.pi) * float(np.sqrt(variances).sum()) / len(stated)
-    return CalibrationDrift(len(stated), error, max(0.0, error - by_chance))

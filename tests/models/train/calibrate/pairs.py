@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from causeway_server.models.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers
 from causeway_server.router.types import Confidence
+from causeway_train.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers
 
 EASY, HARD = "colour", "physics"
 _SUBJECTS = {EASY: "the colour of a {}", HARD: "the orbital momentum of {} electrons"}

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 pytest.importorskip("onnxruntime")
 
 from causeway_server.edge_node.signals.candidates import CandidateEstimates
-from causeway_server.models.calibrate.candidates import GradedPrompt, fit_candidates, read_graded
 from causeway_server.models.catalog.artifact import ArtifactError, ArtifactUnreadable, find_signal
 from causeway_server.models.cli.commands import main
 from causeway_server.models.signals.candidates import (
@@ -26,6 +25,7 @@ from causeway_server.models.signals.candidates import (
 from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.types import AttemptRecord, Message, Request
+from causeway_train.calibrate.candidates import GradedPrompt, fit_candidates, read_graded
 
 POLICY = parse_policy("""
 version: 1

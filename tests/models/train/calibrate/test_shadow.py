@@ -15,14 +15,14 @@ pytest.importorskip("onnxruntime")
 
 from click.testing import CliRunner, Result
 
-from causeway_server.models.calibrate import SHADOW_FILE as FILE
-from causeway_server.models.calibrate.prompts import answers_agree
-from causeway_server.models.calibrate.routing_curves import measure_drift
-from causeway_server.models.calibrate.shadow import PUT_ANSWER, SCHEMA, ShadowAnswer
 from causeway_server.models.catalog.artifact import find_artifact, find_signal
 from causeway_server.models.cli.commands import main
+from causeway_server.models.signals import SHADOW_FILE as FILE
+from causeway_server.models.signals.agreement import answers_agree
+from causeway_server.models.signals.drift import measure_drift
 from causeway_server.models.signals.encoder import SentenceEncoder, Vector
 from causeway_server.models.signals.pair import ModelIdentity, PairEstimator, prompt_features
+from causeway_server.models.signals.shadow import PUT_ANSWER, SCHEMA, ShadowAnswer
 
 from .pairs import EASY, answered, prompts
 

@@ -12,8 +12,15 @@ from pathlib import Path
 
 import click
 
-from ..catalog.artifact import Artifact, ArtifactNotFound, find_artifact
-from .options import existing_file, existing_folder, folder, models_option, threads_option, to_option
+from causeway_server.models.catalog.artifact import Artifact, ArtifactNotFound, find_artifact
+from causeway_server.models.cli.options import (
+    existing_file,
+    existing_folder,
+    folder,
+    models_option,
+    threads_option,
+    to_option,
+)
 
 
 @click.command()

@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("llama_cpp")
 
-from causeway_server.models.calibrate.collect import EndpointAnswerer, collect
-from causeway_server.models.calibrate.prompts import AnswerLog, CalibrationPrompt, ModelAnswer, Pair, PairAnswers, label
 from causeway_server.models.catalog.artifact import ArtifactError, DataSource, find_artifact, find_signal
 from causeway_server.models.cli.commands import main
 from causeway_server.models.signals.pair import ModelIdentity, PairEstimator
 from causeway_server.router.errors import BackendError
 from causeway_server.router.types import Confidence
+from causeway_train.calibrate.collect import EndpointAnswerer, collect
+from causeway_train.calibrate.prompts import AnswerLog, CalibrationPrompt, ModelAnswer, Pair, PairAnswers, label
 
 from .pairs import answered, prompts
 

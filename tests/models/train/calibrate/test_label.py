@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from causeway_server.models.calibrate.prompts import (
+from causeway_server.models.signals.encoder import Vector
+from causeway_server.router.types import Confidence
+from causeway_train.calibrate.prompts import (
     CalibrationPrompt,
     ModelAnswer,
     PairAnswers,
@@ -14,8 +16,6 @@ from causeway_server.models.calibrate.prompts import (
     last_number,
     same_text,
 )
-from causeway_server.models.signals.encoder import Vector
-from causeway_server.router.types import Confidence
 
 CONFIDENT = (Confidence(1, 0.9, -0.1, 0.8, 0.3),)
 CHOICES = {"A": "north", "B": "south"}

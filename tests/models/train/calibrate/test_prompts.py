@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from causeway_server.models.calibrate.prompts import CalibrationPrompt, Metric, collection_order, read_prompts
+from causeway_train.calibrate.prompts import CalibrationPrompt, Metric, collection_order, read_prompts
 
 GOOD = b'{"prompt": "hello"}\n'
 

@@ -14,9 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..signals.pair import LENGTH_INPUT, PairHandoff
+from causeway_server.models.signals.drift import calibration_error
+from causeway_server.models.signals.pair import LENGTH_INPUT, PairHandoff
+
 from .fit import Indices, Rows, Unseen
-from .routing_curves import Array64, apgr, calibration_error, chart, reliability, routing_curves
+from .routing_curves import Array64, apgr, chart, reliability, routing_curves
 
 BOOTSTRAPS = 400
 MIN_ROWS = 20  # of a task, from which it is judged by itself

@@ -13,14 +13,23 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ..catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, DataSource, find_artifact, find_signal
-from ..publish.publish import SignalMetadata, publish_signal
-from ..signals.candidates import KIND, CandidateModel, CandidateParameters, Logistic, Neighbours
-from ..signals.encoder import SentenceEncoder
-from ..signals.pair import ModelIdentity, prompt_features
+from causeway_server.models.catalog.artifact import (
+    Artifact,
+    ArtifactError,
+    ArtifactNotFound,
+    DataSource,
+    find_artifact,
+    find_signal,
+)
+from causeway_server.models.signals.candidates import KIND, CandidateModel, CandidateParameters, Logistic, Neighbours
+from causeway_server.models.signals.drift import calibration_error
+from causeway_server.models.signals.encoder import SentenceEncoder
+from causeway_server.models.signals.pair import ModelIdentity, prompt_features
+
+from ..publish_signal import SignalMetadata, publish_signal
 from .fit import Indices, fit_logistic, predict
 from .prompts import read_lines
-from .routing_curves import Array64, calibration_error
+from .routing_curves import Array64
 
 MIN_ROWS = 100
 _RIDGES = (0.01, 0.1, 1.0, 10.0)

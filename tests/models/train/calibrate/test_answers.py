@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from causeway_server.models.calibrate.prompts import AnswerLog, ModelAnswer, Pair, PairAnswers
 from causeway_server.models.catalog.artifact import ArtifactError
 from causeway_server.models.signals.pair import ModelIdentity
+from causeway_train.calibrate.prompts import AnswerLog, ModelAnswer, Pair, PairAnswers
 
 PAIR = Pair(ModelIdentity("small", "a" * 64), ModelIdentity("large", "b" * 64))
 ROWS = [PairAnswers(str(number), "task", ModelAnswer("yes"), ModelAnswer("no")) for number in range(3)]

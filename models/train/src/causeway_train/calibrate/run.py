@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from causeway_server.models.catalog.artifact import Artifact, ArtifactError, DataSource, find_signal
+from causeway_server.models.signals import SHADOW_FILE as FILE
+from causeway_server.models.signals.encoder import SentenceEncoder
+from causeway_server.models.signals.pair import ModelIdentity, PairHandoff, PairParameters, find_pair, prompt_features
 from causeway_server.router.errors import BackendError
 
-from ..catalog.artifact import Artifact, ArtifactError, DataSource, find_signal
-from ..publish.publish import SignalMetadata, publish_signal
-from ..signals.encoder import SentenceEncoder
-from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, find_pair, prompt_features
-from . import SHADOW_FILE as FILE
+from ..publish_signal import SignalMetadata, publish_signal
 from .collect import Answerer, EndpointAnswerer, EngineAnswerer, collect
 from .fit import FOLDS, Rows, Unanswered, fit_pair, predict_published, predict_unseen
 from .prompts import AnswerLog, CalibrationPrompt, LabelledAnswer, Pair, label

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from click.testing import CliRunner
 
-from causeway_server.models.calibrate.routing_curves import CurvePoint, RoutingCurve, chart
+from causeway_train.calibrate.routing_curves import CurvePoint, RoutingCurve, chart
 from causeway_train.cli.commands import main
 from causeway_train.evaluate.routing_table import (
     RoutingSample,

@@ -1,0 +1,66 @@
+"""Shadow answers: records of requests that both the device and the cloud answered, with agreement and features but no
+content.
+
+The daemon writes the file (`shadow-1.sqlite` in its state folder), and `causeway-models calibrate --from-shadow` reads
+it, also while the daemon runs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from causeway_server.router.types import Confidence, decode_row
+
+from .pair import ModelIdentity
+
+MAX_ANSWERS = 5000  # the newest are kept: about 6 MB
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY AUTOINCREMENT, answer BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS spend (id INTEGER PRIMARY KEY, state TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS semantic (id INTEGER PRIMARY KEY, findings TEXT NOT NULL);
+"""
+PUT_ANSWER = "INSERT INTO answers (answer) VALUES (?)"
+NEWEST_ANSWERS = "SELECT answer FROM answers ORDER BY id DESC LIMIT ?"
+TRIM_ANSWERS = f"DELETE FROM answers WHERE id <= (SELECT max(id) - {MAX_ANSWERS} FROM answers)"
+
+
+class ShadowAnswer(msgspec.Struct, frozen=True):
+    """A request that both models of a pair answered.
+
+    Attributes:
+        small: The device's model.
+        large: The name of the cloud's model.
+        route: The route that the decision took.
+        encoder_sha256: The hash of the sentence encoder of `inputs`.
+        inputs: The inputs of `edge.quality`, float32: structure of the prompt, then the encoder's vector.
+        agreed: Whether the device's answer agrees with the cloud's.
+        confidence: The confidence of the device's first `after` tokens; None if it was not measured.
+        after: The number of tokens that the handoff waits for.
+        ended: `confidence` covers all tokens of the answer.
+        signals_sha256: The hash of the calibrated signals that estimated `quality` and `score`; "" for none.
+        quality: `edge.quality` of the prompt.
+        score: The probability that the handoff compares.
+    """
+
+    small: ModelIdentity
+    large: str
+    route: str
+    encoder_sha256: str
+    inputs: bytes
+    agreed: bool
+    confidence: Confidence | None = None
+    after: int = 0
+    ended: bool = False
+    signals_sha256: str = ""
+    quality: float | None = None
+    score: float | None = None
+
+
+_decoder = msgspec.msgpack.Decoder(ShadowAnswer)
+
+
+def decode_answer(data: object) -> ShadowAnswer | None:
+    """Return the answer in a row of the file; None if another version wrote it in a form that this version cannot
+    read.
+    """
+    return decode_row(_decoder, data)
