@@ -30,7 +30,7 @@ EXTRAS = {
     "router": (),  # `router/serving`: what each of SERVERS has
     "models": ("engine", "cpu", "hub", "voice", "images"),
     "fleet": ("fleet",),
-    "edge_node": ("edge", "engine", "cpu", "microphone", "mqtt"),
+    "edge_node": ("edge", "engine", "cpu", "microphone", "mqtt", "mcp"),
     "cloud_pool": ("cloud", "engine", "cpu", "grpc", "nats", "kafka"),
     TRAINING: ("engine", "cpu", "hub", "voice"),
 }

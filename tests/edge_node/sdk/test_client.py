@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import shutil
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -34,6 +35,7 @@ from causeway_sdk import (
     ToolCall,
     Usage,
 )
+from causeway_sdk.connection import resolve_address
 
 from .device import DONE, Device, Handler, answer_with, delta, event, raw, running, stream_of
 
@@ -587,3 +589,11 @@ def test_everything_public_is_documented() -> None:
         if callable(method) and not name.startswith("_")
     ]
     assert [one.__qualname__ for one in (*public, *methods) if not one.__doc__] == []
+
+
+def test_only_https_loads_and_checks_the_certificates_of_the_system() -> None:
+    """Loading them takes 20 ms; what does not load them trusts none."""
+    assert resolve_address("https://device.example", "", 1.0, 1.0).certificates() is True
+    plain = resolve_address("http://127.0.0.1:8080", "", 1.0, 1.0).certificates()
+    assert isinstance(plain, ssl.SSLContext)
+    assert (plain.verify_mode, plain.get_ca_certs()) == (ssl.CERT_REQUIRED, [])

@@ -148,7 +148,7 @@ class AsyncCauseway:
         self._client = httpx.AsyncClient(
             base_url=self._address.url,
             headers=dict(self._address.headers),
-            transport=httpx.AsyncHTTPTransport(uds=self._address.uds),
+            transport=httpx.AsyncHTTPTransport(uds=self._address.uds, verify=self._address.certificates()),
             trust_env=False,
         )
 
