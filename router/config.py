@@ -78,6 +78,9 @@ class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(ge=0, le=1),
         doc("Share, 0 to 1, of the requests without an incoming trace context that are traced."),
     ] = 1.0
+    region: Annotated[str, doc("Region of the collector. Requests that are bound to other regions are not traced.")] = (
+        ""
+    )
 
 
 class ConfigKey(msgspec.Struct, frozen=True):

@@ -170,6 +170,10 @@ class NoRoute(CausewayError, status=503, type="routing_error", code="no_route"):
     """Constraints, preferences or abilities exclude every target. The message names the reason for each target."""
 
 
+class OutsideRegion(NoRoute, code="outside_region"):
+    """The request is bound to regions, and a place that it needs is in none of them. The message names both."""
+
+
 class AllAttemptsFailed(CausewayError, status=503, type="routing_error", code="all_attempts_failed"):
     """Every attempt failed. The message lists the reasons."""
 

@@ -372,6 +372,7 @@ ReasonCode = Literal[
     "rule_failed",  # the expression raised (a type mismatch at run time): it does not hold
     "constraint_held",
     "constraint_excluded",  # a constraint excludes a target
+    "region_excluded",  # the request is bound to regions, and the target is in none of them
     "preference_excluded",  # the client's preference excludes a target
     "preference_ordered",  # the client's preference moves a target forward
     "target_scored",  # `best_of`: the target's score, and the estimates that it is made of
@@ -420,6 +421,7 @@ class Decision(msgspec.Struct, frozen=True):
     # whether a constraint binds it, so that its content must not be logged, or stored other than in memory
     private: bool = False
     parts_on_device: bool = False  # whether a constraint binds its audio, images and files to the device
+    regions: tuple[str, ...] | None = None  # regions to which constraints and tags bind it; None: it is not bound
     # Without attempts: what the request needs and no target of the policy (or none that it names) can do.
     missing_abilities: tuple[Ability, ...] = ()
     # other targets of the policy with the needed capabilities, if the client named one
@@ -451,6 +453,7 @@ class CachePlan(msgspec.Struct, frozen=True):
     bypass: str = ""
     reasons: tuple[Reason, ...] = ()
     private: bool = False  # whether the answer is kept only in memory, and never shared between clients
+    regions: tuple[str, ...] | None = None  # as in `Decision`: such answers are shared within the same binding only
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
@@ -509,6 +512,11 @@ class DeviceSetup(msgspec.Struct, frozen=True):
     encoders: tuple[Modality, ...] = ()  # kinds of parts that the device turns into text
     projectors: dict[str, tuple[Modality, ...]] = {}  # kinds that it turns into soft tokens, by model on the device
     clouds: tuple[str, ...] = ()
+    regions: dict[str, str] = {}  # regions of the clouds that have one, by name
+
+    def region_of(self, target: Target) -> str:
+        """Return the region of a target's cloud; "" if it has none, or if the device's clouds were not recorded."""
+        return self.regions.get(target.cloud or next(iter(self.clouds), ""), "")
 
     def has_cloud(self, name: str) -> bool:
         """Return whether the device has this cloud; "": any. A device whose clouds were not recorded has each."""
@@ -576,6 +584,7 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     error: str = ""  # error code of router/errors
     detail: str = ""
     cloud: str = ""  # name of the target's cloud; "" on the device
+    region: str = ""  # configured region of that cloud
 
 
 class PartRecord(msgspec.Struct, frozen=True):

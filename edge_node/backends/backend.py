@@ -11,6 +11,7 @@ import msgspec
 from causeway_server.router.errors import BackendError
 from causeway_server.router.jobs.job import JobEvent, LateTerms
 from causeway_server.router.jobs.submission import Priority
+from causeway_server.router.residency import Regions
 from causeway_server.router.types import Chunk, Embeddings, Request, Target
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
         False  # compared with an answer that the client already has: its failure must not count against the target
     )
     choices: int = 1  # number of requested answers
+    regions: Regions = None  # regions that the request may reach; None: any
 
 
 class Backend(Protocol):

@@ -122,7 +122,9 @@ class CloudServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Annotated[str, doc("Bearer token for the cloud. Prefer `clouds.NAME.key_file`.")] = ""
     key_file: Annotated[str, doc("File with the bearer token on one line, read at start.")] = ""
     ca_file: Annotated[str, doc("PEM file of the CA of the cloud's certificate. Empty: the system's CAs.")] = ""
-    region: Annotated[str, doc("Region of the cloud, which `/readyz` shows.")] = ""
+    region: Annotated[
+        str, doc("Region of the cloud, for requests that are bound to regions. Empty: outside every region.")
+    ] = ""
     fleet_token: Annotated[
         bool | None,
         doc(
@@ -153,6 +155,10 @@ class OutboxWebhookConfig(OutboxWebhookSettings, frozen=True, forbid_unknown_fie
     ] = ()
     allow_http: Annotated[bool, doc("Allow webhooks to `http://` URLs.")] = False
     ca_file: Annotated[str, doc("PEM file of the CA of the receivers' certificates. Empty: the system's CAs.")] = ""
+    regions: Annotated[
+        dict[str, str],
+        doc("Regions of receivers, by host. Jobs that are bound to regions have webhooks only to receivers in them."),
+    ] = msgspec.field(default_factory=dict)
 
     def format_of(self, _owner: str) -> WebhookFormat:
         return self.format

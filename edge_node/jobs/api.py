@@ -41,6 +41,7 @@ from causeway_server.router.openai.answer import error_event
 from causeway_server.router.openai.request_body import check_media_type
 from causeway_server.router.parts.uploads import FILE_MARK, named_files
 from causeway_server.router.policy.signals import modalities
+from causeway_server.router.residency import check_webhook_region, region_tags
 from causeway_server.router.serving.request import PRIORITY, one_value, read_choice
 from causeway_server.router.serving.responses import STREAMED, EventStream, body_response, header_lines, json_response
 from causeway_server.router.trackers import FairShare, network_of
@@ -426,6 +427,8 @@ class JobIntake:
         decision = await self._service.preview(request)
         if not decision.attempts:
             raise no_route(decision)
+        if decision.regions is not None:
+            check_webhook_region(frozenset(decision.regions), fields.webhook, self._config.webhooks.regions)
         now = self._store.time.now()
         time_ms = fields.deadline_ms or request.hints.deadline_ms or int(self._config.default_deadline_s * 1000.0)
         if time_ms <= fields.not_before_ms:
@@ -440,7 +443,8 @@ class JobIntake:
             priority=ranked,
             endpoint=fields.endpoint,
             model=request.model,
-            tags=tuple(replace_surrogates(tag) for tag in hints.tags),  # the form that signals use
+            # In the form that signals use. The regions bind it also under a policy that no longer does.
+            tags=(*map(replace_surrogates, hints.tags), *region_tags(decision.regions)),
             prefer=hints.prefer,
             may_leave=not decision.on_device,
             lane=decision.attempts[0].target.at,

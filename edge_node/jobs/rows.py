@@ -163,7 +163,7 @@ class OutboxRows:
         if result:
             self.bodies.put(db, "results", job.seq, result)
         if event is JobEvent.CANCEL and job.target:
-            self.cancellations.add(db, job.cloud_key, job.deadline)
+            self.cancellations.add(db, job.cloud_key, job.target, job.deadline)
         self.replies.set_due(db, job.seq, job.ended)
         self.add_bytes(job, job.stored_bytes)
         self.stats.empty += not job.stored_bytes
@@ -301,7 +301,9 @@ class OutboxReplies:
 
 
 class Cancellation(msgspec.Struct, frozen=True):
-    """A job that the cloud must cancel. `key`: its Idempotency-Key. `unknown`: the cloud did not know it once."""
+    """A job that the cloud must cancel. `key`: its Idempotency-Key, followed by `@` and the name of its cloud if that
+    is known. `unknown`: the cloud did not know it once.
+    """
 
     key: str
     unknown: bool
@@ -319,8 +321,10 @@ class OutboxCancellations:
         self._time = time
         self._stats = stats
 
-    def add(self, db: sqlite3.Connection, key: str, deadline: float) -> None:
+    def add(self, db: sqlite3.Connection, key: str, target: str, deadline: float) -> None:
         """Record a job that was cancelled after it may have been sent (1). `deadline`: the job's, in device time."""
+        _, at, cloud = target.rpartition("@")
+        key += at and at + cloud
         self._stats.cancellations_due += db.execute(_ADD, (key, self._time.now(), deadline)).rowcount
 
     def due(self, db: sqlite3.Connection, limit: int) -> list[Cancellation]:

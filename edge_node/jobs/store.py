@@ -180,7 +180,8 @@ class JobOutbox:
         job = self._rows.find(db, job_id, owner)
         if job.late is not None:
             if job.late.target:
-                self._rows.cancellations.add(db, revision_id(job.cloud_key, job.revision + 1), job.deadline)
+                key = revision_id(job.cloud_key, job.revision + 1)
+                self._rows.cancellations.add(db, key, job.late.target, job.deadline)
             return self._drop_revision(db, job, JobCancelled("The job was cancelled before the part was read."))
         if job.has_ended:
             raise JobAlreadyEnded(f"The job has ended: {job.state.value}.")

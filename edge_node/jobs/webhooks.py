@@ -136,7 +136,8 @@ class CloudCanceller:
         try:
             due = await self._store.run(self._store.cancellations.due, _AT_ONCE)
             for cancellation in due:
-                outcome = await self._clouds.cancel_job(cancellation.key)
+                key, _, cloud = cancellation.key.partition("@")
+                outcome = await self._clouds.cancel_job(key, cloud)
                 if outcome == "later":
                     await anyio.sleep(_POLL_S)
                     return False

@@ -2,7 +2,8 @@
 
 Spans are created after the request has ended, from its decision record, so that no request waits for them. Only the
 span ids exist earlier, because the cloud needs one as the parent of its own spans. A request that is bound to the
-device produces no spans. Import this module, like `router.serving.otel`, lazily or for type checking only.
+device, or to regions other than the collector's, produces no spans. Import this module, like `router.serving.otel`,
+lazily or for type checking only.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class RequestTracer(SpanExport):
 
     def __init__(self, config: TracingConfig) -> None:
         self._ids = _SpanIds()
+        self._region = config.region
         super().__init__(config, "causeway-edge", "causeway.edge", self._ids)
 
     def begin(self, request: Request, traceparent: str, now: float) -> RequestTrace:
@@ -59,13 +61,14 @@ class RequestTracer(SpanExport):
             request_attributes(request),
             start_time=_ns(now),
         )
-        return RequestTrace(self.tracer, self._ids, span)
+        return RequestTrace(self.tracer, self._ids, span, self._region)
 
 
 class RequestTrace:
-    """The spans of one request."""
+    """The spans of one request. `region`: that of the collector."""
 
-    def __init__(self, tracer: trace.Tracer, ids: _SpanIds, span: trace.Span) -> None:
+    def __init__(self, tracer: trace.Tracer, ids: _SpanIds, span: trace.Span, region: str = "") -> None:
+        self.region = region
         self._tracer = tracer
         self._ids = ids
         self._span = span

@@ -255,6 +255,13 @@ class Generation:
         if self.sequence is None:
             return ()
         records = self.sequence.records(now)
+        if (setup := self.snapshot.setup) is not None and setup.regions:
+            records = tuple(
+                msgspec.structs.replace(record, region=setup.region_of(attempt.plan.target))
+                if record.at == "cloud"
+                else record
+                for attempt, record in zip(self.sequence.attempts, records, strict=True)
+            )
         if any(attempt.error is not None for attempt in self.sequence.attempts):
             records = tuple(
                 msgspec.structs.replace(record, detail="") if _quotes_target(attempt.error) else record
@@ -397,6 +404,7 @@ class AttemptRunner:
             job=generation.job,
             soft=soft,
             relay=relay,
+            regions=None if generation.decision.regions is None else frozenset(generation.decision.regions),
         )
         generation.upstream = generation.held = None
         try:

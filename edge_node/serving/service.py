@@ -43,6 +43,7 @@ from causeway_server.router.errors import (
 from causeway_server.router.openai.answer import CachedAnswer, is_keepable
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import ON_DEMAND
+from causeway_server.router.residency import permits
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead, Reply
 from causeway_server.router.types import (
@@ -504,18 +505,27 @@ class Service:
         self.records.metrics.request_finished(record.outcome)
         if log.isEnabledFor(logging.DEBUG):
             log_outcome(record)
-        if context.trace is not None and not self._is_bound(context):
+        if context.trace is not None and not self._is_bound(context, context.trace.region):
             context.trace.end(record, shared=context.generation.trace if context.shared else None)
 
-    def _is_bound(self, context: RequestContext) -> bool:
-        """Return whether the request is bound to the device; one that was refused undecided is decided now."""
+    def _is_bound(self, context: RequestContext, region: str) -> bool:
+        """Return whether the request is bound to the device, or to other regions than a collector's; one that was
+        refused undecided is decided now.
+        """
         generation = context.generation
-        if generation.on_device or generation.decision is not None or context.head is not None:
-            return generation.on_device
-        try:
-            return decide(generation.policy, generation.request, generation.snapshot, generation.estimates).on_device
-        except CausewayError:
-            return True  # its constraints are unknown
+        if generation.on_device:
+            return True
+        decided: Decision | CachePlan | None = generation.decision
+        if decided is None and context.head is not None:
+            decided = generation.cache_plan  # the cache answered
+        if decided is None:
+            try:
+                decided = decide(generation.policy, generation.request, generation.snapshot, generation.estimates)
+            except CausewayError:
+                return True  # its constraints are unknown
+            if decided.on_device:
+                return True
+        return decided.regions is not None and not permits(frozenset(decided.regions), region)
 
 
 async def _forward(subscriber: Subscriber, context: RequestContext) -> None:

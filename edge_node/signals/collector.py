@@ -80,6 +80,7 @@ class SignalCollector:
             cloud=bool(self.clouds),
             encoders=self.encoders,
             clouds=self.clouds.names,
+            regions={cloud.name: cloud.region for cloud in self.clouds if cloud.region},
         )
         self._availability = TargetAvailability((), self._setup)
 

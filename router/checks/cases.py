@@ -22,6 +22,7 @@ from ..types import (
     CachePlan,
     CloudSignals,
     Decision,
+    DeviceSetup,
     DeviceSignals,
     EdgeSignals,
     Estimates,
@@ -111,13 +112,16 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     audio: CaseAudio = CaseAudio()
     cloud: CloudSignals = CloudSignals()  # the first cloud
     clouds: dict[str, CloudSignals] = {}
+    regions: dict[str, str] = {}  # regions of the device's clouds, by name
     spend: SpendSignals = SpendSignals()
     now: NowSignals = NowSignals()
     down: frozenset[str] = frozenset()
 
     def build(self) -> Snapshot:
         edge = EdgeSignals(self.edge.queue, self.edge.tokens_per_s, self.edge.loaded, self.edge.feedback)
-        return Snapshot(self.device, edge, self.cloud, self.spend, self.now, self.down, clouds=self.clouds)
+        clouds = tuple({**self.clouds, **self.regions})
+        setup = DeviceSetup(engine=True, cloud=True, clouds=clouds, regions=self.regions) if self.regions else None
+        return Snapshot(self.device, edge, self.cloud, self.spend, self.now, self.down, setup=setup, clouds=self.clouds)
 
 
 def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:

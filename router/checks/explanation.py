@@ -43,6 +43,7 @@ _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
     "rule_failed": ("!", "red", "evaluation failed: {detail}"),
     "constraint_held": ("✓", "green", "constraint holds {detail}"),
     "constraint_excluded": ("✗", "red", "constraint excluded {target} {detail}"),
+    "region_excluded": ("✗", "red", "the regions of the request exclude {target}: {detail}"),
     "preference_excluded": ("✗", "red", "the request's preference excluded {target} {detail}"),
     "preference_ordered": ("↑", "yellow", "the request's preference moved {target} forward {detail}"),
     "target_scored": ("=", "dim", "{target}: {detail}"),
@@ -73,6 +74,8 @@ def explain(explanation: RouteExplanation) -> list[Line]:
     head: Line = [(name, "bold"), (f"  {decision.policy}@{decision.revision}", "")]
     if decision.on_device:
         head.append(("  bound to the device", "yellow"))
+    if decision.regions is not None:
+        head.append((f"  bound to {', '.join(decision.regions) or 'no region'}", "yellow"))
     # The cache plan repeats the decision's constraints; show them once.
     cache = [reason for reason in explanation.cache.reasons if not reason.code.startswith("constraint")]
     reasons = [*decision.reasons, *(reason for reason in cache if reason not in decision.reasons)]

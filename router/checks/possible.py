@@ -303,12 +303,15 @@ class PolicyReplay:
         key = (policy, undecided, binds, name)
         case = self._cases.get(key)
         if case is None:
-            constraints = tuple(
-                replace(one, when=None) if one.name in undecided else one
-                for one in policy.constraints
-                if binds or one.name not in undecided
+            constraints, regional = (
+                tuple(
+                    replace(one, when=None) if one.name in undecided else one
+                    for one in listed
+                    if binds or one.name not in undecided
+                )
+                for listed in (policy.constraints, policy.region_constraints)
             )
-            case = replace(policy, constraints=constraints)
+            case = replace(policy, constraints=constraints, region_constraints=regional)
             if chosen:
                 case = replace(case, routes=() if route is None else (replace(route, when=None),))
             self._cases[key] = case
@@ -391,10 +394,13 @@ def _holds(rule: Rule, values: SignalValues, unknown: frozenset[str], *, on_fail
 
 
 def _undecided_constraints(policy: Policy, values: SignalValues, unknown: frozenset[str]) -> tuple[str, ...]:
-    results = [(rule.name, _holds(rule, values, unknown, on_failure=True)) for rule in policy.constraints]
-    if any(result for _, result in results):
-        return ()  # bound in any case
-    return tuple(name for name, result in results if result is None)
+    found = {
+        rule: _holds(rule, values, unknown, on_failure=True)
+        for rule in (*policy.constraints, *policy.region_constraints)
+    }
+    if any(found[rule] for rule in policy.constraints):
+        return ()  # bound to the device in any case
+    return tuple(rule.name for rule, result in found.items() if result is None)
 
 
 def _may_hold(rules: Sequence[_R], values: SignalValues, unknown: frozenset[str]) -> list[_R | None]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..errors import CausewayError, NoRoute, UnsupportedFeature
+from ..errors import CausewayError, NoRoute, OutsideRegion, UnsupportedFeature
 from ..policy.compiled import Policy, Route
 from ..policy.signals import required_abilities
 from ..types import (
@@ -103,7 +103,8 @@ def no_route(decision: Decision) -> CausewayError:
 
     1. No target of the policy, or none that the request names, has the abilities it needs: UnsupportedFeature (400),
        because it can never succeed.
-    2. Anything else may succeed later: NoRoute (503). The message names the reason that excluded each target.
+    2. The regions to which it is bound exclude a target, and nothing else is left: OutsideRegion (503).
+    3. Anything else may succeed later: NoRoute (503). The message names the reason that excluded each target.
     """
     missing = decision.missing_abilities
     if missing:  # (1)
@@ -121,14 +122,18 @@ def no_route(decision: Decision) -> CausewayError:
             f"Leave that out{_reading(missing)}, or add a target with `can: [{', '.join(missing)}]` to the policy.",
             param=_NEEDS[missing[0]][0],
         )
-    exclusions = [  # (2)
+    exclusions = [
         f"{reason.target or 'no target'} ({reason.code}{': ' + because if because else ''})"
         for reason in decision.reasons
-        if reason.code in ("constraint_excluded", "preference_excluded", "target_absent", "target_unable")
+        if reason.code
+        in ("constraint_excluded", "region_excluded", "preference_excluded", "target_absent", "target_unable")
         for because in (reason.detail or reason.rule,)
     ]
     detail = ", ".join(exclusions) or "no route of the policy holds"
-    return NoRoute(f"Policy {decision.policy}@{decision.revision} leaves no target: {detail}.")
+    message = f"Policy {decision.policy}@{decision.revision} leaves no target: {detail}."
+    if any(reason.code == "region_excluded" for reason in decision.reasons):  # (2)
+        return OutsideRegion(f"{message} The request is bound to {', '.join(decision.regions or ()) or 'no region'}.")
+    return NoRoute(message)  # (3)
 
 
 def _reading(missing: tuple[Ability, ...]) -> str:

@@ -2,8 +2,8 @@
 
 `decide` works in five steps:
 
-1. Constraints: each one that holds binds the request, or its parts, to the device. A constraint that cannot be
-   evaluated binds too (fail closed).
+1. Constraints: each one that holds binds the request, or its parts, to the device, or the request to regions, as its
+   tags may (`router.residency`). A constraint that cannot be evaluated binds too (fail closed).
 2. Route: the target whose answer is to be continued, the targets that the client named, or the first route that holds.
 3. Exclusion: by constraint, by the client's preference, because the device has no cloud or no engine, by the abilities
    of a target. Each exclusion is a reason.
@@ -36,6 +36,7 @@ from ..policy.signals import (
     wants_json,
     wants_tools,
 )
+from ..residency import Regions, narrowed, permits, region_tags, regions_of
 from ..types import (
     AUTO,
     Ability,
@@ -67,6 +68,15 @@ _QUALITY: Final = "edge.quality"
 _NO_ROUTE_HOLDS: Final = Reason("no_route", detail="no route holds")
 
 
+class _Bindings(msgspec.Struct, frozen=True):
+    """The constraints that bind a request to the device, and its parts; and the regions that it may be in."""
+
+    on_device: tuple[Constraint, ...]
+    parts: tuple[Constraint, ...]
+    regions: Regions
+    region_rule: str  # name of the first constraint that binds it to regions; "" for its tags
+
+
 def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> Decision:
     """Return the decision for a request: its attempts in order, with the reasons.
 
@@ -82,17 +92,19 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
     kept: tuple[Constraint, ...] = ()
     if policy.part_constraints and len(kinds) > 1:
         kept = _binding_constraints(policy.part_constraints, values, reasons)
+    regions, region_rule = _binding_regions(policy, request, values, reasons)
     if named is None:  # (2)
         route = _first_match(policy.routes, values, reasons)
     else:
         route = named
         reasons.append(_naming_reason(request, named))
+    bindings = _Bindings(bound, kept, regions, region_rule)
     attempts: tuple[AttemptPlan, ...] = ()
     skipped_target = ""
     if route is None:
         reasons.append(_NO_ROUTE_HOLDS)
     else:
-        attempts, skipped_target = _plan(route, request, kinds, (snapshot, estimates), (bound, kept), reasons)
+        attempts, skipped_target = _plan(route, request, kinds, (snapshot, estimates), bindings, reasons)
         if snapshot.uncalibrated and named is None:
             _note_uncalibrated(policy, route, snapshot, attempts, reasons)
     missing, able = ((), ()) if attempts else unmet_abilities(policy, request, kinds, snapshot, route, named)
@@ -105,11 +117,12 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         on_device=bool(bound) or request.hints.prefer == "only_on_device",
         private=bool(bound),
         parts_on_device=bool(kept),
+        regions=None if regions is None else tuple(sorted(regions)),
         missing_abilities=missing,
         able_targets=able,
         skipped_target=skipped_target,
         shadow=None
-        if policy.shadow is None or named is not None or bound or kept
+        if policy.shadow is None or named is not None or bound or kept or regions is not None
         else plan_shadow(policy.shadow, request, attempts),
     )
 
@@ -164,18 +177,19 @@ def _plan(
     request: Request,
     kinds: list[Modality],
     signals: tuple[Snapshot, Estimates],
-    constraints: tuple[tuple[Constraint, ...], tuple[Constraint, ...]],
+    bindings: _Bindings,
     reasons: list[Reason],
 ) -> tuple[tuple[AttemptPlan, ...], str]:
     """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
     snapshot, estimates = signals
-    bound, kept = constraints
+    bound, kept = bindings.on_device, bindings.parts
     prefer = request.hints.prefer
     forms = None if len(kinds) == 1 else part_forms(kinds, snapshot, route.fusion, kept=bool(kept))
     if forms is not None and kept and any(kind not in forms.texts for kind in kinds[1:]):
         bound = (*bound, *kept)  # no text stands for some of the parts: nothing of the request may leave
+        bindings = msgspec.structs.replace(bindings, on_device=bound)
     required = required_abilities(request, kinds)
-    allowed = _exclude(route, prefer, required, bound, snapshot.absent, forms, reasons)  # (3)
+    allowed = _exclude(route, prefer, required, bindings, snapshot, forms, reasons)  # (3)
     if not allowed:
         reasons.append(Reason("no_route", rule=route.name, detail="every target is excluded"))
         return (), ""
@@ -195,20 +209,22 @@ def _exclude(
     route: Route,
     prefer: Prefer | None,
     required: tuple[Ability, ...],
-    bound: tuple[Constraint, ...],
-    absent: frozenset[str],
+    bindings: _Bindings,
+    snapshot: Snapshot,
     forms: PartForms | None,
     reasons: list[Reason],
 ) -> tuple[Target, ...]:
     """Return the targets of the route that may answer."""
     allowed: list[Target] = []
-    only = _ONLY.get(prefer)
+    only, bound, absent = _ONLY.get(prefer), bindings.on_device, snapshot.absent
     for target in route.targets:
         missing = [ability for ability in required if ability not in target.can]
         if missing and forms is not None:
             missing = forms.unmet(missing, target)
         if bound and target.at != "edge":
             reasons.append(Reason("constraint_excluded", rule=bound[0].name, target=target.key))
+        elif bindings.regions is not None and (outside := _outside(target, bindings.regions, snapshot)):
+            reasons.append(Reason("region_excluded", rule=bindings.region_rule, target=target.key, detail=outside))
         elif only is not None and target.at != only:
             reasons.append(Reason("preference_excluded", rule=prefer or "", target=target.key))
         elif (target.key if target.clouds else target.name) in absent:
@@ -218,6 +234,14 @@ def _exclude(
         else:
             allowed.append(target)
     return tuple(allowed)
+
+
+def _outside(target: Target, regions: frozenset[str], snapshot: Snapshot) -> str:
+    """Return why a target is in none of the regions; "" if it is in one, or on the device."""
+    region = "" if snapshot.setup is None else snapshot.setup.region_of(target)
+    if target.at == "edge" or permits(regions, region):
+        return ""
+    return f"it is in {region}" if region else "its cloud has no region"
 
 
 def _lack(target: Target) -> str:
@@ -280,6 +304,17 @@ def _binding_constraints(
     return tuple(bound)
 
 
+def _binding_regions(
+    policy: Policy, request: Request, values: SignalValues, reasons: list[Reason]
+) -> tuple[Regions, str]:
+    """Return the regions that constraints and tags together allow, and the name of the first such constraint."""
+    regions = regions_of(request.hints.tags) if request.hints.tags else None
+    if not policy.region_constraints:
+        return regions, ""
+    bound = _binding_constraints(policy.region_constraints, values, reasons)
+    return narrowed(regions, *[one.regions for one in bound]), bound[0].name if bound else ""
+
+
 def _first_match(rules: tuple[_R, ...], values: SignalValues, reasons: list[Reason]) -> _R | None:
     """Return the first rule that holds; a rule that cannot be evaluated does not hold. Appends to `reasons`."""
     for rule in rules:
@@ -335,13 +370,22 @@ def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: 
     reasons: list[Reason] = []
     values = policy.cache_needs.read(request, snapshot, estimates)
     private = bool(_binding_constraints(policy.constraints, values, reasons))
+    within, _ = _binding_regions(policy, request, values, reasons)
+    regions = None if within is None else tuple(sorted(within))
     rule = _first_match(policy.cache, values, reasons)
     bypass = _bypass_reason(policy, rule, request)
-    if rule is None or rule.exact is None or bypass:
-        if rule is not None and rule.exact is not None:
-            reasons.append(Reason("cache_refused", rule=rule.name, detail=bypass))
-        return CachePlan(rule="" if rule is None else rule.name, bypass=bypass, reasons=tuple(reasons), private=private)
-    return CachePlan(exact=rule.exact, semantic=rule.semantic, rule=rule.name, reasons=tuple(reasons), private=private)
+    if bypass and rule is not None and rule.exact is not None:
+        reasons.append(Reason("cache_refused", rule=rule.name, detail=bypass))
+    used = None if bypass else rule
+    return CachePlan(
+        exact=None if used is None else used.exact,
+        semantic=None if used is None else used.semantic,
+        rule="" if rule is None else rule.name,
+        bypass=bypass,
+        reasons=tuple(reasons),
+        private=private,
+        regions=regions,
+    )
 
 
 def early_bypass(policy: Policy, request: Request) -> str:
@@ -433,8 +477,9 @@ class CachePlanner:
         if self._policy_scope[0] is not policy:
             targets = _ENCODER.encode((self._scope, policy.targets))
             self._policy_scope = (policy, blake2b(targets, digest_size=16).digest())
+        bound = b"" if plan.regions is None else ",".join(region_tags(plan.regions)).encode() + b"\0"
         private = b"private:" + request.hints.client.encode("utf-8", "replace") if plan.private else b""
-        return fingerprint(request, self._policy_scope[1] + private)
+        return fingerprint(request, self._policy_scope[1] + bound + private)
 
 
 # --- for decision records ---------------------------------------------------------------------------------------------

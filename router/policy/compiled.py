@@ -64,7 +64,8 @@ class Rule:
 class Constraint(Rule):
     HELD: ClassVar[ReasonCode] = "constraint_held"
 
-    keep: Literal["on_device", "parts_on_device"]
+    keep: Literal["on_device", "parts_on_device", "in_region"]
+    regions: frozenset[str] = frozenset()  # of `in_region`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +104,7 @@ class Policy:
     targets: tuple[Target, ...]
     constraints: tuple[Constraint, ...]  # constraints that keep a request on the device
     part_constraints: tuple[Constraint, ...]  # constraints that keep its audio, images and files there
+    region_constraints: tuple[Constraint, ...]  # constraints that keep a request in regions
     routes: tuple[Route, ...]
     cache: tuple[CacheRule, ...]
     limits: Limits
@@ -123,7 +125,7 @@ class Policy:
     named: Mapping[str, Route] = field(init=False)  # the targets of each name that a client may send as `model`
 
     def __post_init__(self) -> None:
-        bound = (*self.constraints, *self.part_constraints)
+        bound = (*self.constraints, *self.part_constraints, *self.region_constraints)
         for name, read in (("constraint", bound), ("route", (*bound, *self.routes)), ("cache", (*bound, *self.cache))):
             conditions = [rule.when for rule in read if rule.when is not None]
             object.__setattr__(self, f"{name}_needs", RequiredSignals(conditions, self.default_temperature))
@@ -290,7 +292,7 @@ def _compile(doc: PolicyDoc, locations: KeyLocations, problems: list[Problem]) -
 def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTemperature) -> Policy:
     targets = {name: _target(name, target, model_temperature) for name, target in doc.targets.items()}
     constraints = tuple(
-        Constraint(rule.name, conditions.get(f"constraints[{index}].when"), rule.keep)
+        Constraint(rule.name, conditions.get(f"constraints[{index}].when"), rule.keep, frozenset(rule.regions))
         for index, rule in enumerate(doc.constraints)
     )
     routes = tuple(
@@ -306,6 +308,7 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         targets=tuple(targets.values()),
         constraints=tuple(one for one in constraints if one.keep == "on_device"),
         part_constraints=tuple(one for one in constraints if one.keep == "parts_on_device"),
+        region_constraints=tuple(one for one in constraints if one.keep == "in_region"),
         routes=routes,
         cache=cache,
         limits=Limits(doc.limits.concurrent, doc.limits.queue, None if isinstance(rps, UnsetType) else rps),

@@ -39,6 +39,13 @@ ModelName = Annotated[
         title="a model name of 1 to 128 letters, digits or . : / @ _ + -",
     ),
 ]
+RegionName = Annotated[
+    str,
+    Meta(
+        pattern="^[a-z0-9][a-z0-9._-]{0,31}$",
+        title="a region's name of 1 to 32 lower-case letters, digits, dots, dashes or underscores",
+    ),
+]
 Duration = Annotated[
     str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s|m|h|d)$", title="a duration such as 250ms, 4s, 10m, 1h or 7d")
 ]
@@ -105,13 +112,18 @@ class ConstraintDoc(_Doc, frozen=True):
 
     name: Annotated[Name, doc("Name of the constraint, for reasons and error messages.")]
     keep: Annotated[
-        Literal["on_device", "parts_on_device"],
+        Literal["on_device", "parts_on_device", "in_region"],
         doc(
             "`on_device`: only edge targets may answer, and the content is neither logged nor stored on disk. "
             "`parts_on_device`: audio, images and files do not leave the device; cloud targets get the text that the "
-            "device's encoders find in them, or do not answer."
+            "device's encoders find in them, or do not answer. `in_region`: only the device and clouds in `regions` "
+            "may answer, and nothing outside gets the content, webhooks or traces."
         ),
     ]
+    regions: Annotated[
+        tuple[RegionName, ...],
+        doc("Allowed regions of `keep: in_region`, as in `clouds.NAME.region`; several constraints narrow each other."),
+    ] = ()
     when: Annotated[Condition | UnsetType, doc("Condition of the constraint. Default: it always applies.")] = UNSET
 
 

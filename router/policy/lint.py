@@ -15,6 +15,7 @@ from msgspec import UnsetType
 
 from ..documents.reader import KeyLocations, did_you_mean
 from ..documents.strict_yaml import Problem
+from ..residency import MAX_TAG, PREFIX, region_tags
 from ..types import AUTO
 from ..variants.settings import TrialConfig
 from .cel_source import Token, macro_signals, measures_text, rewrite, scan, split, unbracketed
@@ -178,6 +179,7 @@ class _Checks:
             if constant is False:
                 yield self.error(f"constraints[{index}].when", "is always false: the constraint never binds")
                 continue
+            yield from self._regions(index)
             if constraint.keep != "on_device":
                 continue
             for at, route in enumerate(self.doc.routes):
@@ -186,6 +188,26 @@ class _Checks:
                     yield self.warning(
                         f"routes[{at}].use", f"has no edge target: {bound} bound by `{constraint.name}` fails here"
                     )
+
+    def _regions(self, index: int) -> Iterator[Problem]:
+        """Find a constraint whose regions have no effect, or that no cloud can satisfy."""
+        constraint, path = self.doc.constraints[index], f"constraints[{index}].regions"
+        if constraint.keep != "in_region":
+            if constraint.regions:
+                yield self.error(path, "has no effect without `keep: in_region`")
+            return
+        if not constraint.regions:
+            yield self.error(f"constraints[{index}]", "needs `regions` for `keep: in_region`: no cloud could answer")
+        if len("".join(region_tags(constraint.regions))) > MAX_TAG:
+            yield self.error(
+                path, f"are too long together: at most {MAX_TAG - len(PREFIX)} characters, joined with `+`"
+            )
+        for at, earlier in enumerate(self.doc.constraints[:index]):
+            always = self._constant(f"constraints[{at}]") and self._constant(f"constraints[{index}]")
+            if always and earlier.keep == "in_region" and set(earlier.regions).isdisjoint(constraint.regions):
+                yield self.error(
+                    path, f"never agree with `{earlier.name}`, which always binds too: no cloud can answer"
+                )
 
     def lifetimes(self) -> Iterator[Problem]:
         for index, rule in enumerate(self.doc.cache):

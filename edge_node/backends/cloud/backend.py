@@ -36,6 +36,7 @@ from causeway_server.router.jobs.job import JobEvent
 from causeway_server.router.openai.embeddings import decode_embeddings
 from causeway_server.router.openai.upstream.decode import decode_answer
 from causeway_server.router.openai.upstream.wire import encode_request
+from causeway_server.router.residency import check_region
 from causeway_server.router.serving.http_client import HttpClientError, HttpResponse, field_lines
 from causeway_server.router.serving.upstream.responses import (
     UpstreamCall,
@@ -53,7 +54,7 @@ from causeway_server.router.serving.upstream.server import (
     StreamReader,
 )
 from causeway_server.router.trackers import Breaker
-from causeway_server.router.types import Chunk, CloudSignals, Embeddings, Target
+from causeway_server.router.types import Chunk, CloudSignals, Embeddings
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
@@ -321,29 +322,36 @@ class Clouds:
     # --- Backend -----------------------------------------------------------------------------------------------------
 
     def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
-        return self._of(call.target).generate(call)
+        return self._of(call).generate(call)
 
     def complete(self, call: BackendRequest) -> Awaitable[Sequence[Chunk]] | None:
-        return self._of(call.target).complete(call)
+        return self._of(call).complete(call)
 
     async def embed(self, call: BackendRequest) -> Embeddings:
-        return await self._of(call.target).embed(call)
+        return await self._of(call).embed(call)
 
     async def close(self) -> None:
         for cloud in self:
             await cloud.close()
 
-    def _of(self, target: Target) -> CloudBackend:
+    def _of(self, call: BackendRequest) -> CloudBackend:
+        """Return the cloud of a request's target. Raises TargetNotConfigured, or OutsideRegion: whatever was decided,
+        no byte of a bound request goes to a cloud outside its regions.
+        """
+        target = call.target
         cloud = self._by_name.get(target.cloud) if target.cloud else self._first
         if cloud is None:
             raise TargetNotConfigured(
                 f"{target.key}: clouds.{target.cloud} is not set on this device.", phase="connect"
             )
+        if call.regions is not None:
+            check_region(call.regions, cloud.region, f"clouds.{cloud.name}")
         return cloud
 
-    async def cancel_job(self, key: str) -> Cancelled:
-        """Cancel the job that was sent under this Idempotency-Key, at each cloud, as any of them may have it."""
-        outcomes = [await cloud.cancel_job(key) for cloud in self]
+    async def cancel_job(self, key: str, name: str = "") -> Cancelled:
+        """Cancel the job that was sent under this Idempotency-Key. `name`: its cloud; "": each, as any may have it."""
+        clouds = [self._by_name[name]] if name in self._by_name else [*self]
+        outcomes = [await cloud.cancel_job(key) for cloud in clouds]
         found: Sequence[Cancelled] = ("settled", "later")
         return next((outcome for outcome in found if outcome in outcomes), "unknown")
 

@@ -12,7 +12,9 @@ from functools import lru_cache
 
 from yarl import URL
 
+from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.http_client import ConnectError, HttpClientError, HttpResponse, field_lines
+from causeway_server.router.serving.request import TAGS
 from causeway_server.router.serving.responses import SERVER
 from causeway_server.router.serving.upstream.responses import MAX_ERROR_BYTES, read_body
 from causeway_server.router.serving.upstream.server import OpenAIServer
@@ -221,6 +223,7 @@ def header_lines(call: BackendRequest, now: float, *, is_gateway: bool, priority
     return (
         f"Content-Type: application/json\r\n{id_line}x-causeway-deadline-ms: {left_ms}\r\n"
         f"{_usual_lines(priority or _priority(call.request), call.traceparent, call.policy, cacheable=call.cacheable)}"
+        f"{'' if call.regions is None else field_lines({TAGS: ','.join(region_tags(call.regions))})}"
     )
 
 

@@ -6,7 +6,7 @@ The encoders turn audio and images into text or soft tokens. A device without en
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from causeway_server.models.catalog.artifact import (
@@ -71,6 +71,16 @@ def check_targets(policy: Policy, engine: EngineConfig, clouds: Sequence[str]) -
         if target.at == "edge" and not engine.enabled:
             advice = "Set engine.enabled: true, or remove the target from the policy."
             yield warn("engine", f"Target {target.name} of the policy is on the device, but the engine is off.", advice)
+
+
+def check_regions(policy: Policy, regions: Collection[str]) -> Iterator[Finding]:
+    """Warn about constraints that no configured cloud satisfies. `regions`: the regions of the configured clouds."""
+    known = {region.casefold() for region in regions}
+    for constraint in policy.region_constraints:
+        if constraint.regions.isdisjoint(known):
+            allowed = ", ".join(sorted(constraint.regions))
+            advice = "Set clouds.NAME.region. Until then only the device answers the requests that it binds."
+            yield warn("cloud", f"No cloud is in a region of the constraint {constraint.name}: {allowed}.", advice)
 
 
 def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], list[Finding]]:

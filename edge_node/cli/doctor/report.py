@@ -56,6 +56,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
     yield finding
     if policy is not None:
         yield from policy_and_models.check_targets(policy, config.engine, tuple(config.clouds))
+        yield from policy_and_models.check_regions(policy, [cloud.region for cloud in config.cloud_configs])
         artifacts, findings = policy_and_models.check_models(policy, config.engine)
         yield from findings
         yield from policy_and_models.check_unloading(config.engine)

@@ -16,7 +16,7 @@ from causeway_server.router.config import leaves_of
 # Where the daemon listens, whom it admits, where requests and traces may go, what may be on the disk, credentials,
 # paths, and the trial by which a device undoes a bundle.
 REFUSED = {
-    *("policy", "state_dir", "engine.model_dirs", "tracing.endpoint"),
+    *("policy", "state_dir", "engine.model_dirs", "tracing.endpoint", "tracing.region"),
     *(
         "fleet.trial_s",
         "fleet.trial_requests",
@@ -28,6 +28,7 @@ REFUSED = {
     "jobs.webhooks.allow_http",
     "jobs.webhooks.allowed_networks",
     "jobs.webhooks.ca_file",
+    "jobs.webhooks.regions",
     *("files.accept", "files.ttl_s"),
     *(f"clouds.NAME.{name}" for name in ("url", "key", "key_file", "ca_file", "region", "fleet_token")),
     *("mqtt.url", "mqtt.client_id", "mqtt.topics", "mqtt.response_topics", "mqtt.state_topic"),

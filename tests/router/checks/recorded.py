@@ -59,7 +59,7 @@ def ask(
 def on_device(snapshot: Snapshot, policy: Policy) -> Snapshot:
     """The snapshot that a device under this policy takes of these signals."""
     setup = snapshot.setup or DeviceSetup(engine=True, cloud=True)
-    setup = DeviceSetup(setup.engine, setup.cloud, policy.model_temperatures, clouds=setup.clouds)
+    setup = msgspec.structs.replace(setup, temperatures=policy.model_temperatures)
     availability = TargetAvailability(policy.targets, setup)
     down = availability.down(snapshot.edge, snapshot.cloud, snapshot.clouds)
     return msgspec.structs.replace(snapshot, setup=setup, down=down, absent=availability.absent)

@@ -239,7 +239,7 @@ MISTAKES = {
     "a constraint that keeps nothing known": (
         GOOD + "constraints: [{name: c, keep: on_site}]\n",
         (9, 31, "constraints[0].keep"),
-        "not one of on_device, parts_on_device",
+        "not one of in_region, on_device, parts_on_device",
     ),
     "a handoff without a later target": (
         routes("{name: a, use: [large, small], handoff: {after_tokens: 8, below: 0.5}}"),
