@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -42,7 +43,7 @@ class Regions:
     def asked(self) -> dict[str, int]:
         return {name: len(cloud.bodies) + cloud.submissions for name, cloud in self.clouds.items()}
 
-    async def ask(self, tags: str = "cloud,eu", **body: object) -> Answer:
+    async def ask(self, tags: str = "cloud,eu", **body: Any) -> Answer:
         return await self.device.ask(SECRET, tags=tags, **body)
 
     def assert_only_eu(self, times: int) -> None:
