@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from causeway_server.router.bundle.manifest import RolloutPlan, position
 from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
 
-from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, stage_share
+from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due
 from ..rollout.settings import MINUTES_OF_DAY, MaintenanceWindow, RolloutEvent, RolloutSettings, RolloutState, is_silent
 from ..rollout.verdict import Observations, Verdict
 from ..store.devices import Device
@@ -43,11 +43,9 @@ class RolloutObservations(msgspec.Struct, frozen=True):
     windows: tuple[MaintenanceWindow, ...] = ()
 
 
-def least_share(salt: str, devices: Iterable[Device], since: float) -> int:
-    """Return the smallest share that contains a participating device which has reported since `since`."""
-    return stage_share(
-        0, (position(salt, device.id) for device in devices if not device.left_out and device.last_seen >= since)
-    )
+def positions_of(salt: str, devices: Iterable[Device], since: float) -> list[int]:
+    """Return the positions of the participating devices that have reported since `since`."""
+    return [position(salt, device.id) for device in devices if not device.left_out and device.last_seen >= since]
 
 
 def observe(rollout: Rollout, situation: RolloutObservations, now: float) -> tuple[Observations, Observations]:
@@ -181,8 +179,8 @@ def checked(rollout: Rollout, check: Check, devices: RolloutObservations, now: f
         return apply(rollout, E.CHECK_FAILED, now, reason="; ".join(problems[:3]) + more)
     if check.unproven:
         return apply(rollout, E.PAUSE, now, reason=check.unproven)
-    least = least_share(rollout.salt, devices.devices, now - rollout.settings.silence_s)
-    return apply(rollout, E.CHECK_PASSED, now, least_share=least)
+    positions = positions_of(rollout.salt, devices.devices, now - rollout.settings.silence_s)
+    return apply(rollout, E.CHECK_PASSED, now, positions=positions)
 
 
 def needs_devices(rollout: Rollout, now: float) -> bool:
@@ -211,8 +209,8 @@ def step(rollout: Rollout, situation: RolloutObservations, published: RolloutPla
         return Step(ahead)  # (1)
     if look_due(rollout, now):
         canary, control = observe(rollout, situation, now)
-        least = least_share(rollout.salt, situation.devices, now - rollout.settings.silence_s)
-        return Step(*look(rollout, canary, control, now, least))  # (2)
+        positions = positions_of(rollout.salt, situation.devices, now - rollout.settings.silence_s)
+        return Step(*look(rollout, canary, control, now, positions))  # (2)
     if rollout.state in (S.STAGE, S.SOAK):
         return Step(expire(rollout, now))  # (3)
     if rollout.state is S.ABORTED and (not rollout.has_begun or _is_published(rollout, published)):

@@ -15,7 +15,7 @@ from causeway_server.router.documents.reader import read_struct
 from causeway_server.router.errors import CausewayError, InvalidRequest, NotFound, PermissionDenied
 
 from ..controller.publisher import Publisher
-from ..controller.step import least_share
+from ..controller.step import positions_of
 from ..repository.fleet_file import FLEET_FILE, FleetDoc, rollout_settings
 from ..rollout.rollout import Rollout, apply
 from ..rollout.settings import DECISIONS, LIFE, OPEN, IllegalTransition, RolloutEvent, RolloutSettings, RolloutState
@@ -143,10 +143,10 @@ async def _decide(
             f"{newer.id} is newer than {name}. Abort that one, or apply the bundle that the devices should run."
         )
     devices = await cohort_devices(connection, before.cohort)
-    least = least_share(before.salt, devices, now - before.settings.silence_s)
+    positions = positions_of(before.salt, devices, now - before.settings.silence_s)
     text = f"by {operator.name}" + (f": {reason}" if reason else "")
     try:
-        after = apply(before, event, now, reason=text, least_share=least)
+        after = apply(before, event, now, reason=text, positions=positions)
     except IllegalTransition as error:
         allowed = ", ".join(one.value for one in DECISIONS if one in LIFE[before.state]) or "no decision any more"
         raise WrongState(

@@ -4,14 +4,14 @@ share of devices that is published. `router.bundle` defines the members of a sha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from causeway_server.router.bundle.manifest import WHOLE, RolloutPlan
 from causeway_server.router.variants.verdict import VerdictOutcome
 
-from .settings import RolloutEvent, RolloutSettings, RolloutState, next_state
+from .settings import RolloutEvent, RolloutSettings, RolloutState, next_state, stage_devices
 from .verdict import Observations, Verdict, judge
 
 S, E = RolloutState, RolloutEvent
@@ -54,7 +54,9 @@ class Rollout(msgspec.Struct, frozen=True):
         return self.began > 0
 
 
-def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = "", least_share: int = 0) -> Rollout:
+def apply(
+    rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = "", positions: Sequence[int] = ()
+) -> Rollout:
     """Return the rollout after `event`.
 
     Args:
@@ -62,7 +64,7 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
         event: The event.
         now: Unix seconds.
         reason: The reason, for people and the audit log.
-        least_share: The share that holds at least one device, `stage_share(0, positions)`.
+        positions: `router.bundle.manifest.position` of each device that is reachable and neither pinned nor held.
 
     Raises:
         IllegalTransition: The rollout's state does not allow this event.
@@ -70,7 +72,7 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
     state = next_state(rollout.state, event)
     if event is E.ACCEPT:
         back = msgspec.structs.replace(rollout, state=rollout.paused_in)
-        return apply(back, passed(back), now, reason=reason, least_share=least_share)
+        return apply(back, passed(back), now, reason=reason, positions=positions)
     if event is E.RESUME:
         return msgspec.structs.replace(rollout, state=rollout.paused_in, entered=now, reason=reason)
     after = msgspec.structs.replace(rollout, state=state, entered=now, reason=reason)
@@ -83,7 +85,7 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
         return after
     stages = rollout.settings.stages
     stage = len(stages) if state is S.SOAK else 0 if rollout.state is S.REPLAY else rollout.stage + 1
-    share = rollout.share if state is S.SOAK else min(WHOLE, max(stages[stage].share, least_share))
+    share = rollout.share if state is S.SOAK else max(rollout.share, stage_share(stages[stage].share, positions))
     return msgspec.structs.replace(after, stage=stage, share=share, began=now, looks=0, looked=now)
 
 
@@ -113,7 +115,7 @@ def next_look(rollout: Rollout) -> float:
 
 
 def look(
-    rollout: Rollout, canary: Observations, control: Observations, now: float, least_share: int = 0
+    rollout: Rollout, canary: Observations, control: Observations, now: float, positions: Sequence[int] = ()
 ) -> tuple[Rollout, Verdict]:
     """Judge the present stage, and apply the verdict.
 
@@ -128,7 +130,7 @@ def look(
         canary: The observations of its members since the previous look.
         control: The observations of devices outside the share in that time.
         now: Unix seconds.
-        least_share: See `apply`.
+        positions: See `apply`.
     """
     settings = rollout.settings
     verdict = judge(canary, control, settings, settings.level(rollout.looks + 1))
@@ -144,7 +146,7 @@ def look(
         if following and following[0].approval:
             waiting = f"stage {rollout.stage + 2} waits for approval"
             return apply(rollout, E.PAUSE, now, reason=waiting), verdict  # (3)
-        return apply(rollout, passed(rollout), now, least_share=least_share), verdict  # (2)
+        return apply(rollout, passed(rollout), now, positions=positions), verdict  # (2)
     return expire(rollout, now, reason), verdict  # (4), (5)
 
 
@@ -158,15 +160,18 @@ def expire(rollout: Rollout, now: float, reason: str = "no look was conclusive")
     return apply(rollout, E.PAUSE, now, reason=f"inconclusive after {most_s:.0f} s: {reason}")
 
 
-def stage_share(share: int, positions: Iterable[int]) -> int:
-    """Return `share`, or the smallest larger share with at least one device.
+def stage_share(share: int, positions: Sequence[int]) -> int:
+    """Return the share that has exactly the stage's part of these devices, at least one: those of the lowest positions.
+
+    A hash alone puts 2 to 9 of 20 devices into a share of 25 %.
 
     Args:
         share: The stage's share as planned, of 100,000.
-        positions: `router.bundle.manifest.position` of each device that is reachable and neither pinned nor held.
+        positions: See `apply`. Without any the share is as planned.
     """
-    first = min(positions, default=None)
-    return share if first is None else max(share, first + 1)
+    if not positions or share >= WHOLE:
+        return share
+    return sorted(positions)[stage_devices(share, len(positions)) - 1] + 1
 
 
 def plan_of(rollout: Rollout, pins: Mapping[str, str], holds: Iterable[str]) -> RolloutPlan:

@@ -101,7 +101,7 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def stage_devices(share: int, devices: int) -> int:
-    """Return the approximate number of devices in a share, at least one."""
+    """Return the number of devices in a share, at least one."""
     return min(devices, max(1, round(devices * share / WHOLE))) if devices else 0
 
 
@@ -118,7 +118,7 @@ def small_fleet_advice(settings: RolloutSettings, devices: int) -> list[str]:
     counts = [stage_devices(stage.share, devices) for stage in settings.stages]
     percents = [f"{stage.share * 100 / WHOLE:g} %" for stage in settings.stages]
     advice = [  # (1)
-        f"{percents[index - 1]} and {percents[index]} are both about {_counted(count)}: use fewer stages"
+        f"{percents[index - 1]} and {percents[index]} are both {_counted(count)}: use fewer stages"
         for index, count in enumerate(counts)
         if index and count == counts[index - 1]
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from causeway_server.fleet.rollout.rollout import Rollout, apply, look, next_look, stage_share
+from causeway_server.fleet.rollout.rollout import Rollout, apply, look, next_look
 from causeway_server.fleet.rollout.settings import RolloutEvent, RolloutSettings, RolloutStage, RolloutState
 from causeway_server.fleet.rollout.verdict import Observations
 from causeway_server.router.bundle.manifest import WHOLE
@@ -75,10 +75,10 @@ class _Run:
         self.devices = devices
 
     def to_the_end(self, seed: int, accepts: bool) -> RolloutRun:
-        least = stage_share(0, self.devices.positions[self.devices.off_at > 0].tolist())
+        positions = self.devices.positions[self.devices.off_at > 0].tolist()
         rollout = Rollout(f"r{seed}", "simulated", "new", "old", f"salt-{seed}", _SETTINGS)
         for event in (E.SUBMIT, E.CHECK_PASSED, E.CHECK_PASSED):
-            rollout = apply(rollout, event, 0.0, least_share=least)
+            rollout = apply(rollout, event, 0.0, positions=positions)
         pauses, share, stage = 0, 0, 0
         now = watched_from = 0.0
         while rollout.state in (S.STAGE, S.SOAK):
@@ -89,12 +89,12 @@ class _Run:
                 raise RuntimeError(f"stage {rollout.stage} made {MOST_LOOKS} looks without an end")
             now = next_look(rollout)
             stage = rollout.stage
-            rollout, _ = look(rollout, *self._observe(share, rollout.began, watched_from, now), now, least)
+            rollout, _ = look(rollout, *self._observe(share, rollout.began, watched_from, now), now, positions)
             watched_from = now
             if rollout.state is S.PAUSED:
                 pauses += 1
             if rollout.state is S.PAUSED and accepts:
-                rollout = apply(rollout, E.ACCEPT, now, least_share=least)
+                rollout = apply(rollout, E.ACCEPT, now, positions=positions)
         return self._ended(rollout, stage, pauses, now)
 
     def _tell_members(self, share: int, now: float) -> None:

@@ -28,6 +28,7 @@ from causeway_server.fleet.rollout.settings import (
     RolloutStage,
     RolloutState,
     next_state,
+    stage_devices,
 )
 from causeway_server.fleet.rollout.verdict import Observations
 from causeway_server.router.bundle.manifest import WHOLE, assigned_bundle, position
@@ -78,7 +79,7 @@ def test_any_order_of_events_keeps_the_promises(events: list[RolloutEvent]) -> N
     current = rollout()
     for event in events:
         try:
-            following = apply(current, event, 5.0, least_share=7)
+            following = apply(current, event, 5.0, positions=(7, 40_000, 90_000))
         except IllegalTransition:
             continue
         assert following.share >= current.share or following.state is S.ABORTED
@@ -174,14 +175,29 @@ def test_a_rollout_survives_a_restart_as_json() -> None:
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=200, unique=True), st.integers(1, WHOLE))
-def test_shares_nest_and_hold_a_device(devices: list[str], share: int) -> None:
-    """A device is in every larger share, and in one rollout's first stage there is at least one device."""
+def test_a_stage_has_the_number_of_devices_that_its_share_says(devices: list[str], share: int) -> None:
+    """At least one; two devices of the same position are in or out together."""
     positions = [position("salt", device) for device in devices]
     assert all(0 <= point < WHOLE for point in positions)
     actual = stage_share(share, positions)
-    assert share <= actual <= WHOLE
-    assert any(point < actual for point in positions)
-    assert actual == share or sum(point < actual for point in positions) == positions.count(min(positions))
+    assert actual <= WHOLE
+    members = [point for point in positions if point < actual]
+    assert 0 <= len(members) - stage_devices(share, len(devices)) < members.count(max(members))
+
+
+def test_a_quarter_of_twenty_devices_is_five_of_them() -> None:
+    """Their hashes alone put eight into it. The next stage holds them, too, though three devices have gone."""
+    positions = [position("kiosk-6", f"device-{number:02}") for number in range(20)]
+    first = stage_share(25_000, positions)
+    assert (sum(point < 25_000 for point in positions), sum(point < first for point in positions)) == (8, 5)
+    current = apply(rollout(E.SUBMIT, E.CHECK_PASSED), E.CHECK_PASSED, 1.0, positions=positions)
+    later = apply(current, E.STAGE_PASSED, 2.0, positions=sorted(positions)[3:])
+    assert current.share <= later.share
+
+
+def test_the_last_stage_has_devices_that_are_away_too() -> None:
+    assert stage_share(WHOLE, [3, 5]) == WHOLE
+    assert stage_share(25_000, []) == 25_000
 
 
 def test_each_rollout_draws_other_devices() -> None:
