@@ -108,6 +108,17 @@ class AnswerEncoder:
         return self._head + b'],"usage":' + usage_json(usage) + b"}\n\n" + DONE
 
 
+def encode_whole(request: Request, answer_id: str, model: str, created: int, chunks: Sequence[Chunk]) -> bytes:
+    """Encode the whole answer as `AnswerEncoder.whole`. Raises StreamBroken as `coalesce`."""
+    first = chunks[0]
+    if len(chunks) == 1 and first.usage is not None and first.finish_reason is not None and not first.tool_calls:
+        choices, usage = chunks, first.usage
+    else:
+        choices, usage = coalesce(chunks)
+    form = format_of(request.kind, request.logprobs)
+    return whole_head(form, answer_id, created) + whole_rest(form, model_json(model), choices, usage)
+
+
 def has_content(chunk: Chunk) -> bool:
     said = chunk.text or chunk.tool_calls or chunk.reasoning or chunk.refusal is not None
     return bool(said or chunk.finish_reason or chunk.logprobs or chunk.extra)
@@ -207,6 +218,11 @@ class AnswerCall(msgspec.Struct):
     type: str = "function"
 
 
+_TEXT_CHOICE: Final = (
+    b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":%b},"logprobs":null,"finish_reason":%b}'
+)
+
+
 class ChatChoiceFormat:
     """The JSON form of an element of a chat's ``choices``."""
 
@@ -241,10 +257,10 @@ class ChatChoiceFormat:
     def choice(self, chunk: Chunk) -> bytes:
         """Encode a whole choice."""
         if not (chunk.tool_calls or chunk.refusal or chunk.logprobs or chunk.reasoning or chunk.extra):
-            message = b'{"role":"assistant","content":%b,"refusal":%b}' % (_encode(chunk.text), _encode(chunk.refusal))
-            return b'{"index":%d,"message":%b,"logprobs":null,"finish_reason":%b}' % (
+            return _TEXT_CHOICE % (
                 chunk.index,
-                message,
+                _encode(chunk.text),
+                _encode(chunk.refusal),
                 _encode(chunk.finish_reason),
             )
         content = b"null" if not chunk.text and (chunk.tool_calls or chunk.refusal) else _encode(chunk.text)

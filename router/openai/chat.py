@@ -101,7 +101,8 @@ def _text_chat(body: bytes, hints: RoutingHints) -> Request | None:
     try:
         wire = _decode_plain(body)
         # A repeated key, a null or another spelling makes the lengths differ, and takes the exact check.
-        if len(_encode(wire)) != len(msgspec.json.format(body, indent=-1)):
+        size_bytes = len(_encode(wire))
+        if size_bytes != len(body) and size_bytes != len(msgspec.json.format(body, indent=-1)):
             return None
     except (ValueError, RecursionError):
         return None

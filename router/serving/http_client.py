@@ -160,13 +160,10 @@ class HttpResponse:
 
     # --- for the connection ------------------------------------------------------------------------------------------
 
-    async def wait(self) -> None:
-        """Wait for the next change."""
-        self._waiter = self._connection.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def wait(self) -> asyncio.Future[None]:
+        """Return a future that is done at the next change."""
+        waiter = self._waiter = self._connection.loop.create_future()
+        return waiter
 
     def wake(self) -> None:
         if self._waiter is None or self._waiter.done():
@@ -273,8 +270,8 @@ class HttpConnection(asyncio.Protocol):
         self._timer_at = 0.0
         self._until = 0.0
 
-    async def exchange(self, data: bytes, until: float) -> HttpResponse:
-        """Send a request. Returns its response when the head has arrived."""
+    def begin(self, data: bytes, until: float) -> HttpResponse:
+        """Send a request. Returns its response, whose head is yet to arrive."""
         response = self._response = HttpResponse(self)
         self._fields = self._bare_bytes = 0
         self.bound(until)
@@ -285,14 +282,6 @@ class HttpConnection(asyncio.Protocol):
             self.data_received(early)
         if self._has_ended:
             self._end()
-        try:
-            while not response.status:  # until the head is here
-                if response.error is not None:
-                    raise response.error
-                await response.wait()
-        except BaseException:
-            self.close()
-            raise
         return response
 
     def bound(self, until: float) -> None:
@@ -502,10 +491,16 @@ class HttpClient:
         data = f"{start}{lines}{length}\r\n".encode() + (body or b"")
         while True:
             connection = self._idle_connection() or await self._acquire(until)
+            response = connection.begin(data, until)
             try:
-                return await connection.exchange(data, until)
-            except DisconnectedError as error:
-                if not connection.served or error.begun:  # (2)
+                while not response.status:  # until the head is here
+                    if response.error is not None:
+                        raise response.error
+                    await response.wait()
+                return response
+            except BaseException as error:
+                response.release()  # a connection whose answer has just arrived may have another request already
+                if not isinstance(error, DisconnectedError) or not connection.served or error.begun:  # (2)
                     raise
 
     def close(self) -> None:

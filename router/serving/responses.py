@@ -22,7 +22,7 @@ from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
 from ..errors import CausewayError, ClientGone
-from ..openai.answer import AnswerEncoder, CachedAnswer, coalesce, encode_error, error_event, error_headers
+from ..openai.answer import AnswerEncoder, CachedAnswer, coalesce, encode_error, encode_whole, error_event, error_headers
 from ..openai.embeddings import encode_embeddings
 from ..openai.responses.encoder import ResponseEncoder
 from ..openai.responses.request import ResponseEcho
@@ -212,6 +212,8 @@ class HttpReplyWriter(Generic[Head]):
         if isinstance(first, Embeddings):
             return encode_embeddings(self.request, first, head.model)
         chunks = [piece for piece in self._pieces if not isinstance(piece, Embeddings)]
+        if self.echo is None:
+            return encode_whole(self.request, self._answer_id, head.model, self.created, chunks)
         return self._new_encoder(head.model).whole(*coalesce(chunks))
 
 

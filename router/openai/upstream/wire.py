@@ -28,6 +28,7 @@ from ...types import (
     Part,
     Request,
     ResponseFormat,
+    Sampling,
     TextPart,
     TokenAlternative,
     TokenLogprob,
@@ -94,6 +95,42 @@ class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     causeway: dict[str, str] | None = None
 
 
+class _TextBody(msgspec.Struct, omit_defaults=True):
+    """The fields of `_Body` that a chat of texts alone has, in the same order."""
+
+    model: str
+    messages: list[_UpstreamMessage]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    stream: bool = False
+    stream_options: dict[str, bool] | None = None
+    user: str | None = None
+
+
+def _texts(request: Request) -> list[_UpstreamMessage] | None:
+    """Return the messages of a chat that has nothing but texts and the fields of `_TextBody`; None for any other."""
+    if (
+        request.kind != "chat"
+        or request.tools
+        or request.stop
+        or request.extra
+        or request.n != 1
+        or request.response_format is not None
+        or request.logprobs is not None
+        or request.reasoning_effort is not None
+        or request.sampling != Sampling(request.sampling.temperature)
+    ):
+        return None
+    texts = []
+    for message in request.messages:
+        content = message.content
+        if type(content) is not str or message.name or message.tool_calls or message.tool_call_id or message.extra:
+            return None
+        texts.append(_UpstreamMessage(message.role, content))
+    return texts
+
+
 def encode_request(
     request: Request, model: str, *, stream: bool | None = None, resume: str = "", ask_usage: bool = True
 ) -> bytes:
@@ -106,6 +143,12 @@ def encode_request(
         ask_usage: Whether to send `stream_options`, which some servers refuse.
     """
     stream = request.stream if stream is None else stream
+    if not resume and (texts := _texts(request)) is not None:
+        old, new = request.max_tokens, None
+        if request.limit_name != "max_tokens":
+            old, new = new, old
+        options = _USAGE if stream and ask_usage else None
+        return _encode(_TextBody(model, texts, old, new, request.sampling.temperature, stream, options, request.user))
     sampling = request.sampling
     body = _Body(
         model=model,

@@ -336,6 +336,22 @@ async def test_a_connection_that_takes_too_long_is_an_error_of_the_connection() 
             await client.request("GET", "/", "", soon(0.05))
 
 
+async def test_a_request_that_is_cancelled_as_its_answer_arrives_does_not_break_the_next_one() -> None:
+    server, turn = Server([]), asyncio.sleep(0)
+    async with client_of(server) as client:
+        first = asyncio.create_task(ask(client))
+        await until(lambda: len(server.heads) == 1)
+        server.writers[0].write(HELLO)
+        await turn  # the answer is read later in this turn, and both tasks run in the next one
+        second = asyncio.create_task(ask(client))
+        asyncio.get_running_loop().call_soon(first.cancel)
+        await until(lambda: len(server.heads) == 2)
+        server.writers[0].write(HELLO)
+        assert await second == (200, b"hello")
+        assert first.cancelled()
+    assert len(server.writers) == 1
+
+
 async def test_a_cancelled_request_ends_its_connection() -> None:
     server = Server([b""])
     async with client_of(server) as client:
