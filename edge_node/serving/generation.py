@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -99,15 +99,13 @@ class SemanticCheck(msgspec.Struct, frozen=True):
     hit: CacheHit
 
 
-@dataclass(eq=False, repr=False)
-class Generation:
+class Generation(msgspec.Struct, eq=False):
     """State of an answer in progress; written only by the task that runs it. Times are monotonic seconds."""
 
     id: str  # the decision's
     request: Request
     policy: Policy
     snapshot: Snapshot
-    _: KW_ONLY
     arrived: float
     deadline: float
     job: JobTerms | None = None
@@ -136,6 +134,9 @@ class Generation:
     finished: bool = False  # whether no further attempt will start
     _records: tuple[AttemptRecord, ...] | None = None
     _usd: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Generation({self.id!r})"  # without the request's content
 
     @property
     def on_device(self) -> bool:
@@ -556,7 +557,12 @@ async def _deliver_whole(
     if generation.semantic_check is not None:
         _refuse_degraded(generation)
     pieces = [piece for chunk in chunks for piece in attempt.receive(chunk, now)]
-    await _deliver(generation, (*pieces, *attempt.finish(now)), reply)
+    for piece in (*pieces, *attempt.finish(now)):
+        if not generation.committed:
+            generation.committed = True
+            await reply.commit(generation.head())
+        if (slow := _send(generation, piece, reply)) is not None:
+            await slow
 
 
 async def _deliver(generation: Generation, pieces: tuple[Piece, ...], reply: Reply[AnswerHead]) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -210,7 +211,7 @@ class Service:
 
     async def _explain(self, generation: Generation) -> Explanation:
         request = generation.request
-        hit = await self._find(generation, RequestMemo())
+        hit = None if self._bypasses(generation) else await self._find(generation, RequestMemo())
         if hit is None or not _is_fresh(hit, generation.cache_plan):
             hit = await self._find_similar(generation) or hit
         policy, estimates = generation.policy, generation.estimates
@@ -292,7 +293,7 @@ class Service:
         generation = context.generation
         if context.job is None:  # a job was charged when it was accepted
             self.admission.admit(context.request.hints.client, context.arrived)
-        hit = await self._find(generation, context.memo)
+        hit = None if self._bypasses(generation) else await self._find(generation, context.memo)
         if hit is not None and _is_fresh(hit, generation.cache_plan):
             await context.replay(hit)
             return
@@ -303,7 +304,7 @@ class Service:
                 await context.replay(similar)
                 return
         if context.job is not None:  # no other request may wait for it, and it may wait for a complete answer
-            await self._run(generation, context)
+            await self._generate(generation, context, waits=False)
             return
         try:
             if generation.cache_key is None:
@@ -321,15 +322,18 @@ class Service:
                 raise
             await context.replay(hit, stale=error)
 
+    def _bypasses(self, generation: Generation) -> bool:
+        """Return whether the request cannot be cached under any rule."""
+        bypass = early_bypass(generation.policy, generation.request)
+        if bypass:
+            generation.cache_plan = _bypassed(bypass)
+        return bool(bypass)
+
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
         """Return the answer stored under the request's key, however old; None if there is none or the policy forbids
         it.
         """
         policy, request = generation.policy, generation.request
-        bypass = early_bypass(policy, request)
-        if bypass:
-            generation.cache_plan = CachePlan(bypass=bypass)
-            return None
         if not _ON_DEMAND.isdisjoint(policy.cache_needs.signals):
             await self.on_demand.compute(generation, policy.cache_needs.signals)
             planned = self._planner.plan(policy, request, generation.snapshot, generation.estimates)
@@ -399,29 +403,26 @@ class Service:
         if shared.whole:
             self._store(shared)
 
-    async def _generate(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
-        """Generate an answer: wait for a permit, decide, run the attempts."""
-        admission, now = self.admission, asyncio.get_running_loop().time
-        if not admission.try_acquire():
+    async def _generate(self, generation: Generation, reply: Reply[AnswerHead], *, waits: bool = True) -> None:
+        """Generate an answer: wait for a permit, decide, run the attempts. `waits`: whether it needs a permit."""
+        admission, loop = self.admission, asyncio.get_running_loop()
+        if waits and not admission.try_acquire():
             await admission.acquire(generation.first_byte_by, generation.request.hints.client)
-        started = now()
+        started, decided = loop.time(), False
         try:
-            await self._run(generation, reply)
-        finally:
-            admission.release(now() - started)
-
-    async def _run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
-        """Decide, then run the attempts."""
-        generation.snapshot = self.signals.snapshot(generation.policy)
-        decision = await self._decide(generation)
-        tap = None if decision.shadow is None else self.shadows.tap(generation, reply)
-        try:
+            generation.snapshot = self.signals.snapshot(generation.policy)
+            decision = await self._decide(generation)
+            tap = None if decision.shadow is None else self.shadows.tap(generation, reply)
+            decided = True
             await self.attempts.run(generation, reply if tap is None else tap)
             if tap is not None:
                 generation.shadow = self.shadows.put(tap)
         finally:
-            generation.finished = True
-            asyncio.get_running_loop().call_soon(self._finish_generation, generation, self.records.clock.monotonic())
+            if decided:
+                generation.finished = True
+                loop.call_soon(self._finish_generation, generation, self.records.clock.monotonic())
+            if waits:
+                admission.release(loop.time() - started)
 
     async def _decide(self, generation: Generation) -> Decision:
         policy, request = generation.policy, generation.request
@@ -535,6 +536,11 @@ async def _forward(subscriber: Subscriber, context: RequestContext) -> None:
             await context.commit(shared.head)
         if (slow := context.send(piece)) is not None:
             await slow
+
+
+@lru_cache(64)
+def _bypassed(reason: str) -> CachePlan:
+    return CachePlan(bypass=reason)
 
 
 def _is_fresh(hit: CacheHit, plan: CachePlan) -> bool:

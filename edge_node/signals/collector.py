@@ -74,6 +74,7 @@ class SignalCollector:
         self.feedback: dict[Location, Ewma] = {}  # clients' scores
         self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
         self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
+        self._last = Snapshot()
         self._policy: Policy | None = None
         self._setup = DeviceSetup(
             engine=self.edge is not None,
@@ -110,19 +111,22 @@ class SignalCollector:
             scores = {at: mean.value(now) for at, mean in self.feedback.items()}
             edge = msgspec.structs.replace(edge, feedback=scores.get("edge"))
             cloud = msgspec.structs.replace(cloud, feedback=scores.get("cloud"))
-        second = int(self.clock.unix())
-        return Snapshot(
-            device=self.device,
-            edge=edge,
-            cloud=cloud,
-            spend=self.spend.current,
-            now=self._now_signals(second),
+        uncalibrated = _NONE if self.learned is None else _uncalibrated(policy, self.learned)
+        signals = (self.device, edge, cloud, self.spend.current, self._now_signals(int(self.clock.unix())))
+        known = self._last
+        rest = (clouds, uncalibrated)
+        same = (known.device, known.edge, known.cloud, known.spend, known.now) == signals
+        if same and known.setup is self._setup and (known.clouds, known.uncalibrated) == rest:
+            return known  # records of one moment share it
+        self._last = Snapshot(
+            *signals,
             down=self._availability.down(edge, cloud, clouds),
             absent=self._availability.absent,
             setup=self._setup,
-            uncalibrated=_NONE if self.learned is None else _uncalibrated(policy, self.learned),
+            uncalibrated=uncalibrated,
             clouds=clouds,
         )
+        return self._last
 
     def scored(self, at: Location, score: float) -> None:
         """Take a client's score, 0 to 1, of an answer from the device or the cloud into account."""

@@ -22,7 +22,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import groupby
+from functools import lru_cache
+from itertools import chain, groupby
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,7 @@ Row = tuple[Value, ...]
 _LINGER_S = 0.25  # time in which a batch collects writes: fewer commits, less flash wear, fewer thread switches
 _PENDING_BYTES = 8 * 1024 * 1024
 _BATCH_BYTES = 256 * 1024
+_ROWS = 32  # that one statement inserts
 _TRIM_BYTES = 256 * 1024  # excess over a file's limit after which it is trimmed, approximately
 _TRIM_S = 60.0
 _PRAGMAS = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA journal_size_limit=4194304;"
@@ -299,10 +301,13 @@ class BackgroundSqlite(SqliteThread):
                 return
             with database:
                 database.execute("BEGIN IMMEDIATE")
-                for statement, rows in groupby(writes, key=lambda write: write.statement):
-                    database.executemany(
-                        statement, [one.values() if callable(one.values) else one.values for one in rows]
-                    )
+                for statement, group in groupby(writes, key=lambda write: write.statement):
+                    rows = [one.values() if callable(one.values) else one.values for one in group]
+                    many = _of_many_rows(statement)
+                    while many and len(rows) >= _ROWS:
+                        database.execute(many, [*chain.from_iterable(rows[:_ROWS])])
+                        del rows[:_ROWS]
+                    database.executemany(statement, rows)
             # Opening or reading it proves nothing: the disk may be full, or read-only.
             self._fault.end(f"{self._path} can be written again; {self._lost_writes} writes were lost")
             self._untrimmed_bytes += sum(write.size_bytes for write in writes)
@@ -395,6 +400,16 @@ class SqliteStore:
     def write(self, write: Write) -> None:
         if self.database is not None:
             self.database.write(write)
+
+
+@lru_cache(16)
+def _of_many_rows(statement: str) -> str:
+    """Return a statement that inserts `_ROWS` rows like `statement`; "" if it does not end with the values of one.
+
+    The interpreter's lock is released and taken again for each statement, while the event loop waits for it.
+    """
+    head, _, row = statement.rpartition(" VALUES ")
+    return f"{head} VALUES {', '.join([row] * _ROWS)}" if head and not row.strip("(?, )") else ""
 
 
 def evict(database: sqlite3.Connection, limit_bytes: int, statement: str) -> None:

@@ -19,6 +19,7 @@ both.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Final, TypeVar
@@ -51,6 +52,8 @@ from ..types import (
     Reason,
     Request,
     RequestFeatures,
+    RoutingHints,
+    Sampling,
     Shadow,
     Snapshot,
     Target,
@@ -489,6 +492,33 @@ _NAME_CHARACTERS: Final = 128  # no target and no model of a policy has a longer
 
 def features_of(request: Request) -> RequestFeatures:
     """Return the fields of a request that routing reads, without its content; `features.request_of` is the inverse."""
+    plain = request.logprobs is None and not (request.tools or request.resume or request.response_format)
+    if plain and request.kind == "chat" and len(request.model) <= _NAME_CHARACTERS:
+        kinds = tuple(modalities(request))
+        limits = (request.n, request.max_tokens, request.sampling.temperature)
+        return _chat_features(request.model, request.hints, kinds, request.stream, *limits)
+    return _features(request, tuple(modalities(request)))
+
+
+@lru_cache(256)
+def _chat_features(
+    model: str,
+    hints: RoutingHints,
+    kinds: tuple[Modality, ...],
+    stream: bool,
+    n: int,
+    max_tokens: int | None,
+    temperature: float | None,
+) -> RequestFeatures:
+    """Return the features of a chat that has nothing else; records of equal ones share them."""
+    sampling = Sampling(temperature)
+    request = Request(
+        kind="chat", model=model, hints=hints, stream=stream, n=n, max_tokens=max_tokens, sampling=sampling
+    )
+    return _features(request, kinds)
+
+
+def _features(request: Request, kinds: tuple[Modality, ...]) -> RequestFeatures:
     hints = request.hints
     return RequestFeatures(
         kind=request.kind,
@@ -502,7 +532,7 @@ def features_of(request: Request) -> RequestFeatures:
         prompts=len(request.prompts),
         max_tokens=request.max_tokens,
         temperature=request.sampling.temperature,
-        modalities=tuple(modalities(request)),
+        modalities=kinds,
         offers_tools=bool(request.tools),
         tools=wants_tools(request),
         json=wants_json(request),

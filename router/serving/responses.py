@@ -22,7 +22,15 @@ from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
 from ..errors import CausewayError, ClientGone
-from ..openai.answer import AnswerEncoder, CachedAnswer, coalesce, encode_error, encode_whole, error_event, error_headers
+from ..openai.answer import (
+    AnswerEncoder,
+    CachedAnswer,
+    coalesce,
+    encode_error,
+    encode_whole,
+    error_event,
+    error_headers,
+)
 from ..openai.embeddings import encode_embeddings
 from ..openai.responses.encoder import ResponseEncoder
 from ..openai.responses.request import ResponseEcho
@@ -420,7 +428,8 @@ async def answer_plain(http: PlainRequest, response: web.StreamResponse) -> bool
         Whether the connection is kept.
     """
     if isinstance(response, _Prebuilt):
-        await response.write_eof()
+        if not response.ended or response.client_behind:
+            await response.write_eof()
     else:
         assert isinstance(response, web.Response)
         assert isinstance(response.body, bytes)
