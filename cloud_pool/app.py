@@ -139,9 +139,7 @@ class Runtime(msgspec.Struct, frozen=True):
         self.accounts.start(self.tasks)
 
     async def close(self) -> None:
-        """Close what the background tasks used. Call it after they have ended, because a probe needs its channel until
-        its last step.
-        """
+        """Close what the background tasks used, after they have ended: a probe needs its channel."""
         await self.caching_service.close()
         await self.accounts.close()
         await self.pools.close()
@@ -390,9 +388,7 @@ def reload_on_sighup(pools: Pools, variants: TierVariants, config: Config, rerea
 
 
 def reload_tiers(pools: Pools, variants: TierVariants, config: Config, reread: Callable[[], Config]) -> None:
-    """Apply endpoints and variants of the reread configuration. Raises ConfigError, and changes nothing, if it is
-    faulty.
-    """
+    """Apply the reread configuration's endpoints and variants. Raises ConfigError and changes nothing."""
     new = reread()
     check_variants(new.tiers)
     if _without_reloaded(new) != _without_reloaded(config):

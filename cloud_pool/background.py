@@ -305,9 +305,7 @@ def _build_message_runner(background: Background, metrics: StreamMetrics) -> Mes
 
 
 async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) -> None:
-    """Replay messages until the end of the range or `stop`. Print a line per message, and the totals. Raises
-    ConfigError.
-    """
+    """Replay messages until the range ends or `stop`. Print each message, and totals. Raises ConfigError."""
     from .brokers.open import open_history, open_sink
     from .streams.metrics import StreamMetrics
     from .streams.outcome import OutcomeWriter

@@ -220,9 +220,7 @@ def _plain(tree: strict_yaml.Tree, positions: dict[str, str], folder: Path) -> o
 
 
 def _scalar(scalar: strict_yaml.Scalar) -> object:
-    """Convert a scalar. Raises ConfigError for YAML types that the configuration does not use (dates, octal
-    numbers).
-    """
+    """Convert a scalar. Raises ConfigError for YAML types that are not used (dates, octal numbers)."""
     text, kind = scalar.text, scalar.kind
     try:
         if kind == "int":
@@ -314,9 +312,7 @@ def _check_endpoints(tier: TierConfig, where: str) -> None:
 
 
 def _default_state_dir(environ: Mapping[str, str]) -> str:
-    """Return systemd's state folder (the first if `StateDirectory=` names several), else the user's; "" if there is
-    none.
-    """
+    """Return systemd's (first) state folder, else the user's; "" if there is none."""
     if state_dir := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         return state_dir
     home = environ.get("HOME", "")

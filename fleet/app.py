@@ -166,9 +166,7 @@ async def serve(settings: ServeSettings) -> None:
 
 
 def all_routes(plane: ControlPlane, operators: OperatorApi | None = None) -> list[ApiRoute]:
-    """Return every route of the control plane with `/openapi.json`; `operators` is None if only the routes for devices
-    are served.
-    """
+    """Return every route of the control plane, with `/openapi.json`; `operators` None: devices only."""
     routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *console_routes()]
     routes += health_routes(plane, None if operators is None else operators.controller)
     if operators is not None:

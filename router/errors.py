@@ -48,9 +48,7 @@ class CausewayError(Exception):
 
 
 def error_classes() -> dict[str, type[CausewayError]]:
-    """Return the class of each code, the most general one if classes share a code. Classes of other modules are
-    included.
-    """
+    """Return the class of each code, the most general one of several; classes of other modules are included."""
     found: dict[str, type[CausewayError]] = {}
     kinds: list[type[CausewayError]] = [CausewayError]
     for kind in kinds:

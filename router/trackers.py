@@ -208,9 +208,7 @@ class Breaker:
         return True
 
     def success(self, now: float) -> None:
-        """Record a success. If the breaker is open, the success belongs to an earlier call and does not prove that the
-        target has recovered.
-        """
+        """Record a success. If the breaker is open, it belongs to an earlier call and proves nothing."""
         if self.state(now) == "open":
             return
         if self._opened is not None:

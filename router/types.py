@@ -408,9 +408,7 @@ class Shadow(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The attempts in order, with the reasons. Without `attempts` there is no route, and the answer is 503 with
-    reasons.
-    """
+    """The attempts in order, with the reasons. Without `attempts` the answer is 503 with the reasons."""
 
     policy: str
     revision: str
@@ -460,9 +458,7 @@ class CachePlan(msgspec.Struct, frozen=True):
 
 
 class DeviceSignals(msgspec.Struct, frozen=True):
-    """The signals of the device. None means that the device cannot read the signal; a rule that needs it does not
-    hold.
-    """
+    """The signals of the device. None: the device cannot read it, so a rule that needs it does not hold."""
 
     temperature_c: float | None = None
     throttled: bool | None = None
@@ -555,9 +551,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Estimates(msgspec.Struct, frozen=True):
-    """The on-demand signals of a request, which are expensive to compute. A field is None if the signal is absent or
-    was not computed.
-    """
+    """The on-demand signals of a request, which are expensive. None: the signal is absent or not computed."""
 
     prompt_tokens: int | None = None  # counted with the edge model's tokenizer
     quality: float | None = None  # `edge.quality`: probability that the device's answer is right

@@ -76,9 +76,7 @@ class WebOrigins:
         return self._vary
 
     def preflight(self, method: str, headers: Mapping[str, str]) -> Mapping[str, str] | None:
-        """Return the further headers of the answer (204) to a preflight of an allowed origin; None if it is not a
-        preflight.
-        """
+        """Return the further headers of an allowed preflight's answer (204); None for another request."""
         if method != "OPTIONS" or "Access-Control-Request-Method" not in headers:
             return None
         if headers.get("Origin", "").lower() not in self._allowed:
@@ -114,9 +112,7 @@ def listener_hosts(bound: str, named: Iterable[str], *, needs_key: bool) -> tupl
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only programs of this machine reach `host`; False for an unknown name and for "" (all
-    addresses).
-    """
+    """Return whether only this machine's programs reach `host`; False for unknown names and "" (all)."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -70,9 +70,7 @@ class Billing:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether the generation that is billed to this request continues for other requests, although this one
-        has left.
-        """
+        """Return whether this request's generation continues for others, although it has left."""
         if self._detached or self._subscriber is None:
             return False
         return bool(self._subscriber.generation.subscribers)
@@ -171,9 +169,7 @@ class CachingService:
             tasks.start_soon(self._cache.store.watch_wakeups, self._wake_leader)
 
     async def close(self) -> None:
-        """Wait until the leaders have released their leases, then disconnect from Redis. Call it after cancelling the
-        tasks.
-        """
+        """Wait until the leaders have released their leases, then disconnect. Cancel the tasks before."""
         if self._cache is None:
             return
         with anyio.move_on_after(_SHUTDOWN_S):
@@ -384,9 +380,7 @@ class _SharedReader:
 
 
 class _OwnPieces:
-    """Converts shared pieces for a request's client: chunks with the client's own ids, and the head before the first
-    one.
-    """
+    """Converts shared pieces for a client: chunks with its own ids, and the head before the first one."""
 
     def __init__(self, billing: Billing, request_id: str) -> None:
         self._billing = billing

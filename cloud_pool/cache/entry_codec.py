@@ -61,9 +61,7 @@ class EntryCodec:
         self._max_entry_bytes = max_entry_bytes
 
     def pack(self, key: str, head: AnswerHead, request: Request, chunks: Iterable[Chunk]) -> bytes | None:
-        """Encode an entry; return None for an answer that must not be stored because it is broken, truncated, too large
-        or uncacheable.
-        """
+        """Encode an entry; None for an answer that is broken, truncated, too large or uncacheable."""
         chunks = tuple(chunks)
         if any(chunk.resume for chunk in chunks):  # truncated for lack of capacity
             return None

@@ -80,9 +80,7 @@ class CoalescedSubscriber(AnswerReader):
 
 
 class CoalescedGeneration(SharedAnswer[Chunk, CoalescedSubscriber]):
-    """A generation that requests of this gateway share. `cached_age_s`: age of a stored answer; None if it was not
-    stored.
-    """
+    """A generation that requests share. `cached_age_s`: age of a stored answer; None if not stored."""
 
     def __init__(self, key: GenerationKey, buffer_bytes: int) -> None:
         super().__init__(buffer_bytes)

@@ -242,9 +242,7 @@ class AnswerStore:
     # --- following ---------------------------------------------------------------------------------------------------
 
     async def announce_interest(self, leader: RemoteLeader) -> bool:
-        """Tell the leader that this gateway waits. Return False if the leader will publish no more chunks. Raises
-        RedisUnavailable.
-        """
+        """Tell the leader that this gateway waits; False if no chunks follow. Raises RedisUnavailable."""
         return bool(await self._run("watch", leader.key, leader.fence, self._interest_ms))
 
     async def read(self, leader: RemoteLeader, after: bytes, wait_s: float) -> list[StreamEntry]:
@@ -303,9 +301,7 @@ class AnswerStore:
 
     @property
     def _interest_ms(self) -> int:
-        """Return the validity of an announced interest in milliseconds. A follower renews it three times within this
-        time.
-        """
+        """Return the validity of announced interest in ms; a follower renews it three times within."""
         return _ms(2 * self._config.lease_s)
 
     def _base(self, key: GenerationKey) -> str:

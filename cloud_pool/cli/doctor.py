@@ -1,6 +1,4 @@
-"""The command `causeway-cloud doctor`, which checks the requirements of gateways and workers without changing
-anything.
-"""
+"""The command `causeway-cloud doctor`: checks what gateways and workers require; changes nothing."""
 
 from __future__ import annotations
 

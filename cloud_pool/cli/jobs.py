@@ -57,9 +57,7 @@ def list_dead_letters(source: ConfigSource, limit: int) -> None:
 @click.pass_obj
 @report_errors
 def retry(source: ConfigSource, jobs: tuple[str, ...], every: bool) -> None:
-    """Queue dead letters again, with all attempts and a new deadline. Lines of a batch cannot be retried: send a new
-    batch.
-    """
+    """Queue dead letters again, with all attempts and a new deadline. A batch's lines need a new batch."""
     _for_each_job(source.load(), jobs, every, "queued again", lambda store, job: store.retry(job))
 
 

@@ -1,6 +1,4 @@
-"""The command `causeway-cloud plan`, which computes the replicas for a load, their waiting time and cost, from one
-measured replica.
-"""
+"""The command `causeway-cloud plan`: replicas, waiting time and cost of a load, from one measurement."""
 
 from __future__ import annotations
 

@@ -63,9 +63,7 @@ format_option = click.option(
 
 
 class ConfigSource(NamedTuple):
-    """The options that name the gateways' Redis. They are read at first use, because some commands need no valid
-    configuration.
-    """
+    """The options that name the gateways' Redis, read at first use: some commands need none of them."""
 
     path: Path | None
     redis: str | None
@@ -80,9 +78,7 @@ class ConfigSource(NamedTuple):
 
 
 def redis_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name the gateways' Redis. The command gets a `source`; its errors are printed by
-    `refuse`.
-    """
+    """Add the options that name the gateways' Redis, as `source`; `refuse` prints its errors."""
 
     @report_errors
     @wraps(command)

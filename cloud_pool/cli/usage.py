@@ -45,9 +45,7 @@ async def gateways_redis(config: Config) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 def replication_of_gateways_redis(config: Config) -> tuple[int, float]:
-    """Return how many replicas must confirm a write, and within how many seconds, which is the same as for an accepted
-    job.
-    """
+    """Return how many replicas must confirm a write, in how many seconds, as for an accepted job."""
     jobs = with_shared_redis(config.jobs, config.redis)
     if jobs.redis != config.redis:  # jobs have a Redis of their own
         jobs = JobsConfig(redis=config.redis)

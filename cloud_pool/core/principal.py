@@ -25,9 +25,7 @@ DEFAULT_TENANT = "default"
 
 
 class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The grants of a token, in addition to its scopes. A request's headers can ask for less than these, never for
-    more.
-    """
+    """The grants of a token, besides its scopes. Headers can ask for less than these, never for more."""
 
     priority: Priority = "standard"  # highest priority that a request may have
     critical: bool = False  # whether a request may be critical
@@ -50,9 +48,7 @@ class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                 raise PermissionDenied(f"This token may not send {modality}: it allows {allowed}.", param="messages")
 
     def require_region(self, region: str) -> None:
-        """Raise PermissionDenied if the token is for other regions. `region`: this gateway's region, "" if it has
-        none.
-        """
+        """Raise PermissionDenied if the token is for other regions than `region` ("" if there is none)."""
         if self.regions is not None and region not in self.regions:
             here = f"this gateway is in {region}" if region else "this gateway has no `identity.region`"
             raise PermissionDenied(f"This token is for the regions {', '.join(self.regions)}, but {here}.")

@@ -274,9 +274,7 @@ class TierFallback:
             known.ttft.add(seconds, now)
 
     def on_failure(self, tier: str, error: CausewayError) -> Stress:
-        """Record an error before the first token, and return the stress that it indicates; "" if the request itself is
-        invalid.
-        """
+        """Record an error before the first token; return its stress, "" if the request itself is invalid."""
         now, known = self._clock(), self._tiers[tier]
         stress = stress_of_error(error)
         (known.breaker.failure if stress == "broken" else known.breaker.cancelled)(now)
@@ -384,9 +382,7 @@ def _is_saturated(signals: TierSignals, priority: Priority, queue_s: float, now:
 
 
 def stress_of_error(error: CausewayError) -> Stress:
-    """Return the stress that an error before the first token indicates; "" if the next tier would return the same
-    error.
-    """
+    """Return the stress that an error before the first token indicates; "" if every tier would return it."""
     if isinstance(error, BackendError) and not isinstance(error, CloudRejected):
         return "broken"
     return "saturated" if error.status in (429, 503) else ""

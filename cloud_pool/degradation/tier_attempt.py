@@ -240,9 +240,7 @@ class TierAttempt:
     async def _send(
         self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes
     ) -> tuple[AsyncGenerator[Delta, None], Delta, float]:
-        """Send a sequence, and send it again after each preemption. Return its deltas, the first delta, and the seconds
-        until it arrived.
-        """
+        """Send a sequence, again after each preemption. Return its deltas, the first one and its delay."""
         while True:
             stream: AsyncGenerator[Delta, None] | None = None
             try:
@@ -266,9 +264,7 @@ class TierAttempt:
 
 
 async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield each stream's items as they come, with the stream's index. The first error ends all streams, as closing
-    does.
-    """
+    """Yield the streams' items as they come, with the index. The first error ends all, as closing does."""
     # At most one item waits for each stream, so a slow reader slows Triton's streams down.
     ready: asyncio.Queue[tuple[int, T] | CausewayError | None] = asyncio.Queue(len(streams))
     failure: CausewayError | None = None

@@ -74,9 +74,7 @@ MODELS = "/v1/models/"
 
 
 class InfoRoutes(msgspec.Struct):
-    """The handlers of the informative routes. `draining`: /readyz reports 503, so that load balancers stop sending
-    requests.
-    """
+    """The handlers of the informative routes. `draining`: /readyz reports 503 to load balancers."""
 
     tiers: Mapping[str, Tier]  # by name and alias
     readiness: Readiness

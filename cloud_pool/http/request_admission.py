@@ -116,9 +116,7 @@ async def read_body(
 
 
 def _cache_tags(cache_control: str) -> list[str]:
-    """Return the tags of a Cache-Control header; refusing either reading or storing bypasses the cache in both
-    directions.
-    """
+    """Return the tags of Cache-Control; refusing to read or to store bypasses the cache both ways."""
     directives = {word.lower() for word in members([cache_control])}
     return [NO_STORE] if directives & _CACHE_BYPASS else []
 
@@ -196,9 +194,7 @@ class RequestAdmission(msgspec.Struct):
         return await self.inline_files(body, principal.owner, self.max_body_bytes(principal), hold)
 
     async def admit(self, http: HttpExchange, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
-        """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic seconds). Raises
-        CausewayError.
-        """
+        """Authenticate, parse and admit a request of `arrived_at` (monotonic s). Raises CausewayError."""
         principal = self.caller(read_authorization(http), entry, http)
         inbound = read_headers(http.headers.items(), entry.id)
         body = await self.with_files(await self.read(http, principal), principal, http)

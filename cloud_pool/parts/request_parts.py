@@ -110,9 +110,7 @@ def _reply(delta: Delta) -> PartReply | None:
 
 
 def _taken(reply: PartReply | None, tell: Tell | None) -> ReadPart | None:
-    """Return the part that was read; None for a reply of another kind. Raises Refusal, WorkerTimeout or
-    WorkerFailed.
-    """
+    """Return the part that was read; None for another reply. Raises Refusal, WorkerTimeout, WorkerFailed."""
     if isinstance(reply, SegmentFound) and tell is not None:
         tell(reply.segment)
     if isinstance(reply, Refused):

@@ -339,9 +339,7 @@ class PartsByTier:
 
 
 async def _held(request: Request, tier: Tier) -> HeldRequest:
-    """Check the schemas, for a tier of our own engine; other engines enforce the schemas they support. Raises
-    InvalidGrammar.
-    """
+    """Check the schemas for a tier of our engine; others enforce what they support. Raises InvalidGrammar."""
     if not tier.chat_format.is_ours or not (request.tools or request.response_format is not None):
         return HeldRequest(request)
     return await hold(request, calls_only=tier.chat_format.answers == "calls")
@@ -373,9 +371,7 @@ def check_parts(request: Request, kinds: Collection[Modality]) -> None:
 
 
 def combined_error(failures: Sequence[TierFailed]) -> CausewayError:
-    """Combine the errors of several tiers into one: a saturated tier's if there is one, with the shortest
-    Retry-After.
-    """
+    """Combine several tiers' errors: a saturated one's, with the shortest Retry-After, if there is one."""
     able = [failure for failure in failures if failure.stress != "unable"] or failures
     error = next((failure for failure in able if failure.stress == "saturated"), able[0]).error
     waits_s = [failure.error.retry_after_s for failure in failures if failure.error.retry_after_s is not None]
@@ -606,9 +602,7 @@ def _one_input(request: Request, prompt: InferencePrompt) -> Request:
 
 
 def _vector(delta: Delta, request: Request) -> Vector:
-    """Return the delta's vector. Raises CloudFailed, or UnsupportedFeature if another number of dimensions is
-    requested.
-    """
+    """Return the delta's vector. Raises CloudFailed; UnsupportedFeature for other dimensions."""
     try:
         vector = _read_vector(delta.text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

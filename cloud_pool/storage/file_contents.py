@@ -64,9 +64,7 @@ class ContentStore(Protocol):
         """Name of this store in the records of files."""
 
     async def put(self, file: str, part: str, data: bytes) -> None:
-        """Write a part. When this returns, it is stored completely and durably; after an error, it is stored completely
-        or not at all.
-        """
+        """Write a part: stored completely and durably on return; after an error completely or not at all."""
 
     async def get(self, file: str, part: str) -> bytes:
         """Return a part. Raises FileContentLost if it does not exist."""

@@ -151,9 +151,7 @@ class FileStore:
         await self._retire(file.id, file.store)
 
     async def erase(self, name: str) -> bool:
-        """Delete a file of any owner and in any state, with its content, at once. Return False if it no longer
-        existed.
-        """
+        """Delete a file of any owner in any state, with its content; return False if it was gone."""
         file = await self.lookup(name)
         if file is None:
             return False

@@ -278,9 +278,7 @@ class JobStore:
         return ClaimedJobs(tuple(records), tuple(unreadable), _expired_jobs(expired), bool(as_int(more)))
 
     async def _off_peak_windows(self) -> str:
-        """Return the off-peak hours of the next days in the form that scripts expect. They compare them with Redis's
-        time.
-        """
+        """Return the next days' off-peak hours as scripts expect them, to compare with Redis's time."""
         computed_at, text = self._known_windows
         if self._off_peak and time.monotonic() - computed_at >= _WINDOWS_S:
             text = " ".join(f"{each.start}-{each.end}" for each in self._off_peak.windows(await self._db.now_ms()))
@@ -373,9 +371,7 @@ class JobStore:
         await self._db.run("publish_progress", job, fence, progress)
 
     async def promote_and_expire(self) -> DueJobs:
-        """Process the jobs that are due: queue waiting jobs, return jobs of lost workers to their queues, expire late
-        jobs.
-        """
+        """Process due jobs: queue waiting ones, return those of lost workers, expire late ones."""
         bounds = (self._result_ttl_ms, *self._dead_letters_kept)
         changed, expired = as_list(await self._db.run("promote_and_expire", self._db.time, *bounds))
         return DueJobs(as_int(changed), _expired_jobs(expired))

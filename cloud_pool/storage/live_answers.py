@@ -31,9 +31,7 @@ class LiveTexts:
         await self._db.command("SET", self._db.key("followed", job), "", "PX", _FOLLOWED_MS)
 
     async def append(self, texts: Sequence[LiveText]) -> list[int]:
-        """Append texts of running jobs. Return the number of characters stored per run; -1 if another worker has the
-        job.
-        """
+        """Append texts of running jobs. Return the length stored per run; -1: another worker has the job."""
         flat: list[Argument] = []
         for each in texts:
             sealed = self._cipher.seal(each.text.encode(), "text", each.owner, each.job, f"{each.fence}-{each.start}")
@@ -86,9 +84,7 @@ class AnswerRevisions:
         return as_int(await self._db.run("drop_revision", self._db.time, *arguments)) > 0
 
     async def claim(self, tiers: Iterable[str], limit: int) -> ClaimedRevisions:
-        """Claim at most `limit` answers of these tiers whose workers are lost. Answers whose time is over are
-        dropped.
-        """
+        """Claim at most `limit` answers of these tiers whose workers are lost; expired ones are dropped."""
         bounds = (self._lease_ms, limit, self._config.max_attempts, _TOO_LATE, _LOST)
         rows, too_late, lost = as_list(await self._db.run("claim_revisions", self._db.time, *bounds, *tiers))
         flat, claimed = as_list(rows), []

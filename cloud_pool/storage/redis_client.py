@@ -98,9 +98,7 @@ class PromotableReplicas:
         return max(at_least, self._up)
 
     async def _ask(self, pool: SentinelConnectionPool) -> None:
-        """Store the highest answer, because an isolated Sentinel considers all replicas down. Without any answer, keep
-        the last number.
-        """
+        """Store the highest answer, or keep the last: an isolated Sentinel sees all replicas as down."""
         answers: list[int] = []
 
         async def ask(sentinel: redis.asyncio.Redis) -> None:

@@ -172,9 +172,7 @@ class MessageRunner:
 
 
 def _refuse_job_fields(body: bytes) -> None:
-    """Refuse fields of a job that a message must not have, because its event has them elsewhere. Raises
-    InvalidRequest.
-    """
+    """Refuse fields of a job that the event of a message has elsewhere. Raises InvalidRequest."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the parser says what is wrong
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         for name, reason in _JOB_ONLY.items():

@@ -1,6 +1,4 @@
-"""The configuration of pipelines. Retries, the time limit of an attempt and draining are configured for jobs
-(`jobs.*`).
-"""
+"""The configuration of pipelines. Retries, time limits and draining are those of jobs (`jobs.*`)."""
 
 from __future__ import annotations
 

@@ -88,9 +88,7 @@ def read_message(incoming: IncomingMessage, topic: str) -> StreamMessage:
 
 
 def _refuse_routing_headers(headers: Iterable[str]) -> None:
-    """Refuse headers that could be lost, because a NATS client keeps only one of several lines. Raises
-    InvalidRequest.
-    """
+    """Refuse headers that NATS clients could lose: they keep one of several lines. Raises InvalidRequest."""
     for name in headers:
         if name.startswith(OURS):
             message = (

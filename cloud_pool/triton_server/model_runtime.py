@@ -333,9 +333,7 @@ class ModelRuntime:
                 running.responder.fail(ClientGone("The request was cancelled."))
 
     def _cancel(self, call_name: str) -> None:
-        """Stop the sequences of a request. Its last response counts the tokens that they generated until they
-        stopped.
-        """
+        """Stop a request's sequences. Its last response counts the tokens generated until then."""
         self._cancelled_names[call_name] = None
         running = self._by_call_name.get(call_name)
         if running is None:

@@ -89,9 +89,7 @@ def find_environment(root: Path) -> TritonEnvironment:
 
 
 class Ports(msgspec.Struct, frozen=True):
-    """The ports of the server. HTTP is off, because gRPC has all functions that we use, and fewer calls that could be
-    misused.
-    """
+    """The ports of the server. HTTP is off: gRPC has all that we use, and fewer calls to misuse."""
 
     host: str = "127.0.0.1"
     grpc: int = 8001

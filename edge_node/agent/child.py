@@ -1,6 +1,4 @@
-"""The child process of `inspection`. It reads one request from stdin, asks the daemon for files, and writes one
-answer.
-"""
+"""The child process of `inspection`: reads one request from stdin, asks for files, writes one answer."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ class UpdateCheckRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class UpdateCheckResult(msgspec.Struct, frozen=True, tag=True):
-    """The verified plan (None if the cohort has none), the bundle that it assigns, and its manifest unless that is
-    known.
-    """
+    """The verified plan (None if there is none), the bundle that it assigns, and its manifest if unknown."""
 
     plan: RolloutPlan | None
     wanted: str | None

@@ -153,9 +153,7 @@ class BundleStore:
     # --- the pointer -------------------------------------------------------------------------------------------------
 
     def pointer(self) -> tuple[str, ...] | None:
-        """Return the running bundle and those to return to; empty for the factory files, None if the pointer is
-        lost.
-        """
+        """Return the running bundle and those to return to; empty: factory files; None: lost."""
         try:
             return msgspec.json.decode((self._folder / POINTER).read_bytes(), type=_Pointer).bundles
         except FileNotFoundError:

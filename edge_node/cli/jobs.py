@@ -1,6 +1,4 @@
-"""The command `causeway-edge jobs`: list the jobs of the running daemon, retry dead letters, and purge jobs that have
-ended.
-"""
+"""The command `causeway-edge jobs`: list the daemon's jobs, retry dead letters, purge ended jobs."""
 
 from __future__ import annotations
 

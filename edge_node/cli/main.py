@@ -1,6 +1,4 @@
-"""The commands of `causeway-edge`. Large modules are imported inside the commands, so that usage errors appear at
-once.
-"""
+"""The commands of `causeway-edge`. They import large modules late, so that usage errors come at once."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ _CLIENTS = {"ask": "ask", "route": "ask", "listen": "ask", "fleet": "fleet", "jo
 
 
 class _Commands(ProgramGroup):
-    """A command group that imports the client commands on demand, because the daemon needs neither the SDK nor its HTTP
-    client.
-    """
+    """Imports the client commands on demand: the daemon needs neither the SDK nor its HTTP client."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_CLIENTS})

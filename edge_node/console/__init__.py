@@ -1,3 +1,1 @@
-"""The device's page at `/console`: it shows decisions as they are made, their reasons, and the effect of other signal
-values.
-"""
+"""The device's page `/console`: decisions as they are made, their reasons, and what-if signals."""

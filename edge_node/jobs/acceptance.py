@@ -81,9 +81,7 @@ class OutboxAcceptance:
             self._rows.stats.dropped += 1
 
     def _giving_way(self, db: sqlite3.Connection, job: EdgeJob, own_alone: bool) -> Iterator[tuple[bool, bytes]]:
-        """Yield the waiting bulk jobs in the order in which they are displaced, and whether each belongs to the job's
-        client.
-        """
+        """Yield waiting bulk jobs in the order of displacement, and whether each is the client's own."""
         client = network_of(job.owner)
         if job.priority != "bulk" and not own_alone:  # (1)
             yield from ((network_of(owner) == client, record) for owner, record in _oldest_bulk(db))

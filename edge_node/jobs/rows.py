@@ -291,9 +291,7 @@ class OutboxReplies:
         self._stats.replies_due -= changed if until is None else 0
 
     def set_due(self, db: sqlite3.Connection, seq: int, due: float | None) -> int:
-        """Set when the answer of a job is sent; None: not yet. Return 1 if this changes whether it is scheduled, else
-        0.
-        """
+        """Set when a job's answer is sent; None: not yet. Return 1 if it becomes or stops being scheduled."""
         statement = f"UPDATE replies SET due = ? WHERE seq = ? AND due IS {'NOT ' if due is None else ''}NULL"
         changed = db.execute(statement, (due, seq)).rowcount
         self._stats.replies_due += -changed if due is None else changed
@@ -357,9 +355,7 @@ class OutboxWebhooks:
         self._stats = stats
 
     def add(self, db: sqlite3.Connection, job: EdgeJob, event: str = "") -> None:
-        """Schedule a webhook about a job in its present state. `event`: name of the event, if it differs from the
-        state.
-        """
+        """Schedule a webhook about a job in its present state. `event`: its name if it is not the state's."""
         name = f"{job.cloud_key}.{event or job.state.value}" + (f".{job.revision}" if job.revision else "")
         notice = JobNotice(
             id=name,

@@ -69,9 +69,7 @@ DEVICE_BUSY = (EngineUnavailable, QueueFull, RateLimited, Draining, JobStoreUnav
 
 
 class RunFailure(msgspec.Struct, frozen=True):
-    """A failed run. `errors`: the errors of its attempts, which are more specific than the final error; the last of
-    them decides.
-    """
+    """A failed run. `errors`: those of its attempts, more specific than the final one; the last decides."""
 
     errors: list[CausewayError]
     decision: str

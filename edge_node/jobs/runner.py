@@ -284,9 +284,7 @@ class OutboxRunner:
 
 
 class _RunEnd(NamedTuple):
-    """The end of a run. `report` stores it and returns False if the job has a later run. `late`: parts that may revise
-    its answer.
-    """
+    """The end of a run. `report` stores it; False if the job has a later run. `late`: parts that may revise."""
 
     report: Callable[[], Awaitable[bool]]
     late: LateParts | None = None

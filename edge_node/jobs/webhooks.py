@@ -68,9 +68,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
         return claimed
 
     def _blocked(self, in_flight: Collection[OutboxWebhook]) -> set[str]:
-        """Return the receivers to which nothing may be sent now, because all their slots are taken or they are
-        unreachable. (1)
-        """
+        """Return the receivers that get nothing now: their slots are taken or they are unreachable. (1)"""
         now, busy = self._clock.monotonic(), Counter(receiver_of(webhook.url) for webhook in in_flight)
         full = {receiver for receiver, count in busy.items() if count >= self._config.concurrency_per_receiver}
         trying = {receiver for receiver in self._away if busy[receiver]}
@@ -100,9 +98,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
 
 
 def trusted_authorities(ca_file: str) -> ssl.SSLContext | None:
-    """Return the trusted certificate authorities in `jobs.webhooks.ca_file`; None for the system's. Raises
-    ConfigError.
-    """
+    """Return the authorities in `jobs.webhooks.ca_file`; None for the system's. Raises ConfigError."""
     if not ca_file:
         return None
     try:

@@ -119,9 +119,7 @@ class MessageIntake:
     async def run(
         self, connection: Connection, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Accept the messages of a connection until cancelled. Unsettled messages of an earlier one are delivered
-        again.
-        """
+        """Accept a connection's messages until cancelled; unsettled earlier ones are delivered again."""
         self._unsettled.clear()
         self._told.clear()
         arrived = self._arrived = asyncio.Queue[_Delivery]()

@@ -238,9 +238,7 @@ class AudioService:
         work: Callable[[float], Awaitable[_T]],
         parts: list[PartRecord],
     ) -> _T:
-        """Do the work within admission and deadline, and record its outcome together with the `parts` that the work
-        adds.
-        """
+        """Do the work within admission and deadline, and record its outcome and the `parts` it adds."""
         failure: CausewayError | None = None
         try:
             self._admission.admit(call.hints.client, call.arrived)
@@ -361,9 +359,7 @@ class AudioApi:
         return await self._answer(call, answer)
 
     async def _play(self, http: web.BaseRequest, call: AudioCall, request: SpeechRequest) -> web.StreamResponse:
-        """Send the samples of each sentence as soon as it is spoken. An error after the first one closes the
-        connection.
-        """
+        """Send each sentence's samples as they are spoken. A later error closes the connection."""
         ids, form = self._ids(call), f"audio/pcm; rate={PCM_HZ}"
         stream = EventStream(http, header_lines({**ids, **STREAMED, "x-causeway-route": "edge", "Content-Type": form}))
 

@@ -138,9 +138,7 @@ class AnswerCache(SqliteStore):
         return CacheHit(answer, age_s)
 
     def _age_s(self, stored_at: Row) -> float | None:
-        """Return the age in seconds: (1) same boot: monotonic clock; (2) another boot: wall clock; (3) negative:
-        None.
-        """
+        """Return the age in seconds by (1) this boot's clock, (2) the wall clock; None if negative (3)."""
         boot, monotonic_s, unix_s = stored_at
         if not isinstance(monotonic_s, float) or not isinstance(unix_s, float):
             return None

@@ -247,9 +247,7 @@ def _decode_mark(data: Value) -> ClockMark | None:
 
 
 def _client_of(data: object) -> str | None:
-    """Return the client of a row's record. It is an SQL function, so that earlier versions can continue with the same
-    table.
-    """
+    """Return the client of a row's record, as an SQL function: earlier versions can use the same table."""
     try:
         return _request_decoder.decode(data).request.client if isinstance(data, bytes) else None
     except msgspec.DecodeError:

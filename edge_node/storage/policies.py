@@ -106,9 +106,7 @@ class PolicyStore:
 
     @property
     def persist_problem(self) -> str:
-        """The reason why a restart with an invalid policy file would fail; "" if a copy of the active policy is
-        stored.
-        """
+        """The reason why a restart would fail with this policy file; "" if the active policy is stored."""
         error = self.report.persist_error
         return f"the policy could not be copied to {self._last_good}: {error}" if error else ""
 

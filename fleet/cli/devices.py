@@ -1,6 +1,4 @@
-"""The commands `causeway-fleet devices | enroll | revoke | hold | release | pin | audit`: devices and the audit log of
-a control plane.
-"""
+"""The commands `causeway-fleet devices | enroll | revoke | hold | release | pin | audit`."""
 
 from __future__ import annotations
 

@@ -124,9 +124,7 @@ def bundle_name(bundle: str | None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table: a head in capitals, columns as wide as their longest cell; nothing if there are no
-    rows.
-    """
+    """Yield the lines of a table: a head in capitals, columns as wide as their cells; none without rows."""
     if not rows:
         return
     lines = [[name.upper() for name in head], *rows]

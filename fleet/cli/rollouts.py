@@ -212,9 +212,7 @@ def _wanted(cohort: str, bundle: str, built: BuiltBundle, signed: dict[str, Bund
 
 
 def _nothing_to_do(cohort: str, wanted: str, rollouts: Sequence[RolloutStatus]) -> str:
-    """Return why no rollout should begin; "" if it should. Raises ClickException if a rollout of another bundle is
-    under way.
-    """
+    """Return why no rollout should begin, or "". Raises ClickException if another bundle's is under way."""
     under_way = next((one for one in rollouts if one.state in OPEN), None)
     if under_way is None:
         return "no change" if wanted == _left_with(rollouts) else ""

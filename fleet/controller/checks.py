@@ -21,9 +21,7 @@ RECORDS = "records"
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The result of a check: the problems that reject a bundle, or the reason why it could not be checked; "" if it
-    passes.
-    """
+    """The result of a check: problems that reject a bundle, or why it could not be checked; "" if it passes."""
 
     problems: tuple[str, ...] = ()
     unproven: str = ""

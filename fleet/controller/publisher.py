@@ -1,6 +1,4 @@
-"""Publication of the store's rollouts as plans, signed with the keys of the online roles, and their delivery to
-devices.
-"""
+"""Publication of the store's rollouts as plans, signed by the online roles, and their delivery."""
 
 from __future__ import annotations
 
@@ -203,9 +201,7 @@ class Plans:
 
 
 def newest_begun(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-    """Return for each cohort the newest rollout that has begun. Its plan is the cohort's plan. `records`: the newest
-    first.
-    """
+    """Return each cohort's newest rollout that has begun, whose plan is the cohort's. `records`: newest first."""
     found: dict[str, RolloutRecord] = {}
     for record in records:
         if record.rollout.has_begun:

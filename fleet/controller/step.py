@@ -86,9 +86,7 @@ def observe(rollout: Rollout, situation: RolloutObservations, now: float) -> tup
 
 
 def still_to_revert(rollout: Rollout, devices: Iterable[Device], now: float) -> int:
-    """Return the number of reachable devices that run the bundle of an aborted rollout; 0 if there is no earlier bundle
-    to return to.
-    """
+    """Return how many reachable devices run an aborted bundle; 0 if there is none to return to."""
     if rollout.from_bundle is None:
         return 0
     return sum(

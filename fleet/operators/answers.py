@@ -1,6 +1,4 @@
-"""The JSON structs of the operators' HTTP interface, for server and commands. Times are unix seconds, shares of
-100,000.
-"""
+"""The JSON structs of the operators' HTTP interface. Times are unix seconds, shares of 100,000."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ class _Tokens(msgspec.Struct, frozen=True):
 
 
 class OidcClient:
-    """A client of an issuer. It reads the issuer's documents again for each sign-in, because keys may rotate at any
-    time.
-    """
+    """A client of an issuer. It reads the issuer's documents at each sign-in, because keys rotate."""
 
     def __init__(self, folder: Path, doc: OperatorsDoc, oidc: OidcDoc, clock: Callable[[], float]) -> None:
         """Create the client. `folder`: the folder of `operators.yaml`; `clock`: unix seconds."""

@@ -1,6 +1,4 @@
-"""The operators' routes: devices, join tokens, the audit log; the fleet as a whole, rollouts, and the policies of two
-bundles.
-"""
+"""The operators' routes: devices, join tokens, audit log, the fleet, rollouts, two bundles' policies."""
 
 from __future__ import annotations
 
@@ -303,9 +301,7 @@ def policy_text(publisher: Publisher, bundle: str) -> str:
 
 
 def _members(record: RolloutRecord, devices: list[Device], now: float) -> dict[str, int]:
-    """Count members by state: the agent's state, `silent`, `held`, `pinned`, or `commit` for those that run the
-    bundle.
-    """
+    """Count members by state: the agent's, `silent`, `held`, `pinned`, or `commit` if they run the bundle."""
     rollout = record.rollout
     found: dict[str, int] = {}
     for device in devices:

@@ -42,9 +42,7 @@ _PENDING, _PENDING_S = "causeway_sign_in", 600
 
 
 class SignIn:
-    """The sign-in of a control plane: it authenticates the operators of requests, and handles the requests of
-    sign-in.
-    """
+    """The sign-in of a control plane: authenticates operators, and handles the requests of sign-in."""
 
     def __init__(
         self,

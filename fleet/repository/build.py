@@ -29,9 +29,7 @@ from .folder import CheckedFleet, cases_of
 
 
 class BuiltBundle(msgspec.Struct, frozen=True):
-    """A bundle of a cohort, and the local files of its blobs by their sha256. A blob that was uploaded earlier has no
-    local file.
-    """
+    """A bundle of a cohort, and the files of its blobs by sha256, without those uploaded earlier."""
 
     manifest: BundleManifest
     files: Mapping[str, Path]

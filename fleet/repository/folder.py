@@ -73,9 +73,7 @@ def is_fleet(path: Path) -> bool:
 
 
 def documents(path: Path) -> list[tuple[Path, DocumentKind]]:
-    """Return the files of a fleet, of a folder of policies or of one policy, in which names of the previous version may
-    occur.
-    """
+    """Return the files in which names of the previous version may occur: of a fleet, a folder or a policy."""
     folder = path if path.is_dir() else path.parent
     found: list[tuple[Path, DocumentKind]] = []
     policies = yaml_in(path) if path.is_dir() else [path]
@@ -203,9 +201,7 @@ def fleet_problems(fleet: FleetDoc, locations: KeyLocations) -> tuple[Problem, .
 
 
 def _unreachable(fleet: FleetDoc, locations: KeyLocations) -> Iterator[Problem]:
-    """Yield cohorts that get no device, because the first match wins and an earlier cohort has fewer or the same
-    labels.
-    """
+    """Yield cohorts that get no device, because an earlier cohort has fewer or the same labels."""
     names = list(fleet.cohorts)
     for index, name in enumerate(names):
         for earlier in names[:index]:

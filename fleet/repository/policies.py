@@ -1,6 +1,4 @@
-"""Policies and their test cases: finding the files, checking policies, and running cases. The only I/O is reading
-files.
-"""
+"""Policies and their test cases: finding files, checking policies, running cases. Only reads files."""
 
 from __future__ import annotations
 
@@ -74,9 +72,7 @@ def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPol
 
 
 def calibrated_models(policy: Policy) -> Iterator[tuple[str, tuple[SignalKind, str]]]:
-    """Yield each model on the device whose learned signals a policy compares, with the reason and the key of the
-    comparison.
-    """
+    """Yield each device model whose learned signals a policy compares, with the reason and the key."""
     edge = [target for target in policy.targets if target.at == "edge"]
     if edge and not edge[0].adapter and "edge.quality" in policy.needs:
         yield edge[0].model, ("edge.quality", "the policy compares `edge.quality`")

@@ -82,9 +82,7 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confidence: float = 0.95
 
     def window(self, stage: int) -> RolloutStage:
-        """Return the stage of an index; the index after the last stage is the soak, which has the last stage's
-        share.
-        """
+        """Return the stage of an index; after the last stage comes the soak, with that stage's share."""
         if stage < len(self.stages):
             return self.stages[stage]
         return RolloutStage(self.stages[-1].share, self.soak_s, 4 * self.soak_s)

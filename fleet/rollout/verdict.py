@@ -199,9 +199,7 @@ def judge(canary: Observations, control: Observations, settings: RolloutSettings
 
 
 def _rolled_back(canary: Observations, settings: RolloutSettings, level: float) -> MetricVerdict:
-    """Judge the devices that rolled back against the share of trials that fail by chance; the control never rolls
-    back.
-    """
+    """Judge the devices that rolled back against trials that fail by chance; the control never does."""
     tried, failed = canary.devices + canary.rolled_back, canary.rolled_back
     share = failed / tried if tried else 0.0
     p = binomial_tail(tried, failed, settings.false_rollback)

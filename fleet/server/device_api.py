@@ -133,9 +133,7 @@ class DeviceApi:
         )
 
     async def revocations(self, http: web.Request) -> web.StreamResponse:
-        """Answer with the revocations. They are read from the database once per change, since every gateway polls every
-        few seconds.
-        """
+        """Answer with the revocations, read once per change, since every gateway polls all the time."""
         async with self._revocations_turn:
             generation = self._plane.wakes.revocations.etag
             if generation != self._revocations_of:

@@ -132,9 +132,7 @@ async def _find(connection: AsyncConnection, names: Sequence[str]) -> list[Devic
 
 
 def _gauges(plane: ControlPlane, controller: Controller | None) -> Iterator[Gauge]:
-    """Yield the metrics. Alerts belong on problems and on devices ahead; only the leading process has values above 0
-    for these.
-    """
+    """Yield the metrics. Alert on problems and devices ahead, which only the leader has above 0."""
     polls, messages = plane.wakes.polls, plane.messages
     yield Gauge("causeway_fleet_parked_polls", "Polls that wait for a change.", polls.parked)
     text = "Polls that were answered at once, because there was no room to park them."

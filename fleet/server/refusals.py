@@ -51,9 +51,7 @@ class ForeignDevice(PermissionDenied, code="foreign_device"):
 
 
 class RequestStale(AuthenticationFailed, code="request_stale"):
-    """The request's `sent` is more than five minutes off: take the time from the response's header `Date`, and send the
-    request again.
-    """
+    """The request's `sent` is over five minutes off: take the time from the header `Date` and send again."""
 
 
 class TokenRequestReplayed(CausewayError, status=409, type="invalid_request_error", code="token_request_replayed"):

@@ -42,9 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class PollAnswer(msgspec.Struct, frozen=True):
-    """A response that is sent to many polls, in two forms: for connections that stay open, and for those that close
-    after it.
-    """
+    """A response to many polls, in two forms: for connections that stay open, and that close after it."""
 
     staying: bytes
     closing: bytes

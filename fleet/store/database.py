@@ -226,9 +226,7 @@ def _engine(url: URL, statement_s: float) -> AsyncEngine:
 
 
 def _try_sqlite(path: str) -> None:
-    """Open the file once synchronously, because after a failure aiosqlite's thread would outlive the event loop and
-    print a traceback.
-    """
+    """Open the file once synchronously: after a failure aiosqlite's thread would outlive the loop."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA schema_version")
 
@@ -242,9 +240,7 @@ def _prepare_sqlite(connection: Any, busy_s: float) -> None:
 
 
 def _begin_sqlite(connection: Any) -> None:
-    """Take the write lock at the start of a transaction, because a reader that writes later can fail at once with
-    "busy".
-    """
+    """Take the write lock at once: a reader that writes later can fail with "busy"."""
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

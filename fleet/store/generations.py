@@ -54,9 +54,7 @@ class CohortPace(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """The generation of a cohort. `nonce` is random for each change, because the counter can repeat after a restored
-    backup.
-    """
+    """The generation of a cohort. `nonce` is random, because a restored backup repeats the counter."""
 
     counter: int = 0
     nonce: str = ""

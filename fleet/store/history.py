@@ -15,9 +15,7 @@ FIRST = "0" * 64
 
 
 class AuditRow(msgspec.Struct, frozen=True):
-    """A row of the audit log, which records a change. `at`: unix seconds. `what`: JSON, whose exact text is covered by
-    the hash.
-    """
+    """A row of the audit log: a change. `at`: unix seconds. `what`: JSON, hashed as it is written."""
 
     n: int
     at: float

@@ -63,9 +63,7 @@ class LookRecord(msgspec.Struct, frozen=True):
 
 
 class ReportedPlan(msgspec.Struct, frozen=True):
-    """The number of devices that follow a rollout's plan. `refuses`: whether they refuse the published metadata as too
-    old.
-    """
+    """The devices that follow a rollout's plan. `refuses`: they refuse the published metadata as too old."""
 
     cohort: str
     rollout: str

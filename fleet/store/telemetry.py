@@ -45,9 +45,7 @@ async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, 
 
 
 async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> Counts:
-    """Return the counts of a cohort's devices, without revoked ones, since the rollout's mark; without a mark, all
-    counts.
-    """
+    """Return the counts of a cohort's devices, unrevoked, since the rollout's mark; all without a mark."""
     marks = telemetry_marks
     same = and_(marks.c.rollout == rollout, marks.c.device == telemetry.c.device, marks.c.bundle == telemetry.c.bundle)
     columns = [telemetry.c.device, telemetry.c.bundle]

@@ -222,9 +222,7 @@ def _same(one: Root | Targets, other: Root | Targets) -> bool:
 
 
 def _resumable(pending: Root | Targets, wanted: Root | Targets, role: TrustedRole, now: datetime) -> bool:
-    """Return whether signatures may be added to pending metadata: it equals this folder's content and has the right
-    expiry.
-    """
+    """Return whether signatures may be added to pending metadata: same content, and the right expiry."""
     same = pending.version == wanted.version and _same(pending, wanted)
     return same and pending.expires <= wanted.expires and not _ageing(pending, role, now)
 

@@ -103,9 +103,7 @@ def check_mtmd(file: Path) -> None:
 
 
 def _has_hash(path: Path, sha256: str) -> bool:
-    """Return whether a file has the hash that its manifest names. The hash is cached until the file is written
-    again.
-    """
+    """Return whether a file has the hash of its manifest. The hash is cached until the file changes."""
     try:
         found = path.stat()
         return _hash(path.resolve(), found.st_mtime_ns, found.st_size, found.st_ino) == sha256
@@ -165,9 +163,7 @@ def read_mmproj(path: Path) -> MmprojFile:
 
 
 def vision_bytes(model: Artifact) -> int:
-    """Return the memory in bytes of the process that reads images for a vision model; 0 for other models. Raises
-    ArtifactError.
-    """
+    """Return the bytes of a vision model's image process; 0 for other models. Raises ArtifactError."""
     entry = model.manifest.projector
     return 0 if entry is None or not entry.is_mmproj else read_mmproj(model.folder / entry.file).memory_bytes
 

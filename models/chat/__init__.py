@@ -1,3 +1,1 @@
-"""Chat templates: `template` adapts messages to a model's template and renders them, inside the `sandbox` for untrusted
-templates.
-"""
+"""Chat templates: `template` adapts messages to a model's template and renders it in the `sandbox`."""

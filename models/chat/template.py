@@ -67,9 +67,7 @@ class TemplateAbilities(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=_CACHED_ABILITIES)
 def probe(template: str) -> TemplateAbilities:
-    """Find out which features a template supports. If it cannot even render a user message, it is assumed to support
-    all.
-    """
+    """Find out which features a template supports; all, if it cannot even render a user message."""
 
     def render(messages: Sequence[Message], tools: Sequence[Tool] = (), *, in_system: bool = False) -> str | None:
         """Render the messages; return None if the template refuses them."""
@@ -116,9 +114,7 @@ def probe(template: str) -> TemplateAbilities:
 
 
 def is_plain(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
-    """Return whether every template can render the conversation unchanged: turns of user and assistant, and no
-    tools.
-    """
+    """Return whether every template renders the conversation unchanged: user and assistant, no tools."""
     if tools:
         return False
     previous = ""
@@ -317,9 +313,7 @@ def _render(
     guard: str,
     tools_in_system: bool,
 ) -> str:
-    """Render the conversation. `tools_in_system`: the tools are in the first message, a system message, as JSON
-    text.
-    """
+    """Render the conversation. `tools_in_system`: the first message is a system message with the tools."""
     compiled = compile_template(template)
     message_values = [_message_value(message, guard) for message in messages]
     tool_values = [_tool_value(tool, guard) for tool in tools] or None

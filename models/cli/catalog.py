@@ -270,9 +270,7 @@ def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]
 
 
 def _print_fit(title: str, memory_bytes: int) -> None:
-    """Print the memory need of an encoder or a voice. It has one process, which handles its parts or sentences one
-    after the other.
-    """
+    """Print the memory need of an encoder or a voice. Its one process handles one part after the other."""
     console.print(f"{title}, {mebibytes(memory_bytes)} in its process")
     table = Table("device", "usable memory", "fits")
     for device in fit.DEVICES.values():

@@ -81,9 +81,7 @@ class _Pull:
         print_added(added)
 
     def is_present(self, sha256: str) -> bool:
-        """Return whether the model is installed already, and print that. Raises ArtifactError if another model has the
-        name.
-        """
+        """Return and print whether the model is installed. Raises ArtifactError if another has the name."""
         present = plan.is_present(self._name, self._root, sha256)
         if present:
             _console.print(f"{self._name} is installed already: {self._root / self._name}", soft_wrap=True)

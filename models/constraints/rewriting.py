@@ -351,9 +351,7 @@ def _plain_decimal(free: str | None, places: str | None, digits: str | None, bot
 
 
 def _counted_properties(node: Node, path: str) -> None:
-    """Adapt bounds on the number of properties, because a name that `properties` does not list may come twice but
-    counts once.
-    """
+    """Adapt bounds on the number of properties: an unlisted name may come twice but counts once."""
     required = node.get("required", [])
     fixed = len(required) if isinstance(required, list) else 0
     least, most = node.get("minProperties", 0), node.get("maxProperties")

@@ -255,9 +255,7 @@ class EngineCore:
         return False
 
     def _handle_decode_failure(self, code: int, rows: int, out: list[Emission]) -> None:
-        """Handle an error of llama_decode: 1 means that too few cells were free, other codes that the context is
-        broken.
-        """
+        """Handle an error of llama_decode: 1: too few cells are free; other codes: the context is broken."""
         self.scheduler.discard_batch()
         # Trust llama.cpp's capacity; otherwise the preempted sequence is readmitted at once.
         self.kv_cache.total = min(self.kv_cache.total, self.kv_cache.used + rows - 1)

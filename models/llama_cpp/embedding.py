@@ -154,9 +154,7 @@ class Embedder:
 
 
 class _Progress(msgspec.Struct, eq=False):
-    """The progress of a text. `slot`: its sequence id in the context; `total`: sum over decoded tokens, float64
-    [dimensions].
-    """
+    """The progress of a text. `slot`: its sequence id; `total`: sum over tokens, float64 [dimensions]."""
 
     slot: int
     total: NDArray[np.float64]

@@ -218,9 +218,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 
 class FrameError(Exception):
-    """The bytes are not a frame, or the frame is not a message. The next frame cannot be located, so the link is
-    lost.
-    """
+    """The bytes are not a frame, or it is not a message. No next frame can be found: the link is lost."""
 
 
 # --- daemon → child --------------------------------------------------------------------------------------------------

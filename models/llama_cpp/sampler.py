@@ -55,9 +55,7 @@ class GrammarCompiler:
         self._kept = lru_cache(_KEPT)(partial(self._matcher, warm=True))
 
     def prepare(self) -> LLTokenizer:
-        """Build the tokenizer in advance. This takes a second for a large vocabulary, and otherwise happens with the
-        first grammar.
-        """
+        """Build the tokenizer now, not with the first grammar: it takes a second for a large vocabulary."""
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._vocabulary)

@@ -53,9 +53,7 @@ def find_encoders(model_dirs: Sequence[Path]) -> dict[Modality, WorkerSpec]:
 
 
 def encoder_spec(kind: Modality, model_dirs: Sequence[Path]) -> WorkerSpec:
-    """Return the worker that encodes this kind of part, with its model. Raises ArtifactError if the worker needs a
-    model that is missing.
-    """
+    """Return the worker that encodes this kind of part. Raises ArtifactError if its model is missing."""
     options: dict[str, str] = {}
     if kind == "audio":
         options["model"] = str(find_artifact(SPEECH_MODEL, model_dirs).folder)

@@ -90,9 +90,7 @@ class VoiceSettings(msgspec.Struct, frozen=True):
 
     @property
     def speakers(self) -> Mapping[str, int]:
-        """The speakers of a voice that has several, by name; a speaker that the file does not name has its number as
-        name.
-        """
+        """The speakers of a voice that has several, by name; unnamed ones have their number as name."""
         if self.num_speakers == 1:
             return {}
         named = self.speaker_id_map

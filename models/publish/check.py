@@ -172,9 +172,7 @@ def _try_template(file: Path, template: str) -> None:
 
 
 def _try_load(file: Path, context: int) -> None:
-    """Load the file with llama.cpp and decode one step, regardless of this machine's memory, which only the engine
-    checks.
-    """
+    """Load the file with llama.cpp and decode one step, whatever memory is free: the engine checks that."""
     import llama_cpp.llama_cpp as native
 
     from ..llama_cpp.native import bindings

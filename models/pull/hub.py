@@ -116,9 +116,7 @@ def _reason(error: Exception) -> str:
 
 
 class HubListing(msgspec.Struct, frozen=True):
-    """The GGUF files of a repository at one commit, largest first. `mmproj`: its mmproj files, with which a model
-    accepts images.
-    """
+    """The GGUF files of a repository at one commit, largest first. `mmproj`: those that add image input."""
 
     repository: str
     commit: str

@@ -238,9 +238,7 @@ def _greatest(products: Vector, most: int, least: float) -> list[tuple[int, floa
 
 
 class Match(msgspec.Struct, frozen=True):
-    """An earlier question that matches. `similarity`: inner product of the vectors, -1 to 1; `log_odds`: the
-    judge's.
-    """
+    """An earlier question that matches. `similarity`: inner product, -1 to 1; `log_odds`: the judge's."""
 
     key: bytes
     similarity: float

@@ -39,9 +39,7 @@ class LinearLogit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CalibrationStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The regressions for a handoff after `tokens` tokens; `joined` takes one more input, the log odds of
-    `edge.quality`.
-    """
+    """The regressions for a handoff after `tokens` tokens; `joined` also takes `edge.quality`'s log odds."""
 
     tokens: int
     alone: LinearLogit

@@ -60,7 +60,5 @@ _decoder = msgspec.msgpack.Decoder(ShadowAnswer)
 
 
 def decode_answer(data: object) -> ShadowAnswer | None:
-    """Return the answer in a row of the file; None if another version wrote it in a form that this version cannot
-    read.
-    """
+    """Return the answer in a row of the file; None if it was written in another version's form."""
     return decode_row(_decoder, data)

@@ -1,6 +1,4 @@
-"""HTTP APIs as values: the operations of an API, and the OpenAPI document made from them (3.1, whose schemas are JSON
-Schema 2020-12).
-"""
+"""HTTP APIs as values: the operations of an API, and the OpenAPI 3.1 document that is made from them."""
 
 from __future__ import annotations
 

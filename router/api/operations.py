@@ -97,9 +97,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class TextCompletion(msgspec.Struct):
-    """A legacy completion, or the data of an event of its stream, whose last event has `usage` if the client requested
-    it.
-    """
+    """A legacy completion, or an event of its stream; the last event has `usage` if the client requested it."""
 
     id: str
     object: Literal["text_completion"]

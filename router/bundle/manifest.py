@@ -212,9 +212,7 @@ def read_manifest(
 
 
 def decode_installed(content: bytes) -> BundleManifest:
-    """Return a manifest of this version, or one of the previous version with the present names. Raises
-    msgspec.DecodeError.
-    """
+    """Return a manifest of this or the previous version, with the present names. Raises msgspec.DecodeError."""
     manifest = _decode_images(content)
     settings = dict(manifest.settings)
     for one in RENAMED["edge.yaml"]:
@@ -275,9 +273,7 @@ def is_scale(value: float) -> bool:
 
 
 def daemon_is_new_enough(daemon_version: str, min_daemon: str) -> bool:
-    """Compare versions by PEP 440: ``1.3.0.dev2`` and ``1.3.0rc1`` are older than ``1.3.0``; an unreadable version is
-    too old.
-    """
+    """Compare versions by PEP 440: ``1.3.0.dev2`` is older than ``1.3.0``; an unreadable version is too old."""
     try:
         return Version(daemon_version) >= Version(min_daemon)
     except InvalidVersion:

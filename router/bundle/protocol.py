@@ -145,9 +145,7 @@ class IssuedToken(_Message, frozen=True):
 
 
 class Wake(_Message, frozen=True):
-    """A notice that signed metadata or the pace has changed for the device's cohort. The request carries the bearer
-    token.
-    """
+    """A notice that the cohort's signed metadata or pace has changed. The request carries the bearer token."""
 
     cohort: Name
     now: float

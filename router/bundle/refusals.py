@@ -86,9 +86,7 @@ class CasesFailed(UpdateRefused, code="cases_failed"):
 
 
 class RequestsLeave(UpdateRefused, code="requests_leave"):
-    """Some of this device's recent requests would leave it under the new policy, and the cohort's `leaving` is
-    `refuse`.
-    """
+    """Some recent requests of this device would leave it under the new policy, and `leaving` is `refuse`."""
 
 
 class ModelUnusable(UpdateRefused, code="model_unusable"):

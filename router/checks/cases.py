@@ -44,9 +44,7 @@ from ..types import (
 
 
 class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The request of a test case, described by its signals. Without `prompt_tokens` the edge model counts as not
-    running.
-    """
+    """The request of a test case, by its signals. Without `prompt_tokens` the edge model is not running."""
 
     kind: Kind = "chat"
     model: str = AUTO
@@ -138,9 +136,7 @@ def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The expected decision. Each of `reasons` must match one of the decision's reasons in the fields that it
-    states.
-    """
+    """The expected decision. Each of `reasons` must match a reason of the decision in the fields that it has."""
 
     route: str | UnsetType = UNSET  # the rule that decided; "" for none
     targets: tuple[str, ...] | UnsetType = UNSET  # targets in order, including the last resort after a handoff

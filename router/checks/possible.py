@@ -153,9 +153,7 @@ class _Evidence(msgspec.Struct, frozen=True):
 
 
 def _evidence(record: DecisionRecord) -> dict[Place, _Evidence]:
-    """Return the record's attempts by place. If two have the same place, the last resort after a handoff is left
-    out.
-    """
+    """Return the record's attempts by place, without the last resort after a handoff if two have one place."""
     if record.decision is None:
         return {}
     outcome, plans = record.outcome, {}
@@ -205,9 +203,7 @@ _ALL_PRESENT: Final = DeviceSetup(engine=True, cloud=True)
 
 
 class Possible(msgspec.Struct, frozen=True):
-    """The possible decisions of a request, each once. A decision None means that the request is refused (no such
-    model).
-    """
+    """The possible decisions of a request, each once. None: the request is refused (no such model)."""
 
     decisions: tuple[Decision | None, ...]
     hangs_on: tuple[str, ...] = ()  # signals that were not recorded; () if there is only one decision

@@ -194,9 +194,7 @@ def _leaving(
 
 
 def _usd(record: DecisionRecord, fact: Expected, outcome: Expected) -> float:
-    """Return the recorded cost if the same model answers at the same price, else the cost of the same tokens at the new
-    target.
-    """
+    """Return the recorded cost if model and price stay the same, else that of its tokens at the new target."""
     recorded_outcome = record.outcome
     if _key(fact.place) == _key(outcome.place) and fact.usd_per_1k_tokens == outcome.usd_per_1k_tokens:
         return recorded_outcome.usd

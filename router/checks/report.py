@@ -69,9 +69,7 @@ def quantiles(strata: Sequence[Stratum], shares: Sequence[float]) -> tuple[Inter
 
 
 def _standard_error(strata: Sequence[Stratum], below: Mapping[int, int], total: int) -> float:
-    """Return the standard error of the share below a quantile. `below`: the times of each stratum up to the
-    quantile.
-    """
+    """Return the standard error of the share below a quantile. `below`: each stratum's times up to it."""
     variance = 0.0
     for index, stratum in enumerate(strata):
         observed = len(stratum.times)
@@ -105,9 +103,7 @@ class LeavingRequest(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """Requests with the same places and rules before and after. `moved`: False for the same model at the same
-    location.
-    """
+    """Requests with the same places and rules before and after. `moved`: False if model and location stay."""
 
     before: str
     after: str

@@ -203,9 +203,7 @@ def outcome_of(error: CausewayError) -> RevisionOutcome:
 
 
 class LateTerms(msgspec.Struct, frozen=True):
-    """The terms of reading late parts. `by`: the end of reading, monotonic seconds. `absent`: kinds that this answer
-    does not wait for.
-    """
+    """The terms of reading late parts. `by`: end, monotonic seconds. `absent`: kinds that are not waited for."""
 
     by: float
     absent: tuple[Modality, ...] = ()

@@ -117,9 +117,7 @@ def is_same_request(known: str, digest: str) -> bool:
 
 
 def key_digest(key: str) -> str:
-    """Return the digest of an Idempotency-Key. The digest is stored in its place, because a key may be a secret. Raises
-    InvalidRequest.
-    """
+    """Return the digest of an Idempotency-Key, stored in its place: a key may be secret. Raises InvalidRequest."""
     if not key:
         return ""
     if not _KEY.fullmatch(key):

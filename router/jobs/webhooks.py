@@ -197,9 +197,7 @@ def check_webhook_url(url: str, *, allow_http: bool, allowed: tuple[Network, ...
 
 
 def forbidden_reason(text: str, allowed: tuple[Network, ...] = ()) -> str:
-    """Return why webhooks to this address are forbidden; "" if they are allowed. A text that is not an address is
-    refused.
-    """
+    """Return why webhooks to this address are forbidden; "" if they are allowed. Other texts are refused."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

@@ -1,6 +1,4 @@
-"""Rewriting of a text of the previous version: each name is replaced at its position, so that comments and layout
-stay.
-"""
+"""Rewriting of a text of the previous version: names are replaced in place; comments and layout stay."""
 
 from __future__ import annotations
 

@@ -24,9 +24,7 @@ _NAME_CHARACTERS = 100
 
 
 class FoundPart(msgspec.Struct, frozen=True):
-    """A part with its bytes. `message` and `index` are its place in the request, `path` is that place in error
-    messages.
-    """
+    """A part with its bytes. `message` and `index`: its place in the request; `path`: that place in messages."""
 
     message: int
     index: int

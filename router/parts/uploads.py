@@ -70,9 +70,7 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A part that names an uploaded file. `path`: the path of its id in the body; `part`: the part in the decoded
-    body.
-    """
+    """A part that names an uploaded file. `path`: the path of its id in the body; `part`: the decoded part."""
 
     path: str
     id: str

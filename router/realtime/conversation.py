@@ -1,6 +1,4 @@
-"""The conversation of a session: its items in order, as JSON; the number and size of items and of their audio are
-bounded.
-"""
+"""The conversation of a session: its items in order, as JSON, bounded in number, size and audio."""
 
 from __future__ import annotations
 
@@ -329,9 +327,7 @@ def narrowed(before: WireRoutingHints | None, update: WireRoutingHints | None) -
 
 
 def protection(causeway: object) -> RoutingHints:
-    """Return the tags of an object `causeway`, and its preference if that is `only_on_device`; neither if it is
-    malformed.
-    """
+    """Return an object's `causeway` tags, and its preference if `only_on_device`; neither if malformed."""
     try:
         hints = msgspec.convert(causeway, WireRoutingHints)
     except msgspec.ValidationError:

@@ -178,9 +178,7 @@ class RealtimeSession:
             self._response.fail(error)
 
     def narrow(self, hints: RoutingHints) -> None:
-        """Add the hints of a connection that resumes the session. Raises InvalidRequest if they contradict the
-        session's.
-        """
+        """Add the hints of a connection that resumes the session. Raises InvalidRequest if they conflict."""
         more = WireRoutingHints(prefer=hints.prefer, tags=list(hints.tags), deadline_ms=hints.deadline_ms)
         hints = bounded(merge_hints(self.hints, more))
         merge_hints(hints, self._settings.causeway)
@@ -333,9 +331,7 @@ class RealtimeSession:
             raise together(others, applied=True)
 
     def _without_audio(self, update: JSONObject) -> list[UnsupportedFeature]:
-        """Remove the audio settings that this session does not support from the update, and return an error for
-        each.
-        """
+        """Remove unsupported audio settings from the update, and return an error for each."""
         audio = update.get("audio")
         if not isinstance(audio, dict):
             return []

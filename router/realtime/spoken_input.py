@@ -68,9 +68,7 @@ _PUNCTUATION: Final = ".,;:!?\u2026\"'()-"
 
 
 class TurnStarted(msgspec.Struct, frozen=True):
-    """The start of a turn. `at_ms`: the beginning of the turn's audio; `item_id`: the id of the item that it
-    becomes.
-    """
+    """The start of a turn. `at_ms`: the beginning of its audio; `item_id`: the id of its item."""
 
     item_id: str
     at_ms: int

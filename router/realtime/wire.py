@@ -93,9 +93,7 @@ class InputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of output audio. `voice`: a voice of the device, or a language that it speaks; `speed`: 1.0 is
-    normal.
-    """
+    """The settings of output audio. `voice`: a voice of the device, or a language; `speed`: 1.0 is normal."""
 
     format: PCMFormat = PCMFormat()
     voice: Annotated[str, Meta(min_length=1, max_length=64)] = "en-us"

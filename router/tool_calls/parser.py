@@ -74,9 +74,7 @@ class ToolCallParser:
     """
 
     def __init__(self, request: Request, choice: int = 0, identity: str = "") -> None:
-        """Create the parser. `choice`: the index of the parsed choice. `identity`: the request's id, for the ids of its
-        calls.
-        """
+        """Create the parser of choice `choice`. `identity`: the request's id, for the ids of its calls."""
         disabled = request.tool_choice.mode == "none"
         self._tools = {} if disabled else {tool.name: tool for tool in request.tools}
         self._names = frozenset(self._tools)
@@ -314,9 +312,7 @@ class ToolCallParser:
 
 
 class _PartialCall:
-    """A call whose arguments are returned while the model writes them. `shown`: False if the call is hidden from the
-    client.
-    """
+    """A call whose arguments are returned while they are written. `shown`: False if the client must not see it."""
 
     def __init__(self, first: ToolCallDelta, *, shown: bool) -> None:
         self._first = first
@@ -348,9 +344,7 @@ class _PartialCall:
 
 @lru_cache(maxsize=64)
 def _between_calls(mark: str, in_list: bool) -> re.Pattern[str]:
-    """Return the pattern of text between two calls, or after the last; its group `visible` is text if no call
-    follows.
-    """
+    """Return the pattern of text after a call; its group `visible` is text if no further call follows."""
     closing = re.escape(_MARK_ENDS[mark])
     bracket = r"(?:\]\s*)?" if in_list else ""
     return re.compile(rf"\s*{bracket}(?:{closing}\s*)?(?P<visible>(?:[;,]\s*)?)")

@@ -22,9 +22,7 @@ from ..types import Chunk, Message, Request, TextPart, Tool
 
 
 class CallFrame(msgspec.Struct, frozen=True):
-    """The text before the first call, between two, and after the last. `between` is empty if only one call is
-    possible.
-    """
+    """The text before the first call, between two, and after the last. `between` is empty for one call."""
 
     before: str = ""
     between: str = ""

@@ -53,9 +53,7 @@ Value = dict[str, "Value"] | list["Value"] | str | int | float | bool | None
 
 
 class _Scanner:
-    """The pieces of a text so far. `too_long`: whether the text is longer than any call, so that no more should be
-    fed.
-    """
+    """The pieces of a text so far. `too_long`: the text is longer than any call, so feed it no more."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -142,9 +140,7 @@ class MarkupScanner(_Scanner):
 
 
 def _as_json(values: Value) -> str:
-    """Return arguments as JSON text. Raises ValueError for values without a JSON form, such as half of a surrogate
-    pair.
-    """
+    """Return arguments as JSON text. Raises ValueError if they have no JSON form (half a surrogate pair)."""
     arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
     arguments.encode()
     return arguments
@@ -193,9 +189,7 @@ def is_object(text: str) -> bool:
 
 
 def may_be_call(start: str) -> bool | None:
-    """Return whether an object with this beginning may be a call, judged by its first key; None if more text is
-    needed.
-    """
+    """Return whether an object may be a call, judged by its first key; None if more text is needed."""
     key = _FIRST_KEY.match(start, 0, _START)
     if key is not None:
         return key[1] in _FIRST_KEYS

@@ -130,9 +130,7 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
         return lost
 
     async def lag(self) -> TopicLag:
-        """Return the consumer lag of this process's lanes; transaction markers count as messages. Raises
-        BrokerUnavailable.
-        """
+        """Return this process's consumer lag, with transaction markers. Raises BrokerUnavailable."""
         async with translated():
             partitions = self._consumer.assignment()
             ends = await self._consumer.end_offsets(partitions) if partitions else {}

@@ -347,9 +347,7 @@ class JobApi:
         return json_response(job_view(await self.stores.jobs.get(job, principal.owner)))
 
     async def _cancel_key(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        """Cancel the job of an Idempotency-Key, for a device that lost its connection before it received the job's
-        id.
-        """
+        """Cancel the job of an Idempotency-Key, for a device that never received the job's id."""
         key = key_digest(request.headers.get("idempotency-key", ""))
         if not key:
             raise InvalidRequest("Send the `Idempotency-Key` of the job to cancel, or its id in the path.")

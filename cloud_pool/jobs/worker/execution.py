@@ -332,9 +332,7 @@ class WorkerSlots:
         return tuple(islice(self._turns, slots))
 
     def acquire(self) -> None:
-        """Return the preferred priority of each slot. Slots of a priority without jobs go to the most urgent other
-        jobs.
-        """
+        """Return each slot's preferred priority. Slots without jobs go to the most urgent others."""
         self._used += 1
 
     def release(self) -> None:

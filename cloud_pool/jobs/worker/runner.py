@@ -1,6 +1,4 @@
-"""The runners of jobs, over the gateway's own service, with tenant limits, usage, cost and an audit record for each
-run.
-"""
+"""The runners of jobs, over the gateway's service, with limits, usage, cost and audit of each run."""
 
 from __future__ import annotations
 
@@ -304,9 +302,7 @@ class MeteredRunner:
     async def _count(
         self, entry: LedgerEntry, billing: Billing, job_run: JobRun, reported: Usage, *, abandoned: bool
     ) -> None:
-        """Set the usage of a run: the reported one, or if the answer has no end, the usage that was counted
-        upstream.
-        """
+        """Set the usage of a run: the reported one, or if the answer has no end, the counted one."""
         entry.usage = billing.billed(reported)
         if entry.usage.prompt_tokens or not billing.billable:
             return

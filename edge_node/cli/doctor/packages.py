@@ -1,6 +1,4 @@
-"""Checks of the installed packages: they are present, in the required version and not shadowed, and llama.cpp loads on
-this CPU.
-"""
+"""Checks of the packages: present, in the right version, not shadowed; llama.cpp loads on this CPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The run of all checks, and the report of the findings, one by one or as JSON. The checks of the device itself are
-here, too.
-"""
+"""The run of all checks, those of the device itself among them, and the report, as text or JSON."""
 
 from __future__ import annotations
 
@@ -100,9 +98,7 @@ def _free_bytes(path: Path) -> int:
 def check_state_dir(
     path: Path, cache: ResponseCacheConfig, free_bytes_of: Callable[[Path], int] = _free_bytes
 ) -> Iterator[Finding]:
-    """Check that the state folder is writable and has room for the cache; the folder need not exist, and is not
-    created.
-    """
+    """Check that the state folder is writable and has room for the cache; it need not exist yet."""
     folder = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
     free_bytes = free_bytes_of(folder)
     try:

@@ -57,9 +57,7 @@ class GpuReport(msgspec.Struct, frozen=True):
 
 
 def has_nvidia_gpu() -> bool:
-    """Return whether this machine has an NVIDIA GPU, according to its driver or JetPack, whatever llama.cpp was
-    compiled for.
-    """
+    """Return whether this machine has an NVIDIA GPU, according to its driver or JetPack."""
     return any(path.exists() for path in _GPU_FILES)
 
 

@@ -135,9 +135,7 @@ class Vocabulary:
         return b"".join(self.pieces[token] for token in tokens).decode(errors="replace")
 
     def _split_at_marks(self, text: str) -> list[str]:
-        """Split a text inside the control tokens that a caller's words spell, so that no piece contains one; drop all
-        marks.
-        """
+        """Split a text inside control tokens that a caller spells, so that no piece has one; drop all marks."""
         parts = text.split(MARK)
         unmarked = "".join(parts)
         pieces, start, at = [], 0, 0

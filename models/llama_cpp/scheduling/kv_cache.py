@@ -103,9 +103,7 @@ class KVCache:
         self.used += tokens
 
     def remove_from(self, slot: SequenceSlot, position: int) -> None:
-        """Free the cells from `position` on (-1: all): cells that were never counted, or the cells of a slot that is
-        released.
-        """
+        """Free the cells from `position` on (-1: all): uncounted ones, or those of a released slot."""
         bindings.sequence_remove(self._memory, slot.id, position, -1)
 
     def release(self, slot: SequenceSlot) -> None:
@@ -147,9 +145,7 @@ class PrefixCache:
         return len(self._saved)
 
     def find(self, prompt: Tokens, adapter: str) -> tuple[SavedPrefix | None, int]:
-        """Return the saved prefix of this adapter that shares the most first tokens with `prompt`, and the number of
-        these tokens.
-        """
+        """Return the saved prefix of this adapter that shares most with `prompt`, and how many tokens."""
         keys = list(takewhile(self._by_key.__contains__, _block_keys(prompt, adapter)))
         longest_first = (one for key in reversed(keys) for one in reversed(self._by_key[key]))
         best = next((one for one in longest_first if self._is_usable(one, prompt)), None)

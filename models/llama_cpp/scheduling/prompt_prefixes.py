@@ -59,9 +59,7 @@ class PromptStore:
     """
 
     def __init__(self, folder: Path, limit_bytes: int, identity: str) -> None:
-        """Read the folder. Files of other weights are removed; files that are not stored prompts are left and
-        logged.
-        """
+        """Read the folder: remove files of other weights; leave and log those that are not stored prompts."""
         self._folder = folder
         self._limit = limit_bytes
         self._identity = identity

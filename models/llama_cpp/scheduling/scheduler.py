@@ -361,9 +361,7 @@ class Scheduler:
         return row
 
     def _add_prefill(self, row: int) -> tuple[int, list[tuple[Sequence, int]]]:
-        """Give every prefilling sequence an even share of the budget; the oldest sequences get the rest that short
-        prompts leave.
-        """
+        """Give prefilling sequences even shares of the budget; the oldest get what short prompts leave."""
         context, finishing = self._context, list[tuple[Sequence, int]]()
         self._chunks.clear()
         self.clear_drafts()

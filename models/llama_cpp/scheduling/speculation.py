@@ -100,9 +100,7 @@ class Draft(msgspec.Struct):
 
 
 def forced_drafts(decoding: Sequence[Drafting], room: int) -> list[Draft]:
-    """Return the tokens that grammars force next. They are certain to be accepted, and each saves a step
-    (jump-forward).
-    """
+    """Return the tokens that grammars force next: accepted for certain, each saves a step (jump-forward)."""
     drafts: list[Draft] = []
     room = min(room, MAX_DRAFTS)
     for index, sequence in enumerate(decoding):

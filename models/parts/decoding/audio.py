@@ -151,9 +151,7 @@ def _by_pyav(data: bytes, max_s: float) -> tuple[Samples, int]:
 
 
 def _declared_s(av: object, data: bytes) -> float:
-    """Return the length in seconds that the header of a FLAC declares; 0 for other formats, whose length is only
-    estimated.
-    """
+    """Return the length in seconds that a FLAC's header declares; 0 for others, which are estimated."""
     if data[:4] != b"fLaC":
         return 0.0
     with av.open(io.BytesIO(data), mode="r", options={"protocol_whitelist": ""}) as container:  # type: ignore[attr-defined]

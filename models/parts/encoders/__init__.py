@@ -1,3 +1,1 @@
-"""Encoders, which turn samples and pixels into facts with models that the owner installs. Each runs as a worker of
-`models.parts.process`.
-"""
+"""Encoders turn samples and pixels into facts, with the owner's models, as workers of `parts.process`."""

@@ -54,9 +54,7 @@ def _square(image: Image.Image, side: int) -> np.ndarray[tuple[int, ...], np.dty
 
 
 class ImageEncoder:
-    """Reads the lines of text in an image, from top to bottom. `spec.options`: `classifier` is an ONNX file, "" for
-    none.
-    """
+    """Reads an image's lines of text, from top to bottom. `spec.options`: `classifier`: ONNX file or ""."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         from rapidocr_onnxruntime import RapidOCR  # the classifier needs none of it

@@ -13,9 +13,7 @@ from ..process.messages import Projected, ProjectImage, Refusal, WorkerJob, Work
 
 
 class VisionModel:
-    """The worker of a vision model. `spec.options`: `mmproj` and `model` are GGUF files. Only the image's pixels reach
-    mtmd.
-    """
+    """The worker of a vision model. `spec.options`: GGUF files `mmproj` and `model`. Only pixels reach mtmd."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         mmproj, model = (Path(spec.options[name]) for name in ("mmproj", "model"))

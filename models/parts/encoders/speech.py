@@ -95,9 +95,7 @@ def _is_same(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> b
 
 
 class SpeechEncoder:
-    """The worker that transcribes audio. `spec.options`: `model` is the folder of a CTranslate2 model; `words` is the
-    file of a word model.
-    """
+    """Transcribes audio. `spec.options`: `model`: folder of a CTranslate2 model; `words`: a word model."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._words = WordModel.read(Path(spec.options["words"])) if "words" in spec.options else None

@@ -158,9 +158,7 @@ class SoftEncoder(Protocol):
         ...
 
     async def run(self, model: str, image: bytes, sha256: str, deadline: float) -> SoftTokens:
-        """Encode an image as soft tokens. `deadline`: time of the event loop. Raises Refusal, WorkerTimeout or
-        WorkerFailed.
-        """
+        """Encode an image as soft tokens by `deadline` (event loop). Raises Refusal, WorkerTimeout, WorkerFailed."""
         ...
 
 

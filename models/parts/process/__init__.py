@@ -1,3 +1,1 @@
-"""Worker processes: the `messages` that both sides exchange, the `child` that runs the worker, and the `parent` that
-sends it jobs.
-"""
+"""Worker processes: `messages` between both sides; the `child` runs the worker, the `parent` sends jobs."""

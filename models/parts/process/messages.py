@@ -183,9 +183,7 @@ class SpeechProbabilities(msgspec.Struct, frozen=True, tag="speech_probabilities
 
 
 class Projected(msgspec.Struct, frozen=True, tag="projected"):
-    """Soft tokens of an image: float32 little endian, [tokens, embedding dimensions of the model], and their
-    arrangement.
-    """
+    """Soft tokens of an image: float32 little endian, [tokens, dimensions of the model], and their runs."""
 
     vectors: bytes
     runs: tuple[SoftRun, ...] = ()
