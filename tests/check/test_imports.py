@@ -71,7 +71,7 @@ BROUGHT_BY = {
     "yaml": "pyyaml",
     "PIL": "pillow",
     "google": "protobuf",
-    "grpc": "tritonclient",
+    "grpc": "grpcio-health-checking",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
     "httpx2": "huggingface-hub",
