@@ -74,13 +74,13 @@ bench-llm: ## Measure the engine on real weights (0.5B, which it pulls) beside l
 bench-peers: ## Measure our edge beside Envoy, vllm-router, SMG, nginx and LiteLLM, which it sets up (YES=1: unasked)
 	@$(PREPARE) check && exec $(BIN)/python -m tests.bench peers $(if $(YES),--yes) $(ARGS)
 
-docs: ## Write the pages' reference tables anew from the code
+docs: ## Write the pages' reference tables again from the code
 	@$(PREPARE) check && $(BIN)/python -m tests.docs
 
-train-setup: ## Add torch, for making models anew (CAUSEWAY_TORCH names the build)
+train-setup: ## Add torch, for making models again (CAUSEWAY_TORCH names the build)
 	@$(PREPARE) train
 
-lock: ## Write the lock files anew from pyproject.toml (needs uv in .venv)
+lock: ## Write the lock files again from pyproject.toml (needs uv in .venv)
 	@$(PREPARE) lock
 
 clean: ## Remove the environments and caches in this checkout (the compiled llama.cpp stays in the user's cache)

@@ -20,7 +20,7 @@ Arrays = Mapping[str, Array]
 _ORDER = ("TensorrtExecutionProvider", "CUDAExecutionProvider")
 _CPU = "CPUExecutionProvider"
 # A smaller graph takes the CPU tens of microseconds, about as long as a GPU takes to start a few kernels; and TensorRT
-# would compile it anew at each start.
+# would compile it again at each start.
 SMALL_BYTES = 8 * 1024 * 1024
 
 

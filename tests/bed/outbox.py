@@ -62,7 +62,7 @@ class TimedCloud(JobCloud):
 
 
 class Daemon:
-    """`causeway-edge serve` in a process, killed and started anew."""
+    """`causeway-edge serve` in a process, killed and started again."""
 
     def __init__(self, folder: Path, cloud: str, cloud_rate_per_s: float) -> None:
         policy = folder / "policy.yaml"
@@ -248,7 +248,7 @@ def judge(figures: dict[str, float], arguments: argparse.Namespace) -> dict[str,
     return {
         "nothing lost": figures["lost"] == 0,
         "nothing doubled": figures["doubled"] == 0,
-        # What was in flight when the daemon was killed is sent anew.
+        # What was in flight when the daemon was killed is sent again.
         "critical first": figures["overtaken"] <= figures["kills"] * IN_FLIGHT,
         "at most 3 times the steady rate": figures["sent_per_s"] <= 3.0 * arguments.steady * 1.01,
     }

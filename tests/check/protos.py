@@ -1,4 +1,4 @@
-"""`python -m tests.check.protos` compiles each .proto file of the packages anew, into a descriptor set beside it."""
+"""`python -m tests.check.protos` compiles each .proto file of the packages again, into a descriptor set beside it."""
 
 from __future__ import annotations
 

@@ -319,7 +319,7 @@ def test_training_installs_what_the_project_names() -> None:
 
 
 def test_a_moved_environment_is_not_taken_for_ours(tmp_path: Path) -> None:
-    """An environment copied from elsewhere holds the other place's paths and is made anew."""
+    """An environment copied from elsewhere holds the other place's paths and is made again."""
     venv = tmp_path / ".venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "activate").write_text("VIRTUAL_ENV=/elsewhere/.venv")

@@ -4,5 +4,5 @@
     pages       where a table stands in a page, and which fenced blocks a page has
     bench       how a page's blocks are run
 
-`make docs` (`python -m tests.docs`) writes the tables anew.
+`make docs` (`python -m tests.docs`) writes the tables again.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.docs` (`make docs`): write the generated tables of all pages anew."""
+"""`python -m tests.docs` (`make docs`): write the generated tables of all pages again."""
 
 from .pages import pages, with_fresh_tables
 from .tables import ROOT

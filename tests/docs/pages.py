@@ -43,7 +43,7 @@ def pages() -> list[Path]:
 
 
 def with_fresh_tables(text: str) -> str:
-    """The page with each generated table made anew. Raises KeyError for a table that does not exist."""
+    """The page with each generated table made again. Raises KeyError for a table that does not exist."""
     return _MARKERS.sub(lambda match: f"{match[1]}\n{PARTS[match['name']]()}\n\n{match[4]}", text)
 
 

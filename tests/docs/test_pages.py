@@ -22,7 +22,7 @@ LINK = re.compile(r"\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)[^)]*\)")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_are_as_the_code_makes_them(name: str) -> None:
-    """`make docs` writes them anew."""
+    """`make docs` writes them again."""
     assert with_fresh_tables(TEXTS[name]) == TEXTS[name]
 
 

@@ -1,4 +1,4 @@
-// "What if the temperature were 90?": an editor of a record's signals; the daemon decides the request anew.
+// "What if the temperature were 90?": an editor of a record's signals; the daemon decides the request again.
 
 import { make, pill, show } from "./elements.js";
 import { ask, Refused } from "./api.js";

@@ -16,7 +16,7 @@ export async function auditView() {
     "div",
     { class: "page" },
     make("div", { class: "view-head" }, make("h2", {}, "Audit"), make("span", { class: "quiet" }, `${count(rows.length)} rows`), rows.length ? chain : null),
-    make("p", { class: "quiet" }, "The page compares each row with the hash of the one before; `causeway-fleet audit --verify` computes the hashes anew."),
+    make("p", { class: "quiet" }, "The page compares each row with the hash of the one before; `causeway-fleet audit --verify` computes the hashes again."),
     make(
       "div",
       { class: "panel scroll", tabindex: "0", role: "region", "aria-label": "Audit rows" },

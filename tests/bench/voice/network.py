@@ -132,7 +132,7 @@ def read_counters(folder: Path = Path("/proc/net")) -> dict[str, int]:
 
 
 def isolate(module: str, arguments: Sequence[str]) -> NetworkWatch:
-    """Run this program anew in a network namespace of its own, and return the watch that fits the place.
+    """Run this program again in a network namespace of its own, and return the watch that fits the place.
 
     Args:
         module: as of `python -m`.

@@ -166,7 +166,7 @@ def test_failed_probes_are_repeated_within_two_seconds() -> None:
 
 
 def test_each_relapse_doubles_the_ejection() -> None:
-    """An active time of the longest ejection starts anew."""
+    """An active time of the longest ejection starts again."""
     state, now, waits = pool(2), 0.0, []
     for _ in range(9):
         state, _ = failed(state, REFUSED, now=now)

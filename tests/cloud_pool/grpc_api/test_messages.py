@@ -57,7 +57,7 @@ def body_of(request: dict[str, Any], *chunks: str | dict[str, Any]) -> tuple[dic
 
 @pytest.mark.parametrize("proto", PROTOS, ids=lambda path: path.name)
 def test_the_compiled_form_is_that_of_the_published_proto(proto: Path) -> None:
-    """`python -m tests.check.protos` writes it anew."""
+    """`python -m tests.check.protos` writes it again."""
     assert compiled(proto) == proto.with_suffix(".binpb").read_bytes()
 
 

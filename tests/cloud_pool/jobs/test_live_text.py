@@ -159,7 +159,7 @@ async def test_without_a_client_no_text_is_stored(
     assert await database.command("EXISTS", database.key("text", several)) == 0
 
 
-async def test_the_text_of_a_failed_run_begins_anew(
+async def test_the_text_of_a_failed_run_begins_again(
     url: str, store: JobStore, config: JobsConfig, new_job: MakeJob
 ) -> None:
     job = (await store.accept(new_job(owner=OWNER, deadline_ms=10**15))).id

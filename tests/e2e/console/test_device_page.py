@@ -86,7 +86,7 @@ async def test_a_record_says_why_and_what_each_attempt_did(device: Device, chrom
 
 
 async def test_another_temperature_changes_the_decision(device: Device, chromium: Browser) -> None:
-    """What if it were 90 °C: the daemon decides the recorded request anew, and nothing is run."""
+    """What if it were 90 °C: the daemon decides the recorded request again, and nothing is run."""
     answer = await device.ask(SECRET, tags="kiosk")
     calls = len(device.engine.calls)
     async with open_page(chromium, f"{url(device)}#{answer.headers['x-causeway-decision']}") as (page, _):

@@ -24,7 +24,7 @@ DEVICES = 16  # of fewer the first stage could draw all, and leave no control to
 
 
 async def shown(page: Page, wanted: Locator) -> None:
-    """Return when the page shows it; it asks the control plane anew each REFRESH_MS of its clock."""
+    """Return when the page shows it; it asks the control plane again each REFRESH_MS of its clock."""
     while not await wanted.is_visible():
         await page.clock.fast_forward(REFRESH_MS)
         await asyncio.sleep(0.1)

@@ -194,7 +194,7 @@ async def test_a_bundle_brings_a_projector_with_its_encoder(publisher: Publisher
 async def test_an_engine_loads_adapters_again_after_their_bundle_is_gone(
     publisher: Publisher, device: TestDevice
 ) -> None:
-    """Bundles that keep the model keep its engine too, which opens its files anew after a crash or an unload."""
+    """Bundles that keep the model keep its engine too, which opens its files again after a crash or an unload."""
     write_tiny_gguf(publisher.path / "model.gguf")
     write_tiny_adapter(publisher.path / "night.gguf")
     extra = "    models:\n      m-small: {file: model.gguf, adapters: {night: {file: night.gguf}}}\n"

@@ -290,7 +290,7 @@ async def test_events_bring_the_answer_while_it_is_made_and_resume(tmp_path: Pat
         assert (await request(device, "GET", "/v1/jobs/job_0/events")).status == 404
 
 
-async def test_events_of_a_run_that_fails_say_so_and_the_next_run_begins_anew(tmp_path: Path) -> None:
+async def test_events_of_a_run_that_fails_say_so_and_the_next_run_begins_again(tmp_path: Path) -> None:
     patient = OutboxConfig(max_attempts=1000)
     async with running(tmp_path, cloud=JobCloud(), jobs=patient) as device:
         device.engine.fault = "die"

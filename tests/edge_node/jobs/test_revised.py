@@ -1,4 +1,4 @@
-"""Answers that are revised: a job is answered without a part that is still being read, and anew when it has been.
+"""Answers that are revised: a job is answered without a part that is still being read, and again when it has been.
 
 The load: images and audio clips whose encoder takes longer than its branch may, answered by the device or by the cloud.
 The faults: the daemon ends between answer and revision, the part is never read, the job is cancelled, the policy is

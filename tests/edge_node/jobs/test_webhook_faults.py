@@ -156,7 +156,7 @@ def ids(receiver: Receiver) -> list[str]:
 
 
 async def test_a_webhook_outlives_a_month_offline(tmp_path: Path) -> None:
-    """The answer's own time has passed long before, and the device was started anew."""
+    """The answer's own time has passed long before, and the device was started again."""
     clocks, port = Clocks(), free_port()
     async with outbox(tmp_path, clocks=clocks) as before:
         job = await before.answered(f"http://127.0.0.1:{port}/hook")

@@ -95,7 +95,7 @@ async def test_a_broker_that_comes_late_or_again(
 
 
 async def test_a_link_that_is_silent_is_cut(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """Connections stay open, and nothing passes: the device notices by its ping and connects anew."""
+    """Connections stay open, and nothing passes: the device notices by its ping and connects again."""
     mosquitto.start()
     async with (
         relay_to(mosquitto.port) as relay,

@@ -220,7 +220,7 @@ async def test_a_streamed_transcript_that_breaks_ends_with_an_error(tmp_path: Pa
 
 
 def assert_what_if_says_nothing(device: Device, record: DecisionRecord) -> None:
-    """No policy decided it, so none decides it anew."""
+    """No policy decided it, so none decides it again."""
     assert what_if(device.parts.policies.active, record, {}).as_recorded.decisions == (None,)
 
 

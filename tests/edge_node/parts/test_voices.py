@@ -335,7 +335,7 @@ def test_an_idle_voice_is_unloaded(root: Path, programs: Path) -> None:
     run_jumping(idle)
 
 
-async def test_a_voice_that_is_replaced_speaks_anew(tmp_path: Path, root: Path, programs: Path) -> None:
+async def test_a_voice_that_is_replaced_speaks_again(tmp_path: Path, root: Path, programs: Path) -> None:
     """Its former process is not asked for the new one's texts."""
     import shutil
 

@@ -52,7 +52,7 @@ async def test_what_was_submitted_while_no_daemon_was_there_is_answered_once(tmp
 
 
 async def test_a_try_whose_answer_is_lost_is_repeated_with_the_same_body(tmp_path: Path) -> None:
-    """The time left is not computed anew, because the device compares the bodies of one key."""
+    """The time left is not computed again, because the device compares the bodies of one key."""
     now = 1000.0
 
     async def lose(request: web.Request) -> web.Response:

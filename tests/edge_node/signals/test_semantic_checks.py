@@ -1,4 +1,4 @@
-"""Checks of semantic answers in a whole daemon: a share is made anew, and what differs raises the threshold."""
+"""Checks of semantic answers in a whole daemon: a share is made again, and what differs raises the threshold."""
 
 from __future__ import annotations
 

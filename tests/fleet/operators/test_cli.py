@@ -51,7 +51,7 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     assert "stage 1 of 2 paused, 50 %: by olga: lunch" in paused
     assert "the role approver" in process.run("accept", "kiosk", as_="olga").output
     assert "stage 2 of 2, 100 %: by april" in process.done("accept", "kiosk")
-    _signed_anew(process)
+    _signed_again(process)
     other = process.run("apply", folder, "--cohort", "kiosk", "--yes")
     assert (other.exit_code, "of another bundle is under way (stage 2 of 2)" in other.output) == (1, True)
     scripted = process.run("abort", name[1])
@@ -67,7 +67,7 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     assert re.search(rf"^{name[1]}  kiosk +[0-9a-f]{{12}} +revert", process.done("status"), re.MULTILINE)
 
 
-def _signed_anew(process: Process) -> None:
+def _signed_again(process: Process) -> None:
     edit(process.signed.path / "fleet.yaml", "engine.threads: 4", "engine.threads: 3")
     process.signed.sign("anna", "ben")
 

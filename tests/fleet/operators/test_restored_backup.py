@@ -73,7 +73,7 @@ async def test_what_happened_since_the_backup(process: Process, http: aiohttp.Cl
 
 
 @pytest.mark.parametrize("copy", [b"{", b'{"acme/till-1": 1.0}'], ids=["damaged", "expired"])
-async def test_a_copy_that_says_nothing_is_written_anew(tmp_path: Path, database: str, copy: bytes) -> None:
+async def test_a_copy_that_says_nothing_is_written_again(tmp_path: Path, database: str, copy: bytes) -> None:
     path = tmp_path / "published" / REVOCATIONS_FILE
     path.parent.mkdir()
     path.write_bytes(copy)

@@ -27,7 +27,7 @@ def database(tmp_path: Path) -> str:
 
 
 async def test_files_are_served_as_a_cdn_would(plane: Plane) -> None:
-    """What never changes is cached for ever, what changes is asked for anew; ranges resume a download."""
+    """What never changes is cached for ever, what changes is asked for again; ranges resume a download."""
     blobs = plane.plane.folder / "published" / "blobs"
     blobs.mkdir()
     name = "c" * 64

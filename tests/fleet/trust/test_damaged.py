@@ -51,7 +51,7 @@ def device(fleet: SignedFleet, folder: Path, replaced: dict[str, bytes] | None =
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("role", ["timestamp", "snapshot"])
 @pytest.mark.parametrize("by", ["server", "sign"])
-def test_the_control_plane_signs_a_damaged_timestamp_anew(
+def test_the_control_plane_signs_a_damaged_timestamp_again(
     fleet: SignedFleet, metadata: Path, tmp_path: Path, role: str, kind: str, by: str
 ) -> None:
     """Also `causeway-fleet sign`. No device takes it for a rollback, however often it was renewed before."""
@@ -92,7 +92,7 @@ def test_what_cannot_be_made_anew_is_named_with_the_way_out(fleet: SignedFleet, 
     assert fleet.published.timestamp_version() == version + 1
 
 
-def test_a_pending_file_that_is_damaged_is_removed_and_signed_anew(fleet: SignedFleet) -> None:
+def test_a_pending_file_that_is_damaged_is_removed_and_signed_again(fleet: SignedFleet) -> None:
     fleet.sign("anna")
     damage(fleet.published.pending / "root.json", "cut")
     with pytest.raises(

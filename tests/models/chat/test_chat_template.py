@@ -105,7 +105,7 @@ def test_a_template_that_reaches_out_or_is_broken_fails_cleanly(template: str) -
 
 
 @pytest.mark.slow
-def test_each_rendering_is_charged_anew() -> None:
+def test_each_rendering_is_charged_again() -> None:
     """Nothing is evaluated at compile time, when there is no budget."""
     forever = "{% for i in range(199000) %}{% set x = [1] %}{% endfor %}{% for i in range(1100) %}{% endfor %}"
     assert render("{{ messages[0].content }}", USER) == "hi"

@@ -1,4 +1,4 @@
-"""What if a signal had been different: one recorded request, decided anew."""
+"""What if a signal had been different: one recorded request, decided again."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_without_changes_the_decision_is_the_recorded_one() -> None:
         ({"request.prompt_tokens": 400, "device.temperature_c": 99.5}, "hot"),
     ],
 )
-def test_a_changed_signal_decides_anew(changes: dict[str, object], expected: str) -> None:
+def test_a_changed_signal_decides_again(changes: dict[str, object], expected: str) -> None:
     assert rules(changes) == [expected]
 
 

@@ -351,7 +351,7 @@ def test_thoughts_are_a_field_of_their_own() -> None:
 
 @pytest.mark.parametrize("request_", [CHAT, Request(kind="completion", model="auto", prompts=("a",))])
 def test_a_text_alone_is_sent_as_one_that_comes_first(request_: Request) -> None:
-    """The event around such a text is made once for each choice; a choice that has ended begins anew."""
+    """The event around such a text is made once for each choice; a choice that has ended begins again."""
     request = with_(request_, n=2, stream=True)
     said = [Chunk("é", 0, 1), Chunk('"', 1, 1), Chunk("é", 0, 1), Chunk('"', 1, 1)]
     ended = [Chunk(" end", 0, 1, finish_reason="stop"), Chunk("", 1, 0, finish_reason="length")]

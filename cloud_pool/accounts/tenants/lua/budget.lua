@@ -2,7 +2,7 @@
 -- reserved: hash of reservation -> "<micro-USD> <fence>", and their sum as `sum`
 -- ends:     zset of reservations by when they end (unix s): a killed process gives its reservations back then
 
--- Give a reservation back, if it is still that of this fence: another run of a job has the job's reservation anew.
+-- Give a reservation back, if it is still that of this fence: another run of a job has the job's reservation again.
 local function release(reserved, ends, id, fence)
   local amount, holder = string.match(redis.call('HGET', reserved, id) or '', '^(%d+) (%d+)$')
   if not amount or (fence and fence ~= holder) then return end

@@ -1,4 +1,4 @@
-"""Live sessions and accounts: each response is a request of its tenant, whose token is verified anew."""
+"""Live sessions and accounts: each response is a request of its tenant, whose token is verified again."""
 
 from __future__ import annotations
 

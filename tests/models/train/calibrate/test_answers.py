@@ -35,7 +35,7 @@ def test_a_row_that_a_killed_run_left_incomplete_is_cut_off(path: Path) -> None:
         assert path.read_bytes() == whole
 
 
-def test_a_run_that_was_killed_in_the_first_line_begins_anew(path: Path) -> None:
+def test_a_run_that_was_killed_in_the_first_line_begins_again(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:10])
     with AnswerLog(path, PAIR) as log:
         assert not log.rows
