@@ -25,7 +25,7 @@ from causeway_server.router.errors import ConfigError, JobStoreUnavailable
 from causeway_server.router.serving.listener import Listener
 from causeway_server.router.serving.live.live_session import Detect
 from causeway_server.router.serving.live.sessions import Sessions
-from causeway_server.router.serving.metrics import GaugeCollector
+from causeway_server.router.serving.metrics import SampleCollector
 from causeway_server.router.serving.process import tune_garbage_collector
 from causeway_server.router.trackers import FairShare
 from causeway_server.router.variants.settings import TrialConfig
@@ -357,7 +357,7 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
         keys,
         fleet,
     )
-    metrics.registry.register(GaugeCollector(accounts.gauges))
+    metrics.registry.register(SampleCollector(accounts.samples))
     return accounts
 
 
@@ -594,7 +594,7 @@ def build_server(
         GatewaySessions(config.realtime, accounts.authenticator, admission, runner, bodies, parts, detect),
         runner.clock,
     )
-    metrics.registry.register(GaugeCollector(lambda: sessions.gauges("causeway_gateway_")))
+    metrics.registry.register(SampleCollector(lambda: sessions.samples("causeway_gateway_")))
     transcription = None
     if parts is not None and "audio" in parts.kinds:
         from .http.transcription_routes import TranscriptionRoutes  # imported where a tier understands audio clips

@@ -32,7 +32,7 @@ from .backends.engine.engines import Engine, EnginePool
 from .clock import Clock, system_clock
 from .config.schema import Config
 from .console.routes import Console
-from .daemon.components import Backends, Components, Serving, WaysIn, read_gauges
+from .daemon.components import Backends, Components, Serving, WaysIn, read_samples
 from .daemon.lifecycle import App, StopRequest, SystemdNotifier
 from .daemon.optional_parts import (
     Manifests,
@@ -154,7 +154,7 @@ def build(
         fleet_problem=fleet_problem,
         state_folder=state_folder,
     )
-    device.metrics.watch(partial(read_gauges, parts))
+    device.metrics.watch(partial(read_samples, parts))
     stop = StopRequest()
     agent = None
     if booted is not None and (fleet is not None or connection is not None):

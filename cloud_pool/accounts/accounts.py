@@ -11,7 +11,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from redis.exceptions import RedisError
 
-from causeway_server.router.serving.metrics import Gauge
+from causeway_server.router.serving.metrics import Sample
 
 from ..redis.connect import EvictionCheck
 from ..redis.keys import ensure_accounts_layout
@@ -53,8 +53,8 @@ class Accounts(msgspec.Struct, frozen=True):
         """Problems that an operator has to fix."""
         return tuple(problem for problem in (self.not_ready, self.eviction.fault) if problem)
 
-    def gauges(self) -> tuple[Gauge, ...]:
-        """Return the gauges of accounts: requests decided without Redis, lost records, stale copies."""
+    def samples(self) -> tuple[Sample, ...]:
+        """Return the samples of accounts: requests decided without Redis, lost records, stale copies."""
         counters = (
             (
                 "causeway_gateway_local_rate_checks",
@@ -92,8 +92,8 @@ class Accounts(msgspec.Struct, frozen=True):
             ),
         )
         return (
-            *(Gauge(name, text, value, is_counter=True) for name, text, value in counters),
-            *(Gauge(name, text, float(bool(fault))) for name, text, fault in states),
+            *(Sample(name, text, value, kind="counter") for name, text, value in counters),
+            *(Sample(name, text, float(bool(fault))) for name, text, fault in states),
         )
 
     async def prepare(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from causeway_server.models.parts.graph.graph import EncoderGraph, RequestFacts
-from causeway_server.router.jobs.job import LateTerms, check_read
+from causeway_server.router.jobs.job import ReadingLimits, check_read
 from causeway_server.router.types import Modality, PartRecord, Request
 
 
@@ -20,13 +20,13 @@ class DeferredParts:
     def __init__(self, graph: EncoderGraph, request: Request, by: float) -> None:
         self._graph = graph
         self._request = request
-        self._terms = LateTerms(by)
+        self._limits = ReadingLimits(by)
         self.records: tuple[PartRecord, ...] = ()  # of the last answer; none if that came from the cache
 
     @property
     def by(self) -> float:
         """The time until which parts are read, in monotonic seconds."""
-        return self._terms.by
+        return self._limits.by
 
     async def facts(self, deadline: float) -> RequestFacts:
         """Return the facts for an answer; late parts continue to be read. Raises InvalidRequest.
@@ -34,14 +34,14 @@ class DeferredParts:
         Args:
             deadline: Deadline of the answer, monotonic seconds.
         """
-        facts = await self._graph.facts(self._request, deadline, late=self._terms)
+        facts = await self._graph.facts(self._request, deadline, late=self._limits)
         self.records = facts.records
         return facts
 
     def leave_out(self, kinds: Sequence[Modality]) -> None:
         """Allow the next answer to be made without parts of these kinds."""
         self.records = ()
-        self._terms = LateTerms(self.by, tuple(kinds))
+        self._limits = ReadingLimits(self.by, tuple(kinds))
 
     async def read(self, kind: Modality) -> None:
         """Wait until the parts of one kind have been read. Raises RevisionDropped or InvalidRequest."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter
 
-from causeway_server.router.serving.metrics import Gauge, GaugeCollector
+from causeway_server.router.serving.metrics import Sample, SampleCollector
 
 from .dispatcher import Dispatcher
 from .endpoint_selection import Endpoint
@@ -34,7 +34,7 @@ class DispatchMetrics:
             ("tier", "code"),
             registry=registry,
         )
-        registry.register(GaugeCollector(self._gauges))
+        registry.register(SampleCollector(self._samples))
 
     def watch(self, pools: Mapping[str, Pool], dispatchers: Mapping[str, Dispatcher]) -> None:
         """Read the tiers' pools and dispatchers at each scrape."""
@@ -46,9 +46,9 @@ class DispatchMetrics:
     def ejected(self, tier: str, code: str) -> None:
         self._ejections.labels(tier, code).inc()
 
-    def _gauges(self) -> Iterator[Gauge]:
+    def _samples(self) -> Iterator[Sample]:
         for tier, dispatcher in self._dispatchers.items():
-            yield Gauge(
+            yield Sample(
                 "causeway_gateway_retry_budget_remaining",
                 "Extra attempts that the retry budget allows now.",
                 dispatcher.retries_left,
@@ -58,7 +58,7 @@ class DispatchMetrics:
             for endpoint in pool.endpoints:
                 labels = (("tier", tier), ("endpoint", endpoint.address), ("zone", endpoint.zone))
                 for name, description, value in _readings(endpoint):
-                    yield Gauge(name, description, value, labels)
+                    yield Sample(name, description, value, labels)
 
 
 def _readings(endpoint: Endpoint) -> Iterator[tuple[str, str, float]]:

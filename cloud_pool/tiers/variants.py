@@ -17,7 +17,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from causeway_server.router.errors import CausewayError, ConfigError
-from causeway_server.router.serving.metrics import Counter, Gauge, GaugeCollector
+from causeway_server.router.serving.metrics import Counter, Sample, SampleCollector
 from causeway_server.router.types import Request
 from causeway_server.router.variants.feedback import GOOD_SCORE, Feedback, ScoredAnswers
 from causeway_server.router.variants.settings import TrialConfig
@@ -69,7 +69,7 @@ class TierVariants:
             "Scores of clients for answers, by tier, variant and result (good: 0.5 or more, bad).",
             ("tier", "variant", "result"),
         )
-        registry.register(GaugeCollector(self._gauges))
+        registry.register(SampleCollector(self._samples))
         self.use(tiers)
 
     def use(self, tiers: Iterable[TierConfig]) -> None:
@@ -128,9 +128,9 @@ class TierVariants:
         """A sentence for each returned variant."""
         return tuple(trial.sentence for trial in self._trials if trial.state == "returned")
 
-    def _gauges(self) -> Iterator[Gauge]:
+    def _samples(self) -> Iterator[Sample]:
         for trial in self._trials:
-            yield Gauge(
+            yield Sample(
                 "causeway_gateway_variant_share",
                 "Share of a tier's requests that a variant answers, 0 to 1, with the state of its trial.",
                 trial.share / 100.0,

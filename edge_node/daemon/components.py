@@ -1,4 +1,4 @@
-"""The daemon's components, and their state as `/readyz` and as gauges read at each Prometheus scrape."""
+"""The daemon's components, and their state as `/readyz` and as samples read at each Prometheus scrape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions
-from causeway_server.router.serving.metrics import Gauge
+from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.types import CloudSignals, Snapshot, Target
 
 from ..backends.cloud.backend import Clouds
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..serving.part_encoders import PartEncoders
 
 _LOST = "Writes that were dropped because the disk was full, slow or failing."
-_counter = partial(Gauge, is_counter=True)
+_counter = partial(Sample, kind="counter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,52 +165,54 @@ def _reachability(cloud: CloudSignals) -> Reachability:
     return "unknown" if cloud.reachable is None else "reachable"
 
 
-def read_gauges(parts: Components) -> Iterator[Gauge]:
-    """Yield the gauges of `/metrics`, read from the components at each scrape."""
-    yield from _admission_gauges(parts)
-    yield from _storage_gauges(parts)
-    yield from _backend_gauges(parts)
-    yield from _connection_gauges(parts)
-    yield from _job_gauges(parts.jobs)
-    yield from _file_gauges(parts.files)
+def read_samples(parts: Components) -> Iterator[Sample]:
+    """Yield the samples of `/metrics`, read from the components at each scrape."""
+    yield from _admission_samples(parts)
+    yield from _storage_samples(parts)
+    yield from _backend_samples(parts)
+    yield from _connection_samples(parts)
+    yield from _job_samples(parts.jobs)
+    yield from _file_samples(parts.files)
     if parts.encoders is not None:
-        yield from parts.encoders.gauges()
+        yield from parts.encoders.samples()
     if parts.mqtt is not None:
-        yield from parts.mqtt.gauges()
-    yield from parts.sessions.gauges("causeway_edge_")
-    yield from parts.shadows.gauges()
-    yield from parts.records.variants.gauges()
+        yield from parts.mqtt.samples()
+    yield from parts.sessions.samples("causeway_edge_")
+    yield from parts.shadows.samples()
+    yield from parts.records.variants.samples()
     if parts.fleet is not None:
-        yield from _fleet_gauges(parts.fleet)
+        yield from _fleet_samples(parts.fleet)
     report = parts.policies.report
     labels = (("name", report.name), ("revision", report.revision))
-    yield Gauge("causeway_edge_policy_info", "The active policy; always 1.", 1.0, labels)
+    yield Sample("causeway_edge_policy_info", "The active policy; always 1.", 1.0, labels)
     refused = float(bool(report.refused))
-    yield Gauge("causeway_edge_policy_rejected", "Whether the newest policy file was rejected (1) or not (0).", refused)
+    yield Sample(
+        "causeway_edge_policy_rejected", "Whether the newest policy file was rejected (1) or not (0).", refused
+    )
 
 
-def _admission_gauges(parts: Components) -> Iterator[Gauge]:
+def _admission_samples(parts: Components) -> Iterator[Sample]:
     stats = parts.admission
-    yield Gauge("causeway_edge_requests_running", "Generations in progress.", stats.running)
-    yield Gauge("causeway_edge_requests_queued", "Requests that wait for admission.", stats.waiting)
-    yield Gauge(
+    yield Sample("causeway_edge_requests_running", "Generations in progress.", stats.running)
+    yield Sample("causeway_edge_requests_queued", "Requests that wait for admission.", stats.waiting)
+    yield Sample(
         "causeway_edge_shared_generations",
         "Generations in progress that identical requests may share.",
         len(parts.shared_generations),
     )
 
 
-def _storage_gauges(parts: Components) -> Iterator[Gauge]:
+def _storage_samples(parts: Components) -> Iterator[Sample]:
     cache = parts.cache
-    yield Gauge("causeway_edge_cache_entries", "Cache entries in memory.", len(cache))
-    yield Gauge("causeway_edge_cache_bytes", "Size of the cache in memory, in bytes.", cache.memory_bytes)
+    yield Sample("causeway_edge_cache_entries", "Cache entries in memory.", len(cache))
+    yield Sample("causeway_edge_cache_bytes", "Size of the cache in memory, in bytes.", cache.memory_bytes)
     for store, stats in (("cache", cache.disk()), ("decisions", parts.decisions.disk()), ("spend", parts.spend.disk())):
-        yield from _sqlite_gauges(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
+        yield from _sqlite_samples(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
     if (shadow := parts.shadows.disk()) is not None:
-        yield from _sqlite_gauges("shadow", shadow)
+        yield from _sqlite_samples("shadow", shadow)
 
 
-def _sqlite_gauges(store: str, stats: SqliteStats) -> Iterator[Gauge]:
+def _sqlite_samples(store: str, stats: SqliteStats) -> Iterator[Sample]:
     labels = (("store", store),)
     yield _counter("causeway_edge_store_lost_writes", _LOST, stats.lost_writes, labels)
     yield _counter(
@@ -219,7 +221,7 @@ def _sqlite_gauges(store: str, stats: SqliteStats) -> Iterator[Gauge]:
         stats.corrupt_files,
         labels,
     )
-    yield Gauge(
+    yield Sample(
         "causeway_edge_store_available",
         "Whether the store writes to disk (1) or only keeps data in memory (0).",
         float(stats.available),
@@ -227,16 +229,16 @@ def _sqlite_gauges(store: str, stats: SqliteStats) -> Iterator[Gauge]:
     )
 
 
-def _backend_gauges(parts: Components) -> Iterator[Gauge]:
+def _backend_samples(parts: Components) -> Iterator[Sample]:
     if (engines := parts.engines) is not None:
         edge = engines.signals()
-        yield Gauge(
+        yield Sample(
             "causeway_edge_engine_loaded",
             "Whether the edge model is loaded, or will be as soon as a request needs it (1 or 0).",
             float(bool(edge.loaded)),
         )
         if edge.queue is not None:
-            yield Gauge("causeway_edge_engine_requests_queued", "Requests that wait in the engine.", edge.queue)
+            yield Sample("causeway_edge_engine_requests_queued", "Requests that wait in the engine.", edge.queue)
         for model, restarts in engines.restarts():
             labels = (("model", model),)
             yield _counter(
@@ -244,7 +246,7 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
             )
         for model, unloads, is_unloaded in engines.unloads():
             labels = (("model", model),)
-            yield Gauge(
+            yield Sample(
                 "causeway_edge_engine_unloaded",
                 (
                     "Whether the model is unloaded because it was idle (1 or 0), by model. The next request "
@@ -261,19 +263,19 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
             )
     for cloud in parts.clouds:
         signals, labels = cloud.signals(), (("cloud", cloud.name),)
-        yield Gauge(
+        yield Sample(
             "causeway_edge_cloud_reachable",
             "Whether the last probe of the cloud succeeded (1 or 0).",
             float(bool(signals.reachable)),
             labels,
         )
-        yield Gauge(
+        yield Sample(
             "causeway_edge_cloud_breaker_open",
             "Whether the circuit breaker of the cloud is open (1 or 0).",
             float(signals.breaker == "open"),
             labels,
         )
-        yield Gauge(
+        yield Sample(
             "causeway_edge_cloud_token_refused",
             "Whether the cloud refuses the token with HTTP 401 (1 or 0).",
             float(cloud.health.token_refused),
@@ -281,15 +283,15 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
         )
 
 
-def _job_gauges(jobs: LazyJobs) -> Iterator[Gauge]:
+def _job_samples(jobs: LazyJobs) -> Iterator[Sample]:
     if (stats := jobs.stats) is None:
         return
     bulk, others = (("class", "bulk"),), (("class", "reserved"),)
-    yield Gauge("causeway_edge_jobs_unfinished", "Jobs that have not ended, by class.", stats.bulk, bulk)
-    yield Gauge(
+    yield Sample("causeway_edge_jobs_unfinished", "Jobs that have not ended, by class.", stats.bulk, bulk)
+    yield Sample(
         "causeway_edge_jobs_unfinished", "Jobs that have not ended, by class.", stats.unfinished - stats.bulk, others
     )
-    yield Gauge("causeway_edge_jobs_bytes", "Size of the requests and results of jobs, in bytes.", stats.bytes)
+    yield Sample("causeway_edge_jobs_bytes", "Size of the requests and results of jobs, in bytes.", stats.bytes)
     yield _counter("causeway_edge_jobs_accepted", "Jobs that were accepted.", stats.accepted)
     yield _counter(
         "causeway_edge_jobs_dropped", "Bulk jobs that were dropped to make room for newer jobs.", stats.dropped
@@ -297,7 +299,7 @@ def _job_gauges(jobs: LazyJobs) -> Iterator[Gauge]:
     for state, count in stats.ended.items():
         labels = (("state", state),)
         yield _counter("causeway_edge_jobs_ended", "Jobs that ended, by state.", count, labels)
-    yield Gauge(
+    yield Sample(
         "causeway_edge_jobs_unreadable",
         (
             "Jobs that this version cannot read, because they are damaged or of a newer version. They are "
@@ -305,7 +307,7 @@ def _job_gauges(jobs: LazyJobs) -> Iterator[Gauge]:
         ),
         stats.unreadable,
     )
-    yield Gauge("causeway_edge_jobs_webhooks_waiting", "Webhooks that wait to be sent.", stats.webhooks_due)
+    yield Sample("causeway_edge_jobs_webhooks_waiting", "Webhooks that wait to be sent.", stats.webhooks_due)
     yield _counter(
         "causeway_edge_jobs_webhooks_unreachable",
         "Attempts to send a webhook that found no connection to its receiver.",
@@ -336,20 +338,20 @@ def _job_gauges(jobs: LazyJobs) -> Iterator[Gauge]:
         )
 
 
-def _file_gauges(files: DeviceFileStore) -> Iterator[Gauge]:
+def _file_samples(files: DeviceFileStore) -> Iterator[Sample]:
     stats = files.stats
-    yield Gauge("causeway_edge_files", "Uploaded files.", stats.files)
-    yield Gauge("causeway_edge_files_bytes", "Size of the uploaded files, in bytes.", stats.bytes)
+    yield Sample("causeway_edge_files", "Uploaded files.", stats.files)
+    yield Sample("causeway_edge_files_bytes", "Size of the uploaded files, in bytes.", stats.bytes)
     yield _counter("causeway_edge_files_expired", "Uploaded files that expired.", stats.expired)
 
 
-def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:
-    yield Gauge(
+def _fleet_samples(fleet: FleetConnection) -> Iterator[Sample]:
+    yield Sample(
         "causeway_edge_fleet_reachable",
         "Whether the last request to the fleet's control plane succeeded (1 or 0).",
         float(fleet.reachable),
     )
-    yield Gauge(
+    yield Sample(
         "causeway_edge_fleet_token",
         "Whether the device has a valid token of its fleet (1 or 0).",
         float(bool(fleet.tokens.token)),
@@ -361,11 +363,11 @@ def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:
     )
 
 
-def _connection_gauges(parts: Components) -> Iterator[Gauge]:
+def _connection_samples(parts: Components) -> Iterator[Sample]:
     for table in parts.connections:
         stats = table.stats()
         labels = (("address", stats.address),)
-        yield Gauge("causeway_edge_connections", "Open connections, by address (tcp, unix).", stats.open, labels)
+        yield Sample("causeway_edge_connections", "Open connections, by address (tcp, unix).", stats.open, labels)
         yield _counter(
             "causeway_edge_closed_idle_connections",
             "Idle connections that were closed to make room for new ones.",

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from causeway_server.router.errors import CausewayError, InvalidRequest, QueueFull
-from causeway_server.router.jobs.job import FINAL_STATES, JobState, JobView, LateParts, RevisionOutcome
+from causeway_server.router.jobs.job import FINAL_STATES, JobState, JobView, PendingRevision, RevisionOutcome
 from causeway_server.router.jobs.submission import Endpoint, Priority
 from causeway_server.router.serving.webhooks import DueWebhook
 from causeway_server.router.types import PartRecord, Prefer
@@ -56,7 +56,7 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
     # time from the start of a run in which its answer may be revised; 0: it is not revised
     revise_within_s: float = 0.0
     revision: int = 0  # number of revisions of the answer
-    late: LateParts | None = None  # late parts that may still revise the answer; the request is kept until then
+    late: PendingRevision | None = None  # late parts that may still revise the answer; the request is kept until then
     late_error: bytes = b""  # reason, as JSON, why no further revision followed
     webhook: str = ""  # URL of the webhook
     webhook_status: WebhookStatus = ""

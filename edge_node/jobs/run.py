@@ -35,7 +35,7 @@ from causeway_server.router.errors import (
 )
 from causeway_server.router.jobs.job import (
     MAX_LATE,
-    LateTerms,
+    ReadingLimits,
     RevisionDropped,
     check_read,
     check_revised,
@@ -367,7 +367,7 @@ class JobRevisions:
                 revision_id(job.cloud_key, number),
                 job.priority,
                 lambda target: self.store.pin_revision(job, target),
-                LateTerms(self.clock.monotonic() + max(0.0, late.until - self.store.time.now()), absent),
+                ReadingLimits(self.clock.monotonic() + max(0.0, late.until - self.store.time.now()), absent),
             )
             answer = await self.runs.answer(claimed, request, RunningText(job.run), terms)
             self.running.move(job.seq, "")

@@ -27,7 +27,7 @@ from causeway_server.router.errors import (
     InvalidRequest,
     JobStoreUnavailable,
 )
-from causeway_server.router.jobs.job import JobEvent, LateParts, LateTerms, late_kinds, no_room
+from causeway_server.router.jobs.job import JobEvent, PendingRevision, ReadingLimits, late_kinds, no_room
 from causeway_server.router.serving.logs import redacted
 
 from ..backends.backend import CloudJobEnded, JobTerms
@@ -248,13 +248,13 @@ class OutboxRunner:
             failure = error
             return _RunEnd(lambda: store.fail(job, JobEvent.FAIL, failure))
         within_s, until = job.revise_within_s, store.time.now() + job.revise_within_s
-        late_terms = LateTerms(self.clock.monotonic() + within_s) if within_s else None
-        terms = JobTerms(job.cloud_key, job.priority, lambda target: store.pin(job, target), late_terms)
+        late_limits = ReadingLimits(self.clock.monotonic() + within_s) if within_s else None
+        terms = JobTerms(job.cloud_key, job.priority, lambda target: store.pin(job, target), late_limits)
         answer = await self._runs.answer(claimed, request, self.feed.start(job.seq, job.run), terms)
         if isinstance(answer, RunFailure):
             return _RunEnd(self._failed(job, answer.errors, answer.decision))
         kinds = late_kinds(answer.parts) if within_s else ()
-        late = LateParts(kinds, until) if kinds and self._revisions.take_room() else None
+        late = PendingRevision(kinds, until) if kinds and self._revisions.take_room() else None
         dropped = no_room() if kinds and late is None else None
         return _RunEnd(partial(store.succeed, job, answer, late, dropped), late)
 
@@ -287,7 +287,7 @@ class _RunEnd(NamedTuple):
     """The end of a run. `report` stores it; False if the job has a later run. `late`: parts that may revise."""
 
     report: Callable[[], Awaitable[bool]]
-    late: LateParts | None = None
+    late: PendingRevision | None = None
 
 
 class CloudGate:

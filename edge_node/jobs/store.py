@@ -24,7 +24,7 @@ from causeway_server.router.errors import (
 from causeway_server.router.jobs.job import (
     JobEvent,
     JobState,
-    LateParts,
+    PendingRevision,
     encode_job_error,
     next_state,
     outcome_of,
@@ -306,7 +306,7 @@ class JobOutbox:
         db: sqlite3.Connection,
         job: EdgeJob,
         answer: JobAnswer,
-        late: LateParts | None = None,
+        late: PendingRevision | None = None,
         late_error: CausewayError | None = None,
     ) -> bool:
         """End a run with an answer. Return False if it is not the job's last run, and drop the answer.
@@ -444,7 +444,7 @@ class JobOutbox:
             current,
             state=next_state(current.state, JobEvent.REVISE),
             revision=current.revision + 1,
-            late=LateParts(left, current.late.until) if left else None,
+            late=PendingRevision(left, current.late.until) if left else None,
             body_bytes=current.body_bytes if left else 0,
             result_bytes=len(answer.result),
             webhook_status="pending" if current.webhook else "",

@@ -17,7 +17,7 @@ import msgspec
 from causeway_server.router.errors import CausewayError, Draining, JobStoreUnavailable, RateLimited, ResultTooLarge
 from causeway_server.router.jobs.submission import RANK
 from causeway_server.router.serving.logs import redacted
-from causeway_server.router.serving.metrics import Gauge
+from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.serving.request import PRIORITY, read_choice
 
 from ..config.schema import MqttConfig, MqttTopicConfig
@@ -364,18 +364,18 @@ class MqttBridge:
                     await self._publish_state(connection, state_topic, _OFFLINE)
             await connection.close()
 
-    def gauges(self) -> Iterator[Gauge]:
-        """Yield the gauges of `/metrics`."""
-        yield Gauge(
+    def samples(self) -> Iterator[Sample]:
+        """Yield the samples of `/metrics`."""
+        yield Sample(
             "causeway_edge_mqtt_connected", "Whether the broker is connected (1 or 0).", float(self.stats.connected)
         )
         for result, count in self.stats.messages.items():
-            yield Gauge("causeway_edge_mqtt_messages", _MESSAGES, count, (("result", result),), is_counter=True)
-        yield Gauge(
-            "causeway_edge_mqtt_answers", "Answers that the broker acknowledged.", self.stats.answers, is_counter=True
+            yield Sample("causeway_edge_mqtt_messages", _MESSAGES, count, (("result", result),), kind="counter")
+        yield Sample(
+            "causeway_edge_mqtt_answers", "Answers that the broker acknowledged.", self.stats.answers, kind="counter"
         )
         if (outbox := self._jobs.stats) is not None:
-            yield Gauge("causeway_edge_mqtt_unsent_answers", "Answers that wait to be published.", outbox.replies_due)
+            yield Sample("causeway_edge_mqtt_unsent_answers", "Answers that wait to be published.", outbox.replies_due)
 
 
 class AnswerPublisher:

@@ -14,7 +14,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 
 from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
-from causeway_server.router.serving.metrics import Counter, Gauge, GaugeCollector, Histogram, ModelMetrics
+from causeway_server.router.serving.metrics import Counter, Histogram, ModelMetrics, Sample, SampleCollector
 from causeway_server.router.types import AUTO, AttemptRecord, Outcome, Request, Target, Usage
 
 _REQUEST_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, *LATENCY_BOUNDS_S, 16.0, 30.0, 60.0)
@@ -94,9 +94,9 @@ class Metrics:
         self._answers = ModelMetrics(self.registry)
         self._models: frozenset[str] = frozenset({AUTO})
 
-    def watch(self, read_gauges: Callable[[], Iterable[Gauge]]) -> None:
-        """Read further gauges at each scrape."""
-        self.registry.register(GaugeCollector(read_gauges))
+    def watch(self, read_samples: Callable[[], Iterable[Sample]]) -> None:
+        """Read further samples at each scrape."""
+        self.registry.register(SampleCollector(read_samples))
 
     def set_targets(self, names: Iterable[str]) -> None:
         """Set the target names. Other model names become the label value "other", since clients can invent any."""

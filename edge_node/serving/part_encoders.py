@@ -38,10 +38,10 @@ from causeway_server.models.parts.process.messages import (
 )
 from causeway_server.models.parts.process.parent import WorkerFailed, WorkerProcess
 from causeway_server.router.bundle.settings import PartsConfig
-from causeway_server.router.jobs.job import LateTerms
+from causeway_server.router.jobs.job import ReadingLimits
 from causeway_server.router.parts.reading import find_parts, fuse, has_parts
 from causeway_server.router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, IMAGES_TEXT, LANGUAGE
-from causeway_server.router.serving.metrics import Gauge
+from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.types import AttemptPlan, Modality, PartRecord, Request, Transcripts
 
 from ..clock import Clock
@@ -224,16 +224,16 @@ class PartEncoders:
         """
         return (await self.graph.late_facts(request, by, kinds)).records
 
-    def gauges(self) -> Iterator[Gauge]:
-        """Yield the gauges of `/metrics`."""
-        yield Gauge(
+    def samples(self) -> Iterator[Sample]:
+        """Yield the samples of `/metrics`."""
+        yield Sample(
             "causeway_edge_parts_in_progress", "Parts of requests that encoders are reading.", self.graph.running
         )
         pools: list[tuple[str, LocalBranch | Projectors]] = [*self._branches.items(), ("projector", self.projectors)]
         for name, pool in pools:
             labels = (("part", name),)
-            yield Gauge("causeway_edge_encoder_processes", _PROCESSES, pool.running, labels)
-            yield Gauge("causeway_edge_encoder_process_starts", _STARTS, pool.starts, labels, is_counter=True)
+            yield Sample("causeway_edge_encoder_processes", _PROCESSES, pool.running, labels)
+            yield Sample("causeway_edge_encoder_process_starts", _STARTS, pool.starts, labels, kind="counter")
 
     async def close(self) -> None:
         """End all children."""
@@ -246,7 +246,7 @@ class PartEncoders:
         await self._decoder.close()
 
 
-def _late(generation: Generation) -> LateTerms | None:
+def _late(generation: Generation) -> ReadingLimits | None:
     """Return the terms for late parts; None for all requests but jobs: their late parts are not read."""
     return None if generation.job is None else generation.job.late
 

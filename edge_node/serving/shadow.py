@@ -34,7 +34,7 @@ from causeway_server.router.openai.answer import CachedAnswer
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import wants_tools
 from causeway_server.router.serving.logs import redacted
-from causeway_server.router.serving.metrics import Gauge
+from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.serving.reply import AnswerHead, Piece, Reply
 from causeway_server.router.types import Chunk, Confidence, Location, Request, RoutingHints, Target
 
@@ -293,14 +293,14 @@ class Shadows:
         """Return the state of the file; None without one."""
         return None if self._store is None else self._store.disk()
 
-    def gauges(self) -> Iterator[Gauge]:
+    def samples(self) -> Iterator[Sample]:
         """Yield the cost of the policy's shadow requests today, and the quality of the calibrated signals."""
         if self._store is None or self._observer is None:
             return
-        yield Gauge(
+        yield Sample(
             "causeway_edge_shadow_usd_today", "Cost of shadow requests since local midnight.", self._store.usd_today
         )
-        yield from self._observer.gauges()
+        yield from self._observer.samples()
 
     def use(self, policy: Policy) -> None:
         """Follow another policy; shadow requests that wait under the previous one are dropped."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from causeway_server.router.policy.compiled import Policy, with_variants
 from causeway_server.router.serving.folders import write_atomically
-from causeway_server.router.serving.metrics import Gauge
+from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.types import AUTO, DecisionRecord, Request
 from causeway_server.router.variants.feedback import GOOD_SCORE, Feedback, ScoredAnswers
 from causeway_server.router.variants.trials import Trial, Trials
@@ -100,11 +100,11 @@ class DeviceVariants:
             if trial.state == "returned":
                 yield trial.sentence
 
-    def gauges(self) -> Iterator[Gauge]:
+    def samples(self) -> Iterator[Sample]:
         """Yield the share in force of each variant."""
         for trial in self._trials:
             labels = (("target", trial.place), ("variant", trial.variant.model), ("state", trial.state))
-            yield Gauge(
+            yield Sample(
                 "causeway_edge_variant_share",
                 "Share of a target's requests that a variant answers, 0 to 1, with the state of its trial.",
                 trial.share / 100.0,

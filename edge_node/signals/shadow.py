@@ -21,7 +21,7 @@ from causeway_server.models.signals.drift import MIN_ANSWERS, CalibrationDrift, 
 from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.models.signals.pair import ModelIdentity, prompt_features
 from causeway_server.models.signals.shadow import ShadowAnswer
-from causeway_server.router.serving.metrics import Gauge
+from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.types import Confidence
 
 from .estimators import LearnedEstimators
@@ -128,18 +128,18 @@ class ShadowObserver:
                 log.info("The calibrated signals of %s are used again: drift %.2f.", model, drift.drift)
                 self._learned.use_again(sha256)
 
-    def gauges(self) -> Iterator[Gauge]:
+    def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the active policy's signals."""
         for model, sha256 in self._learned.pairs.items():
             for signal, drift in self._drifts(sha256, least=1):
                 labels = (("model", model), ("signal", signal))
-                yield Gauge(
+                yield Sample(
                     "causeway_edge_calibration_error",
                     "Calibration error (ECE) of a pair's signal over its newest shadow answers.",
                     drift.error,
                     labels,
                 )
-                yield Gauge(
+                yield Sample(
                     "causeway_edge_calibration_drift",
                     (
                         "Calibration error beyond the part that chance explains; above the policy's "
@@ -148,7 +148,7 @@ class ShadowObserver:
                     drift.drift,
                     labels,
                 )
-            yield Gauge(
+            yield Sample(
                 "causeway_edge_calibration_set_aside",
                 "Whether the pair's signals have drifted and are not used (1 or 0).",
                 float(model in self._learned.set_aside_pairs),

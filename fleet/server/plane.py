@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from causeway_server.router.bundle.protocol import EnrolmentRequest
 from causeway_server.router.errors import CausewayError, Draining
-from causeway_server.router.serving.metrics import Gauge, GaugeCollector
+from causeway_server.router.serving.metrics import Sample, SampleCollector
 from causeway_server.router.serving.responses import json_response
 
 from ..controller.loop import Controller
@@ -131,33 +131,33 @@ async def _find(connection: AsyncConnection, names: Sequence[str]) -> list[Devic
     return [found.get(name) or DeviceUnknown(f"The device {name!r} is not enrolled here.") for name in names]
 
 
-def _gauges(plane: ControlPlane, controller: Controller | None) -> Iterator[Gauge]:
+def _samples(plane: ControlPlane, controller: Controller | None) -> Iterator[Sample]:
     """Yield the metrics. Alert on problems and devices ahead, which only the leader has above 0."""
     polls, messages = plane.wakes.polls, plane.messages
-    yield Gauge("causeway_fleet_parked_polls", "Polls that wait for a change.", polls.parked)
+    yield Sample("causeway_fleet_parked_polls", "Polls that wait for a change.", polls.parked)
     text = "Polls that were answered at once, because there was no room to park them."
-    yield Gauge("causeway_fleet_refused_polls", text, polls.refused, is_counter=True)
-    yield Gauge("causeway_fleet_connections", "Connections that are not parked.", polls.connections.others)
+    yield Sample("causeway_fleet_refused_polls", text, polls.refused, kind="counter")
+    yield Sample("causeway_fleet_connections", "Connections that are not parked.", polls.connections.others)
     text = "Signed messages of devices that were handled."
-    yield Gauge("causeway_fleet_messages", text, messages.items, is_counter=True)
+    yield Sample("causeway_fleet_messages", text, messages.items, kind="counter")
     text = "Transactions of devices' messages."
-    yield Gauge("causeway_fleet_message_transactions", text, messages.transactions, is_counter=True)
+    yield Sample("causeway_fleet_message_transactions", text, messages.transactions, kind="counter")
     if controller is None:
         return
-    yield Gauge(
+    yield Sample(
         "causeway_fleet_controller_leads", "Whether this process runs the controller: 1 or 0.", controller.leads
     )
     text = "Reasons for which a plan is not published."
-    yield Gauge("causeway_fleet_controller_problems", text, len(controller.problems))
+    yield Sample("causeway_fleet_controller_problems", text, len(controller.problems))
     text = "Devices with newer metadata than the control plane, as after a restored backup."
     for cohort, count in controller.ahead.items():
-        yield Gauge("causeway_fleet_devices_ahead", text, count, (("cohort", cohort),))
+        yield Sample("causeway_fleet_devices_ahead", text, count, (("cohort", cohort),))
 
 
 def health_routes(plane: ControlPlane, controller: Controller | None = None) -> list[ApiRoute]:
     """Return the monitoring routes. `controller`: the controller, for its metrics; None without operators."""
     registry = CollectorRegistry()
-    registry.register(GaugeCollector(partial(_gauges, plane, controller)))
+    registry.register(SampleCollector(partial(_samples, plane, controller)))
 
     async def healthz(_http: web.Request) -> web.StreamResponse:
         return json_response({"status": "ok"})

@@ -202,15 +202,15 @@ def outcome_of(error: CausewayError) -> RevisionOutcome:
     return "cancelled" if isinstance(error, JobCancelled) else "failed"
 
 
-class LateTerms(msgspec.Struct, frozen=True):
-    """The terms of reading late parts. `by`: end, monotonic seconds. `absent`: kinds that are not waited for."""
+class ReadingLimits(msgspec.Struct, frozen=True):
+    """The limits of reading late parts. `by`: end, monotonic seconds. `absent`: kinds that are not waited for."""
 
     by: float
     absent: tuple[Modality, ...] = ()
 
 
-class LateParts(msgspec.Struct, frozen=True):
-    """The late parts for which an answer may be revised. `kinds`: the kinds of the parts that are being read. `until`:
+class PendingRevision(msgspec.Struct, frozen=True):
+    """A revision that may follow an answer. `kinds`: the kinds of the late parts that are being read. `until`:
     the end of reading, s. `target`: the cloud target that may already have received the next revision's request, and is
     then the only one that may make it.
     """

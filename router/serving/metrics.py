@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import accumulate
+from typing import Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -26,24 +27,27 @@ _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 _MODEL = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_response_model")
 
 
-class Gauge(msgspec.Struct, frozen=True):
+MetricKind = Literal["gauge", "counter"]
+
+
+class Sample(msgspec.Struct, frozen=True):
     """A number that is read at a scrape. `labels` is ``((name, value), …)``."""
 
     name: str
     help: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()
-    is_counter: bool = False
+    kind: MetricKind = "gauge"
 
 
-class GaugeCollector(Collector):
+class SampleCollector(Collector):
     """A collector of numbers that other components own.
 
     Args:
         read: A function that returns the numbers; called at each scrape.
     """
 
-    def __init__(self, read: Callable[[], Iterable[Gauge]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[Sample]]) -> None:
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
@@ -51,13 +55,13 @@ class GaugeCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        for gauge in self._read():
-            names, values = [name for name, _ in gauge.labels], [value for _, value in gauge.labels]
-            family = families.get(gauge.name)
+        for sample in self._read():
+            names, values = [name for name, _ in sample.labels], [value for _, value in sample.labels]
+            family = families.get(sample.name)
             if family is None:
-                kind = CounterMetricFamily if gauge.is_counter else GaugeMetricFamily
-                family = families[gauge.name] = kind(gauge.name, gauge.help, labels=names)
-            family.add_metric(values, gauge.value)
+                kind = CounterMetricFamily if sample.kind == "counter" else GaugeMetricFamily
+                family = families[sample.name] = kind(sample.name, sample.help, labels=names)
+            family.add_metric(values, sample.value)
         return families.values()
 
 

@@ -1,7 +1,7 @@
 """The branches of the encoder graph, which read parts: one for each kind of part on this machine, or a `Branch` of the
 caller's own.
 
-`LateReadings` continue after their request was answered, so that the answer can be revised. `SpeechDetection` serves
+`ContinuedReadings` go on after their request was answered, so that the answer can be revised. `SpeechDetection` serves
 live sessions.
 """
 
@@ -170,7 +170,7 @@ class PartMemory:
             self._kept.popitem(last=False)
 
 
-class LateReadings:
+class ContinuedReadings:
     """Readings that may continue after their request. Equal parts are read once."""
 
     def __init__(self) -> None:

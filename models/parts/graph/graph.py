@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from causeway_server.router.errors import InvalidRequest, UnsupportedFeature
-from causeway_server.router.jobs.job import LateTerms
+from causeway_server.router.jobs.job import ReadingLimits
 from causeway_server.router.openai.audio import (
     GRANULARITIES,
     Transcript,
@@ -35,7 +35,7 @@ from causeway_server.router.types import Fact, Modality, PartRecord, PartStatus,
 from ...llama_cpp.protocol import SoftTokens
 from ..process.messages import AudioTerms, Found, Refusal
 from ..process.parent import Tell, WorkerFailed, WorkerTimeout
-from .branch import PLAIN, Branch, LateReadings, Memory, ReadPart
+from .branch import PLAIN, Branch, ContinuedReadings, Memory, ReadPart
 
 PartReading = tuple[Fact | SoftTokens | None, PartRecord]
 """The result for a part; None if it is not there in time."""
@@ -189,7 +189,7 @@ class EncoderGraph:
         self._max_parts = max_parts
         self._clock = clock
         self._projectors = projectors
-        self._late = LateReadings()
+        self._late = ContinuedReadings()
 
     def concerns(self, request: Request) -> bool:
         """Return whether the request has a part that an encoder reads."""
@@ -200,7 +200,7 @@ class EncoderGraph:
         request: Request,
         deadline: float,
         kinds: Sequence[Modality] | None = None,
-        late: LateTerms | None = None,
+        late: ReadingLimits | None = None,
     ) -> RequestFacts:
         """Run the branches of these kinds and return the facts that are ready in time.
 
@@ -218,7 +218,7 @@ class EncoderGraph:
     async def late_facts(self, request: Request, by: float, kinds: Sequence[Modality]) -> RequestFacts:
         """Read late parts until `by` and return their facts; readings in progress are joined."""
         parts = find_parts(request, kinds, self._max_parts)
-        late = LateTerms(by)
+        late = ReadingLimits(by)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._branch(part, by, late=late, timeout_s=math.inf)) for part in parts]
         return facts_of(kinds, _checked(parts, [task.result() for task in running]))
@@ -231,7 +231,7 @@ class EncoderGraph:
         wait_for: WaitFor = "all",
         model: str = "",
         projected: Sequence[Modality] = (),
-        late: LateTerms | None = None,
+        late: ReadingLimits | None = None,
     ) -> list[tuple[FoundPart, PartReading]]:
         """Run a branch for each part of these kinds, and for those of the `projected` kinds for soft tokens of `model`.
 
@@ -261,7 +261,7 @@ class EncoderGraph:
         part: FoundPart,
         deadline: float,
         model: str = "",
-        late: LateTerms | None = None,
+        late: ReadingLimits | None = None,
         timeout_s: float | None = None,
     ) -> _Outcome:
         """Read a part; if `model` is given, encode it as that model's soft tokens. `timeout_s`: None for the branch's
@@ -315,7 +315,7 @@ class EncoderGraph:
         return None if read is None else read.found.fact
 
     async def _encode(
-        self, part: FoundPart, model: str, deadline: float, late: LateTerms | None, timeout_s: float | None
+        self, part: FoundPart, model: str, deadline: float, late: ReadingLimits | None, timeout_s: float | None
     ) -> Fact | SoftTokens:
         """Read or encode a part. Raises Refusal, WorkerTimeout or WorkerFailed."""
         if model:

@@ -28,7 +28,7 @@ from ...errors import CausewayError, Draining, InvalidRequest, NotFound, QueueFu
 from ...realtime.event_log import CloseCode
 from ...realtime.session import RealtimeSession
 from ...trackers import FairShare
-from ..metrics import Gauge
+from ..metrics import MetricKind, Sample
 from ..request import members, read_authorization
 from .live_session import Client, LiveSession, RealtimeSocket, SessionRequests
 
@@ -46,7 +46,7 @@ SESSION_METRICS: Mapping[str, str] = {
     "sessions_refused": "Live sessions refused for want of room.",
     "sessions_ended": "Live sessions that ended, by reason (closed, not_resumed, idle, gave_way, drained).",
 }
-"""Names, without the server's prefix, and help texts of the metrics of `Sessions.gauges`."""
+"""Names, without the server's prefix, and help texts of the metrics of `Sessions.samples`."""
 
 
 class SessionUnknown(NotFound, code="session_not_found"):
@@ -108,21 +108,21 @@ class Sessions(Generic[Client]):
         unsent_bytes = sum(live.session.log.unsent_bytes for live in self._sessions.values())
         return SessionStats(connected, cut, self._opened, self._resumed, self._refused, unsent_bytes, dict(self._ended))
 
-    def gauges(self, prefix: str) -> Iterator[Gauge]:
+    def samples(self, prefix: str) -> Iterator[Sample]:
         """Return the metrics of `SESSION_METRICS`. `prefix`: the prefix of their names, such as "causeway_edge_"."""
         stats = self.stats
 
-        def gauge(name: str, value: int, *labels: tuple[str, str], is_counter: bool = False) -> Gauge:
-            return Gauge(prefix + name, SESSION_METRICS[name], value, labels, is_counter)
+        def sample(name: str, value: int, *labels: tuple[str, str], kind: MetricKind = "gauge") -> Sample:
+            return Sample(prefix + name, SESSION_METRICS[name], value, labels, kind)
 
-        yield gauge("sessions", stats.connected, ("state", "connected"))
-        yield gauge("sessions", stats.cut, ("state", "cut"))
-        yield gauge("sessions_unsent_bytes", stats.unsent_bytes)
-        yield gauge("sessions_opened", stats.opened, is_counter=True)
-        yield gauge("sessions_resumed", stats.resumed, is_counter=True)
-        yield gauge("sessions_refused", stats.refused, is_counter=True)
+        yield sample("sessions", stats.connected, ("state", "connected"))
+        yield sample("sessions", stats.cut, ("state", "cut"))
+        yield sample("sessions_unsent_bytes", stats.unsent_bytes)
+        yield sample("sessions_opened", stats.opened, kind="counter")
+        yield sample("sessions_resumed", stats.resumed, kind="counter")
+        yield sample("sessions_refused", stats.refused, kind="counter")
         for reason, count in stats.ended.items():
-            yield gauge("sessions_ended", count, ("reason", reason), is_counter=True)
+            yield sample("sessions_ended", count, ("reason", reason), kind="counter")
 
     def start(self, tasks: anyio.abc.TaskGroup) -> None:
         """Run answers, and the task that ends old sessions, as children of `tasks`."""

@@ -23,7 +23,7 @@ from causeway_server.edge_node.config.schema import OutboxConfig
 from causeway_server.edge_node.jobs.record import Claimed, EdgeJob, JobAnswer
 from causeway_server.edge_node.jobs.store import JobOutbox
 from causeway_server.router.errors import CloudFailed, JobStoreUnavailable
-from causeway_server.router.jobs.job import JobEvent, LateParts
+from causeway_server.router.jobs.job import JobEvent, PendingRevision
 
 T = TypeVar("T")
 NOTES = "notes"
@@ -95,7 +95,7 @@ async def live(life: Life) -> None:
     async def succeed(job: EdgeJob, text: str) -> None:
         """Every other answer lacks a part, and is revised for it."""
         answer = JobAnswer(b"answer", "miss", "edge", "d")
-        late = LateParts(("image",), store.time.now() + 500.0) if job.seq % 2 else None
+        late = PendingRevision(("image",), store.time.now() + 500.0) if job.seq % 2 else None
         await insist(lambda: store.succeed(job, answer, late))
         note("succeeded", text)
         if late is not None:

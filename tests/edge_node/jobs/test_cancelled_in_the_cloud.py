@@ -12,7 +12,7 @@ from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.config.schema import OutboxConfig
 from causeway_server.edge_node.jobs.record import JobAnswer
 from causeway_server.edge_node.jobs.rows import Cancellation
-from causeway_server.router.jobs.job import LateParts
+from causeway_server.router.jobs.job import PendingRevision
 from tests.waiting import until
 
 from ..device import Device, running
@@ -120,8 +120,8 @@ async def test_a_bulk_job_that_gives_way_and_a_revision_are_told_of_until_their_
     await store.accept(new_job(store, "bulk-new"), b"{}")
     await store.accept(new_job(store, "late"), b"{}")
     late = next(one.job for one in await store.claim("edge", 2) if one.job.key == "late")
-    assert await store.succeed(late, JobAnswer(b"1", "", "cloud", "d"), LateParts(("image",), 500.0))
-    revised = msgspec.structs.replace(late, late=LateParts(("image",), 500.0))
+    assert await store.succeed(late, JobAnswer(b"1", "", "cloud", "d"), PendingRevision(("image",), 500.0))
+    revised = msgspec.structs.replace(late, late=PendingRevision(("image",), 500.0))
     assert await store.pin_revision(revised, "large")
     await store.cancel(late.id, "me")
     due = await store.run(store.cancellations.due, 10)

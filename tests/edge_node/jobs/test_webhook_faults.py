@@ -28,7 +28,7 @@ from causeway_server.edge_node.jobs.run import JobFeed
 from causeway_server.edge_node.jobs.store import JobOutbox
 from causeway_server.edge_node.jobs.webhooks import ReceiverQueue
 from causeway_server.router.errors import CloudFailed, JobStoreUnavailable, NotFound
-from causeway_server.router.jobs.job import JobEvent, LateParts
+from causeway_server.router.jobs.job import JobEvent, PendingRevision
 from causeway_server.router.serving.webhooks import WebhookSender
 from tests.cloud_pool.jobs.webhook_receiver import Receiver, receiving
 from tests.ports import free_port
@@ -324,7 +324,7 @@ async def test_a_revision_is_told_after_the_answer_it_revises(tmp_path: Path) ->
     async with receiving() as receiver, outbox(tmp_path) as device:
         receiver.answers = [500]
         claimed = await device.claimed(at(receiver))
-        late = LateParts(("image",), device.store.time.now() + 500.0)
+        late = PendingRevision(("image",), device.store.time.now() + 500.0)
         await device.store.succeed(claimed.job, ANSWER, late)
         job = msgspec.structs.replace(claimed.job, late=late)
         assert await device.store.revise(job, ["image"], JobAnswer(b"revised", "miss", "edge", "d"))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from causeway_server.models.parts.graph.branch import LateReadings, PartKey, ReadPart
+from causeway_server.models.parts.graph.branch import ContinuedReadings, PartKey, ReadPart
 from causeway_server.models.parts.process.messages import Found
 from causeway_server.models.parts.process.parent import WorkerFailed, WorkerTimeout
 from causeway_server.router.types import Fact
@@ -37,7 +37,7 @@ def now() -> float:
 
 
 async def test_a_reading_goes_on_without_its_caller_and_the_next_one_joins_it() -> None:
-    late, encoder = LateReadings(), Encoder()
+    late, encoder = ContinuedReadings(), Encoder()
     for _ in range(2):
         with pytest.raises(WorkerTimeout):
             await late.read(KEY, encoder.run, now() + 0.01)
@@ -49,7 +49,7 @@ async def test_a_reading_goes_on_without_its_caller_and_the_next_one_joins_it() 
 
 
 async def test_a_reading_ends_with_the_last_caller_that_is_cancelled() -> None:
-    late, encoder = LateReadings(), Encoder()
+    late, encoder = ContinuedReadings(), Encoder()
     first, second = (asyncio.create_task(late.read(KEY, encoder.run, now() + 60.0)) for _ in range(2))
     await asyncio.sleep(0.0)
     first.cancel()
@@ -62,7 +62,7 @@ async def test_a_reading_ends_with_the_last_caller_that_is_cancelled() -> None:
 
 
 async def test_callers_get_an_error_when_readings_are_closed() -> None:
-    late, encoder = LateReadings(), Encoder()
+    late, encoder = ContinuedReadings(), Encoder()
     waiting = asyncio.create_task(late.read(KEY, encoder.run, now() + 60.0))
     await asyncio.sleep(0.0)
     await late.close()

@@ -8,18 +8,18 @@ from causeway_server.models.signals.calibration import CalibrationParameters, Co
 from causeway_train.data.transcripts import TranscribedRow
 from causeway_train.function_calls.dataset import Row
 from causeway_train.signals.graded_answers import GradedAnswer
-from causeway_train.signals.spoken import HeardAnswer, fit_spoken, measure_spoken
+from causeway_train.signals.spoken import SpokenAnswer, fit_spoken, measure_spoken
 from tests.models.signals.test_calibration import confidence, stage
 
 TOKENS = 4
 
 
-def heard(draw: random.Random, number: int) -> HeardAnswer:
+def heard(draw: random.Random, number: int) -> SpokenAnswer:
     """A model that is always sure, of transcripts of which a confidence c is right with probability c."""
     clear = draw.random()
     right = draw.random() < clear
     confidences = tuple(confidence(0.9, tokens) for tokens in range(1, TOKENS + 1))
-    return HeardAnswer(GradedAnswer(f"prompt {number}", right, confidences=confidences), clear)
+    return SpokenAnswer(GradedAnswer(f"prompt {number}", right, confidences=confidences), clear)
 
 
 def test_the_stage_hands_off_what_was_misheard() -> None:

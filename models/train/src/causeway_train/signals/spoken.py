@@ -27,7 +27,7 @@ from .quality import correctness, halves
 _MIN_COUNT = 2  # of a bigram or trigram that is kept
 
 
-class HeardAnswer(msgspec.Struct, frozen=True):
+class SpokenAnswer(msgspec.Struct, frozen=True):
     """The graded answer to a transcript; `heard`: the transcript's confidence, 0 to 1."""
 
     answer: GradedAnswer
@@ -55,7 +55,7 @@ class SpokenMetrics(msgspec.Struct, frozen=True):
 
 def grade_heard(
     transcribed: Sequence[TranscribedRow], answers: Sequence[Answer]
-) -> tuple[list[HeardAnswer], list[HeardAnswer]]:
+) -> tuple[list[SpokenAnswer], list[SpokenAnswer]]:
     """Grade the answers to transcripts by what was said, and return those to fit on and those to measure on.
 
     An audio clip in which no words were found gets no answer, and is left out.
@@ -63,11 +63,11 @@ def grade_heard(
     graded = grade([one.row for one in transcribed], answers, lambda _: True)
     confidence = {one.row.text: one.confidence for one in transcribed if one.heard}
     halved = halves([one for one in graded if one.confidences and one.text in confidence])
-    first, second = ([HeardAnswer(one, confidence[one.text]) for one in half] for half in halved)
+    first, second = ([SpokenAnswer(one, confidence[one.text]) for one in half] for half in halved)
     return first, second
 
 
-def fit_spoken(heard: Sequence[HeardAnswer], calibrator: ConfidenceCalibrator, tokens: int) -> LinearLogit:
+def fit_spoken(heard: Sequence[SpokenAnswer], calibrator: ConfidenceCalibrator, tokens: int) -> LinearLogit:
     """Return the stage for spoken requests.
 
     Args:
@@ -81,7 +81,7 @@ def fit_spoken(heard: Sequence[HeardAnswer], calibrator: ConfidenceCalibrator, t
 
 
 def measure_spoken(
-    heard: Sequence[HeardAnswer], calibrator: ConfidenceCalibrator, tokens: int, below: float
+    heard: Sequence[SpokenAnswer], calibrator: ConfidenceCalibrator, tokens: int, below: float
 ) -> SpokenMetrics:
     """Measure a calibrator with a stage for spoken requests on rows that its fit did not use."""
     truth = correctness([one.answer for one in heard])
@@ -98,7 +98,7 @@ def measure_spoken(
     )
 
 
-def _spoken_probability(calibrator: ConfidenceCalibrator, one: HeardAnswer, tokens: int) -> float:
+def _spoken_probability(calibrator: ConfidenceCalibrator, one: SpokenAnswer, tokens: int) -> float:
     confidence, ended = confidence_at(one.answer, tokens)
     return calibrator(confidence, tokens, ended=ended, transcript_confidence=one.heard)
 
