@@ -227,7 +227,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         spend=backends.spend,
         metrics=metrics,
         clock=clock,
-        chance=random.Random(os.urandom(16)),
+        rng=random.Random(os.urandom(16)),
         checks=SemanticChecks(semantic, metrics, random.Random(os.urandom(16))),
     )
     candidates = CandidateEstimates(model_dirs)

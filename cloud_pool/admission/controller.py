@@ -165,7 +165,7 @@ class AdmissionController:
         settings: AdmissionSettings | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
         metrics: AdmissionMetrics | None = None,
         tier: str = "",
         lost_s: Callable[[], float] = lambda: 0.0,
@@ -180,7 +180,7 @@ class AdmissionController:
         self.lost_s = lost_s
         self.wants_more = False  # a worker's: more work waits than that in here, as far as its last claim of jobs tells
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._metrics = metrics or AdmissionMetrics(CollectorRegistry())
         self._tier = tier
         settings = settings or AdmissionSettings(permits=permits, max_queued=max_queued)
@@ -312,7 +312,7 @@ class AdmissionController:
     def _add_jitter(self, error: CausewayError) -> None:
         """Lengthen `retry_after_s` at random, so that requests rejected together do not return together."""
         if error.retry_after_s is not None:
-            error.retry_after_s *= 1.0 + _JITTER * self._chance()
+            error.retry_after_s *= 1.0 + _JITTER * self._rng()
 
 
 def _expire(grant: asyncio.Future[QueueFull | None]) -> None:

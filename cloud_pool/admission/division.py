@@ -120,7 +120,7 @@ def worker_permits(permits: int, peers: Peers, turn: int = 0) -> dict[str, int]:
         turn: Number that is the same for all peers and changes after a while.
     """
     workers = {name: peer for name, peer in peers.items() if peer.kind == "worker"}
-    order = {name: (peer.demand <= 0.0, _chance(turn, name), name) for name, peer in workers.items()}
+    order = {name: (peer.demand <= 0.0, _draw(turn, name), name) for name, peer in workers.items()}
     parts: dict[str, int] = {}
     while workers:
         wanted = {name: 1.0 + peer.demand for name, peer in workers.items()}
@@ -158,6 +158,6 @@ def _rounded(parts: Mapping[str, float], permits: int, order: Mapping[str, tuple
     return whole
 
 
-def _chance(turn: int, name: str) -> bytes:
+def _draw(turn: int, name: str) -> bytes:
     """Return a pseudo-random key that is the same in all processes and differs for each turn."""
     return hashlib.blake2b(f"{turn} {name}".encode(), digest_size=8).digest()

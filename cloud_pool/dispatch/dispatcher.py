@@ -281,7 +281,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
     retry_budget: RetryBudget = msgspec.field(default_factory=RetryBudget)
     retried: Callable[[str], None] = lambda code: None  # gets the code of each error that a retry follows
     clock: Callable[[], float] = time.monotonic  # s
-    chance: Callable[[], float] = random.random  # draws from [0, 1)
+    rng: Callable[[], float] = random.random  # draws from [0, 1)
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     latency: FirstTokenLatency = msgspec.field(default_factory=FirstTokenLatency)
 
@@ -342,7 +342,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
         if not retry_state.may_retry(error) or len(self.pool.endpoints) <= len(retry_state.tried):
             return None
         # All of it is jitter: requests that failed together must not come back together.
-        pause_s = self.chance() * min(MAX_PAUSE_S, PAUSE_S * 2.0 ** (retry_state.attempts - 1))
+        pause_s = self.rng() * min(MAX_PAUSE_S, PAUSE_S * 2.0 ** (retry_state.attempts - 1))
         now = self.clock()
         if now + pause_s >= request.deadline or not self.retry_budget.try_spend(now):
             return None

@@ -100,7 +100,7 @@ class Pool(msgspec.Struct):
     settings: LoadBalancingConfig = LoadBalancingConfig()
     zone: str = ""  # the gateway's own, "" for none
     clock: Callable[[], float] = time.monotonic  # s
-    chance: Callable[[], float] = random.random  # draws from [0, 1)
+    rng: Callable[[], float] = random.random  # draws from [0, 1)
     ejected: Callable[[str, str], None] = lambda tier, code: None  # gets the tier and error code of each ejection
     state: PoolState = PoolState()
     to_probe: list[str] = []
@@ -147,7 +147,7 @@ class Pool(msgspec.Struct):
             self.state,
             self.settings,
             now=now,
-            draw=self.chance(),
+            draw=self.rng(),
             key=key if self.configured.load_balancing == "prefix_affinity" else b"",
             excluding=excluding,
             zone=self.zone,

@@ -216,11 +216,11 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         longest_s = self.max_deadline_s + self.result_ttl_s + self.dead_letter_ttl_s + self.batches.file_ttl_s
         return int(longest_s * 1000)
 
-    def retry_delay_s(self, error: CausewayError, attempts: int, chance: float) -> float:
-        """Return the delay before a failed run is repeated. `attempts`: at least 1; `chance`: uniform in [0, 1)."""
+    def retry_delay_s(self, error: CausewayError, attempts: int, draw: float) -> float:
+        """Return the delay before a failed run is repeated. `attempts`: at least 1; `draw`: uniform in [0, 1)."""
         if isinstance(error, RateLimited) and error.retry_after_s is not None:
             return min(error.retry_after_s, self.limit_retry_s)
-        return job_retry_delay_s(attempts, chance, base_s=self.backoff_s, max_s=self.backoff_max_s)
+        return job_retry_delay_s(attempts, draw, base_s=self.backoff_s, max_s=self.backoff_max_s)
 
     def price_share(self, window: str) -> float:
         """Return the share of the tier's price that is billed to a job of this window."""
@@ -298,12 +298,12 @@ def no_off_peak_hours() -> InvalidRequest:
     return InvalidRequest("This gateway has no off-peak hours configured (jobs.off_peak.hours).", param="window")
 
 
-def job_retry_delay_s(attempts: int, chance: float, *, base_s: float, max_s: float) -> float:
+def job_retry_delay_s(attempts: int, draw: float, *, base_s: float, max_s: float) -> float:
     """Return an exponential delay with full jitter: uniform in (0, min(max_s, base_s · 2^(attempts-1))].
 
     Args:
         attempts: Number of attempts so far, at least 1.
-        chance: Random number, uniform in [0, 1).
+        draw: Random number, uniform in [0, 1).
     """
     ceiling = min(max_s, base_s * 2.0 ** min(attempts - 1, 32))
-    return ceiling * (1.0 - chance)
+    return ceiling * (1.0 - draw)

@@ -56,7 +56,7 @@ class Agent:
         clock: Wall and monotonic time.
         disk: The file operations.
         inspector: The verifier of published files; by default in a child process.
-        chance: A random number from 0 to 1, which spreads retries.
+        rng: A random number from 0 to 1, which spreads retries.
     """
 
     _: KW_ONLY
@@ -67,7 +67,7 @@ class Agent:
     clock: Clock
     disk: Disk = field(default_factory=Disk)
     inspector: Inspector = field(default_factory=ChildInspector)
-    chance: Callable[[], float] = random.random
+    rng: Callable[[], float] = random.random
 
     def __post_init__(self) -> None:
         self._store = self.booted.store
@@ -182,7 +182,7 @@ class Agent:
     def _retry_s(self) -> float:
         wait_s = min(self._settings.check_interval_s, self._settings.retry_s * 2.0 ** min(self._refusals, 10))
         self._refusals += 1
-        return wait_s * (0.5 + self.chance())
+        return wait_s * (0.5 + self.rng())
 
     def _pointed(self) -> bool:
         pointer = self._store.pointer() or ()

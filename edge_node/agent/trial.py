@@ -1,6 +1,6 @@
 """The trial of a new bundle that already serves: this device's present requests, compared with earlier ones.
 
-A share, such as that of errors, counts as risen if its number of requests would have a probability below `chance` at
+A share, such as that of errors, counts as risen if its number of requests had a probability below `false_alarm` at
 the earlier share plus a margin (a one-sided exact binomial test). With 1 % margin and 200 requests, 5 % errors are
 detected where there were none, and 1 % are not. The control plane compares devices with each other; this trial protects
 each single device.
@@ -41,7 +41,7 @@ class TrialSettings(msgspec.Struct, frozen=True):
         least_requests: Minimum number of requests.
         longest_s: Duration after which a device with too few requests commits as unproven.
         poll_s: Interval between two checks.
-        chance: Probability of a false alarm at one check, for a share at its margin.
+        false_alarm: Probability of a false alarm at one check, for a share at its margin.
         errors_margin: Accepted rise of the share of failed requests; the other margins likewise.
         hot_c: Temperature in °C up to which the device never counts as too hot.
         heat_margin_c: Accepted rise of the temperature above the maximum of the day before.
@@ -53,7 +53,7 @@ class TrialSettings(msgspec.Struct, frozen=True):
     least_requests: int = 200
     longest_s: float = 86400.0
     poll_s: float = 5.0
-    chance: float = 1e-3
+    false_alarm: float = 1e-3
     errors_margin: float = 0.01
     degraded_margin: float = 0.05
     latency_margin: float = 0.1
@@ -196,7 +196,7 @@ class Trial:
             rows.append((LatencyRose, what, slow, slow_before, settings.latency_margin))
         for refusal, what, count, count_before, margin in rows:
             share = count_before / before.requests if known else 0.0
-            if binomial_tail(now.requests, count, min(1.0, share + margin)) < settings.chance:
+            if binomial_tail(now.requests, count, min(1.0, share + margin)) < settings.false_alarm:
                 yield refusal(f"{count} of {now.requests} requests {what}; before {count_before} of {before.requests}")
 
 

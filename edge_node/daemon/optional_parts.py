@@ -166,14 +166,14 @@ def make_jobs(
 
     clouds, service, clock = backends.clouds, serving.service, serving.records.clock
     store = JobOutbox(folder, config, clock)
-    chance = random.Random(os.urandom(16))
-    runner = OutboxRunner(store, service, clouds, config, clock, new_decision_id, chance, backends.encoders)
+    rng = random.Random(os.urandom(16))
+    runner = OutboxRunner(store, service, clouds, config, clock, new_decision_id, rng, backends.encoders)
     intake = JobIntake(config, store, runner, service, reader)
     api = OutboxApi(store, runner, intake, service, reader)
-    chance = random.Random(os.urandom(16))
-    webhooks = ReceiverQueue(store, config.webhooks, clock, chance)
+    rng = random.Random(os.urandom(16))
+    webhooks = ReceiverQueue(store, config.webhooks, clock, rng)
     tls = trusted_authorities(config.webhooks.ca_file)
-    sender = WebhookSender(webhooks, config.webhooks, change=runner.feed.change, tls=tls, rng=chance.random)
+    sender = WebhookSender(webhooks, config.webhooks, change=runner.feed.change, tls=tls, rng=rng.random)
     return JobParts(store, runner, intake, api, webhooks, sender, CloudCanceller(store, clouds, runner.feed))
 
 

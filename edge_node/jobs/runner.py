@@ -68,7 +68,7 @@ class OutboxRunner:
     config: OutboxConfig
     clock: Clock
     new_id: Callable[[], str]
-    chance: random.Random
+    rng: random.Random
     late_parts: PartEncoders | None = None
     feed: JobFeed = field(default_factory=JobFeed, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -78,7 +78,7 @@ class OutboxRunner:
     _decided_under: tuple[str, bool, int] | None = None
 
     def __post_init__(self) -> None:
-        self._gate = CloudGate(self.config, self.chance)
+        self._gate = CloudGate(self.config, self.rng)
         self._runs = JobRuns(self.service, self.config, self.store.time, self.clock, self.new_id)
         self._revisions = JobRevisions(
             self.store, self._runs, self._running, self.feed, self.clock, self.late_parts, self._take
@@ -279,7 +279,7 @@ class OutboxRunner:
         if job.attempts + 1 >= self.config.max_attempts:
             return lambda: store.fail(job, JobEvent.EXHAUST, error, decision=decision)
         longest_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0**job.attempts)
-        until = now + self.chance.random() * longest_s
+        until = now + self.rng.random() * longest_s
         return lambda: store.postpone(job, until, error, decision=decision)
 
 
@@ -296,13 +296,13 @@ class CloudGate:
     This keeps a thousand devices from overloading the cloud when it comes back.
 
     Args:
-        chance: Random source of the pauses.
+        rng: Random source of the pauses.
     """
 
-    def __init__(self, config: OutboxConfig, chance: random.Random) -> None:
+    def __init__(self, config: OutboxConfig, rng: random.Random) -> None:
         self._jitter_s = config.jitter_s
         self._interval_s = 1.0 / (_CATCH_UP * config.cloud_rate_per_s)
-        self._chance = chance
+        self._rng = rng
         self._was_open = False
         self._opens = 0.0
         self._next = 0.0
@@ -310,7 +310,7 @@ class CloudGate:
     def may_send(self, now: float, *, reachable: bool, backlog: bool) -> bool:
         """Return whether one job may be sent now, and count it as sent. `now`: monotonic, s. `backlog`: jobs wait."""
         if reachable and not self._was_open:
-            self._opens = max(self._opens, now + (self._chance.random() * self._jitter_s if backlog else 0.0))
+            self._opens = max(self._opens, now + (self._rng.random() * self._jitter_s if backlog else 0.0))
         self._was_open = reachable
         if not reachable or now < max(self._opens, self._next):
             return False
@@ -324,4 +324,4 @@ class CloudGate:
     def pause(self, now: float, seconds: float | None) -> None:
         """Pause because the cloud asked for it, or after the cloud has failed."""
         wait_s = _PAUSE_S if seconds is None else min(seconds, _MAX_WAIT_S)
-        self._opens = max(self._opens, now + wait_s * (1.0 + 0.25 * self._chance.random()))
+        self._opens = max(self._opens, now + wait_s * (1.0 + 0.25 * self._rng.random()))

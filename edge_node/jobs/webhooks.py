@@ -49,11 +49,11 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
     counts_unreachable = False  # whether failed connections are counted (1)
     idle_s = _POLL_S
 
-    def __init__(self, store: JobOutbox, config: OutboxWebhookConfig, clock: Clock, chance: random.Random) -> None:
+    def __init__(self, store: JobOutbox, config: OutboxWebhookConfig, clock: Clock, rng: random.Random) -> None:
         self._store = store
         self._config = config
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._away: dict[str, _Away] = {}
         self.unreachable = 0
         """Number of attempts without a connection."""
@@ -93,7 +93,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
         pause_s = _FIRST_PAUSE_S if earlier is None else min(earlier.pause_s * 2.0, _MAX_PAUSE_S)
         if len(self._away) >= _MAX_AWAY:
             del self._away[next(iter(self._away))]
-        until = self._clock.monotonic() + pause_s * (0.8 + 0.4 * self._chance.random())
+        until = self._clock.monotonic() + pause_s * (0.8 + 0.4 * self._rng.random())
         self._away[receiver] = _Away(until, pause_s)
 
 

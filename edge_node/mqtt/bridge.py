@@ -223,14 +223,14 @@ class MqttBridge:
         jobs: Stores the jobs of messages.
         service: Charges rates.
         metrics: Counts refusals.
-        chance: Random source of the pauses between attempts, so that a thousand devices do not reconnect together.
+        rng: Random source of the pauses between attempts, so that a thousand devices do not reconnect together.
 
     Raises:
         ConfigError: The address or a topic is invalid.
     """
 
     def __init__(
-        self, config: MqttConfig, jobs: LazyJobs, service: Service, metrics: Metrics, chance: random.Random
+        self, config: MqttConfig, jobs: LazyJobs, service: Service, metrics: Metrics, rng: random.Random
     ) -> None:
         self._config = config
         self._broker = BrokerUrl(config.url)
@@ -238,7 +238,7 @@ class MqttBridge:
         self._jobs = jobs
         self._service = service
         self._metrics = metrics
-        self._chance = chance
+        self._rng = rng
         self._away = Fault(log, logging.WARNING)
         self._refused = Fault(log, logging.ERROR)
         self._denied = Fault(log, logging.ERROR)
@@ -292,7 +292,7 @@ class MqttBridge:
                 )
                 error = BrokerError(message, lasting=True)
             self._tell(error)
-            await anyio.sleep(pause_s * (0.75 + 0.5 * self._chance.random()))
+            await anyio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
             pause_s = min(pause_s * 2.0, _MAX_PAUSE_S) if is_short or not was_connected else _MIN_PAUSE_S
 
     async def _parts(self) -> JobParts:

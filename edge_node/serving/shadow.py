@@ -80,13 +80,13 @@ class SemanticChecks:
     Args:
         semantic: Receives the results.
         metrics: Counts the results.
-        chance: Random source of the share.
+        rng: Random source of the share.
     """
 
-    def __init__(self, semantic: SemanticAnswers, metrics: Metrics, chance: random.Random) -> None:
+    def __init__(self, semantic: SemanticAnswers, metrics: Metrics, rng: random.Random) -> None:
         self._semantic = semantic
         self._metrics = metrics
-        self._chance = chance
+        self._rng = rng
         self._policy: Policy | None = None
         self._store: ShadowStore | None = None
 
@@ -112,7 +112,7 @@ class SemanticChecks:
 
     def draw(self, share: float) -> bool:
         """Return whether this semantic answer is checked."""
-        return self._chance.random() < share
+        return self._rng.random() < share
 
     def compare(self, generation: Generation, check: SemanticCheck, new: StoredAnswer) -> None:
         """Compare both answers, and keep the result."""
@@ -257,7 +257,7 @@ class Shadows:
         spend: Counts their costs.
         metrics: Counts their results.
         clock: Monotonic time.
-        chance: Random source for the choice of answers.
+        rng: Random source for the choice of answers.
         checks: Checks of semantic answers, which share the store.
     """
 
@@ -267,7 +267,7 @@ class Shadows:
     spend: SpendStore
     metrics: Metrics
     clock: Clock
-    chance: random.Random
+    rng: random.Random
     checks: SemanticChecks
     _policy: Policy | None = None
     _store: ShadowStore | None = None
@@ -331,7 +331,7 @@ class Shadows:
         if generation.on_device or generation.job is not None or request.echo or request.suffix is not None:
             return None
         prompt = prompt_text(request)
-        if prompt is None or len(prompt) > MAX_CHARACTERS or self.chance.random() >= decision.shadow.share:
+        if prompt is None or len(prompt) > MAX_CHARACTERS or self.rng.random() >= decision.shadow.share:
             return None
         return ShadowTap(generation, reply, prompt)
 

@@ -108,11 +108,11 @@ Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/st
 _JITTER = 0.2
 
 
-def webhook_retry_delay_s(attempts: int, chance: float) -> float | None:
-    """Return the delay after `attempts` ≥ 1 failed attempts, ± 20 %, or None to give up. `chance` is in [0, 1)."""
+def webhook_retry_delay_s(attempts: int, draw: float) -> float | None:
+    """Return the delay after `attempts` ≥ 1 failed attempts, ± 20 %, or None to give up. `draw` is in [0, 1)."""
     if attempts > len(RETRY_DELAYS_S):
         return None
-    return RETRY_DELAYS_S[attempts - 1] * (1.0 + _JITTER * (2.0 * chance - 1.0))
+    return RETRY_DELAYS_S[attempts - 1] * (1.0 + _JITTER * (2.0 * draw - 1.0))
 
 
 def signed_headers(message_id: str, body: str, secrets: Iterable[str], now_s: float) -> dict[str, str]:

@@ -229,7 +229,7 @@ class Gateway:
                 _client_of(clients),
                 settings=balancing,
                 clock=clock,
-                chance=chance.random,
+                rng=chance.random,
             )
             settings = config.admission_settings if kind == "gateway" else worker_admission(config)
             admission = self.admissions[name] = AdmissionController(
@@ -237,13 +237,13 @@ class Gateway:
                 settings.max_queued,
                 settings,
                 clock=clock,
-                chance=chance.random,
+                rng=chance.random,
                 lost_s=self.lag.lost_s,
             )
             dispatch = Dispatcher(
                 pool,
                 clock=clock,
-                chance=chance.random,
+                rng=chance.random,
                 sleep=asyncio.sleep,
             )
             runtimes[name] = TierRuntime(tier, admission, dispatch)

@@ -72,7 +72,7 @@ class TritonClient:
         clock: Monotonic clock, in seconds.
         reloaded: Callback for the name of each model that this gateway loaded again.
         pauses_s: Pauses between attempts to load a model.
-        chance: Random number in [0, 1), to spread repairs by several gateways.
+        rng: Random number in [0, 1), to spread repairs by several gateways.
         tensors: Tensors of the models that it is called for.
         key_file: File with the key of the server's model control.
     """
@@ -85,7 +85,7 @@ class TritonClient:
         clock: Callable[[], float] = time.monotonic,
         reloaded: Callable[[str], None] = lambda model: None,
         pauses_s: Sequence[float] = PAUSES_S,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
         tensors: TensorFormat = VLLM,
         key_file: Path | None = None,
     ) -> None:
@@ -96,7 +96,7 @@ class TritonClient:
         self._reloaded = reloaded
         self._pauses_s = pauses_s
         self._key_file = key_file
-        self._chance = chance
+        self._rng = rng
         self._connection = TritonConnection(address, tasks)
         self._canceller = Canceller(self._connection, tasks, clock, tensors.stop_s)
         self._calls: set[RunningCall] = set()
@@ -272,7 +272,7 @@ class TritonClient:
 
     async def _reload(self, model: str, embed: bool) -> None:
         try:
-            await asyncio.sleep(SPREAD_S * self._chance())
+            await asyncio.sleep(SPREAD_S * self._rng())
             if self._closed or await self._repaired_by_peer(model, embed):
                 return
             log.warning("%s: the process of %s died; the model is loaded again.", self.address, model)

@@ -43,7 +43,7 @@ async def end(*tasks: asyncio.Task[None]) -> None:
 
 
 async def test_a_displaced_waiter_gets_a_429_with_retry_after() -> None:
-    admission = AdmissionController(1, 1, chance=lambda: 1.0)
+    admission = AdmissionController(1, 1, rng=lambda: 1.0)
     held = asyncio.ensure_future(hold(admission))
     await settle()
     bulk = asyncio.ensure_future(hold(admission, "bulk"))

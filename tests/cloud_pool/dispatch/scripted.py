@@ -153,7 +153,7 @@ class Bed:
             retry_budget=budget or RetryBudget(share=1.0),
             retried=self.counted.retried,
             clock=self.clock,
-            chance=lambda: 1.0,
+            rng=lambda: 1.0,
             sleep=self.clock.sleep,
         )
 

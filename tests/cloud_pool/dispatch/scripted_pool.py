@@ -58,7 +58,7 @@ class Endpoint:
 
 
 class Bed:
-    """A pool over scripted endpoints; by default its chance always draws the first two, in order."""
+    """A pool over scripted endpoints; by default its `rng` always draws the first two, in order."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Bed:
         settings: LoadBalancingConfig | None = None,
         zone: str = "",
         load_balancing: LoadBalancing = "least_loaded",
-        chance: Callable[[], float] = lambda: 0.0,
+        rng: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.clock = Clock()
         self.tritons: dict[str, Endpoint] = {}
@@ -79,7 +79,7 @@ class Bed:
             settings=settings or LoadBalancingConfig(),
             zone=zone,
             clock=self.clock,
-            chance=chance,
+            rng=rng,
             ejected=lambda *what: self.ejections.append(what),
         )
 

@@ -175,14 +175,14 @@ class Gateway:
             TierEndpoints(TIER, TIER, tuple(parse_endpoint_address(address) for address in clients)),
             lambda address: cast("TritonClient", clients[address]),
             clock=clock,
-            chance=chance.random,
+            rng=chance.random,
         )
         permits = SLOTS * len(servers)
         settings = AdmissionSettings(permits=permits, min_permits=1, max_queued=64)
         self.admission = AdmissionController(
-            settings.permits, settings.max_queued, settings, clock=clock, chance=chance.random
+            settings.permits, settings.max_queued, settings, clock=clock, rng=chance.random
         )
-        self.dispatch = Dispatcher(self.pool, clock=clock, chance=chance.random, sleep=asyncio.sleep)
+        self.dispatch = Dispatcher(self.pool, clock=clock, rng=chance.random, sleep=asyncio.sleep)
         self.fallback = TierFallback(
             DegradationConfig(), {TIER: TierSignals(self.pool, self.admission.scheduler, 2.0)}, clock=clock
         )

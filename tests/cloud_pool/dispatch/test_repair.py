@@ -156,10 +156,9 @@ async def test_several_gateways_reload_a_dead_model_once() -> None:
     async with bed(dies_after(0)) as (fake, _), anyio.create_task_group() as tasks:
         fake.loading.clear()
         reloaded: list[str] = []
-        first = TritonClient(fake.address, tasks, pauses_s=(0.01, 0.01), chance=lambda: 0.0)
+        first = TritonClient(fake.address, tasks, pauses_s=(0.01, 0.01), rng=lambda: 0.0)
         others = [
-            TritonClient(fake.address, tasks, reloaded=reloaded.append, chance=partial(float, late))
-            for late in (0.5, 1.0)
+            TritonClient(fake.address, tasks, reloaded=reloaded.append, rng=partial(float, late)) for late in (0.5, 1.0)
         ]
         for triton in (first, *others):
             with pytest.raises(EngineUnavailable):
@@ -191,7 +190,7 @@ async def test_an_abandoned_reload_is_taken_over() -> None:
     now = 1000.0
     async with bed(dies_after(0)) as (fake, _), anyio.create_task_group() as tasks:
         fake.state = "UNAVAILABLE"
-        triton = TritonClient(fake.address, tasks, chance=lambda: 0.0, clock=lambda: now)
+        triton = TritonClient(fake.address, tasks, rng=lambda: 0.0, clock=lambda: now)
         triton.repair("m")
         await until(lambda: fake.index_reads >= 2)
         assert fake.control == []

@@ -88,7 +88,7 @@ async def test_attempts_end_at_max_attempts_with_the_last_error() -> None:
 
 
 async def test_pauses_grow_and_are_short() -> None:
-    """`chance` 1 is the longest pause."""
+    """`rng` 1 is the longest pause."""
     async with bed([[REFUSED]], [[REFUSED]], [GOOD]) as it:
         await it.text()
     assert it.clock.slept == [0.02, 0.04]

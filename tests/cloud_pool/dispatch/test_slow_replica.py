@@ -37,7 +37,7 @@ class Run(msgspec.Struct):
 def simulate(factors: Mapping[str, float], requests: int, *, seed: int = 3) -> Run:
     """`factors`: how much slower each endpoint is."""
     chance = random.Random(seed)
-    bed = Bed(*NAMES, chance=chance.random)
+    bed = Bed(*NAMES, rng=chance.random)
     run, order = Run([], []), 0
     events: list[tuple[float, int, EndpointLease, float]] = []
     arrives = bed.clock.now

@@ -63,8 +63,8 @@ def test_only_retry_leaves_a_final_state(events: list[JobEvent]) -> None:
 
 
 @given(st.integers(1, 10_000), CHANCE)
-def test_a_retry_delay_is_positive_and_bounded(tried: int, chance: float) -> None:
-    assert 0.0 < job_retry_delay_s(tried, chance, base_s=1.0, max_s=60.0) <= 60.0
+def test_a_retry_delay_is_positive_and_bounded(tried: int, draw: float) -> None:
+    assert 0.0 < job_retry_delay_s(tried, draw, base_s=1.0, max_s=60.0) <= 60.0
 
 
 @pytest.mark.parametrize(("tried", "ceiling"), [(1, 1.0), (2, 2.0), (4, 8.0), (7, 60.0)])
@@ -73,8 +73,8 @@ def test_retry_delays_double_up_to_the_maximum(tried: int, ceiling: float) -> No
 
 
 @given(st.integers(1, 50), CHANCE)
-def test_webhook_delays_follow_their_table_and_then_end(tried: int, chance: float) -> None:
-    pause = webhook_retry_delay_s(tried, chance)
+def test_webhook_delays_follow_their_table_and_then_end(tried: int, draw: float) -> None:
+    pause = webhook_retry_delay_s(tried, draw)
     if tried > len(RETRY_DELAYS_S):
         assert pause is None
     else:

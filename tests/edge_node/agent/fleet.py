@@ -250,7 +250,7 @@ class TestDevice:
             clock=self.time.clock,
             disk=self.disk,
             inspector=InProcess(),
-            chance=lambda: 0.5,
+            rng=lambda: 0.5,
         )
         return self.agent
 

@@ -113,7 +113,7 @@ def test_five_percent_errors_are_found_within_a_few_hundred_requests() -> None:
         errors = 0
         for requests in range(1, 501):
             errors += chance.random() < 0.05
-            if binomial_tail(requests, errors, 0.015) < SETTINGS.chance:
+            if binomial_tail(requests, errors, 0.015) < SETTINGS.false_alarm:
                 found += 1
                 break
     assert found >= 285
