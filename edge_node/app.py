@@ -24,6 +24,8 @@ from causeway_server.models.signals import SHADOW_FILE
 from causeway_server.router.policy.compiled import Limits, Policy
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions
+from causeway_server.router.serving.stored.api import StoredResponseApi
+from causeway_server.router.serving.stored.responses import StoredResponses
 from causeway_server.router.types import Location, Modality
 
 from .backends.backend import Backend
@@ -51,8 +53,10 @@ from .files.store import DeviceFileStore
 from .http.api import Api, RequestReader
 from .http.feedback import FeedbackApi
 from .http.inspection import Inspection
+from .http.responses import DeviceResponses
 from .jobs import FILE as JOBS_FILE
 from .jobs.lazy_jobs import LazyJobs
+from .jobs.responses import ResponseJobs
 from .observability.metrics import Metrics
 from .parts import LazyAudio
 from .serving.generation import AttemptRunner
@@ -72,6 +76,8 @@ from .storage.cache import AnswerCache
 from .storage.decisions import FILE as DECISIONS_FILE
 from .storage.decisions import DecisionStore
 from .storage.policies import DEFAULT_POLICY, PolicyStore
+from .storage.responses import FILE as RESPONSES_FILE
+from .storage.responses import DeviceResponseStore
 from .storage.spend import FILE as SPEND_FILE
 from .storage.spend import SpendStore
 from .storage.state_folder import StateFolderLock
@@ -128,7 +134,9 @@ def build(
     clock = clock or system_clock()
     state_dir = Path(config.state_dir) if config.state_dir else None
     factory = config
-    state_folder = StateFolderLock(state_dir, (CACHE_FILE, DECISIONS_FILE, SPEND_FILE, SHADOW_FILE, JOBS_FILE))
+    state_folder = StateFolderLock(
+        state_dir, (CACHE_FILE, DECISIONS_FILE, SPEND_FILE, SHADOW_FILE, JOBS_FILE, RESPONSES_FILE)
+    )
     booted, config = boot_bundle(config, state_folder, clock)
     model_dirs = [Path(folder) for folder in config.engine.model_dirs]
     device = _Device(config, state_dir, model_dirs, clock, environ, Metrics())
@@ -291,8 +299,11 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
     """Construct the parts from which requests come: files, jobs, audio, live sessions, a broker's messages."""
     config, clock, part_encoders = device.config, device.clock, backends.encoders
     files = DeviceFileStore(device.state_dir, config.files, config.server.max_body_bytes, clock)
-    reader = RequestReader(config.server, files)
     jobs = LazyJobs(device.state_dir, lambda folder: make_jobs(folder, config.jobs, backends, serving, reader))
+    response_store = DeviceResponseStore(device.state_dir, config.responses, clock)
+    response_jobs = ResponseJobs(jobs)
+    responses = StoredResponses(store=response_store, jobs=response_jobs, by_default=False, wall_clock=clock.unix)
+    reader = RequestReader(config.server, files, responses)
     audio = LazyAudio(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
     tracing = make_tracer(config)
     sessions = Sessions(
@@ -322,6 +333,8 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
         ),
         reader=reader,
         files=files,
+        response_store=response_store,
+        responses=DeviceResponses(StoredResponseApi(responses), serving.service, reader, response_jobs.start),
         jobs=jobs,
         audio=audio,
         sessions=sessions,
@@ -355,11 +368,13 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
             **Console(parts, agent).paths(),
             **parts.jobs.paths(),
             **FileApi(parts.files, reader, config.server.read_timeout_s).paths(),
+            **parts.responses.paths(),
             **parts.audio.paths(),
             "/v1/realtime": ("GET", parts.sessions.connect),
         },
         heartbeat_s=config.server.heartbeat_s,
         as_job=parts.jobs.as_job,
+        responses=parts.responses,
     )
 
 

@@ -29,6 +29,7 @@ from causeway_server.router.api.operations import (
     openapi_operation,
     realtime_operation,
     secret_operations,
+    stored_response_operations,
     transcription_operation,
 )
 from causeway_server.router.errors import ResultTooLarge
@@ -152,6 +153,7 @@ def edge_operations() -> list[Operation]:
         *model_operations(CLIENT, _AUTH),
         *_jobs(),
         *secret_operations(CLIENT, (*ANY_REQUEST, *_AUTH, *_JOB_STORE)),
+        *stored_response_operations(CLIENT, (*_AUTH, *_JOB_STORE)),
         *_files(),
         *_audio(),
         realtime_operation(

@@ -181,6 +181,22 @@ class DeviceFilesConfig(DeviceFilesSettings, frozen=True, forbid_unknown_fields=
     ] = 7 * 86400.0
 
 
+class ResponsesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_responses: Annotated[
+        Positive,
+        doc("Maximum stored responses and conversations' turns of one client. Its oldest ones give way to new ones."),
+    ] = 1000
+    max_bytes: Annotated[Positive, doc("Maximum size of what is stored for one client, likewise.")] = 16 * 1024 * 1024
+    max_total_bytes: Annotated[Positive, doc("Maximum size of what is stored for all clients, likewise.")] = (
+        128 * 1024 * 1024
+    )
+    ttl_s: Annotated[
+        float,
+        Meta(ge=1),
+        doc("Time for which a response is kept. A conversation is kept for as long after its last change."),
+    ] = 30 * 86400.0
+
+
 class MqttTopicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Messages that are taken as requests: those on topics that `filter` matches."""
 
@@ -266,6 +282,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decisions: DecisionsConfig = DecisionsConfig()
     jobs: OutboxConfig = OutboxConfig()
     files: DeviceFilesConfig = DeviceFilesConfig()
+    responses: ResponsesConfig = ResponsesConfig()
     realtime: RealtimeConfig = RealtimeConfig()
     mqtt: MqttConfig = MqttConfig()
     parts: PartsConfig = PartsConfig()

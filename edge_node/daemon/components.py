@@ -18,6 +18,7 @@ from ..clock import Clock
 from ..files.store import DeviceFileStore
 from ..http.api import RequestReader
 from ..http.inspection import CloudState, Reachability, Readiness
+from ..http.responses import DeviceResponses
 from ..jobs.lazy_jobs import LazyJobs
 from ..observability.metrics import Metrics
 from ..parts import LazyAudio
@@ -31,6 +32,7 @@ from ..storage.background_sqlite import SqliteStats
 from ..storage.cache import AnswerCache
 from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore
+from ..storage.responses import DeviceResponseStore
 from ..storage.spend import SpendStore
 from ..storage.state_folder import StateFolderLock
 
@@ -77,6 +79,8 @@ class WaysIn:
     connections: tuple[ConnectionTable, ConnectionTable]  # open connections, over TCP and over the Unix socket
     reader: RequestReader
     files: DeviceFileStore
+    response_store: DeviceResponseStore
+    responses: DeviceResponses
     jobs: LazyJobs
     audio: LazyAudio
     sessions: Sessions[DeviceClient]
@@ -126,6 +130,7 @@ class Components(Backends, Serving, WaysIn):
             *self.state_folder.problems,
             *self.jobs.problems,
             *self.files.problems,
+            *self.response_store.problems,
             *(() if self.mqtt is None else self.mqtt.problems),
             self.policies.persist_problem,
             *self.shadows.problems,

@@ -184,6 +184,7 @@ class App:
     def _close_stores(self) -> None:
         self.parts.jobs.close()
         self.parts.files.close()
+        self.parts.response_store.close()
         self.parts.cache.close()
         self.parts.decisions.close()
         self.parts.shadows.close()

@@ -3,11 +3,12 @@
 Every error is sent as OpenAI's error object.
 
     POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
-    POST /v1/responses                                           the same, as a Response object; nothing is stored
+    POST /v1/responses                                           the same, as a Response object
     POST /v1/route                                               the decision for such a request, without running it
     GET  /v1/models, /v1/decisions, /healthz, …                  see `inspection`
     POST /v1/audio/transcriptions /v1/audio/speech               see `parts.audio`
     POST GET /v1/jobs, GET DELETE /v1/jobs/{id}                  see `jobs`
+    GET  /v1/responses/{id} /v1/conversations/{id}…              see `responses`
     GET  /console…                                               the page, see `console.routes`
 """
 
@@ -39,6 +40,7 @@ from causeway_server.router.errors import (
     ClientGone,
     MethodNotAllowed,
     NotFound,
+    PermissionDenied,
     QueueFull,
 )
 from causeway_server.router.openai.chat import parse_chat
@@ -46,6 +48,7 @@ from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.request_body import BOM, check_header_names, check_media_type
 from causeway_server.router.openai.responses.request import RESPONSE_ONLY, ResponseEcho, parse_response
+from causeway_server.router.openai.responses.state import Turn, names_state
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.request import (
@@ -68,6 +71,7 @@ from causeway_server.router.serving.request import (
     served_method,
 )
 from causeway_server.router.serving.responses import HttpReplyWriter, device_header_lines, error_response, json_response
+from causeway_server.router.serving.stored.responses import StoredResponses
 from causeway_server.router.trackers import MAX_CLIENTS, FairShare, network_of
 from causeway_server.router.types import Kind, Prefer, Request, RoutingHints
 
@@ -109,6 +113,7 @@ _PREFERENCES: tuple[Prefer, ...] = get_args(Prefer)
 _HEADERS = frozenset(name for name in REQUEST_HEADERS if name.startswith(OURS))
 _MAX_REMEMBERED = 2048  # number of parsed requests in memory, for bodies of at most:
 _SHORT_BYTES = 4096
+_WITH_STATE = ("response", None)  # kinds of bodies that may name stored responses
 _ANSWER_PATHS = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
@@ -116,6 +121,7 @@ _ANSWER_PATHS = frozenset(
     }
 )
 AsJob = Callable[[web.BaseRequest], Awaitable[web.StreamResponse | None]]
+
 _ID_HEADERS = ("x-request-id", "x-causeway-decision")
 _ID = "{id}"  # one step of a path
 _ANY_ID = "{id:.*}"  # the rest of a path
@@ -146,11 +152,14 @@ class HeadFacts(msgspec.Struct, frozen=True):
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """A parsed request, and its derived values. `echo`: set only for a request that is answered as a response."""
+    """A parsed request, and its derived values. `echo`: set only for a request that is answered as a response; `turn`:
+    for one that names stored responses, or is stored.
+    """
 
     request: Request
     memo: RequestMemo
     echo: ResponseEcho | None = None
+    turn: Turn | None = None
 
 
 class BodyFiles(Protocol):
@@ -171,10 +180,14 @@ class RequestReader:
     Args:
         config: The server's settings.
         files: The uploaded files that bodies may name.
+        responses: The stored responses that bodies may name.
     """
 
-    def __init__(self, config: ServerConfig, files: BodyFiles | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig, files: BodyFiles | None = None, responses: StoredResponses | None = None
+    ) -> None:
         self._files = files
+        self._responses = responses
         self._keys = [  # only hashes are kept
             (bytes.fromhex(key.sha256), Caller(key.name, key.tags, reads_all_decisions="decisions" in key.rights))
             for key in config.keys
@@ -219,9 +232,24 @@ class RequestReader:
         body = arrived_body(request, self._max_body_bytes)
         if body is None:
             body = await self._arriving_body(request)
+        if self._responses is not None and kind in _WITH_STATE and names_state(body) and _is_response(kind, body):
+            return await self._continued(self._responses, body, hints, request.headers.get("idempotency-key", ""))
         if FILE_MARK in body:
             body = await self.with_files(body, hints.client)
         return self._parse(kind, body, hints)
+
+    async def _continued(self, responses: StoredResponses, body: bytes, hints: RoutingHints, key: str) -> ParsedRequest:
+        """Parse a request whose state is resolved first. What continues a private response stays on this device."""
+        turn = await responses.begin(body, hints.client, key)
+        body = turn.body
+        if FILE_MARK in body:
+            body = await self.with_files(body, hints.client)
+        parsed = _parsed("response", body, hints)
+        request, echo = parsed.request, parsed.echo
+        assert echo is not None
+        if turn.private:
+            request = bound_to_device(request)
+        return ParsedRequest(request, parsed.memo, turn.echo(echo), turn)
 
     def facts(self, request: HttpExchange) -> HeadFacts:
         """Return the facts of a request's head. Raises CausewayError, each a 4xx."""
@@ -297,6 +325,17 @@ def _parsed(kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRe
     return ParsedRequest(_PARSERS[endpoint](body, hints), RequestMemo())
 
 
+def _is_response(kind: Endpoint | None, body: bytes) -> bool:
+    return (kind or _endpoint_of(body)) == "response"
+
+
+def bound_to_device(request: Request) -> Request:
+    """Return a request that continues a private response. Raises PermissionDenied if it asks for the cloud."""
+    if request.hints.prefer == "only_cloud":
+        raise PermissionDenied("The conversation has private content, which stays on this device.", param="prefer")
+    return msgspec.structs.replace(request, hints=msgspec.structs.replace(request.hints, prefer="only_on_device"))
+
+
 def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
     """Return the hints of the ``x-causeway-*`` headers, from every line of them.
 
@@ -338,6 +377,18 @@ def _endpoint_of(body: bytes) -> Endpoint:
     return "response" if has_items or not RESPONSE_ONLY.isdisjoint(fields) else "embedding"
 
 
+class StatefulResponses(Protocol):
+    """The handling of responses that are stored, or made in the background."""
+
+    async def keep(self, context: RequestContext, turn: Turn, response: bytes) -> bool:
+        """Store a response. Return whether it is stored. Raises CausewayError if the client was promised that."""
+        ...
+
+    async def in_background(self, http: HttpExchange, parsed: ParsedRequest, turn: Turn) -> web.StreamResponse:
+        """Accept a response as a job. Raises CausewayError."""
+        ...
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class Api:
     """Routes requests to handlers, and handles requests for answers.
@@ -346,6 +397,7 @@ class Api:
         more_paths: Methods and handler of further paths, such as the console's; `{id}` stands for one step of a path,
             `{id:.*}` for the rest of it.
         as_job: Handler for requests with the header `Prefer`; it returns None if the header does not ask for a job.
+        responses: The handling of responses that are stored, or made in the background.
 
     Attributes:
         paths: The methods of each path.
@@ -359,6 +411,7 @@ class Api:
     more_paths: Mapping[str, tuple[str, Handler]]
     as_job: AsJob
     heartbeat_s: float
+    responses: StatefulResponses
 
     def __post_init__(self) -> None:
         paths: Mapping[str, tuple[str, Handler]] = {
@@ -419,6 +472,9 @@ class Api:
                 return response
         facts = self.reader.facts(http)
         parsed = await self.reader.request(http, kind, facts)
+        turn = parsed.turn
+        if turn is not None and turn.request.background:
+            return await self.responses.in_background(http, parsed, turn)
         request, decision_id, traceparent = parsed.request, new_decision_id(), facts.traceparent
         unix = self.records.clock.unix()
         trace = self.tracing.begin(request, traceparent, unix) if self.tracing is not None else None
@@ -435,6 +491,8 @@ class Api:
         context = RequestContext(
             request, reply, id=decision_id, arrived=arrived, traceparent=traceparent, trace=trace, memo=parsed.memo
         )
+        if turn is not None and turn.store:
+            reply.keep = partial(self.responses.keep, context, turn)
         try:
             await self.service.answer(context)
             return reply.response
@@ -451,7 +509,7 @@ class Api:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(path.replace(_ID, "[^/]+").replace(_ANY_ID, ".*"))
+    return re.compile(re.sub(r"\{\w+\}", "[^/]+", path.replace(_ANY_ID, ".*")))
 
 
 def _refusal(http: HttpExchange, error: CausewayError) -> web.Response:

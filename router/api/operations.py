@@ -21,6 +21,7 @@ from ..openai.audio import TranscriptFormat
 from ..openai.completions import CompletionLogprobs
 from ..openai.embeddings import EncodedVectors
 from ..openai.responses.request import WireResponse
+from ..openai.responses.state import NotEnded, StoredConversation, WireConversation, WireItems
 from ..openai.wire import WireChat, WireCompletion, WireEmbedding
 from ..types import FinishReason
 from .document import EVENTS, FORM, JSON, TEXT, AnyOf, ApiResponse, Operation, Parameter
@@ -115,8 +116,8 @@ class ResponseObject(msgspec.Struct):
     object: Literal["response"]
     created_at: int
     model: str
-    status: Literal["in_progress", "completed", "incomplete"]
-    error: None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: dict[str, str] | None
     incomplete_details: dict[str, str] | None
     output: list[dict[str, Any]]
     usage: dict[str, Any] | None
@@ -209,6 +210,60 @@ def generation_operations(
         operation("/v1/embeddings", "Compute embedding vectors.", WireEmbedding, {JSON: EncodedVectors}),
         operation("/v1/responses", "Answer as a Response object.", WireResponse, _RESPONSE),
     ]
+
+
+class StoredItems(msgspec.Struct):
+    """A page of items of a response or a conversation."""
+
+    data: list[dict[str, Any]]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
+
+
+class DeletedObject(msgspec.Struct):
+    id: str
+    object: str
+    deleted: bool
+
+
+def stored_response_operations(caller: str, more_errors: Errors) -> Iterator[Operation]:
+    """Yield the operations on stored responses and conversations. `more_errors`: of each, beside those of any."""
+    page = (
+        Parameter("limit", "Maximum number of items; default 20.", kind=Annotated[int, Meta(ge=1, le=100)]),
+        Parameter("after", "The id of the last item of the previous page."),
+        Parameter("order", "The order of the items; default `desc`, the newest first.", kind=Literal["asc", "desc"]),
+    )
+    follow = (
+        Parameter("stream", "`true`: follow a response in the background."),
+        Parameter("starting_after", "With `stream`: the number of the last event received."),
+    )
+
+    def one(method: Literal["GET", "POST", "DELETE"], path: str, summary: str, kind: Any, **more: Any) -> Operation:
+        errors_of = (*ANY_REQUEST, errors.NotFound, *more_errors, *more.pop("errors", ()))
+        answer = more.pop("answer", {JSON: kind})
+        return Operation(method, path, summary, caller, responses=(ApiResponse(200, answer),), errors=errors_of, **more)
+
+    posted = (*BODY, errors.RateLimited, errors.Draining)
+    response, talk = "/v1/responses/{id}", "/v1/conversations/{id}"
+    streamed: Any = {"answer": _RESPONSE, "parameters": follow, "errors": (errors.QueueFull, errors.UnsupportedFeature)}
+    yield one("GET", response, "A stored response.", ResponseObject, **streamed)
+    ended = (errors.JobAlreadyEnded,)
+    yield one("DELETE", response, "Delete a response.", DeletedObject, errors=ended)
+    cancelled: Any = {"errors": (*ended, errors.RateLimited, errors.Draining)}
+    yield one("POST", f"{response}/cancel", "Cancel a response in the background.", ResponseObject, **cancelled)
+    yield one("GET", f"{response}/input_items", "The items that it was made from.", StoredItems, parameters=page)
+    made: Any = {"request": {JSON: WireConversation}, "errors": posted}
+    yield one("POST", "/v1/conversations", "Create a conversation.", StoredConversation, **made)
+    yield one("GET", talk, "A conversation.", StoredConversation)
+    yield one("POST", talk, "Replace a conversation's metadata.", StoredConversation, **made)
+    yield one("DELETE", talk, "Delete a conversation with its responses.", DeletedObject)
+    yield one("GET", f"{talk}/items", "The items of a conversation.", StoredItems, parameters=page, errors=(NotEnded,))
+    added: Any = {"request": {JSON: WireItems}, "errors": posted}
+    yield one("POST", f"{talk}/items", "Add items to a conversation.", StoredItems, **added)
+    yield one("GET", f"{talk}/items/{{item_id}}", "One item of a conversation.", dict[str, object])
+    yield one("DELETE", f"{talk}/items/{{item_id}}", "Delete an item of a conversation.", StoredConversation)
 
 
 def model_operations(caller: str, more_errors: Errors) -> list[Operation]:

@@ -151,7 +151,7 @@ def encode_job_answer(
     encoder: AnswerEncoder | ResponseEncoder = AnswerEncoder(request, name, model, created)
     if endpoint == "/v1/responses":
         _, echo = parse_response(body, RoutingHints())
-        encoder = ResponseEncoder(request, echo, name, model, created)
+        encoder = ResponseEncoder(request, echo, echo.id or name, model, created)
     if isinstance(answer, CachedAnswer):
         return encoder.whole(answer.choices, answer.usage)
     return encoder.whole(*coalesce(answer))

@@ -72,12 +72,20 @@ class HeadLines(Protocol[_Head]):
     def __call__(self, head: _Head, media_type: str, /) -> str: ...
 
 
+class KeepResponse(Protocol):
+    """Stores a whole Response object before the client gets its end."""
+
+    async def __call__(self, response: bytes, /) -> bool:
+        """Return whether it is stored. Raises CausewayError if the client must not get it otherwise."""
+        ...
+
+
 @dataclass(eq=False, repr=False)
 class HttpReplyWriter(Generic[Head]):
     """The HTTP response to a client (`ClientReply`). At the end the server takes `response`, or after an error the
     result of `fail`. `echo`: fields that the answer repeats if it is OpenAI's Response object. `heartbeat_s`: the
     maximum silence of a stream; 0: no limit. A stream without an answer by then begins with a comment, and with its id
-    in the headers `id_headers`.
+    in the headers `id_headers`. `keep`: stores the Response object; None: it is not stored.
     """
 
     request: Request
@@ -89,6 +97,7 @@ class HttpReplyWriter(Generic[Head]):
     echo: ResponseEcho | None = None
     heartbeat_s: float = 0.0
     id_headers: Sequence[str] = ("x-request-id",)
+    keep: KeepResponse | None = None
 
     def __post_init__(self) -> None:
         self._head: Head | None = None
@@ -142,10 +151,11 @@ class HttpReplyWriter(Generic[Head]):
         elif self.echo is not None:
             encoder = self._new_encoder(answer.model)
             if self.request.stream:
-                events = [encoder.start(), *map(encoder.chunk, answer.chunks), encoder.end()]
-                self._cached_body = b"".join(events)
+                events = [encoder.start(), *map(encoder.chunk, answer.chunks)]
+                await self._kept(encoder)
+                self._cached_body = b"".join((*events, encoder.end()))
             else:
-                self._cached_body = encoder.whole(answer.choices, answer.usage)
+                self._cached_body = await self._kept(encoder, encoder.whole(answer.choices, answer.usage))
         elif self.request.stream:
             usage = self.request.include_usage
             self._cached_body = answer.stream(self._answer_id, self.created, include_usage=usage)
@@ -155,11 +165,18 @@ class HttpReplyWriter(Generic[Head]):
     async def end(self) -> None:
         assert self._head is not None
         if self._stream is not None:
+            if self.keep is not None:
+                await self._kept(self._encoder)
             end = b"" if self._encoder is None else self._opening + self._encoder.end()
             self._stream.end(end if self._cached_body is None else self._cached_body)
             return
         media_type = EVENTS if self.request.stream else JSON
-        body = self._cached_body if self._cached_body is not None else self._encode(self._head)
+        if self._cached_body is not None:
+            body = self._cached_body
+        else:
+            body = self._encode(self._head)
+            if self.keep is not None:
+                body = await self._kept(self._encoder, body)
         prebuilt = PrebuiltResponse(self.http, self.lines(self._head, media_type), body)
         prebuilt.end()
         self._prebuilt = prebuilt
@@ -208,7 +225,9 @@ class HttpReplyWriter(Generic[Head]):
 
     @property
     def _answer_id(self) -> str:
-        return ("resp_" if self.echo is not None else _PREFIX[self.request.kind]) + self.id
+        if self.echo is not None:
+            return self.echo.id or f"resp_{self.id}"
+        return _PREFIX[self.request.kind] + self.id
 
     def _new_encoder(self, model: str) -> AnswerEncoder | ResponseEncoder:
         if self.echo is not None:
@@ -222,7 +241,17 @@ class HttpReplyWriter(Generic[Head]):
         chunks = [piece for piece in self._pieces if not isinstance(piece, Embeddings)]
         if self.echo is None:
             return encode_whole(self.request, self._answer_id, head.model, self.created, chunks)
-        return self._new_encoder(head.model).whole(*coalesce(chunks))
+        encoder = self._encoder = self._new_encoder(head.model)
+        return encoder.whole(*coalesce(chunks))
+
+    async def _kept(self, encoder: AnswerEncoder | ResponseEncoder | None, body: bytes = b"") -> bytes:
+        """Store a finished response, and return it; one that is not stored says so. `body`: the response, if known."""
+        if self.keep is None or not isinstance(encoder, ResponseEncoder) or not encoder.finished:
+            return body
+        if await self.keep(body or encoder.complete()):
+            return body
+        encoder.forget()
+        return encoder.complete()
 
 
 class _Prebuilt(web.StreamResponse):

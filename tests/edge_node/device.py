@@ -22,6 +22,7 @@ from causeway_server.edge_node.config.schema import (
     EngineConfig,
     MqttConfig,
     OutboxConfig,
+    ResponsesConfig,
     ServerConfig,
 )
 from causeway_server.edge_node.storage.state_folder import FLEET_FOLDER
@@ -261,6 +262,7 @@ async def running(
     decisions: DecisionsConfig | None = None,
     jobs: OutboxConfig | None = None,
     files: DeviceFilesConfig | None = None,
+    responses: ResponsesConfig | None = None,
     clock: Clock | None = None,
     probe_interval_s: float = 5.0,
     encoders: Mapping[Modality, WorkerSpec] | None = None,
@@ -293,6 +295,7 @@ async def running(
         decisions=decisions or DecisionsConfig(),
         jobs=jobs or OutboxConfig(),
         files=files or DeviceFilesConfig(),
+        responses=responses or ResponsesConfig(),
         parts=parts or PartsConfig(),
         realtime=realtime or RealtimeConfig(),
         mqtt=mqtt or MqttConfig(),

@@ -4,7 +4,7 @@ sequence number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -41,6 +41,7 @@ class ResponseEncoder:
         self._resume = ""
         self._tokens = 0
         self._usage: Usage | None = None
+        self._closing = b""  # the last events of the last item
 
     def whole(self, choices: Sequence[Chunk], usage: Usage) -> bytes:
         """Encode the whole answer as one JSON object, from what `coalesce` returns; a response has one choice."""
@@ -69,16 +70,25 @@ class ResponseEncoder:
         """Whether the answer has its finish reason, so that only the usage may follow."""
         return bool(self._finish)
 
+    def complete(self) -> bytes:
+        """End the last item, whose events `end` returns, and encode the whole response. The answer must be finished."""
+        if self._usage is None:
+            self._usage = Usage(completion_tokens=self._tokens)
+        self._closing += self._close_item()
+        return _encode(self._response())
+
+    def forget(self) -> None:
+        """Say from now on that the response is not stored."""
+        self._echo["store"] = False
+
     def end(self) -> bytes:
         """Encode the end of the last item and the whole response; an error event if the answer has no end."""
         if not self._finish:
             broken = StreamBroken("The answer stopped before its end. Send the request again.", phase="stream")
             return error_event(broken)
-        if self._usage is None:
-            self._usage = Usage(completion_tokens=self._tokens)
-        closing = self._close_item()
+        self.complete()
         response = self._response()
-        return closing + self._event(f"response.{response['status']}", response=response)
+        return self._closing + self._event(f"response.{response['status']}", response=response)
 
     # --- items -------------------------------------------------------------------------------------------------------
 
@@ -166,6 +176,58 @@ class ResponseEncoder:
         place = {} if "response" in fields else {"output_index": len(self._output)}
         data = _encode({"type": name, "sequence_number": number, **place, **fields})
         return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+def replay(accepted: Mapping[str, object], response: Mapping[str, object], after: int) -> bytes:
+    """Encode the events of a response in the background, as far as it has come, without those up to number `after`.
+
+    The numbers depend on the response alone, so that a client continues with any connection. Each item comes as a
+    whole, once the response has ended.
+
+    Args:
+        accepted: The response as it was accepted.
+        response: The response as it is now.
+    """
+    events, status = _Events(), str(response["status"])
+    for name in ("created", "queued"):
+        events.add(f"response.{name}", response=accepted)
+    if status != "queued":
+        events.add("response.in_progress", response={**accepted, "status": "in_progress"})
+    for at, item in enumerate(msgspec.convert(response["output"], list[Fields])):
+        events.add_item(at, item)
+    if status not in ("queued", "in_progress"):
+        ending = status if status in ("completed", "incomplete") else "failed"
+        events.add(f"response.{ending}", response=response)
+    return b"".join(events.encoded[max(0, after + 1) :])
+
+
+class _Events:
+    """The events of a response, each with its number."""
+
+    def __init__(self) -> None:
+        self.encoded: list[bytes] = []
+
+    def add(self, name: str, **fields: object) -> None:
+        data = _encode({"type": name, "sequence_number": len(self.encoded), **fields})
+        self.encoded.append(b"event: %b\ndata: %b\n\n" % (name.encode(), data))
+
+    def add_item(self, at: int, item: Fields) -> None:
+        place: Fields = {"output_index": at, "item_id": item["id"]}
+        empty = {name: value for name, value in {"content": [], "arguments": ""}.items() if name in item}
+        self.add("response.output_item.added", output_index=at, item={**item, **empty, "status": "in_progress"})
+        for index, part in enumerate(msgspec.convert(item.get("content") or [], list[Fields])):
+            kind = str(part["type"])
+            field = "refusal" if kind == "refusal" else "text"
+            logprobs: Fields = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
+            there = {**place, "content_index": index}
+            self.add("response.content_part.added", **there, part={**part, field: "", **logprobs})
+            self.add(f"response.{kind}.delta", **there, delta=part[field], **logprobs)
+            self.add(f"response.{kind}.done", **there, **{field: part[field]}, **logprobs)
+            self.add("response.content_part.done", **there, part=part)
+        if item["type"] == "function_call":
+            self.add("response.function_call_arguments.delta", **place, delta=item["arguments"])
+            self.add("response.function_call_arguments.done", **place, arguments=item["arguments"])
+        self.add("response.output_item.done", output_index=at, item=item)
 
 
 class _OpenItem:

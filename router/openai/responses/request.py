@@ -130,6 +130,17 @@ class WireReasoning(msgspec.Struct):
     effort: Effort | None = None
 
 
+class WireConversationId(msgspec.Struct):
+    id: str
+
+
+class WireTurn(msgspec.Struct, frozen=True):
+    """The fields that the answer of a response in the background repeats, and its id."""
+
+    id: str
+    fields: dict[str, object]
+
+
 @described
 class WireResponse(WireGeneration, kw_only=True):
     input: str | Annotated[list[WireItem], Meta(min_length=1)]
@@ -143,12 +154,13 @@ class WireResponse(WireGeneration, kw_only=True):
     include: list[str] | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     reasoning: WireReasoning | None = None
-    # Refused with an explanation.
+    # State: resolved before this body is parsed (`state`), and refused where nothing is stored.
     store: bool | None = None
     previous_response_id: str | None = None
-    conversation: object = None
+    conversation: str | WireConversationId | None = None
     background: bool | None = None
-    prompt: object = None
+    stored_turn: WireTurn | None = None  # of a job, written by the server alone
+    prompt: object = None  # refused with an explanation
     truncation: Literal["auto", "disabled"] | None = None
     # Accepted without effect, and not passed on.
     service_tier: str | None = None
@@ -162,13 +174,16 @@ _FIELDS: Final = frozenset(WireResponse.__struct_fields__)
 RESPONSE_ONLY: Final = _FIELDS - frozenset(WireEmbedding.__struct_fields__) - {"prompt"}
 """Keys that distinguish a request for a response from one for embeddings, which also has `input`."""
 _LOGPROBS: Final = "message.output_text.logprobs"
-_NOT_STORED: Final = "This server does not store responses. Send the whole conversation as `input`."
+_NOT_STORED: Final = "This request cannot name stored responses. Send the whole conversation as `input`."
 
 
 class ResponseEcho(msgspec.Struct, frozen=True):
-    """Fields of the body that the answer repeats, as JSON text of an object."""
+    """Fields of the body that the answer repeats, as JSON text of an object. `id`: the answer's; "": that of its
+    request.
+    """
 
     fields: str
+    id: str = ""
 
 
 def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> tuple[Request, ResponseEcho]:
@@ -186,7 +201,7 @@ def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
     """
     try:
         document = load(body)
-        wire = validate(_with_item_types(document), WireResponse)
+        wire = validate(with_item_types(document), WireResponse)
         _refuse_state(wire)
         tools = _tools(wire.tools or [])
         kinds = other_kinds([tool.type for tool in wire.tools or ()])
@@ -213,10 +228,11 @@ def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
         )
     except RecursionError:
         raise too_deep() from None
-    return request, _echo(wire)
+    turn = wire.stored_turn
+    return request, _echo(wire) if turn is None else ResponseEcho(canonical_json(turn.fields), turn.id)
 
 
-def _with_item_types(document: JSONObject) -> JSONObject:
+def with_item_types(document: JSONObject) -> JSONObject:
     """Give input items without a type the type message, as OpenAI's API does."""
     items = document.get("input")
     if not isinstance(items, list):

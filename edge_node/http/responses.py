@@ -1,0 +1,70 @@
+"""Stored responses on a device: private ones stay in memory, those in the background become jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from aiohttp import web
+
+from causeway_server.router.errors import UnsupportedFeature
+from causeway_server.router.openai.responses.state import Turn
+from causeway_server.router.serving.request import Handler, HttpExchange
+from causeway_server.router.serving.stored.api import PATHS, StoredResponseApi
+from causeway_server.router.types import RoutingHints
+
+from ..serving.requests import RequestContext
+from ..serving.service import Service
+from .api import ParsedRequest, RequestReader, routing_hints
+
+
+class StartResponseJob(Protocol):
+    """Accepts the job of a response in the background."""
+
+    async def __call__(self, http: HttpExchange, hints: RoutingHints, name: str, body: bytes, /) -> None:
+        """Accept the job of the response `name`. `hints`: of the headers. Raises CausewayError."""
+        ...
+
+
+@dataclass(eq=False, repr=False)
+class DeviceResponses:
+    """The handlers of stored responses, and the handling of requests that make them (`StatefulResponses`)."""
+
+    api: StoredResponseApi
+    service: Service
+    reader: RequestReader
+    start: StartResponseJob
+
+    def paths(self) -> Mapping[str, tuple[str, Handler]]:
+        """Return the methods and the handler of each path."""
+        return {path: (methods, self._handle) for path, methods in PATHS.items()}
+
+    async def keep(self, context: RequestContext, turn: Turn, response: bytes) -> bool:
+        """Store a response, in memory if its request was private. Return whether it is stored."""
+        owner, private = context.request.hints.client, context.generation.on_device
+        return await self.api.stored.keep(owner, turn, response, private=private)
+
+    async def in_background(self, http: HttpExchange, parsed: ParsedRequest, turn: Turn) -> web.StreamResponse:
+        """Accept a response as a job. Raises UnsupportedFeature for a private one, which is never on the disk."""
+        request, echo = parsed.request, parsed.echo
+        assert echo is not None
+        if (await self.service.preview(request)).on_device:
+            message = "`background`: jobs wait on the disk, where private requests are never written. Leave it out."
+            raise UnsupportedFeature(message, param="background")
+        owner, hints = request.hints.client, routing_hints(http.headers, self.reader.caller(http))
+        self.service.admit(owner)
+        await self.api.stored.accept(owner, turn, echo, request.model, partial(self.start, http, hints))
+        if turn.request.stream:
+            return await self.api.follow(http, owner, turn.id, self._served)
+        return await self.api.show(owner, turn.id)
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        owner = self.reader.caller(http).name
+        if http.method == "POST":
+            self.service.admit(owner)
+        return await self.api.handle(http, owner, partial(self.reader.body, http), self._served)
+
+    def _served(self) -> bool:
+        return not self.service.draining

@@ -1,0 +1,55 @@
+"""The jobs of responses in the background: a job's Idempotency-Key is its response's id."""
+
+from __future__ import annotations
+
+from causeway_server.router.errors import NotFound
+from causeway_server.router.jobs.submission import RANK, key_digest
+from causeway_server.router.serving.request import PRIORITY, HttpExchange, read_choice
+from causeway_server.router.serving.stored.ports import BackgroundRun
+from causeway_server.router.types import RoutingHints
+
+from .lazy_jobs import JobParts, LazyJobs
+from .record import EdgeJob
+
+_POLL_S = 1.0
+
+
+class ResponseJobs:
+    """The jobs of responses (`BackgroundJobs`)."""
+
+    def __init__(self, jobs: LazyJobs) -> None:
+        self._jobs = jobs
+
+    async def start(self, http: HttpExchange, hints: RoutingHints, name: str, body: bytes) -> None:
+        """Accept the job of the response `name`. Raises CausewayError."""
+        from .api import SubmittedJob
+
+        intake = (await self._jobs.open()).intake
+        priority = read_choice(http.headers, PRIORITY, RANK)
+        await intake.accept(SubmittedJob(body, hints, priority, key_digest(name), endpoint="/v1/responses"))
+
+    async def look(self, owner: str, name: str) -> BackgroundRun | None:
+        """Return the job as it is now; None if there is none. Raises JobStoreUnavailable."""
+        parts = await self._jobs.open()
+        try:
+            job, result = await parts.store.get((await self._job(parts, owner, name)).id, owner)
+        except NotFound:
+            return None
+        return BackgroundRun(job.state, result, job.error)
+
+    async def cancel(self, owner: str, name: str) -> None:
+        """Cancel the job. Raises NotFound, JobAlreadyEnded or JobStoreUnavailable."""
+        parts = await self._jobs.open()
+        job = await parts.store.cancel((await self._job(parts, owner, name)).id, owner)
+        parts.runner.stop_job(job)
+        parts.runner.wake()
+
+    async def change(self, owner: str, name: str) -> None:
+        """Wait about a second, less if a job begins or ends."""
+        await (await self._jobs.open()).runner.feed.change(_POLL_S)
+
+    async def _job(self, parts: JobParts, owner: str, name: str) -> EdgeJob:
+        job = await parts.store.known(owner, key_digest(name))
+        if job is None:
+            raise NotFound("The response's job has been deleted.")
+        return job

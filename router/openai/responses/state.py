@@ -1,0 +1,308 @@
+"""The state of responses: what a request names of earlier ones, and what is stored of each.
+
+A turn is a response with its input, or the items that a client adds to a conversation. An id tells where its object is:
+
+    resp_<24 hex>                              a turn of its own
+    conv_<24 hex>                              a conversation
+    resp_<24 hex of the conversation><24 hex>  a turn of a conversation
+    <kind>_<hex of the turn>_<number>          an item of a turn's output, `_i<number>` of its input
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Raw
+
+from ...errors import InvalidRequest, NotFound
+from ..request_body import JSONObject, load, validate
+from .request import ResponseEcho, WireItem, WireResponse, with_item_types
+
+MAX_CHAIN: Final = 1000
+"""Maximum number of turns that one response continues."""
+_MARKS: Final = (b'"store"', b'"previous_response_id"', b'"conversation"', b'"background"', b'"item_reference"')
+_ID_HEX: Final = 24
+_TURN: Final = re.compile(r"resp_([0-9a-f]{24}|[0-9a-f]{48})")
+_ITEM: Final = re.compile(r"[a-z]+_([0-9a-f]{24}|[0-9a-f]{48})_i?[0-9]+")
+_PREFIXES: Final = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_encode = msgspec.json.Encoder().encode
+_REFERENCE: Final = "item_reference"
+_PLACEHOLDER: Final = {"type": "reasoning"}  # of a reference, while the rest of the body is validated
+
+
+class NotEnded(InvalidRequest, status=409, code="response_not_ended"):
+    """The response is still being made, so it cannot be continued."""
+
+
+class StoredConversation(msgspec.Struct, frozen=True):
+    """A conversation, as the API shows it and as it is stored. `created_at`: Unix time in seconds."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str] = {}
+    object: str = "conversation"
+
+
+class WireConversation(msgspec.Struct):
+    """The body of a new conversation. `items`: its first ones."""
+
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    items: list[JSONObject] | None = None
+
+
+class WireItems(msgspec.Struct):
+    """The body that adds items to a conversation."""
+
+    items: Annotated[list[JSONObject], Meta(min_length=1)]
+
+
+class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A turn as it is stored.
+
+    Attributes:
+        chain: The ids of the turns before it, the oldest first. Turns of a conversation have none.
+        input: Its input items.
+        accepted: The Response object of one in the background as it was accepted.
+        response: The Response object; null for items that a client added.
+        pending: Whether the answer of one in the background has not been read from its job yet.
+        private: Whether it must not leave this device.
+    """
+
+    id: str
+    chain: tuple[str, ...] = ()
+    input: tuple[Raw, ...] = ()
+    accepted: Raw = Raw(b"null")
+    response: Raw = Raw(b"null")
+    pending: bool = False
+    private: bool = False
+
+    @property
+    def items(self) -> Iterator[JSONObject]:
+        """The items of the turn, input first. Raises NotEnded."""
+        if self.pending:
+            raise NotEnded(f"The response {self.id} has not ended. Wait until its status is completed.")
+        yield from (msgspec.json.decode(item, type=JSONObject) for item in self.input)
+        yield from msgspec.json.decode(self.response, type=_Output | None) or ()
+
+
+class _Output(msgspec.Struct):
+    output: list[JSONObject] = []
+
+    def __iter__(self) -> Iterator[JSONObject]:
+        return iter(self.output)
+
+
+class StateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A body, and what it names of stored responses."""
+
+    document: JSONObject
+    items: list[JSONObject]  # its input
+    previous: str
+    conversation: str
+    background: bool
+    stream: bool
+    store: bool | None
+
+    @property
+    def references(self) -> list[str]:
+        """The turns of the items that the input names by their id."""
+        return [turn_of_item(str(item.get("id"))) for item in self.items if item["type"] == _REFERENCE]
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for a response whose state was resolved.
+
+    Attributes:
+        body: The request with its whole conversation as input, and without state.
+        required: Whether the client was promised that the response is stored, so that an answer that is not is a fault.
+    """
+
+    id: str
+    body: bytes
+    request: StateRequest
+    chain: tuple[str, ...]
+    input: tuple[Raw, ...]
+    store: bool
+    private: bool
+
+    @property
+    def required(self) -> bool:
+        request = self.request
+        return self.store and bool(request.store or request.background or request.conversation)
+
+    def echo(self, echo: ResponseEcho) -> ResponseEcho:
+        """Return the fields that the answer repeats, with those of its state, and its id."""
+        request = self.request
+        fields = msgspec.json.decode(echo.fields, type=JSONObject)
+        fields |= {"store": self.store, "background": request.background}
+        fields["previous_response_id"] = request.previous or None
+        fields["conversation"] = {"id": request.conversation} if request.conversation else None
+        return ResponseEcho(_encode(fields).decode(), self.id if self.store else "")
+
+    def stored(self, response: bytes, *, private: bool = False, pending: bool = False) -> StoredTurn:
+        """Return what is stored of the turn with this Response object."""
+        raw = Raw(response)
+        return StoredTurn(
+            id=self.id,
+            chain=self.chain,
+            input=self.input,
+            accepted=raw if pending else Raw(b"null"),
+            response=raw,
+            pending=pending,
+            private=private or self.private,
+        )
+
+
+def names_state(body: bytes) -> bool:
+    """Return whether a body may name stored responses, or ask to store its own."""
+    return any(mark in body for mark in _MARKS)
+
+
+def read_state(body: bytes) -> StateRequest:
+    """Read what a body names of stored responses. Raises InvalidRequest for that, and for every other fault of it."""
+    document = with_item_types(load(body))
+    listed = document.get("input")
+    given = listed if isinstance(listed, list) else []
+    plain = [_PLACEHOLDER if isinstance(item, dict) and item["type"] == _REFERENCE else item for item in given]
+    wire = validate({**document, "input": plain} if given else document, WireResponse)
+    conversation = wire.conversation
+    name = conversation if isinstance(conversation, str) else "" if conversation is None else conversation.id
+    if name and wire.previous_response_id:
+        message = "`previous_response_id`: a conversation has its own history. Send one of the two."
+        raise InvalidRequest(message, param="previous_response_id")
+    if wire.store is False and (wire.background or name):
+        field = "background" if wire.background else "conversation"
+        raise InvalidRequest(f"`store`: with `{field}` the response is stored. Leave `store` out.", param="store")
+    items: list[JSONObject] = given
+    if isinstance(wire.input, str):
+        items = [{"type": "message", "role": "user", "content": wire.input}]
+    return StateRequest(
+        document=document,
+        items=items,
+        previous=wire.previous_response_id or "",
+        conversation=name,
+        background=wire.background is True,
+        stream=wire.stream is True,
+        store=wire.store,
+    )
+
+
+def resolve(
+    request: StateRequest, turn_id: str, history: Iterable[StoredTurn], named: Iterable[StoredTurn], *, store: bool
+) -> Turn:
+    """Return the turn of a request.
+
+    Args:
+        turn_id: Its id.
+        history: The turns that it continues, the oldest first.
+        named: The turns of the items that its input names.
+        store: Whether it is stored.
+
+    Raises:
+        InvalidRequest: An item that the input names is not there, or a turn has not ended.
+    """
+    turns, others = list(history), list(named)
+    known = {str(item.get("id")): item for turn in others for item in turn.items}
+    items = numbered([_referenced(item, known, at) for at, item in enumerate(request.items)], turn_id)
+    document = {name: value for name, value in request.document.items() if name not in _STATE}
+    document["input"] = [*(item for turn in turns for item in turn.items), *items]
+    return Turn(
+        id=turn_id,
+        body=_encode(document),
+        request=request,
+        chain=() if request.conversation else tuple(turn.id for turn in turns),
+        input=tuple(Raw(_encode(item)) for item in items),
+        store=store,
+        private=any(turn.private for turn in (*turns, *others)),
+    )
+
+
+_STATE: Final = frozenset({"previous_response_id", "conversation", "background", "store", "stored_turn"})
+
+
+def _referenced(item: JSONObject, known: dict[str, JSONObject], at: int) -> JSONObject:
+    if item["type"] != _REFERENCE:
+        return item
+    found = known.get(str(item.get("id")))
+    if found is None:
+        raise item_not_found(str(item.get("id")), f"input[{at}].id")
+    return found
+
+
+def item_not_found(item: str, param: str | None = None) -> NotFound:
+    """Return the error for an item that is not there, or belongs to another client."""
+    return NotFound(f"Item {item[:80]!r} not found. It was not stored, has expired or was deleted.", param=param)
+
+
+def numbered(items: Sequence[JSONObject], turn_id: str) -> list[JSONObject]:
+    """Return input items in the form of output items, with their ids."""
+    suffix = turn_id.partition("_")[2]
+    names = [f"{_PREFIXES.get(str(item['type']), 'msg')}_{suffix}_i{at}" for at, item in enumerate(items)]
+    return [
+        {**item, **_content_parts(item), "id": name, "status": "completed"}
+        for name, item in zip(names, items, strict=True)
+    ]
+
+
+def _content_parts(item: JSONObject) -> JSONObject:
+    """Return the content of a message that is a text as a list with one part."""
+    text = item.get("content")
+    if not isinstance(text, str):
+        return {}
+    if item.get("role") == "assistant":
+        return {"content": [{"type": "output_text", "text": text, "annotations": []}]}
+    return {"content": [{"type": "input_text", "text": text}]}
+
+
+def added_items(items: Sequence[JSONObject], turn_id: str) -> StoredTurn:
+    """Return the turn of items that a client adds to a conversation. Raises InvalidRequest."""
+    typed = [{"type": "message", **item} for item in items]
+    validate({"items": typed}, _Items)
+    return StoredTurn(id=turn_id, input=tuple(Raw(_encode(item)) for item in numbered(typed, turn_id)))
+
+
+class _Items(msgspec.Struct):
+    items: list[WireItem]
+
+
+def without_item(turn: StoredTurn, item_id: str) -> StoredTurn | None:
+    """Return the turn without this item; None if it has none of this id."""
+
+    def others(items: Iterable[JSONObject]) -> list[JSONObject]:
+        return [item for item in items if item.get("id") != item_id]
+
+    every = list(turn.items)
+    if len(others(every)) == len(every):
+        return None
+    given = others(msgspec.json.decode(item, type=JSONObject) for item in turn.input)
+    response = msgspec.json.decode(turn.response, type=JSONObject | None)
+    if response is not None:
+        response["output"] = others(msgspec.json.decode(turn.response, type=_Output))
+    return msgspec.structs.replace(
+        turn, input=tuple(Raw(_encode(item)) for item in given), response=Raw(_encode(response))
+    )
+
+
+def new_turn_id(conversation: str, own: str) -> str:
+    """Return the id of a turn. `conversation`: "" for none; `own`: 24 random hexadecimal digits."""
+    return f"resp_{conversation.partition('_')[2]}{own}"
+
+
+def group_of(name: str) -> str:
+    """Return what an object is stored, expires and is deleted with: its conversation, or itself."""
+    digits = name.partition("_")[2]
+    return f"conv_{digits[:_ID_HEX]}" if name.startswith("resp_") and len(digits) > _ID_HEX else name
+
+
+def turn_of_item(item: str) -> str:
+    """Return the id of an item's turn; "" if it is none of ours."""
+    match = _ITEM.fullmatch(item)
+    return f"resp_{match[1]}" if match else ""
+
+
+def is_turn_id(name: str) -> bool:
+    """Return whether an id has the form of a stored response's."""
+    return _TURN.fullmatch(name) is not None

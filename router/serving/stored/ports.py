@@ -1,0 +1,71 @@
+"""The interfaces of the parts that differ between a device and a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from ...jobs.job import JobState
+from ...openai.responses.state import StoredTurn
+
+
+class StateStore(Protocol):
+    """Turns and conversations of clients, by id. A conversation's turns expire and are deleted with it."""
+
+    async def put(self, owner: str, name: str, data: bytes, *, private: bool) -> None:
+        """Store an object, which survives a crash from then on; `private`: it is never written to a disk."""
+        ...
+
+    async def read(self, owner: str, names: Sequence[str]) -> list[bytes]:
+        """Return the objects in this order, b"" for each that is not there."""
+        ...
+
+    async def read_group(self, owner: str, group: str) -> list[bytes]:
+        """Return a conversation and its turns, in the order in which they were first stored."""
+        ...
+
+    async def delete(self, owner: str, name: str) -> bool:
+        """Delete an object, a conversation with its turns. Return whether it was there."""
+        ...
+
+
+class BackgroundRun(msgspec.Struct, frozen=True):
+    """The job of a response. `result`, `error`: JSON, empty before its end."""
+
+    state: JobState
+    result: bytes = b""
+    error: bytes = b""
+
+
+class BackgroundJobs(Protocol):
+    """The jobs of responses, by the response's id."""
+
+    async def look(self, owner: str, name: str) -> BackgroundRun | None:
+        """Return the job as it is now; None if there is none."""
+        ...
+
+    async def cancel(self, owner: str, name: str) -> None:
+        """Cancel the job. Raises JobAlreadyEnded."""
+        ...
+
+    async def change(self, owner: str, name: str) -> None:
+        """Wait about a second, less if the job may have ended."""
+        ...
+
+
+class StartJob(Protocol):
+    """Accepts the job of a response in the background."""
+
+    async def __call__(self, name: str, body: bytes, /) -> None:
+        """Accept the job with this request, under the Idempotency-Key `name`. Raises CausewayError."""
+        ...
+
+
+class Elsewhere(Protocol):
+    """Reads turns that another server stores."""
+
+    async def __call__(self, name: str, /) -> StoredTurn | None:
+        """Return a turn with everything before it as its input; None if that server has none of this id."""
+        ...
