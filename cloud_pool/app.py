@@ -22,12 +22,14 @@ from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry
 
 from causeway_server.router.errors import ConfigError, JobStoreUnavailable
+from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.listener import Listener
 from causeway_server.router.serving.live.live_session import Detect
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.metrics import SampleCollector
 from causeway_server.router.serving.process import tune_garbage_collector
 from causeway_server.router.trackers import FairShare
+from causeway_server.router.types import folded_tags
 from causeway_server.router.variants.settings import TrialConfig
 
 from .accounts.accounts import Accounts
@@ -53,6 +55,7 @@ from .batches.batch_api import BatchApi
 from .cache.caching_service import CachingService
 from .cache.shared_cache import SharedCache, is_private, read_secret
 from .config import Config
+from .core.principal import Principal
 from .core.request_context import BodyMemory
 from .degradation.continue_token import load_continue_tokens
 from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals, TierWarmer
@@ -525,6 +528,7 @@ def build(
         critical_tenants=config.degradation.critical_tenants,
         tracing=runtime.tracing,
         inline_files=None if jobs is None else jobs.files.inline,
+        region=config.identity.region,
     )
     runner = RequestRunner(
         runtime.service,
@@ -662,7 +666,11 @@ class JobsGateway:
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
         self.files = NamedFileReader(self._stores.files)
-        parser = SubmissionParser(config, tiers, callers.check_cost)
+        parser = SubmissionParser(config, tiers, callers.check_cost, region=callers.region)
+
+        def bind(principal: Principal, tags: tuple[str, ...]) -> tuple[str, ...]:
+            return folded_tags((*tags, *region_tags(parser.check_store(tags, callers.limits(principal)))))
+
         self.dead_letters = DeadLetterApi(self._stores.jobs)
         bodies = bodies or BodyMemory()
         batches = BatchApi(
@@ -671,6 +679,7 @@ class JobsGateway:
             trace,
             bodies=bodies,
             allowed=lambda principal: allowed_tiers(tiers, callers.limits(principal).models, principal.grants.models),
+            bind=bind,
             audit=audit,
         )
         self.api = JobApi(
@@ -722,7 +731,14 @@ def build_jobs(config: Config, runtime: Runtime, bodies: BodyMemory) -> JobsGate
     return JobsGateway(
         settings,
         runtime.tiers,
-        JobCallers(identify, ledger.limits, ledger.check_cost, ledger.admit_submission, ledger.admit_reads),
+        JobCallers(
+            identify,
+            ledger.limits,
+            ledger.check_cost,
+            ledger.admit_submission,
+            ledger.admit_reads,
+            config.identity.region,
+        ),
         runtime.metrics.registry,
         trace=runtime.job_trace,
         audit=runtime.accounts.audit,

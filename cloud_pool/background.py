@@ -161,6 +161,9 @@ class Background:
             raise ConfigError(NO_CLUSTER, where="jobs.redis")
         if not self.jobs.redis:
             raise ConfigError(f"{process} needs the gateways' Redis: set its URL.", where="redis")
+        if self.jobs.region and self.jobs.region != config.identity.region:
+            reason = f"{process} reads what is stored in {self.jobs.region}: run it there, and set this key to it."
+            raise ConfigError(reason, where="identity.region")
         # A process without the gateways' Redis can do nothing alone, unless jobs have one of their own.
         is_gateway = self.jobs.redis != config.redis
         runtime = self.runtime = build_runtime(config, tasks, service_name, kind="worker", is_gateway=is_gateway)
@@ -297,7 +300,12 @@ def _build_message_runner(background: Background, metrics: StreamMetrics) -> Mes
     return MessageRunner(
         background.config.streams,
         jobs,
-        SubmissionParser(jobs, background.runtime.tiers, accounts.ledger.check_cost),
+        SubmissionParser(
+            jobs,
+            background.runtime.tiers,
+            accounts.ledger.check_cost,
+            region=background.config.identity.region,
+        ),
         background.runner,
         MessageCallers(accounts.authenticator.principal, accounts.ledger.limits),
         metrics,

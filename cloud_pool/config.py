@@ -259,7 +259,8 @@ def _check(config: Config) -> None:
     for where, address in (("redis", config.redis), ("cache.redis", config.cache.redis)):
         if address:
             parse_redis(address, where)
-    config.tenants.check({name for tier in config.tiers for name in (tier.name, *tier.aliases)})
+    models = {name: tier.region for tier in config.tiers for name in (tier.name, *tier.aliases)}
+    config.tenants.check(models, config.identity.region)
     config.jobs.check()
     config.streams.check()
     config.cache.check(config.redis)

@@ -50,6 +50,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     micro_usd: int = 0
     cache: str = ""  # hit, stale, miss, coalesced, bypass; "" without a cache
     variant: str = ""  # the tier's variant that answered
+    region: str = ""  # region of the tier that answered
     parts: str = ""  # what became of audio, images and files, ``audio=ok,image=timeout``; "" without any
 
 

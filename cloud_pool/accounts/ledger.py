@@ -202,6 +202,7 @@ class Ledger(msgspec.Struct, frozen=True):
                 cache=entry.cache,
                 parts=entry.response_headers.get("x-causeway-modalities", ""),
                 variant=entry.response_headers.get("x-causeway-variant", ""),
+                region=entry.response_headers.get("x-causeway-region", ""),
             )
         )
 

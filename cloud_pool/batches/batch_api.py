@@ -156,6 +156,8 @@ class BatchApi:
     # memory limit of request bodies; the server releases their bytes
     bodies: BodyMemory = field(default_factory=BodyMemory)
     allowed: Callable[[Principal], AllowedTiers] = lambda _: None  # returns the tiers that a principal may use
+    # returns the tags of a file or batch, with its tenant's regions; raises OutsideRegion
+    bind: Callable[[Principal, tuple[str, ...]], tuple[str, ...]] = lambda _, tags: tags
     audit: AuditLog = NO_AUDIT  # audit log, which gets a record of each accepted file and batch
 
     def __post_init__(self) -> None:
@@ -173,7 +175,7 @@ class BatchApi:
 
     async def _upload(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         await self.stores.durability.ensure()
-        tags = read_headers(request.headers.items()).tags
+        tags = self.bind(principal, read_headers(request.headers.items()).tags)
         expected_bytes = check_upload(request)
         self.bodies.hold(request, principal.caller, _UPLOAD_BYTES)
         async with self.stores.files.write(principal.owner, expected_bytes) as writer:
@@ -235,11 +237,12 @@ class BatchApi:
             raise UnsupportedFeature(f"`completion_window` must be {COMPLETION_WINDOW}.", param="completion_window")
         if batch_request.window and not self._off_peak:
             raise no_off_peak_hours()
+        tags = self.bind(principal, headers.tags)
         await self.stores.durability.ensure()
         key = key_digest(request.headers.get("idempotency-key", ""))
         # The same key of the same owner gives the same id, so that a repeated request finds the first batch.
         name = hashlib.sha256(f"{principal.owner}\0{key}".encode()).hexdigest()[:24] if key else secrets.token_hex(12)
-        with enqueue_span(self.trace, f"batch_{name}", _QUEUE, headers.traceparent) as traceparent:
+        with enqueue_span(self.trace, f"batch_{name}", _QUEUE, headers.traceparent, tags) as traceparent:
             batch = await self.stores.batches.create(
                 f"batch_{name}",
                 principal.owner,
@@ -250,7 +253,7 @@ class BatchApi:
                 grants=self._grants(principal),
                 token_id=principal.token_id,
                 token_issued=principal.issued,
-                tags=headers.tags,
+                tags=tags,
                 traceparent=traceparent,
                 window=batch_request.window or "",
             )

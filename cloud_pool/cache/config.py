@@ -21,6 +21,9 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     redis: Annotated[
         RedisAddress, doc("Redis of the cache: a URL, or keys as in `redis`. Empty: the Redis of `redis`.")
     ] = ""
+    region: Annotated[
+        str, doc("Region of the cache's Redis. Requests that are bound to other regions bypass the cache.")
+    ] = ""
     ttl_s: Annotated[Seconds, doc("Time for which an answer is fresh.")] = 300.0
     stale_if_error_s: Annotated[
         Pause, doc("Additional time for which an expired answer may be used instead of an error.")

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from causeway_server.router.decision.decide import fingerprint
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.policy.signals import is_sampled
+from causeway_server.router.residency import permits, region_tags, regions_of
 from causeway_server.router.types import Request, Usage, folded_tags
 
 from ..core.request_context import CachedAnswer
@@ -41,6 +42,8 @@ def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
         return "embeddings"
     if is_private(request, config):
         return "private"
+    if not permits(regions_of(request.hints.tags), config.region):
+        return "region"
     if request.echo:
         return "echo"
     if request.resume:
@@ -76,8 +79,9 @@ class CacheKeys:
                 (self._salt, tier.name, tier.model, tier.config.adapter, tier.max_tokens, tier.chat_format)
             )
             scope = self._scopes[tier.name, tier.variant] = hashlib.blake2b(identity, digest_size=32).digest()
-        # The scope has a fixed length, so no tenant's name can be confused with it.
-        return fingerprint(_resolved(request, tier), scope + tenant.encode("utf-8", "replace")).hex()
+        # The scope has a fixed length, so no tenant's name can be confused with it. A name has no NUL.
+        owner = "\0".join((tenant, *region_tags(regions_of(request.hints.tags))))
+        return fingerprint(_resolved(request, tier), scope + owner.encode("utf-8", "replace")).hex()
 
 
 def _resolved(request: Request, tier: Tier) -> Request:

@@ -26,6 +26,7 @@ _TIER_HEADER = "x-causeway-tier"
 _REASON_HEADER = "x-causeway-tier-reason"
 _LOOSENED_HEADER = "x-causeway-loosened"
 VARIANT_HEADER = "x-causeway-variant"
+REGION_HEADER = "x-causeway-region"
 DEGRADED = ("x-causeway-degraded", "true")
 
 
@@ -95,17 +96,20 @@ def answer_head(
     stale_s: float | None = None,
     loosened: str = "",
     variant: str = "",
+    region: str = "",
 ) -> AnswerHead:
     """Build the head of an answer by `tier`; a degraded answer is never kept.
 
     `loosened`: offered tools whose arguments are not constrained to their schemas. `variant`: the tier's variant that
-    answers.
+    answers. `region`: the tier's.
     """
     headers: tuple[tuple[str, str], ...] = ((_TIER_HEADER, tier), (_REASON_HEADER, reason))
     if loosened:
         headers = (*headers, (_LOOSENED_HEADER, loosened))
     if variant:
         headers = (*headers, (VARIANT_HEADER, variant))
+    if region:
+        headers = (*headers, (REGION_HEADER, region))
     return AnswerHead((*headers, DEGRADED) if degraded else headers, keep and not degraded, stale_s)
 
 

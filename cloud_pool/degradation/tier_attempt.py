@@ -22,9 +22,11 @@ from causeway_server.router.errors import (
     CloudTimeout,
     DeadlineExceeded,
     InvalidRequest,
+    OutsideRegion,
     QueueFull,
     StreamBroken,
 )
+from causeway_server.router.residency import check_region, regions_of
 
 from ..admission import AdmissionController, Permit, Preempted, Priority
 from ..core.request_context import RequestContext
@@ -121,10 +123,12 @@ class TierAttempt:
             key: Prefix key for load balancing.
 
         Raises:
-            TierFailed: Another tier may succeed.
+            TierFailed: Another tier may succeed; also where this one is outside the regions that bind the request.
             CausewayError: No other tier would succeed. Faults of the request itself are reported by the requested tier.
         """
         tier, began = self._step.tier, self._clock()
+        if context.request.hints.tags:
+            self._check_region(context)
         if not self._fallback.may_try(self._step):
             wait_s = self._fallback.retry_after_s(tier)
             raise TierFailed(
@@ -156,6 +160,14 @@ class TierAttempt:
         except BaseException:
             self._fallback.on_cancel(tier)
             raise
+
+    def _check_region(self, context: RequestContext) -> None:
+        """Raise TierFailed if no byte of the request may reach this tier."""
+        try:
+            place = f"the tier {self._step.tier} (tiers.region)"
+            check_region(regions_of(context.request.hints.tags), self._tier.config.region, place)
+        except OutsideRegion as error:
+            raise TierFailed(error, "unable") from None
 
     def report_tokens(self, tokens: int) -> None:
         """Report the tokens of the whole answer at its end, prompt included."""

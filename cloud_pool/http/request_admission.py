@@ -14,6 +14,7 @@ from causeway_server.router.openai.audio import check_form
 from causeway_server.router.openai.request_body import check_header_names, check_media_type
 from causeway_server.router.parts.reading import text_bytes
 from causeway_server.router.parts.uploads import FILE_MARK
+from causeway_server.router.residency import check_region, regions_of
 from causeway_server.router.serving.request import (
     DEADLINE,
     PRIORITY,
@@ -39,7 +40,7 @@ from ..admission import RANK, Priority
 from ..cache.shared_cache import NO_STORE
 from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, BodyMemory, RequestContext
-from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, find_tier
+from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, find_tier, in_regions
 from .config import ServerConfig
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class RequestAdmission(msgspec.Struct):
     tracing: Tracing | None = None  # None without a collector
     inline_files: InlineFiles | None = None  # puts uploaded files in place of their ids; None: there are no files here
     draining: bool = False
+    region: str = ""  # of this gateway
 
     def principal(self, http: HttpExchange) -> Principal:
         """Authenticate the caller. Raises AuthenticationFailed, IdentityUnavailable or QueueFull."""
@@ -228,6 +230,8 @@ class RequestAdmission(msgspec.Struct):
         principal.grants.require_modalities(parsed)
         limits.check_request(parsed)
         request = limits.bounded(parsed)
+        regions = regions_of(request.hints.tags)
+        check_region(regions, self.region, "this gateway (identity.region)")
         entry.tier = tier.name
         tier.check_sequences(request)
         size_bytes = text_bytes(request, size_bytes)  # the model gets a part as some words
@@ -247,7 +251,7 @@ class RequestAdmission(msgspec.Struct):
             weight=limits.weight,
             tokens=size_bytes / BYTES_PER_TOKEN * request.n / request.sequences + _answer_tokens(request, tier),
             critical=(inbound.critical and principal.grants.critical) or principal.tenant in self.critical_tenants,
-            allowed_tiers=allowed,
+            allowed_tiers=in_regions(self.tiers, allowed, regions),
         )
 
     def _deadline_s(self, request: Request) -> float:

@@ -46,7 +46,9 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry("transcription", REQUEST.get(), http.headers) as entry:
             context, request = await self._admit(http, arrived_at, entry)
-            headers = {"x-request-id": context.id, **dict(answer_head(context.tier.name, REQUESTED).headers)}
+            head = answer_head(context.tier.name, REQUESTED, region=context.tier.config.region)
+            entry.response_headers = dict(head.headers)
+            headers = {"x-request-id": context.id, **entry.response_headers}
             if not request.stream:
                 with self.runner.responding(entry, context, arrived_at):
                     transcript = await self.parts.transcribe(context, request)

@@ -7,7 +7,7 @@ a request are read first: their bytes replace their ids before the body is parse
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -24,7 +24,8 @@ from causeway_server.router.jobs.submission import (
 from causeway_server.router.jobs.webhooks import allowed_networks, check_webhook_url
 from causeway_server.router.parts.reading import text_bytes
 from causeway_server.router.parts.uploads import PART_PURPOSES, Reference, Upload, is_file_id, named_files
-from causeway_server.router.types import Request, RoutingHints
+from causeway_server.router.residency import Regions, check_region, check_webhook_region, region_tags, regions_of
+from causeway_server.router.types import Request, RoutingHints, folded_tags
 
 from ..accounts.ledger import BYTES_PER_TOKEN
 from ..accounts.tenants.config import TenantLimits
@@ -141,11 +142,19 @@ class CloudJobFields(JobFields, frozen=True):
 
 
 class SubmissionParser:
-    """Parses and checks submissions. `tiers`: tiers by name and alias."""
+    """Parses and checks submissions. `tiers`: tiers by name and alias. `region`: region of this process."""
 
-    def __init__(self, config: JobsConfig, tiers: Mapping[str, Tier], check_cost: CheckCost = lambda *_: 0) -> None:
+    def __init__(
+        self,
+        config: JobsConfig,
+        tiers: Mapping[str, Tier],
+        check_cost: CheckCost = lambda *_: 0,
+        *,
+        region: str = "",
+    ) -> None:
         """Create the parser. Raises ConfigError for an invalid `jobs.webhooks.allowed_networks`."""
         self._config = config
+        self._region = region
         self._check_cost = check_cost
         self._tiers = tiers
         self._off_peak = OffPeakHours(config.off_peak)
@@ -159,6 +168,7 @@ class SubmissionParser:
             ModelNotFound: There is no such tier.
             ModelNotAllowed: The caller may not use the tier.
             PermissionDenied: The caller may not send such content.
+            OutsideRegion: The job is bound to regions, and a place that it needs is in none of them.
             UnsupportedFeature: The tier lacks a requested feature.
             WebhookRefused: Webhooks may not be sent to this URL.
         """
@@ -176,6 +186,9 @@ class SubmissionParser:
         self.check_parts(request)
         limits.check_request(request)
         tier = self._tiers[request.model]
+        regions = self.check_store(request.hints.tags, limits)
+        check_region(regions, tier.config.region, f"the tier {tier.name} (tiers.region)")
+        check_webhook_region(regions, extensions.webhook, self._config.webhooks.regions)
         body_bytes = text_bytes(request, len(body))
         self._check_cost(principal.tenant, tier.name, limits.bounded(request), body_bytes, tier.max_tokens)
         deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
@@ -202,11 +215,20 @@ class SubmissionParser:
             webhook=extensions.webhook,
             idempotency=key_digest(submission.key),
             digest=submission_digest(submission.priority, submission.tags, submission.endpoint, sent),
-            tags=submission.tags,
+            tags=folded_tags((*submission.tags, *region_tags(regions))),
             window=window,
             revise_ms=min(extensions.revise_within_ms, int(self._config.max_revise_s * 1000)),
             user=user_digest(principal.tenant, request.user or ""),
         )
+
+    def check_store(self, tags: Iterable[str], limits: TenantLimits) -> Regions:
+        """Return the regions to which tags and tenant bind a job, batch or file. Raises OutsideRegion if this process,
+        or the store, is in none of them.
+        """
+        regions = regions_of((*tags, *region_tags(limits.regions or None)))
+        check_region(regions, self._region, "this gateway (identity.region)")
+        check_region(regions, self._config.region, "the store of jobs and files (jobs.region)")
+        return regions
 
     def check_parts(self, request: Request) -> None:
         """Raise UnsupportedFeature for audio, an image or a file that no tier reads, nor the request's own takes."""

@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from typing import Literal
 
 from opentelemetry import trace
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from causeway_server.router.config import TracingConfig
+from causeway_server.router.residency import permits, regions_of
 from causeway_server.router.serving.otel import (
     PROVIDER,
     Attributes,
@@ -42,10 +44,13 @@ class Tracing(SpanExport):
 
     def __init__(self, config: TracingConfig, service: str) -> None:
         super().__init__(config, service, "causeway.cloud")
-        self.jobs = JobTrace(self.tracer)
+        self._region = config.region
+        self.jobs = JobTrace(self.tracer, config.region)
 
-    def begin(self, request: Request, id: str, traceparent: str) -> Trace:  # noqa: A002 -- of the request
-        """Begin a request's trace. `traceparent`: the client's, "" for none."""
+    def begin(self, request: Request, id: str, traceparent: str) -> Trace | None:  # noqa: A002 -- of the request
+        """Begin a request's trace; None if it is bound to other regions. `traceparent`: the client's, "" for none."""
+        if not permits(regions_of(request.hints.tags), self._region):
+            return None
         parent = context_of(traceparent)
         attributes = {"causeway.request": id, **request_attributes(request)}
         name = span_name(request.kind, request.model)
@@ -53,10 +58,20 @@ class Tracing(SpanExport):
 
 
 class JobTrace:
-    """Spans in the life of jobs. `traceparent` is that of the job's `send` span unless stated otherwise."""
+    """Spans in the life of jobs. `traceparent` is that of the job's `send` span unless stated otherwise.
 
-    def __init__(self, tracer: trace.Tracer) -> None:
+    Attributes:
+        region: Region of the collector.
+    """
+
+    def __init__(self, tracer: trace.Tracer, region: str = "") -> None:
         self._tracer = tracer
+        self.region = region
+
+    def untraced(self, traceparent: str) -> str:
+        """Return the client's trace context as one that is not sampled, so that no later span of the job is sent."""
+        sent, made = trace.get_current_span(context_of(traceparent)).get_span_context(), RandomIdGenerator()
+        return traceparent_of(sent.trace_id or made.generate_trace_id(), sent.span_id or made.generate_span_id(), 0)
 
     def send(self, job: str, queue: str, traceparent: str) -> Span:
         """Start the span of accepting a job. `traceparent`: the client's, "" for none."""
@@ -68,8 +83,10 @@ class JobTrace:
         attributes = messaging_attributes("receive", queue, job)
         self._follow(f"receive {queue}", traceparent, SpanKind.CLIENT, attributes, int(began * 1e9)).end()
 
-    def process(self, request: Request, job: str, queue: str, traceparent: str, attempt: int) -> Trace:
-        """Start the trace of run number `attempt`."""
+    def process(self, request: Request, job: str, queue: str, traceparent: str, attempt: int) -> Trace | None:
+        """Start the trace of run number `attempt`; None if the job is bound to other regions."""
+        if not permits(regions_of(request.hints.tags), self.region):
+            return None
         attributes = {
             "causeway.request": job,
             "causeway.attempt": attempt,

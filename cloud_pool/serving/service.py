@@ -110,7 +110,8 @@ class Service(msgspec.Struct, frozen=True):
             for delta in await _deltas(part, at, attempt):
                 vectors.append(_vector(delta, request))
                 tokens += delta.input_tokens
-        return answer_head(tier.name, REQUESTED), Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
+        head = answer_head(tier.name, REQUESTED, region=tier.config.region)
+        return head, Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
 
     async def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
         """Yield the AnswerHead, then the chunks. Closing the generator stops the work in Triton and frees the permit.
@@ -288,7 +289,13 @@ class Service(msgspec.Struct, frozen=True):
             reason += "; truncated"
         degraded = is_fallback or truncator is not None
         return answer_head(
-            step.tier, reason, degraded=degraded, keep=partial_answer is None, loosened=loosened, variant=variant
+            step.tier,
+            reason,
+            degraded=degraded,
+            keep=partial_answer is None,
+            loosened=loosened,
+            variant=variant,
+            region=self.runtimes[step.tier].tier.config.region,
         )
 
     def _stale_head(self, context: RequestContext, stale: CachedAnswer, stress: Mapping[str, Stress]) -> AnswerHead:

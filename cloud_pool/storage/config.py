@@ -32,6 +32,10 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...], doc("Private networks that webhooks may reach, such as `10.1.0.0/16`.")
     ] = ()
     allow_http: Annotated[bool, doc("Whether webhooks may go to `http://` URLs.")] = False
+    regions: Annotated[
+        dict[str, str],
+        doc("Regions of receivers, by host. Jobs that are bound to regions have webhooks only to receivers in them."),
+    ] = {}
     timeout_s: Annotated[Seconds, doc("Maximum time of one delivery.")] = 15.0
     concurrency: Annotated[Positive, doc("Maximum concurrent deliveries of one worker.")] = 64
     concurrency_per_tenant: Annotated[
@@ -117,6 +121,13 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         doc(
             "Redis of the jobs: a URL, or keys as in `redis`. A cluster is refused, because jobs need "
             "all their keys on one server. Empty: the Redis of `redis`, unless it is a cluster."
+        ),
+    ] = ""
+    region: Annotated[
+        str,
+        doc(
+            "Region of the jobs' Redis and of the content of files. Jobs, batches and files that are bound to other "
+            "regions are refused. Workers must be in it. Empty: outside every region."
         ),
     ] = ""
     replicas: Annotated[

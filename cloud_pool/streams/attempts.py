@@ -14,6 +14,7 @@ import msgspec
 from causeway_server.router.errors import CausewayError, DeadlineExceeded, InvalidRequest
 from causeway_server.router.jobs.cloud_event import CloudEvent
 from causeway_server.router.jobs.job import JobState
+from causeway_server.router.residency import check_region, regions_of
 from causeway_server.router.serving.request import read_tags
 
 from ..accounts.tenants.config import TenantLimits
@@ -163,7 +164,9 @@ class MessageRunner:
             tags=read_tags(event.causewaytags, "causewaytags"),
         )
         _refuse_job_fields(submission.body)
-        return self.parser.parse(submission, int(self.clock() * 1000), self.callers.limits(principal))
+        job = self.parser.parse(submission, int(self.clock() * 1000), self.callers.limits(principal))
+        check_region(regions_of(job.tags), self.config.region, "the broker (streams.region)")
+        return job
 
     def _principal(self, authorization: str) -> Principal:
         if authorization or self.config.tenant is None:

@@ -25,6 +25,9 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority: Annotated[
         Priority, doc("Highest priority of a message without a token: `interactive`, `standard` or `bulk`.")
     ] = "bulk"
+    region: Annotated[
+        str, doc("Region of the broker. Messages that are bound to other regions are answered with an error.")
+    ] = ""
     in_flight: Annotated[Positive, doc("Maximum messages that one process handles at once.")] = 32
     batch: Annotated[Positive, doc("Maximum messages that start together.")] = 16
     batch_wait_s: Annotated[Pause, doc("Maximum time that the first message of a batch waits for more.")] = 0.005

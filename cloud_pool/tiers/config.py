@@ -37,6 +37,13 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         doc("Several addresses instead of `triton`: `host:port` or `dns:name:port`, each with an optional `@zone`."),
     ] = ()
     upstream: UpstreamConfig = UpstreamConfig()
+    region: Annotated[
+        str,
+        doc(
+            "Region of all the tier's servers. Requests that are bound to regions reach only tiers in them. Empty: "
+            "outside every region."
+        ),
+    ] = ""
     load_balancing: Annotated[
         LoadBalancing,
         doc(

@@ -14,6 +14,7 @@ from causeway_server.models.chat.template import render, thinking_of
 from causeway_server.router.errors import ConfigError, ModelNotAllowed, ModelNotFound, UnsupportedFeature
 from causeway_server.router.openai.audio import OPENAI_MODEL
 from causeway_server.router.reasoning import Thinking, closed_thought, thinks
+from causeway_server.router.residency import Regions, permits
 from causeway_server.router.tool_calls.schema import PLAIN, ToolFormat, copy_source_of, tool_format
 from causeway_server.router.types import Modality, Request, Transcripts
 
@@ -343,6 +344,13 @@ def allowed_tiers(tiers: Mapping[str, Tier], tenants: Collection[str], tokens: C
     lists = [names for names in (tenants or None, tokens) if names is not None]
     named = [{tiers[name].name for name in names if name in tiers} for names in lists]
     return frozenset(set.intersection(*named)) if named else None
+
+
+def in_regions(tiers: Mapping[str, Tier], allowed: AllowedTiers, regions: Regions) -> AllowedTiers:
+    """Return the allowed tiers that are in the regions that bind a request."""
+    if regions is None:
+        return allowed
+    return frozenset(tier.name for tier in usable(tiers, allowed).values() if permits(regions, tier.config.region))
 
 
 def usable(tiers: Mapping[str, Tier], allowed: AllowedTiers) -> Mapping[str, Tier]:

@@ -32,6 +32,7 @@ SCENARIOS = {
     "outbox": Tool("bed.outbox", "a device accepts jobs offline and is killed; then its cloud comes back"),
     "overload": Tool("bed.overload", "three times the load that a tier can serve"),
     "rollouts": Tool("bed.fleet.__main__", "rollouts over thousands of simulated devices and one control plane"),
+    "residency": Tool("bed.residency", "requests bound to one of two regions, under cuts and faults"),
     "scale": Tool("bed.scale", "1, 2 and 4 endpoints, and back"),
     "schemas": Tool("bed.schemas", "schemas against the answers that their grammars allow"),
     "schemas-served": Tool("bed.schemas_served", "answers under generated schemas, through a daemon and a gateway"),

@@ -72,7 +72,13 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     issuer: Annotated[str, doc("Accepted `iss` claim.")] = "causeway"
     audience: Annotated[str, doc("Accepted `aud` claim.")] = "causeway-cloud"
-    region: Annotated[str, doc("Region of this gateway. A token whose claim `regions` does not name it gets 403.")] = ""
+    region: Annotated[
+        str,
+        doc(
+            "Region of this gateway. A token whose claim `regions` does not name it gets 403; a request that is bound "
+            "to other regions gets 503."
+        ),
+    ] = ""
     clock_skew_s: Annotated[float, Meta(ge=0, le=300), doc("Accepted clock difference to the issuer.")] = 30.0
     max_lifetime_s: Annotated[
         float,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from causeway_server.router.config import Positive, Seconds, doc
 from causeway_server.router.errors import ConfigError, InvalidRequest
-from causeway_server.router.types import Request, Usage
+from causeway_server.router.residency import permits, region_tags, regions_of
+from causeway_server.router.types import Request, Usage, folded_tags
 
 from ...tiers.config import too_many_sequences
 
@@ -62,6 +63,11 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         doc("Names or aliases of the allowed tiers; a token's claim `models` can narrow this. Empty: all."),
     ] = ()
 
+    regions: Annotated[
+        tuple[str, ...],
+        doc("Regions in which the tenant's requests, jobs and files may be. Empty: any. Requests narrow it by tags."),
+    ] = ()
+
     @property
     def request_capacity(self) -> float:
         """Capacity of the request bucket."""
@@ -90,6 +96,17 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if request.sequences > 1:
             self._check_sequences(request)
 
+    def check_regions(self, region: str, models: Mapping[str, str], where: str) -> None:
+        """Raise ConfigError if a gateway in `region` could answer no request of the tenant. One in another region is
+        meant to refuse them.
+        """
+        regions = regions_of(region_tags(self.regions))
+        if not region:
+            raise ConfigError("Set `identity.region`: without it this gateway is outside every region.", where=where)
+        usable = self.models or tuple(models)
+        if permits(regions, region) and not any(permits(regions, models[name]) for name in usable if name in models):
+            raise ConfigError("No tier that the tenant may use is in these regions. Set `tiers.region`.", where=where)
+
     def _check_sequences(self, request: Request) -> None:
         if self.max_sequences and request.sequences > self.max_sequences:
             raise too_many_sequences(request, f"your limit is {self.max_sequences} in one request (max_sequences)")
@@ -97,7 +114,11 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise too_many_sequences(request, f"your limit is {self.request_capacity:g} at once (burst)")
 
     def bounded(self, request: Request) -> Request:
-        """Return the request with its tenant's `max_tokens` if it sets none."""
+        """Return the request with its tenant's `max_tokens` if it sets none, bound to its tenant's regions."""
+        if self.regions:
+            hints = request.hints
+            hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *region_tags(self.regions))))
+            request = msgspec.structs.replace(request, hints=hints)
         if self.max_tokens and request.max_tokens is None:
             return msgspec.structs.replace(request, max_tokens=self.max_tokens)
         return request
@@ -155,8 +176,14 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return each
         return Price(tier=tier)
 
-    def check(self, models: Collection[str]) -> None:
-        """Raise ConfigError for a tenant or price that is listed twice, or a model that is not one of `models`."""
+    def check(self, models: Mapping[str, str], region: str) -> None:
+        """Raise ConfigError for a tenant or price that is listed twice, an unknown model, or regions that this gateway
+        can never serve.
+
+        Args:
+            models: Regions of the tiers, by name and alias.
+            region: Region of this gateway.
+        """
         tenants, tiers = [each.name for each in self.overrides], [each.tier for each in self.prices]
         for key, names in (("overrides", tenants), ("prices", tiers)):
             for index, name in enumerate(names):
@@ -167,3 +194,5 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for index, name in enumerate(each.models):
                 if name not in models:
                     raise ConfigError(f"There is no tier {name!r}.", where=f"tenants.{key}.models[{index}]")
+            if each.regions:
+                each.check_regions(region, models, f"tenants.{key}.regions")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from causeway_server.router.jobs.submission import ENDPOINTS, Endpoint, key_dige
 from causeway_server.router.numbers import read_page
 from causeway_server.router.openai.answer import error_event
 from causeway_server.router.parts.uploads import FILE_MARK
+from causeway_server.router.residency import permits, regions_of
 from causeway_server.router.serving.logs import REQUEST
 from causeway_server.router.serving.request import Handler, allowed_methods, served_method
 from causeway_server.router.serving.responses import STALLED_S, STREAMED, body_response, json_response
@@ -136,13 +137,21 @@ async def write_chunk(response: web.StreamResponse, data: bytes) -> None:
 
 
 @contextmanager
-def enqueue_span(trace: JobTrace | None, job: str, queue: str, traceparent: str) -> Iterator[str]:
+def enqueue_span(
+    trace: JobTrace | None, job: str, queue: str, traceparent: str, tags: Iterable[str] = ()
+) -> Iterator[str]:
     """Trace the submission of a job or batch.
 
     Yields the traceparent for the job's later spans: this span's, or without tracing the caller's.
+
+    Args:
+        tags: Tags, which may bind it to regions; outside the collector's nothing of it is traced.
     """
     if trace is None:
         yield traceparent
+        return
+    if not permits(regions_of(tags), trace.region):
+        yield trace.untraced(traceparent)
         return
     span = trace.send(job, queue, traceparent)
     try:
@@ -165,6 +174,7 @@ class JobCallers(msgspec.Struct, frozen=True):
     admit: AdmitSubmission | None = None
     # counts other requests against the rate of reads, by the amount that they read
     admit_reads: AdmitReads | None = None
+    region: str = ""  # region of this gateway
 
 
 class JobList(msgspec.Struct):
@@ -227,6 +237,7 @@ class JobApi:
         principal = self.callers.identify(request)
         self.bodies.enter(request, principal.caller)
         principal.require(next((scope for scope in scopes if scope in principal.scopes), scopes[0]))
+        self.parser.check_store((), self.callers.limits(principal))  # also of reads: content leaves the store
         if request.method == hdrs.METH_POST:
             if self.callers.admit is not None:
                 await self.callers.admit(principal)  # before its body is read
@@ -326,7 +337,7 @@ class JobApi:
             raise WebhookDisabled(
                 "`webhook` has answered 410 Gone, so nothing is delivered to it for now.", param="webhook"
             )
-        with enqueue_span(self.trace, job.id, job.tier, headers.traceparent) as traceparent:
+        with enqueue_span(self.trace, job.id, job.tier, headers.traceparent, job.tags) as traceparent:
             accepted = await self.stores.jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
         record = await self.stores.jobs.get(accepted.id, principal.owner)
         await self.audit.write(acceptance(principal, "job", record.id, record.tier, record.created))

@@ -182,7 +182,7 @@ def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
 
     1. The job's deadline has passed                              expired
        The token that submitted it, or its device, is revoked     cancelled
-    2. The request is invalid (4xx of ours)                       failed: another run would fail, too
+    2. The request is invalid (4xx of ours), or bound elsewhere   failed: another run would fail, too
     3. It never ran: the tier is unreachable, full or starting    postponed: retried without losing an attempt
     4. Any other error, a crash of the model or a bug included    retried later, as one of its attempts
 
@@ -196,7 +196,7 @@ def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
         return "expired"  # (1)
     if isinstance(error, TokenRevoked):
         return "cancelled"
-    refused = isinstance(error, (errors.InvalidRequest, errors.PermissionDenied))
+    refused = isinstance(error, (errors.InvalidRequest, errors.PermissionDenied, errors.OutsideRegion))
     if refused and not isinstance(error, errors.RequestTimeout):
         return "failed"  # (2)
     if was_not_started(error):

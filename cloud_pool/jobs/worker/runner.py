@@ -230,7 +230,8 @@ class MeteredRunner:
             except RateLimited:
                 refused = True
                 raise
-            job_run = msgspec.structs.replace(job_run, request=request, trace=self._begin_trace(job_run))
+            job_run = msgspec.structs.replace(job_run, request=request)
+            job_run = msgspec.structs.replace(job_run, trace=self._begin_trace(job_run))
             async with aclosing(self._stream(entry, job_run)) as pieces:
                 async for piece in pieces:
                     yield piece

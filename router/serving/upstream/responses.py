@@ -8,7 +8,7 @@
    a code that another target may not have, with 400, 413, 415 or 422       ContextLengthExceeded, …
    402, 404, 413, 422, 451: refused; the server's message and param         CloudRefused
 4. 401, 403, 407: our credentials, without the server's message, as some    CloudRejected
-   repeat parts of a key; other 4xx
+   repeat parts of a key; other 4xx; 503 of a gateway that is outside the request's regions
 5. 408, 504: timed out in the server                                        CloudTimeout
 6. other 5xx, redirects, malformed HTTP                                     CloudFailed
 7. an answer that stops before its end                                      StreamBroken
@@ -46,6 +46,7 @@ from ...errors import (
     IdentityUnavailable,
     InvalidGrammar,
     InvalidRequest,
+    OutsideRegion,
     Phase,
     StreamBroken,
     UnsupportedFeature,
@@ -175,6 +176,8 @@ def status_error(status: int, retry_after: str, body: bytes, name: str) -> Cause
     if status in _CREDENTIALS:  # (4)
         return CloudRejected(f"{message}: it refuses this server's credentials.", phase="first_token")
     if status in (429, 503):  # (2)
+        if str(sent.code) == OutsideRegion.code:  # (4) it is well, and would refuse such a request again
+            return CloudRejected(f"{message}: it is outside the request's regions.", phase="first_token")
         wait_s = retry_after_s(retry_after)
         unavailable = _UNAVAILABLE.get(str(sent.code)) if status == 503 else None
         if unavailable is not None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import anyio
@@ -62,7 +63,9 @@ async def serving(
     *tiers: TierConfig,
     degradation: DegradationConfig | None = None,
     load_balancing: LoadBalancingConfig = QUICK,
+    **sections: Any,
 ) -> AsyncIterator[Gateway]:
+    """Serve these tiers. `sections`: further sections of the configuration."""
     audit = folder / "audit.jsonl"
     audit.touch()
     config = Config(
@@ -71,6 +74,7 @@ async def serving(
         audit_file=str(audit),
         load_balancing=load_balancing,
         degradation=degradation or DegradationConfig(warm_up_after_idle_s=0.0),
+        **sections,
     )
     async with anyio.create_task_group() as tasks, aiohttp.ClientSession() as session:
         app, failed = build(config, tasks), None

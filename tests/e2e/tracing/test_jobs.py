@@ -225,6 +225,7 @@ async def test_subscriber_is_linked_to_the_generations_trace(config: JobsConfig)
         here.script.permit(100)
         for one, trace in zip(clients, traces, strict=True):
             await one.end()
+            assert trace is not None
             trace.end(tier="large", outcome="ok", usage=one.usage, headers=one.headers)  # type: ignore[arg-type]
     await asyncio.to_thread(tracing.close)
     spans = collector.spans

@@ -206,4 +206,4 @@ def test_duplicate_names_are_refused() -> None:
         TenantsConfig(prices=(Price(tier="a"), Price(tier="a"))),
     ):
         with pytest.raises(ConfigError, match=r"\[1\]"):
-            config.check(())
+            config.check({}, "")
