@@ -396,7 +396,8 @@ class EventStream(_Prebuilt):
                 self._write(self._framed(self._take()))
         elif not last and (now := self._loop.time()) - self._written_at > _TOGETHER_S:
             self._written_at = now
-            self._write(self._framed(events))
+            framed = self._begun and self._chunked
+            self._write(b"%x\r\n%b\r\n" % (len(events), events) if framed else self._framed(events))
         elif self.client_left:
             raise ClientGone(_CLOSED)
         else:

@@ -172,10 +172,15 @@ class EventTemplate:
         """Return the texts of whole events as JSON strings, none empty; [] if `events` contains anything else, such as
         a line break next to a string, which JSON allows and an event does not.
         """
-        if not events.startswith(self._before) or not events.endswith(self._after) or b"\r" in events:
+        if not events.startswith(self._before) or not events.endswith(self._after):
             return []
-        texts = events[self._text].split(self._after + self._before)
-        if events.count(b"\n") != 2 * len(texts):  # each event ends with two
+        text = events[self._text]
+        texts = [text]
+        if b"\n" in text:
+            texts = text.split(self._after + self._before)
+            if text.count(b"\n") != 2 * (len(texts) - 1):  # each event ends with two
+                return []
+        if b"\r" in text:
             return []
         try:
             return texts if all(map(_decode, texts)) else []
@@ -407,14 +412,10 @@ class StreamDecoder:
         text = self._framed.text(data)
         return self._text(text, self._framed.index) if text else None
 
-    def feed_texts(self, data: bytes) -> tuple[list[bytes], int]:
-        """Return the texts of whole events that are text alone, as JSON strings, and the index of their choice.
-
-        If `data` is anything else, or the choice may have ended, return none; the caller must then use `feed`.
-        """
-        if self._framed is None or self.done or self._ends:
-            return [], 0
-        return self._framed.texts(data), self._framed.index
+    @property
+    def text_template(self) -> EventTemplate | None:
+        """The template of events that are text alone, until the next `feed`; None if the choice may have ended."""
+        return None if self.done or self._ends else self._framed
 
     def _text(self, text: str, index: int) -> Chunk:
         self._seen.add(index)

@@ -18,7 +18,7 @@ import msgspec
 from yarl import URL
 
 from ...errors import CausewayError, CloudUnprocessable, CloudUnreadable, InvalidRequest, Phase
-from ...openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
+from ...openai.upstream.decode import EventTemplate, SSEParser, StreamDecoder, decode_answer
 from ...openai.upstream.wire import encode_request
 from ...types import Chunk, Kind, Request
 from ..http_client import HttpClient, HttpClientError, HttpResponse, field_lines
@@ -289,6 +289,7 @@ class StreamReader:
         self._call = call
         self._parser = SSEParser()
         self._decoder = StreamDecoder(call.id, call.sequences)
+        self._template: EventTemplate | None = None  # of the events that the relay may take while the task waits
         self._document: list[bytes] | None = None  # pieces of an answer that is JSON although a stream was requested
         self._size_bytes = 0
         self._has_events = False
@@ -320,13 +321,12 @@ class StreamReader:
 
     def arrived(self) -> bool:
         """Offer an event of text alone to the relay (`BodyListener`); return whether it took the event."""
-        if self._relay is None or self._phase != "stream" or self._document is not None or not self._parser.idle:
+        template, relay = self._template, self._relay
+        if template is None or relay is None:
             return False
         data = self._response.peek()
-        if self._size_bytes + len(data) > MAX_ANSWER_BYTES:
-            return False
-        texts, index = self._decoder.feed_texts(data)
-        if not texts or not self._relay.take(texts, index):
+        texts = template.texts(data)
+        if not texts or self._size_bytes + len(data) > MAX_ANSWER_BYTES or not relay.take(texts, template.index):
             return False
         self._size_bytes += len(data)
         self._response.take()
@@ -336,6 +336,8 @@ class StreamReader:
         """Return the next bytes; none at the end, or if only the end of the body is missing."""
         if self._pause_s < math.inf and self._phase == "stream" and not self._decoder.whole:
             self._response.bound(min(self._call.deadline, asyncio.get_running_loop().time() + self._pause_s))
+        relays = self._relay is not None and self._phase == "stream" and self._document is None and self._parser.idle
+        self._template = self._decoder.text_template if relays else None
         try:
             data = await self._response.read()
         except (TimeoutError, HttpClientError) as error:

@@ -31,6 +31,12 @@ def read(*events: bytes) -> list[Chunk]:
     return chunks + decoder.finish()
 
 
+def texts_of(decoder: StreamDecoder, data: bytes) -> tuple[list[bytes], int]:
+    """Return the texts of events that are text alone, as JSON, and the index of their choice."""
+    template = decoder.text_template
+    return ([], 0) if template is None else (template.texts(data), template.index)
+
+
 def test_a_stream_of_openai() -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
     assert read(
@@ -96,10 +102,10 @@ def test_events_that_differ_in_their_text_alone_decode_as_each_would_by_itself(
         assert decoder.feed_text(framed + framed) is None
         assert decoder.feed_text(framed[:-1]) is None
         for times in (1, 3):
-            found, index = decoder.feed_texts(framed * times)
+            found, index = texts_of(decoder, framed * times)
             assert [json.loads(literal) for literal in found] in ([], [text] * times)
             assert index == 0
-        assert decoder.feed_texts(framed[:-1])[0] == decoder.feed_texts(framed + framed[:-1])[0] == []
+        assert texts_of(decoder, framed[:-1])[0] == texts_of(decoder, framed + framed[:-1])[0] == []
         assert decoder.feed(data) == alone
 
 
@@ -120,7 +126,7 @@ def test_an_event_that_differs_in_more_than_its_text_is_decoded(data: bytes) -> 
     decoder.feed(event(piece({"content": "a"})))
     framed, text = b"data: " + data + b"\n\n", b"data: " + event(piece({"content": "a"})) + b"\n\n"
     assert decoder.feed_text(framed) is None
-    assert decoder.feed_texts(framed)[0] == decoder.feed_texts(text + framed + text)[0] == []
+    assert texts_of(decoder, framed)[0] == texts_of(decoder, text + framed + text)[0] == []
     assert decoder.feed(data) == StreamDecoder().feed(data)
 
 
@@ -156,9 +162,9 @@ def test_a_text_that_is_not_json_is_not_passed_on(literal: bytes) -> None:
     decoder = StreamDecoder()
     good = b"data: " + event(piece({"content": "a"})) + b"\n\n"
     decoder.feed(event(piece({"content": "a"})))
-    assert decoder.feed_texts(good + good) == ([b'"a"', b'"a"'], 0)
+    assert texts_of(decoder, good + good) == ([b'"a"', b'"a"'], 0)
     bad = good.replace(b'"a"', literal)
-    assert decoder.feed_texts(good + bad)[0] == decoder.feed_texts(bad)[0] == []
+    assert texts_of(decoder, good + bad)[0] == texts_of(decoder, bad)[0] == []
 
 
 def test_text_after_the_end_of_a_choice_reopens_it() -> None:
