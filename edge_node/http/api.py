@@ -174,8 +174,8 @@ class RequestReader:
     """Reads requests according to `server.*`: bytes → Request, with authentication and routing hints.
 
     Bodies are limited in bytes, in time and over all connections. A body that arrives together with its head, as nearly
-    all do, needs no wait and no timer. A short body with the digest of a recent one is not parsed again; nearly every
-    cache hit starts that way.
+    all do, needs no wait and no timer. A short body that came twice of late is not parsed again; nearly every cache
+    hit starts that way.
 
     Args:
         config: The server's settings.
@@ -196,8 +196,8 @@ class RequestReader:
         self._timeout_s = config.read_timeout_s
         self._arriving = FairShare(config.max_connections)  # number of requests whose body is arriving
         self._arriving_bytes = FairShare(config.max_body_bytes * _MAX_LARGE_BODIES)
-        # Key: kind, SHA-256 of the body, and hints. The body itself is not kept.
-        self._remembered: OrderedDict[tuple[Endpoint | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
+        # Key: kind, SHA-256 of the body, and hints. The body itself is not kept. None: it came once.
+        self._remembered: OrderedDict[tuple[Endpoint | None, bytes, RoutingHints], ParsedRequest | None] = OrderedDict()
 
     def caller(self, request: HttpExchange) -> Caller:
         """Return the client of a request. Raises AuthenticationFailed, or InvalidRequest for two keys."""
@@ -273,7 +273,9 @@ class RequestReader:
         key = (kind, hashlib.sha256(body).digest(), hints)
         parsed = self._remembered.get(key)
         if parsed is None:
-            parsed = self._remembered[key] = _parsed(kind, body, hints)
+            parsed = _parsed(kind, body, hints)
+            # Only a body that comes again is kept: the memory of the others is free, and in the caches, right away.
+            self._remembered[key] = parsed if key in self._remembered else None
             if len(self._remembered) > _MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
         return parsed

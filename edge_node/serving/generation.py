@@ -162,7 +162,8 @@ class Generation(msgspec.Struct, eq=False):
             return False
         if self.sequence.degraded or (self.upstream is not None and self.upstream.degraded):
             return True
-        return any(record.status != "ok" for record in self.used_parts)
+        asked = self.facts is not None or self.soft is not None
+        return asked and any(record.status != "ok" for record in self.used_parts)
 
     @property
     def parts(self) -> tuple[PartRecord, ...]:
@@ -387,7 +388,7 @@ class AttemptRunner:
         now = _now()
         attempt.start(now)
         deadline, first_token_by = self._deadlines(generation, attempt, now)
-        relay = _Relay(attempt, reply, stream=generation.request.stream)
+        relay = _Relay(attempt, reply) if generation.request.stream else None
         call = BackendRequest(
             id=generation.id,
             request=with_temperature(request, target),
@@ -414,7 +415,8 @@ class AttemptRunner:
             elif (answer := backend.complete(call)) is not None:
                 await _deliver_whole(generation, attempt, await answer, reply)
             else:
-                stream = self._stream(generation, attempt, backend.generate(call), call, relay)
+                chunks = backend.generate(call)
+                stream = self._stream(generation, attempt, chunks, call, relay or _Relay(attempt, reply))
                 # In a task of its own a token resumes 5 coroutines, not the 17 from the connection down to here.
                 await (asyncio.create_task(stream) if generation.request.stream else stream)
         except (TimeoutError, DeadlineExceeded, CloudTimeout) as error:
@@ -490,10 +492,10 @@ class _Relay:
     `is_open`: whether the last chunk from the iterator was sent to the client at once.
     """
 
-    def __init__(self, attempt: Attempt, reply: Reply[AnswerHead], *, stream: bool) -> None:
+    def __init__(self, attempt: Attempt, reply: Reply[AnswerHead]) -> None:
         self.reply = reply
         self._attempt = attempt
-        self._texts = reply if stream and isinstance(reply, TextReply) else None
+        self._texts = reply if isinstance(reply, TextReply) else None
         self._sink: TextSink | None = None
         self._index = 0
         self._slow: Awaitable[None] | None = None  # awaited before the next chunk

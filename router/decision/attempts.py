@@ -411,6 +411,8 @@ class AttemptSequence:
         answering = self.attempts[-1].plan.target.name
         if self.decision.skipped_target not in ("", answering):  # (1)
             return True
+        if len(self.attempts) == 1:  # nearly always
+            return False
         before = self.attempts[:-1]
         return any(attempt.failed and attempt.plan.target.name != answering for attempt in before)  # (2)
 
