@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from causeway_server.models.constraints.grammars import HeldRequest, hold
+from causeway_server.models.constraints.grammars import EnforceableRequest, check_schemas
 from causeway_server.router.errors import CausewayError, CloudFailed, InvalidRequest, StreamBroken, UnsupportedFeature
 from causeway_server.router.parts.reading import first_part
 from causeway_server.router.reasoning import ReasoningParser, Thinking, thinks
@@ -130,13 +130,13 @@ class Service(msgspec.Struct, frozen=True):
         for step, tier in ((one, model) for one in steps for model in self._tried(one, context.request)):
             truncator = self._truncator(context, step, tier, partial_answer)
             attempt = TierAttempt(self.fallback, step, self.runtimes[step.tier], self.clock)
-            held = await _held(context.request, tier)
+            enforceable = await _enforceable(context.request, tier)
             arm = self.variants.arm(tier, context.request, self.clock) if self.variants.active else _UNCOUNTED
             async with attempt:
                 try:
                     parts = await parts_at.tier(step, tier)
                     requests = partial(
-                        self._inference_requests, context, held.request, parts, tier, partial_answer, truncator
+                        self._inference_requests, context, enforceable.request, parts, tier, partial_answer, truncator
                     )
                     sequence, delta = await attempt.begin(context, requests, key)
                 except TierFailed as failure:  # (2)
@@ -144,7 +144,7 @@ class Service(msgspec.Struct, frozen=True):
                     failures.append(failure)
                     arm.failed()
                     continue
-                head = self._head(context, step, stress, partial_answer, truncator, held.names, tier.variant)
+                head = self._head(context, step, stress, partial_answer, truncator, enforceable.names, tier.variant)
                 yield head if parts is None else parts.mark(head)  # (1)
                 builder = AnswerBuilder(context.request, tier.chat_format.thinking, context.id)
                 for chunk in builder.echo() if partial_answer is None else ():
@@ -215,7 +215,7 @@ class Service(msgspec.Struct, frozen=True):
     def _inference_requests(
         self,
         context: RequestContext,
-        held: Request,
+        request: Request,
         parts: ReadParts | None,
         tier: Tier,
         partial_answer: PartialAnswer | None,
@@ -231,7 +231,7 @@ class Service(msgspec.Struct, frozen=True):
         parameters = from_request(
             request,
             max_tokens=tier.max_tokens,
-            schema=answer_schema(held, calls_only=chat_format.answers == "calls", form=chat_format.tools),
+            schema=answer_schema(request, calls_only=chat_format.answers == "calls", form=chat_format.tools),
             frame=call_frame(request, chat_format.tools) if chat_format.is_ours else NO_FRAME,
             thinking=chat_format.thinking if chat_format.is_ours else "",
             guided_key=tier.config.guided_key,
@@ -345,11 +345,11 @@ class PartsByTier:
         return await self._parts.read(self._context, native) if first_part(request, native)[0] else None
 
 
-async def _held(request: Request, tier: Tier) -> HeldRequest:
+async def _enforceable(request: Request, tier: Tier) -> EnforceableRequest:
     """Check the schemas for a tier of our engine; others enforce what they support. Raises InvalidGrammar."""
     if not tier.chat_format.is_ours or not (request.tools or request.response_format is not None):
-        return HeldRequest(request)
-    return await hold(request, calls_only=tier.chat_format.answers == "calls")
+        return EnforceableRequest(request)
+    return await check_schemas(request, calls_only=tier.chat_format.answers == "calls")
 
 
 def check_supported(request: Request) -> None:

@@ -15,7 +15,7 @@ from causeway_server.router.residency import Regions
 from causeway_server.router.types import Chunk, Embeddings, Request, Target
 
 if TYPE_CHECKING:
-    from causeway_server.models.constraints.grammars import HeldRequest
+    from causeway_server.models.constraints.grammars import EnforceableRequest
     from causeway_server.models.llama_cpp.protocol import SoftTokens
     from causeway_server.router.serving.upstream.responses import TextRelay
 
@@ -73,7 +73,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     cacheable: bool = True  # False: the policy keeps the answer out of caches, including the cloud's
     durable: bool = False  # False: no content of the request may be written to a disk
     report_upstream: Callable[[UpstreamInfo], None] = lambda _: None  # called before the first chunk
-    report_loosened: Callable[[HeldRequest], None] = lambda _: None  # called before the first chunk
+    report_loosened: Callable[[EnforceableRequest], None] = lambda _: None  # called before the first chunk
     job: JobTerms | None = None  # set if the request is a job
     soft: tuple[SoftTokens, ...] = ()  # soft tokens whose markers are in the request's text; for targets on the device
     relay: TextRelay | None = None  # relay for chunks that consist of text alone

@@ -68,7 +68,7 @@ from ..backends.backend import Backend, BackendRequest, JobTerms, UpstreamInfo
 from ..storage.cache import CacheHit
 
 if TYPE_CHECKING:
-    from causeway_server.models.constraints.grammars import HeldRequest
+    from causeway_server.models.constraints.grammars import EnforceableRequest
     from causeway_server.models.llama_cpp.protocol import SoftTokens
     from causeway_server.models.parts.graph.graph import RequestFacts, RequestSoftTokens
     from causeway_server.models.semantic.judge import ComparedText
@@ -124,7 +124,7 @@ class Generation(msgspec.Struct, eq=False):
     decision: Decision | None = None
     sequence: AttemptSequence | None = None
     upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
-    held: HeldRequest | None = None  # set if the current attempt's target does not enforce offered tools' schemas
+    enforceable: EnforceableRequest | None = None  # set if the current target loosens offered tools
     facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
     soft: RequestSoftTokens | None = None  # set when a projector was asked for the parts' soft tokens
     usage: Usage = _NO_USAGE
@@ -232,8 +232,8 @@ class Generation(msgspec.Struct, eq=False):
         )
 
     def _loosened(self) -> str:
-        if self.held is not None:
-            return self.held.names
+        if self.enforceable is not None:
+            return self.enforceable.names
         return "" if self.upstream is None else self.upstream.loosened
 
     def _modalities(self) -> str:
@@ -247,8 +247,8 @@ class Generation(msgspec.Struct, eq=False):
     def set_upstream(self, info: UpstreamInfo) -> None:
         self.upstream = info
 
-    def set_held(self, held: HeldRequest) -> None:
-        self.held = held
+    def set_enforceable(self, request: EnforceableRequest) -> None:
+        self.enforceable = request
 
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
         """Return one record per attempt, without text from the target's errors, which may quote the request."""
@@ -271,8 +271,8 @@ class Generation(msgspec.Struct, eq=False):
             )
         if records and self.upstream is not None and self.upstream.degraded and not records[-1].error:
             records = (*records[:-1], msgspec.structs.replace(records[-1], detail=str(self.upstream)))
-        if records and self.held is not None:
-            details = filter(None, (records[-1].detail, self.held.detail))
+        if records and self.enforceable is not None:
+            details = filter(None, (records[-1].detail, self.enforceable.detail))
             records = (*records[:-1], msgspec.structs.replace(records[-1], detail="; ".join(details)))
         if self.finished:
             self._records = records  # final from here on
@@ -402,13 +402,13 @@ class AttemptRunner:
             cacheable=generation.cache_key is not None,
             durable=not generation.on_device,
             report_upstream=generation.set_upstream,
-            report_loosened=generation.set_held,
+            report_loosened=generation.set_enforceable,
             job=generation.job,
             soft=soft,
             relay=relay,
             regions=None if generation.decision.regions is None else frozenset(generation.decision.regions),
         )
-        generation.upstream = generation.held = None
+        generation.upstream = generation.enforceable = None
         try:
             if generation.request.kind == "embedding":
                 await _embed(generation, attempt, backend, call, reply)

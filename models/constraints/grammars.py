@@ -1,7 +1,7 @@
 """Grammars of llguidance that constrain an answer: to a JSON schema, or to the calls that can answer one message.
 
-Every answer that a schema's grammar ends is valid by the schema. `hold` checks the schemas of a request before a target
-that holds them by a grammar is asked.
+Every answer that a schema's grammar ends is valid by the schema. `check_schemas` checks those of a request before a
+target that enforces them by a grammar is asked.
 
 In the grammar of calls, arguments contain only words of the message: the assistants copy their arguments. A small model
 misreads a long name ("Varney the Varney the Varney …") but copies it correctly when only the word that follows in the
@@ -133,13 +133,13 @@ def schema_grammar(schema: str, *, spaced: bool = False) -> str:
         InvalidGrammar: A part cannot be enforced; the message has its path and keyword.
     """
     try:
-        held = _held(schema)
+        rewritten = _rewritten(schema)
     except Unenforceable as fault:
         raise InvalidGrammar(Fault(fault.path, fault.keyword, fault.reason).message) from fault
     options: Node = {**_OPTIONS, **(_SPACED if spaced else _FREE)}
     if any(code in schema.lower() for code in _CONTROLS):
         options["json_allowed_escapes"] = 'nrbtf\\"u'  # a value of the schema needs them
-    return json.dumps({"x-guidance": options, **held}, ensure_ascii=False)
+    return json.dumps({"x-guidance": options, **rewritten}, ensure_ascii=False)
 
 
 def framed_grammar(schema: str, frame: CallFrame = NO_FRAME, marks: Mapping[str, int] | None = None) -> str:
@@ -173,17 +173,17 @@ def _literal(text: str, marks: Mapping[str, int]) -> str:
 def fault_of(schema: str) -> Fault | None:
     """Return the first part of a JSON schema that cannot be enforced, None if all of it can."""
     try:
-        held = _held(schema)
+        rewritten = _rewritten(schema)
     except Unenforceable as fault:
         return Fault(fault.path, fault.keyword, fault.reason)
-    if not (error := _error(held)):
+    if not (error := _error(rewritten)):
         return None
-    path, keyword = _locate(held, held, "#")
+    path, keyword = _locate(rewritten, rewritten, "#")
     return Fault(path, keyword, error)
 
 
 @lru_cache(maxsize=256)
-def held_arguments(schema: str) -> str | Fault:
+def enforceable_arguments(schema: str) -> str | Fault:
     """Return the JSON schema of a call's arguments with the type `object`, or the fault that makes it unenforceable."""
     if fault := fault_of(schema):
         return fault
@@ -208,7 +208,7 @@ def _is_object(root: Node, schema: Json, depth: int = 0) -> bool:
     return _is_object(root, target_of(root, schema.get("$ref")), depth + 1)
 
 
-def _held(schema: str) -> Node:
+def _rewritten(schema: str) -> Node:
     """Check that the schema can be enforced. Raises Unenforceable."""
     if len(schema) > _MAX_CHARACTERS:
         raise Unenforceable(
@@ -225,8 +225,8 @@ def _held(schema: str) -> Node:
     return Rewriter(document).document()
 
 
-def _error(held: Node) -> str:
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps(held), overrides=None)
+def _error(schema: Node) -> str:
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=None)
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     return messages[0].strip().partition("\n")[0][:200] if failed else ""
 
@@ -246,7 +246,7 @@ def _alone(root: Node, schema: Node) -> Node:
     return {**{key: root[key] for key in ("$defs", "definitions") if key in root}, **schema}
 
 
-class HeldRequest(msgspec.Struct, frozen=True):
+class EnforceableRequest(msgspec.Struct, frozen=True):
     """A request whose schemas can all be enforced.
 
     `loosened`: the fault by tool, for tools that are optional and whose arguments are therefore unconstrained.
@@ -263,10 +263,10 @@ class HeldRequest(msgspec.Struct, frozen=True):
     @property
     def detail(self) -> str:
         """The loosened tools with the reasons, for a decision record; "" for none."""
-        return "; ".join(f"the arguments of {name} are not held: {what}" for name, what in self.loosened)
+        return "; ".join(f"the arguments of {name} are not enforced: {what}" for name, what in self.loosened)
 
 
-async def hold(request: Request, *, calls_only: bool) -> HeldRequest:
+async def check_schemas(request: Request, *, calls_only: bool) -> EnforceableRequest:
     """Check the schemas that would constrain the answer to `request`; long schemas are checked in a thread.
 
     Args:
@@ -279,26 +279,26 @@ async def hold(request: Request, *, calls_only: bool) -> HeldRequest:
     """
     form = "" if request.response_format is None else request.response_format.schema
     if len(form) + sum(len(tool.parameters) for tool in request.tools) > _AT_ONCE:
-        return await asyncio.to_thread(hold_now, request, calls_only=calls_only)
-    return hold_now(request, calls_only=calls_only)
+        return await asyncio.to_thread(check_schemas_now, request, calls_only=calls_only)
+    return check_schemas_now(request, calls_only=calls_only)
 
 
-def hold_now(request: Request, *, calls_only: bool) -> HeldRequest:
-    """Check the schemas as `hold` does, in this thread."""
+def check_schemas_now(request: Request, *, calls_only: bool) -> EnforceableRequest:
+    """Check the schemas as `check_schemas` does, in this thread."""
     form, choice = request.response_format, request.tool_choice
     must_call = choice.mode in ("required", "function")
     if form is not None and form.schema and not (must_call and request.tools) and (fault := fault_of(form.schema)):
         raise InvalidGrammar(f"`response_format`: {fault.message}", param="response_format")
     if choice.mode == "none" or not (must_call or (calls_only and form is None) or (form is not None and form.schema)):
-        return HeldRequest(request)
+        return EnforceableRequest(request)
     tools, loosened = list[Tool](), list[tuple[str, str]]()
     for tool in request.tools:
         called = choice.mode != "function" or tool.name == choice.name
-        held = held_arguments(tool.parameters) if called and tool.parameters != "{}" else tool.parameters
-        if isinstance(held, Fault):
+        parameters = enforceable_arguments(tool.parameters) if called and tool.parameters != "{}" else tool.parameters
+        if isinstance(parameters, Fault):
             if must_call:
-                raise InvalidGrammar(f"`tools`: the parameters of {tool.name}: {held.message}", param="tools")
-            loosened.append((tool.name, f"{held.keyword} at {held.path}"))
-            held = _OBJECT
-        tools.append(tool if held is tool.parameters else msgspec.structs.replace(tool, parameters=held))
-    return HeldRequest(msgspec.structs.replace(request, tools=tuple(tools)), tuple(loosened))
+                raise InvalidGrammar(f"`tools`: the parameters of {tool.name}: {parameters.message}", param="tools")
+            loosened.append((tool.name, f"{parameters.keyword} at {parameters.path}"))
+            parameters = _OBJECT
+        tools.append(tool if parameters is tool.parameters else msgspec.structs.replace(tool, parameters=parameters))
+    return EnforceableRequest(msgspec.structs.replace(request, tools=tuple(tools)), tuple(loosened))

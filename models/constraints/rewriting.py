@@ -71,7 +71,7 @@ _FORMAT_PATTERNS: Final[Mapping[str, str]] = {
 """Patterns for formats that llguidance reads more loosely than validators: leap days and seconds, the year 0, length
 and case.
 """
-_FORMATS_HELD: Final = frozenset("email ipv4 ipv6 uuid uri".split())
+_FORMATS_ENFORCED: Final = frozenset("email ipv4 ipv6 uuid uri".split())
 _FORMATS_REFUSED: Final = frozenset(
     "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer relative-json-pointer"
     " regex".split()
@@ -115,15 +115,15 @@ class Rewriter:
 
     def document(self) -> Node:
         """Return the root in enforceable forms, with all definitions that it refers to. Raises Unenforceable."""
-        held = self.rewrite(self._root)
-        assert isinstance(held, dict)
+        rewritten = self.rewrite(self._root)
+        assert isinstance(rewritten, dict)
         moved: Node = {}
         while self._elsewhere:
             pointer, target = self._elsewhere.popitem()
             if pointer not in moved:
                 moved[pointer] = True  # it may refer to itself
                 moved[pointer] = self.rewrite(target, f"#/{pointer}")
-        return {**held, "$defs": {**_mapping(held.get("$defs")), **moved}} if moved else held
+        return {**rewritten, "$defs": {**_mapping(rewritten.get("$defs")), **moved}} if moved else rewritten
 
     def rewrite(self, schema: Json, path: str = "#", depth: int = 0) -> Json:
         """Return the schema in enforceable forms. Raises Unenforceable."""
@@ -303,13 +303,13 @@ def _bounded_digits(node: Node) -> None:
                 node.setdefault(bound, limit)
 
 
-def _held_format(node: Node, path: str) -> None:
+def _checked_format(node: Node, path: str) -> None:
     name = node.pop("format", None)
     if not isinstance(name, str):
         return
     if name in _FORMATS_REFUSED:
         raise Unenforceable(path, "format", f"{name} is not supported")
-    if name in _FORMATS_HELD:
+    if name in _FORMATS_ENFORCED:
         node["format"] = name
     elif pattern := _FORMAT_PATTERNS.get(name):
         if "pattern" in node:
@@ -367,7 +367,7 @@ _RULES: Final[tuple[Callable[[Node, str], None], ...]] = (
     _earlier_drafts,
     _bounded_repeats,
     _exact_numbers,
-    _held_format,
+    _checked_format,
     _portable_patterns,
     _counted_properties,
 )

@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 from jsonschema import Draft202012Validator
 
-from causeway_server.models.constraints.grammars import fault_of, held_arguments
+from causeway_server.models.constraints.grammars import enforceable_arguments, fault_of
 from tests.bench.rows import Row
 from tests.models.constraints.bytewise import CORPUS
 from tests.stack import TOKEN, Stack
@@ -131,7 +131,7 @@ async def ask_all(sides: list[Side], answers: int, at_once: int, unbounded: bool
     """Ask in turn: a side, as format or call, a schema. Returns the verdicts by side and form."""
     held = [schema for schema in CORPUS.values() if fault_of(json.dumps(schema)) is None]
     formats = held if unbounded else [bounded(schema) for schema in held]
-    calls = [schema for schema in formats if isinstance(held_arguments(json.dumps(schema)), str)]
+    calls = [schema for schema in formats if isinstance(enforceable_arguments(json.dumps(schema)), str)]
     cut: Counts = Counts()
     found: dict[str, Counts] = collections.defaultdict(Counts)
     places = asyncio.Semaphore(at_once)

@@ -137,7 +137,7 @@ def test_an_offered_tool_that_cannot_be_held_is_loosened_and_named(surface: Surf
     assert reply.headers["x-causeway-loosened"] == "browse"
     if surface.name == "edge":
         record = surface.get(f"/v1/decisions/{reply.headers['x-causeway-decision']}").json
-        assert "browse are not held: not at #/properties/url" in record["outcome"]["attempts"][-1]["detail"]
+        assert "browse are not enforced: not at #/properties/url" in record["outcome"]["attempts"][-1]["detail"]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "browse"}}])

@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 
 from causeway_server.models.catalog.artifact import Answers
-from causeway_server.models.constraints.grammars import hold
+from causeway_server.models.constraints.grammars import check_schemas
 from causeway_server.models.llama_cpp.process.parent import EngineProcess
 from causeway_server.models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Prompt, SequenceRequest
 from causeway_server.router import errors
@@ -144,11 +144,11 @@ class EngineBackend(Supervisor):
         """
         request = call.request
         _check_supported(request)
-        held = request
+        enforceable = request
         if request.tools or request.response_format is not None:
-            held = await self._hold(call)
+            enforceable = await self._enforceable(call)
         process = self._alive or await self.ready(min(call.deadline, call.first_token_by))
-        choices = {choice.job.id: choice for choice in self._choices(call, held)}
+        choices = {choice.job.id: choice for choice in self._choices(call, enforceable)}
         prompt_tokens = completion_tokens = cached_tokens = reasoning_tokens = 0
         with _EmissionQueue(
             process, [choice.job for choice in choices.values()], call.deadline, self._at_once
@@ -171,12 +171,12 @@ class EngineBackend(Supervisor):
                             cached_tokens += emission.cached_tokens
         yield Chunk(usage=Usage(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens))
 
-    async def _hold(self, call: BackendRequest) -> Request:
+    async def _enforceable(self, call: BackendRequest) -> Request:
         """Return the request with the schemas that the engine can enforce. Raises InvalidGrammar."""
-        held = await hold(call.request, calls_only=self._calls_only)
-        if held.loosened:
-            call.report_loosened(held)
-        return held.request
+        found = await check_schemas(call.request, calls_only=self._calls_only)
+        if found.loosened:
+            call.report_loosened(found)
+        return found.request
 
     def complete(self, call: BackendRequest) -> None:
         return None
@@ -225,13 +225,13 @@ class EngineBackend(Supervisor):
     def _prompts(self, request: Request) -> list[Prompt]:
         return _prompts(request, self._thinking)
 
-    def _choices(self, call: BackendRequest, held: Request) -> Iterator[_ChoiceStream]:
-        """Yield a stream for each choice. `held`: the request with the schemas that the engine can enforce."""
+    def _choices(self, call: BackendRequest, enforceable: Request) -> Iterator[_ChoiceStream]:
+        """Yield a stream for each choice. `enforceable`: the request with the schemas that the engine can enforce."""
         request = call.request
         schema, frame = "", NO_FRAME
         if request.tools or request.response_format is not None:
             form = info.tool_format if (info := self.info) is not None else PLAIN
-            schema = answer_schema(held, calls_only=self._calls_only, form=form)
+            schema = answer_schema(enforceable, calls_only=self._calls_only, form=form)
             frame = call_frame(request, form)
         may_refuse = self._calls_only and request.tool_choice.mode == "auto" and request.response_format is None
         copy_from_prompt = self._restrict_arguments and request.kind == "chat" and request.response_format is None

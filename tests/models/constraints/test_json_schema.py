@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from causeway_server.models.constraints.grammars import Fault, fault_of, framed_grammar, held_arguments
+from causeway_server.models.constraints.grammars import Fault, enforceable_arguments, fault_of, framed_grammar
 from causeway_server.router.errors import InvalidGrammar
 from causeway_server.router.tool_calls.schema import answer_schema
 from causeway_server.router.types import Request, Tool, ToolChoice
@@ -241,7 +241,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
 )
 def test_the_arguments_of_a_call_are_an_object(schema: object, held: object) -> None:
     """`held`: None for the schema as it is."""
-    found = held_arguments(json.dumps(schema))
+    found = enforceable_arguments(json.dumps(schema))
     assert isinstance(found, str)
     assert json.loads(found) == (schema if held is None else held)
 
@@ -258,7 +258,7 @@ def test_the_arguments_of_a_call_are_an_object(schema: object, held: object) -> 
     ],
 )
 def test_arguments_that_may_be_something_else_are_refused(schema: object) -> None:
-    fault = held_arguments(json.dumps(schema))
+    fault = enforceable_arguments(json.dumps(schema))
     assert isinstance(fault, Fault)
     assert fault.path == "#"
 
