@@ -204,14 +204,14 @@ class CachingService:
         """Yield a request's pieces. This is a single generator, because each nested one would be resumed per token.
         `key`: None if the answer is not shared.
         """
-        own, emitted = _OwnPieces(billing, context.id), EmittedPrefix()
+        client_pieces, emitted = _OwnPieces(billing, context.id), EmittedPrefix()
         try:
             if key is not None:
                 with self._subscription(cache, context, key) as subscriber, suppress(SharingFailed):
                     billing.joined(subscriber)
                     reader = _SharedReader(subscriber, billing, emitted, streams=context.request.stream)
                     while (chunk := await reader.next()) is not None:
-                        for piece in own.of(chunk):
+                        for piece in client_pieces.of(chunk):
                             yield piece
                     return
             resume = None if key is None else emitted.resume()
@@ -224,7 +224,7 @@ class CachingService:
                         continue
                     billing.on_chunk(generated)
                     new = generated if resume is None else resume.filter(generated)
-                    for piece in () if new is None else own.of(new):
+                    for piece in () if new is None else client_pieces.of(new):
                         yield piece
         finally:
             cache.metrics.answered(billing.status or "bypass")

@@ -105,12 +105,12 @@ def make_part_encoders(
     config: Config,
     model_dirs: Sequence[Path],
     clock: Clock,
-    given: Mapping[Modality, WorkerSpec] | None,
+    specs: Mapping[Modality, WorkerSpec] | None,
     detector: WorkerSpec | None,
 ) -> PartEncoders | None:
     """Return the encoders of audio and images; None if this device has none, or its configuration forbids them."""
-    specs = given if given is not None else find_encoders(model_dirs)
-    if given is None:
+    if specs is None:
+        specs = find_encoders(model_dirs)
         detector = find_speech_detector()
     if not specs or not config.parts.enabled:
         return None

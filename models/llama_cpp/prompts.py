@@ -89,15 +89,15 @@ class SoftTokenIds:
             vectors, marker = self._rows(one), one.marker
             with self._lock:
                 first = self._first_id(marker, len(vectors))
-            own = np.array(range(first, first - len(vectors), -1), np.int32)
-            rows.update(zip(own.tolist(), vectors, strict=True))
+            negative_ids = np.array(range(first, first - len(vectors), -1), np.int32)
+            rows.update(zip(negative_ids.tolist(), vectors, strict=True))
             if one.runs:
                 self._check(one.runs, len(vectors))
             pieces, start = list[Tokens](), 0
             for run in one.runs or (SoftRun(vectors=len(vectors)),):
                 if run.positions or (run.whole and run.vectors):
-                    placed[int(own[start])] = run
-                pieces += [np.array(run.tokens, np.int32), own[start : start + run.vectors]]
+                    placed[int(negative_ids[start])] = run
+                pieces += [np.array(run.tokens, np.int32), negative_ids[start : start + run.vectors]]
                 start += run.vectors
             ids[marker] = np.concatenate(pieces)
         return ids, rows, placed
@@ -175,9 +175,9 @@ class Places:
         """Return how many of `count` soft tokens from `start` belong to the same run, and whether they attend to each
         other.
         """
-        own = self._at(start)
-        if own is not None and start < own.end:
-            return own.end - start, own.run.whole
+        placed = self._at(start)
+        if placed is not None and start < placed.end:
+            return placed.end - start, placed.run.whole
         following = bisect_right(self._starts, start)
         return min([count, *(one - start for one in self._starts[following : following + 1])]), False
 
@@ -185,18 +185,18 @@ class Places:
         """Return the first position of the soft tokens from `start` to before `end`, and the offsets of the others from
         it.
         """
-        own = self._at(start)
-        if own is None or start >= own.end:
+        placed = self._at(start)
+        if placed is None or start >= placed.end:
             return self.position(start), None
-        if not own.run.positions:
-            return own.position + start - own.start, None
-        positions = np.frombuffer(own.run.positions, "<i4").reshape(_PARTS, own.run.vectors)
-        return own.position, positions[:, start - own.start : end - own.start]
+        if not placed.run.positions:
+            return placed.position + start - placed.start, None
+        positions = np.frombuffer(placed.run.positions, "<i4").reshape(_PARTS, placed.run.vectors)
+        return placed.position, positions[:, start - placed.start : end - placed.start]
 
     def cut(self, tokens: int) -> int:
         """Return `tokens`, or a smaller number if the last of them is inside a run that continues after it."""
-        own = self._at(tokens)
-        return own.start if own is not None and own.start < tokens < own.end else tokens
+        placed = self._at(tokens)
+        return placed.start if placed is not None and placed.start < tokens < placed.end else tokens
 
     def _at(self, index: int) -> _Span | None:
         """Return the last run that begins at `index` or before."""

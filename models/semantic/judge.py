@@ -176,36 +176,36 @@ class Judge:
         """Return the encoder's vector of a text: float32 [dimensions], of length 1."""
         return self._encoder(text)
 
-    def log_odds(self, asked: ComparedText, others: Sequence[ComparedText], similarities: Sequence[float]) -> Vector:
-        """Return for each of `others` the log-odds that its answer answers `asked` too: float32 [others].
+    def log_odds(self, question: ComparedText, others: Sequence[ComparedText], similarities: Sequence[float]) -> Vector:
+        """Return for each of `others` the log-odds that its answer answers `question` too: float32 [others].
 
         Args:
             similarities: Inner products of the texts' vectors.
         """
-        rows = self.features(asked, others, similarities)
+        rows = self.features(question, others, similarities)
         hidden = (np.array(rows, np.float32) - self._mean) / self._spread
         (matrix, bias), *rest = self._layers
         hidden = hidden @ matrix + bias
-        buckets = [[*differing(asked, other), WORD_BUCKETS] for other in others]  # none empty, as `reduceat` needs
+        buckets = [[*differing(question, other), WORD_BUCKETS] for other in others]  # none empty, as `reduceat` needs
         starts = [0, *accumulate(map(len, buckets[:-1]))]
         hidden += np.add.reduceat(self._pair_words[list(chain.from_iterable(buckets))], starts, axis=0)
         for matrix, bias in rest:
             hidden = np.maximum(hidden, 0.0) @ matrix + bias
         result = np.asarray(hidden[:, 0], np.float32)
         for row, other in enumerate(others):
-            if other.words == asked.words:
+            if other.words == question.words:
                 result[row] = SAME_WORDS
         return result
 
     def features(
-        self, asked: ComparedText, others: Sequence[ComparedText], similarities: Sequence[float]
+        self, question: ComparedText, others: Sequence[ComparedText], similarities: Sequence[float]
     ) -> list[list[float]]:
-        """Return FEATURES numbers about the pair of `asked` with each of `others`: [others, FEATURES].
+        """Return FEATURES numbers about the pair of `question` with each of `others`: [others, FEATURES].
 
         Args:
             similarities: Inner products of the vectors.
         """
-        p, intents = asked.intents, np.array([other.intents for other in others])
+        p, intents = question.intents, np.array([other.intents for other in others])
         best_p = int(p.argmax())
         log_p = math.log(float(p[best_p]))
         measured = zip(
@@ -219,12 +219,12 @@ class Judge:
         rows = []
         for other, similarity, product, roots, best_q in measured:
             q = other.intents
-            only_asked, only_other = asked.distinct - other.distinct, other.distinct - asked.distinct
-            common = asked.distinct & other.distinct
-            unlike = [self._rarity.get(word, self._unseen) for word in (*only_asked, *only_other)]
+            only_question, only_other = question.distinct - other.distinct, other.distinct - question.distinct
+            common = question.distinct & other.distinct
+            unlike = [self._rarity.get(word, self._unseen) for word in (*only_question, *only_other)]
             shared = sum([self._rarity.get(word, self._unseen) for word in common])
             differs = sum(unlike)
-            in_order = [w for w in asked.words if w in common] == [w for w in other.words if w in common]
+            in_order = [w for w in question.words if w in common] == [w for w in other.words if w in common]
             row = [
                 similarity,
                 product,
@@ -234,7 +234,7 @@ class Judge:
                 log_p,
                 math.log(float(q[best_q])),
                 roots,
-                float(len(only_asked)),
+                float(len(only_question)),
                 float(len(only_other)),
                 float(len(common)),
                 shared / (shared + differs + 1e-6),
@@ -277,9 +277,9 @@ def text_buckets(found: Sequence[str]) -> list[int]:
     return [zlib.crc32(part.encode()) % TEXT_BUCKETS for part in (*found, *pairs)]
 
 
-def differing(asked: ComparedText, other: ComparedText) -> list[int]:
+def differing(question: ComparedText, other: ComparedText) -> list[int]:
     """Hash the words that only one of two questions has into WORD_BUCKETS."""
-    return [zlib.crc32(word.encode()) % WORD_BUCKETS for word in asked.distinct ^ other.distinct]
+    return [zlib.crc32(word.encode()) % WORD_BUCKETS for word in question.distinct ^ other.distinct]
 
 
 class Findings(msgspec.Struct):

@@ -243,13 +243,13 @@ def _asked(found: list[str]) -> tuple[str, ...]:
     """Return the kinds of answer that a question asks for (who, when, how many); `what` and plain `how` ask for
     anything.
     """
-    asked: list[str] = []
+    kinds: list[str] = []
     for word, following in zip(found, [*found[1:], ""], strict=True):
         if kind := _ASKED.get(word):
-            asked.append(f"{kind} do" if following in ("do", "doe", "did") and kind == "who" else kind)
+            kinds.append(f"{kind} do" if following in ("do", "doe", "did") and kind == "who" else kind)
         elif word == "how" and following in _MEASURES:
-            asked.append(f"how {following}")
-    return tuple(asked)
+            kinds.append(f"how {following}")
+    return tuple(kinds)
 
 
 def _scripts(text: str) -> tuple[str, ...]:

@@ -206,7 +206,7 @@ class StablePrefix:
 
     def __init__(self) -> None:
         self._newest: list[str] = []
-        self._told = 0  # words
+        self._words_sent = 0  # words
 
     def take(self, transcript: str) -> str:
         """Take the transcript of the audio so far. Returns the newly stable text."""
@@ -217,9 +217,9 @@ class StablePrefix:
                 break
             agreed += 1
         self._newest = words
-        new = " ".join(words[self._told : agreed])
-        text = f" {new}" if new and self._told else new
-        self._told = max(self._told, agreed)
+        new = " ".join(words[self._words_sent : agreed])
+        text = f" {new}" if new and self._words_sent else new
+        self._words_sent = max(self._words_sent, agreed)
         return text
 
 

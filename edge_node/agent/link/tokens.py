@@ -60,7 +60,7 @@ class TokenKeeper:
     changed: Callable[[], None]
 
     def __post_init__(self) -> None:
-        self._asked = asyncio.Event()
+        self._renewal_wanted = asyncio.Event()
         self._attempted = asyncio.Event()  # set at the end of an attempt; each attempt has a new one
         self._attempted.set()
         self._tried = float("-inf")  # start of the last attempt, monotonic s
@@ -112,7 +112,7 @@ class TokenKeeper:
         if attempted.is_set():  # (4)
             attempted = self._attempted = asyncio.Event()
             self._tried = self.clock.monotonic()
-            self._asked.set()
+            self._renewal_wanted.set()
         with anyio.move_on_after(_PATIENCE_S):
             await attempted.wait()
         return bool(self.token) and self.token != refused
@@ -128,8 +128,8 @@ class TokenKeeper:
     # --- renewal -----------------------------------------------------------------------------------------------------
 
     async def _cancel_when_asked(self, scope: anyio.CancelScope) -> None:
-        await self._asked.wait()
-        self._asked.clear()
+        await self._renewal_wanted.wait()
+        self._renewal_wanted.clear()
         scope.cancel()
 
     async def _attempt(self) -> float:

@@ -78,12 +78,14 @@ class _Whisper(WhisperModel):  # type: ignore[misc]  # the package has no types
             return_scores=True,
             return_no_speech_prob=True,
         )[0]
-        heard = [score * len(tokens) for tokens, score in zip(result.sequences_ids, result.scores, strict=True)]
+        log_probabilities = [
+            score * len(tokens) for tokens, score in zip(result.sequences_ids, result.scores, strict=True)
+        ]
         texts = [tokenizer.decode([one for one in tokens if one < tokenizer.eot]) for tokens in result.sequences_ids]
-        best = self.words.best(list(zip(texts, heard, strict=True)))
+        best = self.words.best(list(zip(texts, log_probabilities, strict=True)))
         tokens = result.sequences_ids[best]
         chosen = SimpleNamespace(sequences_ids=[tokens], no_speech_prob=result.no_speech_prob)
-        return chosen, heard[best] / (len(tokens) + 1), 0.0, 1.0
+        return chosen, log_probabilities[best] / (len(tokens) + 1), 0.0, 1.0
 
     def forget(self) -> None:
         self._encoded = None

@@ -102,16 +102,16 @@ def summary(records: Sequence[PartRecord]) -> str:
 
 def facts_of(kinds: Sequence[Modality], read: Sequence[tuple[FoundPart, PartReading]]) -> RequestFacts:
     """Combine the readings of parts of these kinds into facts."""
-    own = [(part, found, record) for part, (found, record) in read if not record.soft]
-    facts = {(part.message, part.index): found for part, found, _ in own if not isinstance(found, SoftTokens)}
-    return RequestFacts(tuple(kinds), facts, tuple(record for *_, record in own))
+    as_text = [(part, found, record) for part, (found, record) in read if not record.soft]
+    facts = {(part.message, part.index): found for part, found, _ in as_text if not isinstance(found, SoftTokens)}
+    return RequestFacts(tuple(kinds), facts, tuple(record for *_, record in as_text))
 
 
 def soft_tokens_of(model: str, projector: str, read: Sequence[tuple[FoundPart, PartReading]]) -> RequestSoftTokens:
     """Collect the soft tokens among the readings."""
-    own = [(part, found, record) for part, (found, record) in read if record.soft]
-    tokens = {(part.message, part.index): found for part, found, _ in own if not isinstance(found, Fact)}
-    return RequestSoftTokens(model, projector, tokens, tuple(record for *_, record in own))
+    as_tokens = [(part, found, record) for part, (found, record) in read if record.soft]
+    tokens = {(part.message, part.index): found for part, found, _ in as_tokens if not isinstance(found, Fact)}
+    return RequestSoftTokens(model, projector, tokens, tuple(record for *_, record in as_tokens))
 
 
 def transcript_of(found: Found, seconds: float, *, words: bool = False) -> Transcript:
