@@ -242,7 +242,8 @@ def _build_tier_runtimes(
         )
         budget = RetryBudget(tier.config.retry_budget.share, tier.config.retry_budget.min_retries_per_s)
         retried = partial(dispatch_metrics.retried, tier.name)
-        dispatch = Dispatcher(pools.by_tier[tier.name], tier.config.max_attempts, budget, retried)
+        by_prefix = tier.config.load_balancing == "prefix_affinity"
+        dispatch = Dispatcher(pools.by_tier[tier.name], tier.config.max_attempts, budget, retried, by_prefix=by_prefix)
         dispatchers[tier.name] = dispatch
         runtimes[tier.name] = TierRuntime(tier, admission, dispatch)
     dispatch_metrics.watch(pools.by_tier, dispatchers)

@@ -105,6 +105,10 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
     "gateway.yaml": (
         Renamed("parts.remembered", "parts.fact_cache_entries"),
         Renamed("parts.remembered_s", "parts.fact_cache_ttl_s"),
+        Renamed(
+            "load_balancing.load_factor",
+            advice="With `prefix_affinity` load is weighed in tokens (`load_balancing.load_tokens`): delete the key.",
+        ),
         Renamed("tiers[].hedge", advice="Requests are no longer hedged: delete the key."),
     ),
     "fleet.yaml": (

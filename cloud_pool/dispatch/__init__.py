@@ -9,6 +9,7 @@ Reading order:
     dispatcher           the loop: lease, attempt, and again elsewhere while rules and budget allow it
     pool                 a tier's endpoints: leases and probes; the pools of all tiers
     endpoint_selection   the state of a tier's endpoints, how slow each is, and which gets the next request; pure
+    prefix_index         which endpoint has the beginning of a prompt in its KV cache; pure
     health               which endpoints get no request for now; pure
     discovery            addresses and DNS names
     config, metrics      the configuration's keys; Prometheus

@@ -12,6 +12,7 @@ from causeway_server.router.config import Pause, Positive, Seconds, doc
 Share = Annotated[float, Meta(ge=0, le=1)]
 LoadBalancing = Literal["least_loaded", "prefix_affinity"]
 _MAX_PROBE_PAUSE_S = 2.0
+KV_CACHE_TOKENS = 131072
 
 
 class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +60,17 @@ class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     zone_spill_requests: Annotated[
         Positive, doc("Number of outstanding requests per endpoint above which endpoints in other zones are used too.")
     ] = 16
-    load_factor: Annotated[float, Meta(gt=1), doc("Maximum load relative to the mean, with `prefix_affinity`.")] = 1.25
+    load_tokens: Annotated[
+        Positive,
+        doc(
+            "With `prefix_affinity`: tokens of a prompt that an endpoint must have cached to make up for one more open "
+            "request there."
+        ),
+    ] = 200
+    kv_cache_tokens: Annotated[
+        Positive,
+        doc("With `prefix_affinity`: tokens in the KV cache of an endpoint that does not report how many it has."),
+    ] = KV_CACHE_TOKENS
     dns_refresh_s: Annotated[Seconds, doc("Interval at which DNS names are resolved again.")] = 5.0
 
 

@@ -42,6 +42,8 @@ from causeway_server.router.errors import (
 from causeway_server.router.trackers import Window
 
 from ..upstreams.inference import Delta, InferenceRequest
+from .endpoint_selection import NO_PROMPT, Prompt
+from .prefix_index import prompt_blocks
 
 RetryRule = Literal["again", "once", "never"]
 
@@ -166,8 +168,8 @@ class EndpointSource(Protocol):
     @property
     def endpoints(self) -> Sized: ...
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> EndpointLease:
-        """Select an endpoint for a prompt of about `tokens` tokens. Raises CausewayError if none can take it."""
+    def lease(self, *, prompt: Prompt = NO_PROMPT, excluding: Collection[str] = ()) -> EndpointLease:
+        """Select an endpoint for a prompt. Raises CausewayError if none can take it."""
         ...
 
 
@@ -284,6 +286,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
     rng: Callable[[], float] = random.random  # draws from [0, 1)
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     latency: FirstTokenLatency = msgspec.field(default_factory=FirstTokenLatency)
+    by_prefix: bool = False  # whether endpoints are selected by the prefixes that they have
 
     @property
     def retries_left(self) -> float:
@@ -294,7 +297,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
         """Yield the deltas of one endpoint's answer. Closing the generator cancels all work upstream.
 
         Args:
-            key: Prefix key of the prompt, for the pool.
+            key: Key of the prompt's conversation, for the pool.
 
         Raises:
             CausewayError: The error of the last attempt, or the reason why no attempt was possible.
@@ -316,14 +319,15 @@ class Dispatcher(msgspec.Struct, frozen=True):
     async def _first_delta(self, request: InferenceRequest, key: bytes) -> tuple[EndpointAttempt, Delta]:
         """Return an attempt and its first delta. Raises CausewayError."""
         retry_state = RetryState(self.max_attempts)
-        lease = self._lease(request, key, retry_state)  # (1)
+        prompt = Prompt(request.estimated_tokens, key, prompt_blocks(request) if self.by_prefix else ())
+        lease = self._lease(request, prompt, retry_state)  # (1)
         while True:
             retry_state.begin_attempt(lease.endpoint)
             attempt = EndpointAttempt(lease, request, self.latency, self.clock)
             try:
                 return attempt, await attempt.begin()  # (2), (3)
             except CausewayError as error:
-                next_lease = await self._retry_lease(error, request, key, retry_state)
+                next_lease = await self._retry_lease(error, request, prompt, retry_state)
                 if next_lease is None:
                     raise  # (5)
                 log.debug("%s: %s, retried on %s", request.request_id, error.code, next_lease.endpoint)
@@ -331,7 +335,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
                 lease = next_lease
 
     async def _retry_lease(
-        self, error: CausewayError, request: InferenceRequest, key: bytes, retry_state: RetryState
+        self, error: CausewayError, request: InferenceRequest, prompt: Prompt, retry_state: RetryState
     ) -> EndpointLease | None:
         """Wait, then lease the endpoint of the retry (4); None: no retry.
 
@@ -348,13 +352,13 @@ class Dispatcher(msgspec.Struct, frozen=True):
             return None
         await self.sleep(pause_s)
         try:
-            return self._lease(request, key, retry_state)
+            return self._lease(request, prompt, retry_state)
         except DeadlineExceeded as late:
             raise late from error
         except CausewayError:
             return None
 
-    def _lease(self, request: InferenceRequest, key: bytes, retry_state: RetryState) -> EndpointLease:
+    def _lease(self, request: InferenceRequest, prompt: Prompt, retry_state: RetryState) -> EndpointLease:
         """Lease an untried endpoint that plausibly answers in time. Raises CausewayError."""
         now = self.clock()
         left_s = request.deadline - now
@@ -363,9 +367,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
         too_slow: set[str] = set()
         while True:
             try:
-                lease = self.pool.lease(
-                    key=key, excluding=retry_state.tried | too_slow, tokens=request.estimated_tokens
-                )
+                lease = self.pool.lease(prompt=prompt, excluding=retry_state.tried | too_slow)
             except CausewayError:
                 if too_slow:
                     raise DeadlineExceeded(f"No endpoint gives a first token within the {left_s:.3f} s left.") from None

@@ -31,9 +31,11 @@ from . import health
 from .config import LoadBalancingConfig, ejection_s
 from .discovery import EndpointAddress, EndpointDiscovery, Resolver, TierEndpoints, resolve_dns
 from .endpoint_selection import (
+    NO_PROMPT,
     Endpoint,
     PoolCapacity,
     PoolState,
+    Prompt,
     capacity_of,
     choose,
     first_token_measured,
@@ -41,6 +43,7 @@ from .endpoint_selection import (
     wait_abandoned,
     without,
 )
+from .prefix_index import PrefixIndex
 
 RETRY_S = 1.0
 _MAX_RETRY_S = 5.0
@@ -105,6 +108,7 @@ class Pool(msgspec.Struct):
     state: PoolState = PoolState()
     to_probe: list[str] = []
     wake: anyio.Event = msgspec.field(default_factory=anyio.Event)
+    prefixes: PrefixIndex = msgspec.field(default_factory=PrefixIndex)
 
     def __post_init__(self) -> None:
         self.set_endpoints(
@@ -131,13 +135,12 @@ class Pool(msgspec.Struct):
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> Lease:
+    def lease(self, *, prompt: Prompt = NO_PROMPT, excluding: Collection[str] = ()) -> Lease:
         """Select the endpoint of the next call, counted as outstanding until the lease is closed.
 
         Args:
-            key: Prefix key of the request (`endpoint_selection.prefix_key`).
+            prompt: Prompt of the call, which the endpoint may prefill in silence.
             excluding: Addresses that must not be selected.
-            tokens: Estimated tokens of the prompt, which the endpoint may prefill in silence.
 
         Raises:
             CloudUnreachable, EngineUnavailable: No endpoint can take the call; `retry_after_s` says when to retry.
@@ -148,21 +151,24 @@ class Pool(msgspec.Struct):
             self.settings,
             now=now,
             draw=self.rng(),
-            key=key if self.configured.load_balancing == "prefix_affinity" else b"",
+            prompt=prompt,
+            cached=self.prefixes.cached_tokens(prompt.blocks) if prompt.blocks else {},
             excluding=excluding,
             zone=self.zone,
         )
         if chosen is None:
             raise self._no_endpoint_error()
+        if prompt.blocks:
+            self.prefixes.record(chosen.address, prompt.blocks)
         self.state = self.state.replace(
             msgspec.structs.replace(
                 chosen,
                 open_since=(*chosen.open_since, now),
                 waiting_since=(*chosen.waiting_since, now),
-                waiting_tokens=chosen.waiting_tokens + tokens,
+                waiting_tokens=chosen.waiting_tokens + prompt.tokens,
             )
         )
-        return Lease(self, chosen.address, self.client(chosen.address), now, tokens)
+        return Lease(self, chosen.address, self.client(chosen.address), now, prompt.tokens)
 
     def on_first_token(self, lease: Lease, seconds: float) -> None:
         endpoint = self.state.get(lease.endpoint)
@@ -307,6 +313,8 @@ class Pool(msgspec.Struct):
             old = before.pop(endpoint.address, None)
             if old is not None and old.phase == endpoint.phase:
                 continue
+            if endpoint.phase == "ejected":
+                self.prefixes.forget(endpoint.address)  # it may have been restarted
             if endpoint.phase == "ejected" and endpoint.last_error:
                 self.ejected(self.configured.tier, endpoint.last_error)
                 log.warning(
@@ -321,6 +329,7 @@ class Pool(msgspec.Struct):
                     endpoint.phase,
                 )
         for address in before:
+            self.prefixes.forget(address)
             log.info("%s: The server at %s is removed.", self.configured.tier, address)
 
 
@@ -353,7 +362,12 @@ class Pools:
         for tier in tiers:
             self._discoveries[tier.tier] = EndpointDiscovery(tier.addresses, resolve)
             self._pools[tier.tier] = Pool(
-                tier, _client_of(clients, tier), settings=settings, zone=zone, ejected=ejected
+                tier,
+                _client_of(clients, tier),
+                settings=settings,
+                zone=zone,
+                ejected=ejected,
+                prefixes=PrefixIndex(settings.kv_cache_tokens),
             )
 
     @property

@@ -46,9 +46,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     load_balancing: Annotated[
         LoadBalancing,
-        doc(
-            "`least_loaded`, or `prefix_affinity`: conversations also return to the endpoint that cached their prefix."
-        ),
+        doc("`least_loaded`, or `prefix_affinity`: a prompt also goes where most of it is in the KV cache."),
     ] = "least_loaded"
     model: Annotated[str, doc("Name of the model in Triton, or at the `upstream`. Empty: the tier's name.")] = ""
     can: Annotated[

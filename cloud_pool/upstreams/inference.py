@@ -21,7 +21,7 @@ from .triton.messages import EncodeJob, SamplingParameters
 if TYPE_CHECKING:
     from ..observability.tracing import Trace
 
-_BYTES_PER_TOKEN = 4  # of English text; other languages have more tokens
+BYTES_PER_TOKEN = 4  # of English text; other languages have more tokens
 PROBE_S = 3.0
 """Maximum time of a probe, unless it has another one."""
 
@@ -157,10 +157,10 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     def estimated_tokens(self) -> int:
         """Estimated number of tokens prefilled before the first answer; a part counts as if its bytes were text."""
         if self.part is not None:
-            return len(self.part.data) // _BYTES_PER_TOKEN
+            return len(self.part.data) // BYTES_PER_TOKEN
         if self.openai is not None:
-            return _text_length(self.openai) // _BYTES_PER_TOKEN
-        return len(self.prompt) // _BYTES_PER_TOKEN if isinstance(self.prompt, str) else len(self.prompt)
+            return _text_length(self.openai) // BYTES_PER_TOKEN
+        return len(self.prompt) // BYTES_PER_TOKEN if isinstance(self.prompt, str) else len(self.prompt)
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -178,7 +178,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 def _text_length(request: Request) -> int:
     """Return the length of the request's texts in characters, with token ids as if they were text."""
-    length = sum(len(prompt) * (1 if isinstance(prompt, str) else _BYTES_PER_TOKEN) for prompt in request.prompts)
+    length = sum(len(prompt) * (1 if isinstance(prompt, str) else BYTES_PER_TOKEN) for prompt in request.prompts)
     for message in request.messages:
         content = message.content
         if isinstance(content, tuple):

@@ -31,6 +31,7 @@ SCENARIOS = {
     "mqtt": Tool("bed.mqtt", "messages of a broker as jobs, under kills"),
     "outbox": Tool("bed.outbox", "a device accepts jobs offline and is killed; then its cloud comes back"),
     "overload": Tool("bed.overload", "three times the load that a tier can serve"),
+    "prefix": Tool("bench.prefix", "endpoints chosen by prefixes, on a trace of conversations, in virtual time"),
     "rollouts": Tool("bed.fleet.__main__", "rollouts over thousands of simulated devices and one control plane"),
     "residency": Tool("bed.residency", "requests bound to one of two regions, under cuts and faults"),
     "scale": Tool("bed.scale", "1, 2 and 4 endpoints, and back"),

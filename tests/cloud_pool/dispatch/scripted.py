@@ -10,6 +10,7 @@ from typing import Protocol
 import anyio
 
 from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher, InferenceBackend, RetryBudget
+from causeway_server.cloud_pool.dispatch.endpoint_selection import NO_PROMPT, Prompt
 from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
 from causeway_server.router.errors import CausewayError, CloudUnreachable
@@ -118,7 +119,7 @@ class Pool:
         self.leases: list[Lease] = []
         self.open: list[Lease] = []
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> Lease:
+    def lease(self, *, prompt: Prompt = NO_PROMPT, excluding: Collection[str] = ()) -> Lease:
         for endpoint in self.endpoints:
             if endpoint.address not in excluding:
                 return Lease(self, endpoint)

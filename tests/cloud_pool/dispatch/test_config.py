@@ -42,7 +42,7 @@ def test_triton_is_shorthand_for_one_endpoint_and_the_flag_replaces_both(tmp_pat
         ("tiers:\n  - {name: a, triton: nowhere}", "gateway.yaml:2:15: tiers[0].triton"),
         ("tiers:\n  - {name: a, load_balancing: random}", "gateway.yaml:2:15: tiers[0].load_balancing"),
         ("load_balancing: {max_ejected_share: 2}", "gateway.yaml:1:18: load_balancing.max_ejected_share"),
-        ("load_balancing: {load_factor: 1}", "gateway.yaml:1:18: load_balancing.load_factor"),
+        ("load_balancing: {load_tokens: 0}", "gateway.yaml:1:18: load_balancing.load_tokens"),
         ("load_balancing:\n  fault: 2", "gateway.yaml:2:3: load_balancing.fault"),
     ],
 )

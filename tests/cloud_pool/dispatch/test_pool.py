@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.cloud_pool.dispatch.endpoint_selection import Prompt
 from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
@@ -89,15 +90,19 @@ def test_measured_first_tokens_steer_the_selection() -> None:
             assert lease.endpoint == "b:1"
 
 
-def test_the_key_decides_with_prefix_affinity_only() -> None:
-    bed = Bed("a:1", "b:1", "c:1", load_balancing="prefix_affinity")
-    homes = set()
-    for _ in range(10):
-        with closing(bed.pool.lease(key=b"k")) as lease:
-            homes.add(lease.endpoint)
-        with closing(bed.pool.lease(key=b"other")):
-            pass
-    assert len(homes) == 1
+def test_a_prompt_returns_to_the_endpoint_that_has_its_blocks() -> None:
+    """An endpoint that was ejected may have been restarted: it is presumed to have none."""
+    bed = Bed("a:1", "b:1", "c:1")
+    prompt, longer = Prompt(1000, b"k", blocks=(1, 2, 3)), Prompt(1200, b"other", blocks=(1, 2, 3, 4))
+    with closing(bed.pool.lease(prompt=prompt)) as lease:
+        first = lease.endpoint
+    with closing(bed.pool.lease(prompt=prompt, excluding={first})) as lease:
+        second = lease.endpoint
+        lease.failed(REFUSED)
+    assert bed.phases()[second] == "ejected"
+    assert bed.pool.prefixes.cached_tokens(longer.blocks).keys() == {first}
+    bed.pool.set_endpoints({})
+    assert bed.pool.prefixes.cached_tokens(longer.blocks) == {}
 
 
 def test_without_an_endpoint_the_error_has_a_retry_after() -> None:

@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from causeway_server.cloud_pool.dispatch.discovery import EndpointAddress, TierEndpoints
 from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher, EndpointLease, EndpointSource, RetryBudget
+from causeway_server.cloud_pool.dispatch.endpoint_selection import NO_PROMPT, Prompt
 from causeway_server.cloud_pool.dispatch.pool import Pool as RealPool
 from causeway_server.cloud_pool.upstreams.inference import InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
@@ -95,13 +96,13 @@ class InOrder:
     def endpoints(self) -> Sized:
         return self._pool.endpoints
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> EndpointLease:
+    def lease(self, *, prompt: Prompt = NO_PROMPT, excluding: Collection[str] = ()) -> EndpointLease:
         others = set(self._addresses)
         for address in self._addresses:
             if address not in excluding:
                 with contextlib.suppress(CausewayError):
-                    return self._pool.lease(key=key, excluding=others - {address}, tokens=tokens)
-        return self._pool.lease(key=key, excluding=excluding, tokens=tokens)
+                    return self._pool.lease(prompt=prompt, excluding=others - {address})
+        return self._pool.lease(prompt=prompt, excluding=excluding)
 
 
 @asynccontextmanager
@@ -280,7 +281,7 @@ class Alternating(scripted.Pool):
         super().__init__(*endpoints)
         self._turn = itertools.count()
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> scripted.Lease:
+    def lease(self, *, prompt: Prompt = NO_PROMPT, excluding: Collection[str] = ()) -> scripted.Lease:
         if not excluding and next(self._turn) % 2:
             return super().lease(excluding={self.endpoints[0].address})
         return super().lease(excluding=excluding)

@@ -11,6 +11,7 @@ import pytest
 
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from causeway_server.cloud_pool.dispatch.endpoint_selection import Prompt
 from causeway_server.cloud_pool.dispatch.pool import Pool
 from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
@@ -56,7 +57,7 @@ async def only_endpoint(script: Script) -> AsyncIterator[tuple[FakeTriton, Pool]
 async def answered(pool: Pool, request: InferenceRequest, begun: asyncio.Event | None = None) -> str:
     """Run one call as the service does, and return its text."""
     text = ""
-    with closing(pool.lease(tokens=request.estimated_tokens)) as lease:
+    with closing(pool.lease(prompt=Prompt(request.estimated_tokens))) as lease:
         try:
             async for delta in lease.upstream.generate(request):
                 if not text:
