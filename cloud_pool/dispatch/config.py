@@ -71,6 +71,9 @@ class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Positive,
         doc("With `prefix_affinity`: tokens in the KV cache of an endpoint that does not report how many it has."),
     ] = KV_CACHE_TOKENS
+    metrics_interval_s: Annotated[
+        Seconds, doc("Interval at which servers are asked for their load, where a tier has `upstream.metrics`.")
+    ] = 1.0
     dns_refresh_s: Annotated[Seconds, doc("Interval at which DNS names are resolved again.")] = 5.0
 
 

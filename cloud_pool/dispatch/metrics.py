@@ -80,5 +80,8 @@ def _readings(endpoint: Endpoint) -> Iterator[tuple[str, str, float]]:
         "1 while the endpoint is slower than its peers and gets probes as long as they have room.",
         endpoint.slow,
     )
+    if (reported := endpoint.reported) is not None:
+        yield "causeway_gateway_endpoint_requests", "Requests that the server itself reports.", reported.requests
+        yield "causeway_gateway_endpoint_kv_use", "Share of the server's KV cache that they need.", reported.kv_use
     if endpoint.ttft_s > 0.0:
         yield "causeway_gateway_endpoint_ttft_seconds", "Recent mean time to first token.", endpoint.ttft_s

@@ -26,7 +26,9 @@ from causeway_server.router.errors import (
 )
 
 from ..upstreams.clients import UpstreamClients
+from ..upstreams.config import UpstreamConfig
 from ..upstreams.inference import Upstream
+from ..upstreams.server_load import LoadReader
 from . import health
 from .config import LoadBalancingConfig, ejection_s
 from .discovery import EndpointAddress, EndpointDiscovery, Resolver, TierEndpoints, resolve_dns
@@ -39,6 +41,7 @@ from .endpoint_selection import (
     capacity_of,
     choose,
     first_token_measured,
+    load_reported,
     prefill_measured,
     wait_abandoned,
     without,
@@ -109,6 +112,7 @@ class Pool(msgspec.Struct):
     to_probe: list[str] = []
     wake: anyio.Event = msgspec.field(default_factory=anyio.Event)
     prefixes: PrefixIndex = msgspec.field(default_factory=PrefixIndex)
+    loads: LoadReader | None = None  # reads what the servers report; None: they are not asked
 
     def __post_init__(self) -> None:
         self.set_endpoints(
@@ -229,12 +233,26 @@ class Pool(msgspec.Struct):
     async def watch(self) -> None:
         """Probe ejected, slow and silent endpoints and end calls that hang, until cancelled."""
         async with anyio.create_task_group() as tasks:
+            if self.loads is not None:
+                tasks.start_soon(self._watch_loads, self.loads)
             while True:
                 self._start_probes(tasks)
                 self._end_hanging_calls()
                 self.wake = anyio.Event()
                 with anyio.move_on_after(_TICK_S):
                     await self.wake.wait()
+
+    async def _watch_loads(self, reader: LoadReader) -> None:
+        try:
+            while True:
+                found = await reader.read([each.address for each in self.state.endpoints if each.phase == "active"])
+                for endpoint in self.state.endpoints:
+                    self.state = load_reported(self.state, endpoint.address, found.get(endpoint.address))
+                for address, load in found.items():
+                    self.prefixes.set_room(address, load.kv_tokens)
+                await anyio.sleep(self.settings.metrics_interval_s)
+        finally:
+            reader.close()
 
     async def check(self) -> Mapping[str, str]:
         """Probe every listed endpoint concurrently.
@@ -368,6 +386,7 @@ class Pools:
                 zone=zone,
                 ejected=ejected,
                 prefixes=PrefixIndex(settings.kv_cache_tokens),
+                loads=_load_reader(tier.upstream, settings),
             )
 
     @property
@@ -422,6 +441,10 @@ class Pools:
 def _client_of(clients: UpstreamClients, tier: TierEndpoints) -> Callable[[str], Upstream]:
     known = clients.known(tier.upstream)
     return lambda address: known.get(address) or clients.get(address, tier.upstream)
+
+
+def _load_reader(upstream: UpstreamConfig, settings: LoadBalancingConfig) -> LoadReader | None:
+    return LoadReader(upstream.metrics, upstream.ca_file, settings.metrics_interval_s) if upstream.metrics else None
 
 
 async def _refresh(discovery: EndpointDiscovery, pool: Pool) -> None:

@@ -22,6 +22,7 @@ from .config import KV_CACHE_TOKENS
 
 BLOCK_CHARACTERS = 512
 BLOCK_TOKENS = BLOCK_CHARACTERS // BYTES_PER_TOKEN
+_MAX_BLOCKS = 100_000  # of an endpoint: about 20 MB
 _MAX_CHARACTERS = 4 * 1024 * 1024  # of a prompt: what follows has no influence on the choice
 
 
@@ -72,6 +73,7 @@ class PrefixIndex:
 
     def __init__(self, max_tokens: int = KV_CACHE_TOKENS) -> None:
         self._max_blocks = max_tokens // BLOCK_TOKENS
+        self._room: dict[str, int] = {}  # blocks, by the address of an endpoint that reports them
         self._blocks: dict[str, OrderedDict[int, None]] = {}  # by address; the most recently used block last
 
     def cached_tokens(self, blocks: Sequence[int]) -> Mapping[str, int]:
@@ -92,12 +94,19 @@ class PrefixIndex:
         for block in reversed(blocks):
             known[block] = None
             known.move_to_end(block)
-        while len(known) > self._max_blocks:
+        room = self._room.get(address, self._max_blocks)
+        while len(known) > room:
             known.popitem(last=False)
 
+    def set_room(self, address: str, tokens: int) -> None:
+        """Set the room of an endpoint's KV cache, in tokens; 0: it is not known, and stays as it is."""
+        if tokens:
+            self._room[address] = min(tokens // BLOCK_TOKENS, _MAX_BLOCKS)
+
     def forget(self, address: str) -> None:
-        """Forget the blocks of an endpoint."""
+        """Forget the blocks and the room of an endpoint."""
         self._blocks.pop(address, None)
+        self._room.pop(address, None)
 
     @property
     def blocks(self) -> Mapping[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -10,6 +11,8 @@ import msgspec
 from causeway_server.router.config import Positive, Seconds, doc
 from causeway_server.router.errors import ConfigError
 
+_METRICS_PORT = re.compile(r":\d{1,5}/[!-~]*")
+_METRICS = re.compile(r"(:\d{1,5})?/[!-~]*")
 UpstreamKind = Literal["triton", "trtllm", "trtllm_llmapi", "openai"]
 Feature = Literal["tools", "logprobs", "schemas"]
 FEATURES: tuple[Feature, ...] = ("tools", "logprobs", "schemas")
@@ -46,6 +49,13 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "it refuses one."
         ),
     ] = True
+    metrics: Annotated[
+        str,
+        doc(
+            "Where each server has its Prometheus metrics: a path at its own port, such as `/metrics`, or "
+            "`:8002/metrics`. Queue, running requests and KV use then count in load balancing. Empty: not read."
+        ),
+    ] = ""
     connect_timeout_s: Annotated[Seconds, doc("Maximum time to connect to a server, TLS included.")] = 2.0
     token_timeout_s: Annotated[
         Seconds,
@@ -65,6 +75,10 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self, where: str) -> None:
         """Raise ConfigError for a combination of keys that cannot work. `where`: path of the section."""
+        form = _METRICS if self.is_http else _METRICS_PORT
+        if self.metrics and not form.fullmatch(self.metrics):
+            known = "`/metrics` or `:PORT/metrics`" if self.is_http else "`:8002/metrics`: gRPC's port has none"
+            raise ConfigError(f"{self.metrics!r} is not of the form {known}.", where=f"{where}.metrics")
         if not self.is_http:
             for key in ("urls", "key_file", "ca_file", "without"):
                 if getattr(self, key):

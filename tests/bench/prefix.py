@@ -5,7 +5,8 @@ upstreams. An upstream has a KV cache in blocks of 16 tokens, which evicts the l
 in progress needs; it prefills one prompt after the other, and a request for which the cache has no room waits. The
 product's pool chooses, by its index, by a perfect one that reads the upstreams' caches, or by what the previous
 version did: consistent hashing with bounded loads of the conversation's beginning. In `two gateways` each turn comes to
-one of two at random, with an index each.
+one of two at random, with an index each. In `shared` another client sends long prompts to the first upstream, and the
+upstreams report their load once a second, or do not.
 
 Parameters were chosen on the traces of the seeds 1 to 3; the default seed is another one.
 """
@@ -27,10 +28,11 @@ from typing import NamedTuple, Protocol, cast
 
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
-from causeway_server.cloud_pool.dispatch.endpoint_selection import Prompt, prefix_key
+from causeway_server.cloud_pool.dispatch.endpoint_selection import Prompt, load_reported, prefix_key
 from causeway_server.cloud_pool.dispatch.pool import Pool
 from causeway_server.cloud_pool.dispatch.prefix_index import PrefixIndex, prompt_blocks
 from causeway_server.cloud_pool.upstreams.inference import InferenceRequest, Upstream
+from causeway_server.cloud_pool.upstreams.server_load import ServerLoad
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
 from causeway_server.router.types import Message, Request
 
@@ -40,6 +42,7 @@ BLOCK = 16  # tokens of a block of an upstream's cache
 KV_TOKENS = 96_000
 PREFILL_PER_S, TOKEN_S = 4_000.0, 0.02
 SYSTEMS = 24
+OTHERS_PER_S = 0.25
 ADDRESSES = tuple(f"u{number}:1" for number in range(4))
 MIN_OF_PERFECT, MAX_CPU_MS, LONG_TOKENS = 0.9, 5.0, 100_000
 _ROLES = ("system", "user", "assistant")
@@ -47,6 +50,8 @@ _ROLES = ("system", "user", "assistant")
 
 class Conversation:
     """One conversation, whose texts depend on its seed alone and not on the times at which they come."""
+
+    answer_mean = 5.0  # of the logarithm of an answer's tokens
 
     def __init__(self, draw: random.Random, system: Sequence[str], first: Sequence[str], *, is_agent: bool) -> None:
         self.draw = draw
@@ -103,6 +108,23 @@ def kv_blocks(tokens: Sequence[str]) -> list[int]:
     return found
 
 
+class LongPrompt(Conversation):
+    """A request of another client: a long prompt and a long answer."""
+
+    answer_mean = 6.0
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__(draw, words(draw, 9.2, 0.6), (), is_agent=True)
+        self.turns = 1
+
+
+def others(seed: int, seconds: float, per_s: float) -> Iterator[tuple[float, LongPrompt]]:
+    """Yield requests of another client and when they come."""
+    draw, now = random.Random(seed), 0.0
+    while (now := now + draw.expovariate(per_s)) < seconds:
+        yield now, LongPrompt(random.Random(draw.random()))
+
+
 class Call:
     """A request in progress."""
 
@@ -110,7 +132,7 @@ class Call:
         self.conversation = conversation
         self.tokens = [token for text in conversation.messages for token in ("<|im_start|>", *text)]
         self.blocks = kv_blocks(self.tokens)
-        self.answer = words(conversation.draw, 5.0, 0.7)
+        self.answer = words(conversation.draw, conversation.answer_mean, 0.7)
         self.began_at = now
         self.cached = 0  # blocks
         messages = zip(itertools.chain(("system",), itertools.cycle(_ROLES[1:])), conversation.messages, strict=False)
@@ -135,6 +157,7 @@ class Server:
         self._coming: Counter[int] = Counter()  # blocks of requests that wait
         self._answers = 0  # blocks of the answers in progress
         self._free_at = 0.0
+        self._running = 0
 
     def last_received_at(self, model: str) -> float:
         return -math.inf
@@ -161,11 +184,18 @@ class Server:
             self._cached.pop(block, None)
         self._pinned.update(call.blocks)
         self._answers += _answer_blocks(call)
+        self._running += 1
         self._evict()
         self._free_at = max(now, self._free_at) + (len(call.tokens) - call.cached * BLOCK) / PREFILL_PER_S
         return call, self._free_at
 
+    @property
+    def load(self) -> ServerLoad:
+        """What the server reports."""
+        return ServerLoad(len(self.queue) + self._running, min(1.0, self._needed * BLOCK / KV_TOKENS), KV_TOKENS)
+
     def end(self, call: Call) -> None:
+        self._running -= 1
         self._answers -= _answer_blocks(call)
         self._pinned -= Counter(call.blocks)
         for block in reversed(kv_blocks([*call.tokens, "<|im_start|>", *call.answer])):
@@ -193,6 +223,13 @@ class Chooser(Protocol):
         ...
 
 
+class Reports(NamedTuple):
+    """The choice of the product's pools, and their intake of what the servers report."""
+
+    choose: Chooser
+    take: Callable[[], None]
+
+
 class Result(NamedTuple):
     requests: int
     tokens: int
@@ -204,15 +241,22 @@ class Result(NamedTuple):
         """Share of the prompts' tokens that were cached."""
         return self.cached / self.tokens
 
+    @property
+    def p99_s(self) -> float:
+        return self.ttft_s[int(len(self.ttft_s) * 0.99)]
+
     def line(self, name: str) -> str:
         times = " ".join(f"{1000 * self.ttft_s[int(len(self.ttft_s) * of)]:9.0f}" for of in (0.5, 0.9, 0.99))
         return f"{name:<34} {self.requests:>8} {self.share:>8.4f} {times}"
 
 
 def simulate(
-    conversations: Iterator[tuple[float, Conversation]], servers: Mapping[str, Server], choose: Chooser
+    conversations: Iterator[tuple[float, Conversation]],
+    servers: Mapping[str, Server],
+    choose: Chooser,
+    take_reports: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Run the conversations to their ends."""
+    """Run the conversations to their ends. `take_reports` is called each second; prompts of others are not counted."""
     numbers = itertools.count()
     events: list[tuple[float, int, Callable[[float], None]]] = []
     ttft_s: list[float] = []
@@ -223,7 +267,8 @@ def simulate(
 
     def turn(conversation: Conversation, now: float) -> None:
         call = Call(conversation, now)
-        address, release = choose(call, now)
+        is_ours = not isinstance(conversation, LongPrompt)
+        address, release = choose(call, now) if is_ours else (ADDRESSES[0], lambda: None)
         servers[address].put(call)
         begin(servers[address], now)
         releases[id(call)] = release
@@ -237,9 +282,10 @@ def simulate(
 
     def first(server: Server, call: Call, now: float) -> None:
         nonlocal tokens, cached
-        ttft_s.append(now - call.began_at)
-        tokens += len(call.tokens)
-        cached += call.cached * BLOCK
+        if not isinstance(call.conversation, LongPrompt):
+            ttft_s.append(now - call.began_at)
+            tokens += len(call.tokens)
+            cached += call.cached * BLOCK
         at(now + len(call.answer) * TOKEN_S, lambda when: end(server, call, when))
 
     def end(server: Server, call: Call, now: float) -> None:
@@ -251,8 +297,12 @@ def simulate(
 
     for when, conversation in conversations:
         at(when, lambda now, conversation=conversation: turn(conversation, now))  # type: ignore[misc]
+    reported_at = 0.0
     while events:
         now, _, then = heapq.heappop(events)
+        if now >= reported_at + 1.0:
+            reported_at = now
+            take_reports()
         then(now)
     return Result(len(ttft_s), tokens, cached, sorted(ttft_s))
 
@@ -276,8 +326,8 @@ class PerfectIndex(PrefixIndex):
         """No-op: the upstream itself changes."""
 
 
-def by_pool(servers: Mapping[str, Server], indexes: Sequence[PrefixIndex], seed: int) -> Chooser:
-    """Return the choice of the product's pools, one for each index; a call comes to one of them at random."""
+def by_pool(servers: Mapping[str, Server], indexes: Sequence[PrefixIndex], seed: int) -> Reports:
+    """Return the product's pools, one for each index; a call comes to one of them at random."""
     draw, clock = random.Random(seed), [0.0]
     addresses = tuple(map(parse_endpoint_address, ADDRESSES))
     pools = [
@@ -305,7 +355,12 @@ def by_pool(servers: Mapping[str, Server], indexes: Sequence[PrefixIndex], seed:
 
         return lease.endpoint, release
 
-    return choose
+    def take() -> None:
+        for pool in pools:
+            for address, server in servers.items():
+                pool.state = load_reported(pool.state, address, server.load)
+
+    return Reports(choose, take)
 
 
 def by_hash() -> Chooser:
@@ -362,20 +417,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> list[Row]:
     tokens = LoadBalancingConfig().kv_cache_tokens
 
-    def run(choose: Callable[[Mapping[str, Server]], Chooser]) -> Result:
+    def run(
+        *indexes: PrefixIndex, hashed: bool = False, perfect: bool = False, shared: bool = False, reports: bool = False
+    ) -> Result:
         servers = {address: Server() for address in ADDRESSES}
-        return simulate(trace(options.seed, options.seconds, options.per_s), servers, choose(servers))
+        pools = by_pool(servers, [PerfectIndex(servers)] if perfect else indexes, options.seed)
+        also = others(options.seed, options.seconds, OTHERS_PER_S) if shared else iter(())
+        talk = itertools.chain(trace(options.seed, options.seconds, options.per_s), also)
+        take = pools.take if reports else lambda: None
+        return simulate(talk, servers, by_hash() if hashed else pools.choose, take)
 
-    hashed = run(lambda servers: by_hash())
-    ours = run(lambda servers: by_pool(servers, [PrefixIndex(tokens)], options.seed))
-    two = run(lambda servers: by_pool(servers, [PrefixIndex(tokens), PrefixIndex(tokens)], options.seed))
-    perfect = run(lambda servers: by_pool(servers, [PerfectIndex(servers)], options.seed))
+    hashed = run(PrefixIndex(tokens), hashed=True)
+    ours = run(PrefixIndex(tokens))
+    two = run(PrefixIndex(tokens), PrefixIndex(tokens))
+    perfect = run(perfect=True)
+    shared = run(PrefixIndex(tokens), shared=True)
+    reported = run(PrefixIndex(tokens), shared=True, reports=True)
     print(f"{'choice':<34} requests   cached    p50 ms    p90 ms    p99 ms  (to the first token)")
     for name, result in (
         ("consistent hash", hashed),
         ("ours", ours),
         ("ours, two gateways", two),
         ("perfect index", perfect),
+        ("ours, shared", shared),
+        ("ours, shared, with reports", reported),
     ):
         print(result.line(name))
     took_ms, characters = cpu_ms()
@@ -383,5 +448,6 @@ def main(options: argparse.Namespace) -> list[Row]:
         Row("cached tokens, ours / perfect index", ours.share / perfect.share, "x", MIN_OF_PERFECT, "higher"),
         Row("cached tokens, two gateways / perfect index", two.share / perfect.share, "x", MIN_OF_PERFECT, "higher"),
         Row("cached tokens, ours / consistent hash", ours.share / hashed.share, "x", 1.0, "higher"),
+        Row("p99 to the first token, shared, with reports / without", reported.p99_s / shared.p99_s, "x", 1.0),
         Row("CPU of a prompt of 100,000 tokens", took_ms, "ms", MAX_CPU_MS, note=f"{characters} characters"),
     ]

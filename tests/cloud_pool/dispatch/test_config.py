@@ -43,6 +43,8 @@ def test_triton_is_shorthand_for_one_endpoint_and_the_flag_replaces_both(tmp_pat
         ("tiers:\n  - {name: a, load_balancing: random}", "gateway.yaml:2:15: tiers[0].load_balancing"),
         ("load_balancing: {max_ejected_share: 2}", "gateway.yaml:1:18: load_balancing.max_ejected_share"),
         ("load_balancing: {load_tokens: 0}", "gateway.yaml:1:18: load_balancing.load_tokens"),
+        ("tiers:\n  - {name: a, upstream: {metrics: /metrics}}", "gateway.yaml:2:26: tiers[0].upstream.metrics"),
+        ("tiers:\n  - {name: a, upstream: {metrics: 'http://x'}}", "gateway.yaml:2:26: tiers[0].upstream.metrics"),
         ("load_balancing:\n  fault: 2", "gateway.yaml:2:3: load_balancing.fault"),
     ],
 )

@@ -4,7 +4,9 @@ from contextlib import closing
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from causeway_server.cloud_pool.dispatch.endpoint_selection import load_reported
 from causeway_server.cloud_pool.dispatch.metrics import DispatchMetrics
+from causeway_server.cloud_pool.upstreams.server_load import ServerLoad
 from causeway_server.router.errors import CloudUnreachable
 
 from .scripted_pool import Bed
@@ -30,6 +32,18 @@ def test_metrics_of_each_endpoint_and_none_of_removed_ones() -> None:
     text = generate_latest(registry).decode()
     assert 'causeway_gateway_endpoint_outstanding{endpoint="a:1"' not in text
     assert 'ejections_total{code="cloud_unreachable",tier="large"} 1.0' in text
+
+
+def test_what_servers_report_is_visible_while_they_do() -> None:
+    registry, bed = CollectorRegistry(), Bed("a:1", "b:1")
+    DispatchMetrics(registry).watch({"large": bed.pool}, {})
+    bed.pool.state = load_reported(bed.pool.state, "a:1", ServerLoad(7, 0.5))
+    text = generate_latest(registry).decode()
+    assert 'causeway_gateway_endpoint_requests{endpoint="a:1",tier="large",zone=""} 7.0' in text
+    assert 'causeway_gateway_endpoint_kv_use{endpoint="a:1",tier="large",zone=""} 0.5' in text
+    assert 'causeway_gateway_endpoint_requests{endpoint="b:1"' not in text
+    bed.pool.state = load_reported(bed.pool.state, "a:1", None)
+    assert "causeway_gateway_endpoint_requests{" not in generate_latest(registry).decode()
 
 
 def test_slow_endpoints_are_visible() -> None:

@@ -99,5 +99,8 @@ def test_the_index_keeps_the_newest_blocks_and_finds_the_longest_beginning(
             found = sum(block in used[known] for block in blocks)
             assert index.cached_tokens(blocks).get(known, 0) == found * BLOCK_TOKENS
             assert index.blocks.get(known, 0) == len(used[known])
+    index.set_room("b", 2 * BLOCK_TOKENS)
+    index.record("b", (1, 2, 3))
+    assert index.cached_tokens((1, 2, 3))["b"] == 2 * BLOCK_TOKENS, "the room that the server reports"
     index.forget("a")
     assert "a" not in index.blocks
