@@ -116,7 +116,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What the selection knows of a request's prompt."""
+    """The facts of a request's prompt that the selection uses."""
 
     tokens: int = 0  # estimated
     key: bytes = b""  # of its conversation (`prefix_key`)

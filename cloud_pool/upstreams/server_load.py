@@ -124,7 +124,7 @@ class LoadReader:
     """Reads the loads of a tier's servers. Call `close` when done.
 
     Args:
-        metrics: Where each server has its metrics (`metrics_url`).
+        metrics: Location of each server's metrics (`metrics_url`).
         ca_file: PEM file of the CA of the servers' certificates; "": the system's.
         timeout_s: Time within which a server must answer.
     """
