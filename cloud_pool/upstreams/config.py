@@ -52,7 +52,7 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: Annotated[
         str,
         doc(
-            "Where each server has its Prometheus metrics: a path at its own port, such as `/metrics`, or "
+            "Location of each server's Prometheus metrics: a path at its own port, such as `/metrics`, or "
             "`:8002/metrics`. Queue, running requests and KV use then count in load balancing. Empty: not read."
         ),
     ] = ""
