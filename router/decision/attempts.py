@@ -29,6 +29,7 @@ from typing import Final, Literal
 
 from ..errors import (
     AllAttemptsFailed,
+    BreakerOpen,
     CausewayError,
     ClientGone,
     CloudRefused,
@@ -374,6 +375,7 @@ class AttemptSequence:
         self._stream = stream
         self.choices = choices
         self._arrived = arrived
+        self._tries_again = False
 
     def next_attempt(self) -> Attempt | None:
         """Return the next attempt (PENDING), or None when no plan is left."""
@@ -389,11 +391,15 @@ class AttemptSequence:
         """Return whether another attempt follows this error.
 
         1. The client has bytes: no.
-        2. No plan is left: no.
+        2. No plan is left: no, unless a target was refused by its breaker before another one was tried. That took time
+           in which the breaker may have closed: such targets are tried again, once.
         3. The target failed or handed off, or only this target cannot serve the request: yes.
         4. Anything else (the request is invalid, the deadline passed, the client disconnected): no.
         """
         self._drop_failed_targets()
+        if not self._plans and not self._tries_again:
+            self._plans = self._refused_early()
+            self._tries_again = True
         if not self._plans or (self.attempts and self.attempts[-1].committed):  # (1) (2)
             return "raise"
         return "next" if _is_of_the_target(error) else "raise"  # (3) (4)
@@ -419,7 +425,15 @@ class AttemptSequence:
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
         return tuple([attempt.record(now) for attempt in self.attempts])
 
+    def _refused_early(self) -> list[AttemptPlan]:
+        """Return the plans whose breaker refused them before another target was tried."""
+        is_refused = [isinstance(attempt.error, BreakerOpen) for attempt in self.attempts]
+        tried = len(is_refused) - is_refused[::-1].index(False) if False in is_refused else 0
+        return [attempt.plan for attempt in self.attempts[:tried] if isinstance(attempt.error, BreakerOpen)]
+
     def _drop_failed_targets(self) -> None:
+        if self._tries_again:
+            return
         # A target that appears twice is the last resort after a handoff. Its second attempt, without handoff, is made
         # only if the first one handed off: a target that failed is not tried again.
         while (

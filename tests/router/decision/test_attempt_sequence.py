@@ -228,6 +228,33 @@ def test_a_deadline_is_504_whatever_failed_before() -> None:
     assert sequence.attempts[-1].state is AttemptState.TIMED_OUT
 
 
+EU, US, AP = (AttemptPlan(Target("large", "cloud", "m", cloud=name)) for name in ("eu", "us", "ap"))
+
+
+def test_a_target_whose_breaker_refused_it_is_tried_again_after_another_took_its_time() -> None:
+    """Another request's trial may have closed the breaker meanwhile; one that refused just now is not asked again."""
+    sequence = new_sequence(EU, US, AP)
+    assert fail(sequence, BreakerOpen("open")) == "next"
+    assert fail(sequence, CloudTimeout("late")) == "next"
+    assert fail(sequence, BreakerOpen("open")) == "next"
+    answer(sequence)
+    assert [attempt.plan.target.cloud for attempt in sequence.attempts] == ["eu", "us", "ap", "eu"]
+    assert not sequence.degraded
+
+
+def test_a_breaker_that_stays_open_is_asked_twice_at_most() -> None:
+    sequence = new_sequence(EU, US)
+    for error in (BreakerOpen("open"), CloudTimeout("late")):
+        assert fail(sequence, error) == "next"
+    assert fail(sequence, BreakerOpen("open")) == "raise"
+
+
+@pytest.mark.parametrize("errors", [[BreakerOpen("open")] * 2, [CloudTimeout("late"), BreakerOpen("open")]])
+def test_breakers_that_refused_just_now_are_not_asked_again(errors: list[CausewayError]) -> None:
+    sequence = new_sequence(EU, US)
+    assert [fail(sequence, error) for error in errors] == ["next", "raise"]
+
+
 def test_without_a_route_the_error_names_what_excluded_each_target() -> None:
     decision = decide(kiosk(), chat(tags=("private",), prefer="only_cloud"), Snapshot(), Estimates(prompt_tokens=5))
     assert AttemptSequence(decision, stream=True, arrived=0.0).next_attempt() is None
