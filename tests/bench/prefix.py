@@ -335,7 +335,7 @@ def by_pool(servers: Mapping[str, Server], indexes: Sequence[PrefixIndex], seed:
             TierEndpoints("large", "m", addresses, "prefix_affinity"),
             lambda address: cast("Upstream", servers[address]),
             clock=lambda: clock[0],
-            chance=draw.random,
+            rng=draw.random,
             prefixes=index,
         )
         for index in indexes
