@@ -99,7 +99,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     wait_p99_s: float
     usd_per_hour: float
     usd_per_month: float
-    usd_per_1k_tokens: float  # cost of prompt and answer tokens together, if the peak lasted all day
+    usd_per_million_tokens: float  # cost of prompt and answer tokens together, if the peak lasted all day
 
 
 def plan(load: ExpectedLoad, replica: ReplicaProfile, targets: PlanTargets) -> CapacityPlan:
@@ -133,7 +133,7 @@ def plan(load: ExpectedLoad, replica: ReplicaProfile, targets: PlanTargets) -> C
         wait_p99_s=p99_s,
         usd_per_hour=usd_per_hour,
         usd_per_month=usd_per_hour * HOURS_A_MONTH,
-        usd_per_1k_tokens=1000.0 * usd_per_hour / tokens_per_hour,
+        usd_per_million_tokens=1_000_000 * usd_per_hour / tokens_per_hour,
     )
 
 

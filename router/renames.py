@@ -13,7 +13,9 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["edge.yaml", "gateway.yaml", "fleet.yaml", "cases", "signal", "metric", "command", "extra", "model"]
+Kind = Literal[
+    "edge.yaml", "gateway.yaml", "fleet.yaml", "policy", "cases", "signal", "metric", "command", "extra", "model"
+]
 
 
 class Renamed(msgspec.Struct, frozen=True):
@@ -23,13 +25,15 @@ class Renamed(msgspec.Struct, frozen=True):
         old: The previous name.
         new: The present name; "" if it was removed, or must be changed by hand.
         values: The values whose names have changed, too.
-        advice: The advice for a name without a successor, a sentence.
+        advice: The advice for a name without a successor, or about the values of a new one; a sentence.
+        per_million: The new form of a price of 1,000 tokens, in which `#` stands for that of a million; "" for others.
     """
 
     old: str
     new: str = ""
     values: Mapping[str, str] = {}
     advice: str = ""
+    per_million: str = ""
 
     @property
     def note(self) -> str:
@@ -70,6 +74,7 @@ _TRAINING = (
     "publish quantize train train-encoder train-heard-words train-quality train-semantic train-spoken"
 ).split()
 
+_MILLION = "Prices are those of a million tokens: multiply by 1,000."
 _ASK = ("ask", "route", "listen")
 _PRINT_JSON = (
     *(f"causeway-cloud {name}" for name in ("doctor", "usage", "plan", "jobs reconcile")),
@@ -110,6 +115,18 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
             advice="With `prefix_affinity` load is weighed in tokens (`load_balancing.load_tokens`): delete the key.",
         ),
         Renamed("tiers[].hedge", advice="Requests are no longer hedged: delete the key."),
+        *(
+            Renamed(f"tenants.prices[].{old}", f"tenants.prices[].{new}", advice=_MILLION, per_million="#")
+            for old, new in (("per_1k_prompt", "input"), ("per_1k_completion", "output"))
+        ),
+    ),
+    "policy": (
+        Renamed(
+            "targets.NAME.usd_per_1k_tokens",
+            "targets.NAME.price",
+            advice="Prices are those of a million tokens: 0.07 is now `price: {input: 70, output: 70}`.",
+            per_million="{input: #, output: #}",
+        ),
     ),
     "fleet.yaml": (
         Renamed("cohorts.NAME.models.NAME.golden[].picture", "cohorts.NAME.models.NAME.golden[].image"),
@@ -164,6 +181,7 @@ REWRITES: Mapping[Kind, str] = {
     "edge.yaml": "`causeway-edge migrate` rewrites the file.",
     "gateway.yaml": "`causeway-cloud migrate` rewrites the file.",
     "fleet.yaml": "`causeway-fleet lint --fix` rewrites the file.",
+    "policy": "`causeway-fleet lint --fix` rewrites the file.",
     "cases": "`causeway-fleet lint --fix` rewrites the file.",
     "signal": "`causeway-fleet lint --fix` rewrites the file.",
     "model": "`causeway-edge migrate` renames its folder.",

@@ -277,8 +277,8 @@ class SpendTracker:
         if usd == 0.0:
             return
         day, minute = self._day(now_unix), int(now_unix // 60)
-        self._days[day] = self._days.get(day, 0.0) + usd
-        self._minutes[minute] = self._minutes.get(minute, 0.0) + usd
+        self._days[day] = round(self._days.get(day, 0.0) + usd, 12)  # whole numbers of 1e-12 USD
+        self._minutes[minute] = round(self._minutes.get(minute, 0.0) + usd, 12)
         self._drop_distant(minute, day)
 
     def signals(self, now_unix: float) -> SpendSignals:

@@ -12,6 +12,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from .prices import FREE, Price
+
 _Row = TypeVar("_Row")
 
 Kind = Literal["chat", "completion", "embedding"]
@@ -243,6 +245,16 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens that were found in the KV cache
     reasoning_tokens: int = 0  # completion tokens of the model's reasoning
+    audio_ms: int = 0  # length of the audio that the model heard
+
+    def pico_usd(self, price: Price) -> int:
+        """Return the cost at a price, as a whole number of 1e-12 USD. What used nothing was not a request."""
+        if price is FREE or not (self.prompt_tokens or self.completion_tokens or self.audio_ms):
+            return 0
+        prompt, known, answer, request, second = price.rates
+        cached = min(self.cached_tokens, self.prompt_tokens)
+        tokens = (self.prompt_tokens - cached) * prompt + cached * known + self.completion_tokens * answer
+        return tokens + request + round(self.audio_ms * second / 1000)
 
 
 class Confidence(msgspec.Struct, frozen=True):
@@ -311,7 +323,7 @@ class Target(msgspec.Struct, frozen=True):
     model: str
     timeout_s: float | None = None  # time limit of the whole answer
     first_token_timeout_s: float | None = None
-    usd_per_1k_tokens: float = 0.0
+    price: Price = FREE
     temperature: float | None = None  # temperature to send if the client sets none; None: the model's own default
     can: tuple[Ability, ...] = ("chat", "completion", "tools", "json", "logprobs")
     adapter: str = ""  # LoRA adapter of the model

@@ -46,8 +46,10 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    audio_ms: int = 0
     estimated: bool = False  # the prompt's tokens, or some of them: the client left before the model told them
-    micro_usd: int = 0
+    pico_usd: int = 0  # cost, 1e-12 USD
     cache: str = ""  # hit, stale, miss, coalesced, bypass; "" without a cache
     variant: str = ""  # the tier's variant that answered
     region: str = ""  # region of the tier that answered

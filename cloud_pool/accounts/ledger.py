@@ -14,18 +14,21 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from causeway_server.router.errors import ClientGone, InvalidRequest
+from causeway_server.router.parts.reading import count_parts
+from causeway_server.router.prices import PICO_USD
 from causeway_server.router.serving.metrics import Counter
 from causeway_server.router.types import Request, Usage
 
 from ..core.principal import Principal
 from .audit import AuditLog, AuditRecord
-from .tenants.config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
+from .tenants.config import TenantLimits, TenantsConfig
 from .tenants.rate_limiter import TenantRateLimiter
 from .tenants.usage import Charge, Demand, Reservation, UsageRecorder
 
 BYTES_PER_TOKEN = 4  # of English text; `settle` corrects the estimate
 _MIN_BYTES_PER_TOKEN = 2  # of code, numbers and other languages: what a prompt may cost
 _ANSWER_TOKENS = 256  # reserved for an answer without a maximum length
+_MOST_AUDIO_MS = 120_000  # of a clip, as encoders read it unless `causeway-cloud triton --max-audio-s` says otherwise
 _LIFETIME_MARGIN_S = 30.0  # for the flush, and for a generation that goes on for other requests
 RunEnd = Literal["accepted", "superseded", "cancelled"]
 """Result of reporting a job's run to the job store."""
@@ -53,6 +56,11 @@ class LedgerEntry:
         self.billable = True  # False: the tokens were generated for another request
         self.admitted = False  # so that it has an outcome of its own
         self.outcome = ClientGone.code  # stays when the handler is cancelled
+
+    @property
+    def variant(self) -> str:
+        """The tier's variant that answered; "" for the tier's own model."""
+        return self.response_headers.get("x-causeway-variant", "")
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -110,7 +118,7 @@ class Ledger(msgspec.Struct, frozen=True):
         demand = Demand(
             sequences=request.sequences,
             tokens=entry.estimated_prompt_tokens + answer_tokens,
-            micro_usd=self.check_cost(principal.tenant, entry.tier, request, body_bytes, max_tokens),
+            pico_usd=self.check_cost(principal.tenant, entry.tier, request, body_bytes, max_tokens),
             lifetime_s=lifetime_s + _LIFETIME_MARGIN_S,
             job=entry.id if fence else "",
             fence=fence,
@@ -118,7 +126,7 @@ class Ledger(msgspec.Struct, frozen=True):
         entry.reservation = await self.limiter.reserve(principal.tenant, demand)
 
     def check_cost(self, tenant: str, tier: str, request: Request, body_bytes: int, max_tokens: int) -> int:
-        """Return the maximum cost of a request, in micro-USD.
+        """Return the maximum cost of a request, in 1e-12 USD.
 
         Args:
             max_tokens: Maximum length of an answer, if the request names no maximum.
@@ -127,16 +135,18 @@ class Ledger(msgspec.Struct, frozen=True):
             InvalidRequest: The maximum cost exceeds the budget of a day, so the request could never run.
         """
         answer_tokens = (request.max_tokens or max_tokens) * _answers(request)
-        most = Usage(math.ceil(body_bytes / _MIN_BYTES_PER_TOKEN), answer_tokens)
-        micro_usd = self.config.price(tier).micro_usd(most)
+        price = self.config.price(tier)
+        audio_ms = _most_audio_ms(request) if price.audio_second else 0
+        most = Usage(math.ceil(body_bytes / _MIN_BYTES_PER_TOKEN), answer_tokens, audio_ms=audio_ms)
+        pico_usd = most.pico_usd(price)
         usd_per_day = self.config.limits(tenant).usd_per_day
-        if usd_per_day and micro_usd > usd_per_day * MICRO_USD_PER_USD:
+        if usd_per_day and pico_usd > usd_per_day * PICO_USD:
             raise InvalidRequest(
-                f"This request may cost up to {micro_usd / MICRO_USD_PER_USD:g} USD, and your budget is"
+                f"This request may cost up to {pico_usd / PICO_USD:g} USD, and your budget is"
                 f" {usd_per_day:g} USD a day: ask for fewer tokens.",
                 param=request.limit_name,
             )
-        return micro_usd
+        return pico_usd
 
     def charge(self, entry: LedgerEntry) -> Charge | None:
         """Return the cost of an ended request; None if it was refused and so has no reservation."""
@@ -144,10 +154,10 @@ class Ledger(msgspec.Struct, frozen=True):
             return None
         usage = entry.usage
         if entry.billable and usage.completion_tokens and not usage.prompt_tokens:  # the model told no number
-            usage = Usage(entry.estimated_prompt_tokens, usage.completion_tokens)
+            usage = msgspec.structs.replace(usage, prompt_tokens=entry.estimated_prompt_tokens)
             entry.estimated = True
-        micro_usd = self.config.price(entry.tier).micro_usd(usage)
-        return Charge(entry.reservation, entry.tier, entry.route, usage, micro_usd)
+        pico_usd = usage.pico_usd(self.config.price(entry.tier))
+        return Charge(entry.reservation, entry.tier, entry.route, usage, pico_usd, entry.variant)
 
     def close(self, entry: LedgerEntry) -> None:
         """Settle the reservation, record the usage and write the audit record."""
@@ -169,7 +179,7 @@ class Ledger(msgspec.Struct, frozen=True):
             entry.outcome = SUPERSEDED
             if charge is not None:
                 self.usage.release(charge.reservation)
-                charge = msgspec.structs.replace(charge, micro_usd=0)
+                charge = msgspec.structs.replace(charge, pico_usd=0)
         self._record(entry, charge)
 
     def _settle(self, entry: LedgerEntry, charge: Charge | None) -> None:
@@ -181,7 +191,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     def _record(self, entry: LedgerEntry, charge: Charge | None) -> None:
         if charge is not None and entry.outcome != SUPERSEDED:
-            self.metrics.count(charge.reservation.tenant, entry.tier, entry.route, charge.usage, charge.micro_usd)
+            self.metrics.count(charge.reservation.tenant, entry.tier, entry.route, charge.usage, charge.pico_usd)
         usage = entry.usage if charge is None else charge.usage
         principal = entry.principal
         self.audit.enqueue(
@@ -197,11 +207,13 @@ class Ledger(msgspec.Struct, frozen=True):
                 outcome=entry.outcome,
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
-                micro_usd=0 if charge is None else charge.micro_usd,
+                cached_tokens=usage.cached_tokens,
+                audio_ms=usage.audio_ms,
+                pico_usd=0 if charge is None else charge.pico_usd,
                 estimated=entry.estimated,
                 cache=entry.cache,
                 parts=entry.response_headers.get("x-causeway-modalities", ""),
-                variant=entry.response_headers.get("x-causeway-variant", ""),
+                variant=entry.variant,
                 region=entry.response_headers.get("x-causeway-region", ""),
             )
         )
@@ -219,6 +231,11 @@ class Ledger(msgspec.Struct, frozen=True):
         await self.limiter.flush()
 
 
+def _most_audio_ms(request: Request) -> int:
+    """Return the length of the longest audio that encoders read, for each clip of a request."""
+    return count_parts(request, "audio") * _MOST_AUDIO_MS
+
+
 def _answers(request: Request) -> int:
     return 0 if request.kind == "embedding" else request.sequences
 
@@ -234,8 +251,8 @@ class TenantMetrics:
         self._tokens = counter("causeway_gateway_tenant_tokens", "Tokens used, by tenant.", ("tenant", "tier", "type"))
         self._usd = counter("causeway_gateway_tenant_cost_usd", "Cost in USD, by tenant.", ("tenant", "tier", "route"))
 
-    def count(self, tenant: str, tier: str, route: str, usage: Usage, micro_usd: int) -> None:
+    def count(self, tenant: str, tier: str, route: str, usage: Usage, pico_usd: int) -> None:
         """Count one request."""
         self._tokens.add((tenant, tier, "input"), usage.prompt_tokens)
         self._tokens.add((tenant, tier, "output"), usage.completion_tokens)
-        self._usd.add((tenant, tier, route), micro_usd / MICRO_USD_PER_USD)
+        self._usd.add((tenant, tier, route), pico_usd / PICO_USD)

@@ -174,7 +174,7 @@ def _show(capacity: CapacityPlan, measured: ReplicaMeasurement, zones: int) -> N
             f"{capacity.wait_probability:.1%} wait; mean {mean}, p99 {_time(capacity.wait_p99_s)}",
         ),
         ("cost", f"{capacity.usd_per_hour:.2f} USD/h, {capacity.usd_per_month:.0f} USD/month"),
-        ("a thousand tokens", f"{capacity.usd_per_1k_tokens:.5f} USD, at peak load all day"),
+        ("a million tokens", f"{capacity.usd_per_million_tokens:.2f} USD, at peak load all day"),
     ):
         table.add_row(name, value)
     Console().print(table)

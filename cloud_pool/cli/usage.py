@@ -79,10 +79,11 @@ def usage_command(source: ConfigSource, tenant: str, day: str, as_json: bool) ->
     if not rows:
         click.echo(f"{tenant} has no recorded usage on {day} (UTC). {OTHER_NAMES}")
         return
-    table = Table("tier", "route", "requests", "prompt", "completion", "USD", title=f"{tenant}, {day}")
+    columns = ("tier", "route", "variant", "requests", "prompt", "cached", "completion", "audio (s)", "USD")
+    table = Table(*columns, title=f"{tenant}, {day}")
     for row in rows:
-        numbers = (row.requests, row.prompt_tokens, row.completion_tokens)
-        table.add_row(row.tier, row.route, *map(str, numbers), f"{row.usd:.6f}")
+        numbers = (row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.audio_ms / 1000)
+        table.add_row(row.tier, row.route, row.variant, *(f"{number:g}" for number in numbers), f"{row.usd:.6f}")
     Console().print(table)
 
 

@@ -199,7 +199,8 @@ class RequestRunner(msgspec.Struct):
         def close(consumption: Consumption) -> None:
             nonlocal closed
             closed = True
-            usage = entry.usage = consumption.usage
+            heard = billing.billable and outcome not in _REFUSED
+            usage = entry.usage = context.meter.heard(consumption.usage) if heard else consumption.usage
             entry.estimated = consumption.estimated
             measured.record(outcome, usage)
             if context.trace is not None:

@@ -39,7 +39,7 @@ from ..storage.record import NewJob, Window, user_digest
 from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, encoders_of, find_tier
 
 CheckCost = Callable[[str, str, Request, int, int], int]
-"""Returns the maximum cost of a request in micro-USD, from tenant, tier, request, body bytes and the tier's token
+"""Returns the maximum cost of a request in 1e-12 USD, from tenant, tier, request, body bytes and the tier's token
 limit.
 
 Raises InvalidRequest if it exceeds the tenant's daily budget.

@@ -81,7 +81,9 @@ class TierBranch:
             trace=context.trace,
         )
         try:
-            return await self._read(context, request, tell)
+            read = await self._read(context, request, tell)
+            self._context.meter.audio_ms += round(read.seconds * 1000.0)
+            return read
         except TierFailed as failure:
             raise _unread(failure.error) from failure.error
         except CausewayError as error:

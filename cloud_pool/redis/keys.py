@@ -165,8 +165,8 @@ _TENANTS = _keys(
     ),
     ("tokens", "hash", "ttl", "until the bucket is full", "token bucket of tokens"),
     ("usage:<day>", "hash", "ttl", "`usage_retention_days`", "usage of a day by tier and route"),
-    ("reserved", "hash", "ttl", "the longest reservation", "maximum cost of the requests in progress"),
-    ("reserved:ends", "zset", "ttl", "the longest reservation", "reservations by their end"),
+    ("budget", "hash", "ttl", "the longest reservation", "maximum cost of the requests in progress"),
+    ("budget:ends", "zset", "ttl", "the longest reservation", "reservations by their end"),
     ("batch:<id>", "string", "ttl", "a day", "mark that usage was added"),
     ("charge:<id>", "string", "ttl", "two minutes", "mark that a charge was made to the buckets"),
 )

@@ -78,6 +78,11 @@ class TokenMeter:
     def __init__(self) -> None:
         self._sequences: dict[int, SequenceMeter] = {}
         self._listeners: list[Callable[[], None]] = []
+        self.audio_ms = 0  # length of the audio that encoders read for the request
+
+    def heard(self, usage: Usage) -> Usage:
+        """Return the usage with the audio that encoders read."""
+        return msgspec.structs.replace(usage, audio_ms=self.audio_ms) if self.audio_ms else usage
 
     def sequence(self, number: int, prompt: int) -> SequenceMeter:
         """Return the meter of a sequence, the same one at each attempt."""

@@ -40,8 +40,10 @@ from causeway_server.router.errors import (
     NoRoute,
     TargetNotConfigured,
 )
+from causeway_server.router.parts.reading import has_parts
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import ON_DEMAND, modalities
+from causeway_server.router.prices import FREE, PICO_USD
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead, Piece, Reply, TextReply, TextSink
 from causeway_server.router.types import (
@@ -110,7 +112,7 @@ class Generation(msgspec.Struct, eq=False):
     deadline: float
     job: JobTerms | None = None
     features: RequestFeatures | None = None  # None: not computed
-    estimated: bool = False  # estimate that `usd` uses for an attempt that reported no usage
+    estimated: bool = False  # whether `usd` has an estimate for an attempt that reported no usage
     traceparent: str = ""  # the client's request
     trace: RequestTrace | None = None
     cache_plan: CachePlan = _NOT_ASKED
@@ -279,26 +281,36 @@ class Generation(msgspec.Struct, eq=False):
         return records
 
     def usd(self) -> float:
-        """Cost of all attempts, including abandoned ones; from the answer's own usage if the target reported it.
-
-        An abandoned attempt reports none: it costs the prompt, by this device's count, and the received tokens.
-        """
+        """Cost of all attempts, including abandoned ones, in US dollars: a whole number of 1e-12."""
         if self.sequence is None:
             return 0.0
         if self._usd is not None:
             return self._usd
-        cost = 0.0
-        for attempt in self.sequence.attempts:
-            tokens = attempt.tokens
-            if attempt is self.sequence.attempts[-1]:
-                tokens = max(tokens, self.usage.prompt_tokens + self.usage.completion_tokens)
-            if attempt.abandoned and tokens == attempt.tokens:
-                tokens += self._prompt_tokens()
-                self.estimated = True
-            cost += tokens / 1000.0 * attempt.plan.target.usd_per_1k_tokens
+        last = self.sequence.attempts[-1] if self.sequence.attempts else None
+        usd = sum(self._pico_usd(one, is_last=one is last) for one in self.sequence.attempts) / PICO_USD
         if self.finished:
-            self._usd = cost  # final from here on
-        return cost
+            self._usd = usd  # final from here on
+        return usd
+
+    def _pico_usd(self, attempt: Attempt, *, is_last: bool) -> int:
+        """Return the cost of an attempt, from the usage that its target reported.
+
+        Without a report, as of an abandoned one, it costs the prompt, by this device's count, and the received tokens.
+        """
+        price, usage = attempt.plan.target.price, self.usage if is_last else _NO_USAGE
+        if price is FREE or not (usage.prompt_tokens or usage.completion_tokens or attempt.tokens or attempt.abandoned):
+            return 0
+        if not usage.prompt_tokens and not usage.completion_tokens:
+            self.estimated = True
+            usage = Usage(self._prompt_tokens(), attempt.tokens, audio_ms=self.audio_ms(attempt.plan))
+        return usage.pico_usd(price)
+
+    def audio_ms(self, plan: AttemptPlan) -> int:
+        """Return the length of the audio that a target hears itself, if that has a price."""
+        if not plan.target.price.audio_second or "audio" in plan.facts or not has_parts(self.request, ("audio",)):
+            return 0
+        self.estimated = self.estimated or self.estimates.audio_s is None
+        return round((self.estimates.audio_s or 0.0) * 1000.0)
 
     def _prompt_tokens(self) -> int:
         """Return the prompt's tokens as counted by the device's model, or estimated from its text."""
@@ -582,7 +594,10 @@ async def _commit(generation: Generation, reply: Reply[AnswerHead]) -> None:
 
 def _send(generation: Generation, piece: Piece, reply: Reply[AnswerHead]) -> Awaitable[None] | None:
     if piece.usage is not None:
-        generation.usage = piece.usage
+        if generation.policy.priced and generation.sequence is not None:
+            audio_ms = generation.audio_ms(generation.sequence.attempts[-1].plan)
+            piece = msgspec.structs.replace(piece, usage=msgspec.structs.replace(piece.usage, audio_ms=audio_ms))
+        generation.usage = piece.usage or _NO_USAGE
     return reply.send(piece)
 
 

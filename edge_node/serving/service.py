@@ -431,6 +431,8 @@ class Service:
             await self.on_demand.compute(generation, _ON_DEMAND)
         elif not _ON_DEMAND.isdisjoint(needs.signals):
             await self.on_demand.compute(generation, needs.signals)
+        if policy.priced:
+            await self.on_demand.compute(generation, policy.priced)
         if policy.compared and request.model == AUTO:
             await self.on_demand.compare(generation)
         snapshot = generation.snapshot if generation.job is None else without_down(generation.snapshot)

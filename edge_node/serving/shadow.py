@@ -33,10 +33,11 @@ from causeway_server.router.errors import BackendError, CausewayError
 from causeway_server.router.openai.answer import CachedAnswer
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import wants_tools
+from causeway_server.router.prices import PICO_USD
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.serving.reply import AnswerHead, Piece, Reply
-from causeway_server.router.types import Chunk, Confidence, Location, Request, RoutingHints, Target
+from causeway_server.router.types import Chunk, Confidence, Location, Request, RoutingHints, Target, Usage
 
 from ..backends.backend import Backend, BackendRequest, UpstreamInfo
 from ..clock import Clock
@@ -171,7 +172,7 @@ class ShadowText:
         self.tokens = 0
         self.confidence: Confidence | None = None
         self.ended = False  # whether `confidence` covers all tokens
-        self.usage_tokens = 0
+        self.usage: Usage | None = None
         self.degraded = False  # whether another model than the target's answered
         self._pieces: list[str] = []
         self._characters = 0
@@ -191,8 +192,7 @@ class ShadowText:
 
     def add(self, chunk: Chunk) -> None:
         self.tokens += chunk.tokens
-        if chunk.usage is not None:
-            self.usage_tokens = chunk.usage.prompt_tokens + chunk.usage.completion_tokens
+        self.usage = chunk.usage or self.usage
         if chunk.confidence is not None:
             self.confidence, self.ended = chunk.confidence, chunk.finish_reason is not None
         self._finish_reason = chunk.finish_reason or self._finish_reason
@@ -232,8 +232,8 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
         """The maximum cost of the other answer, US dollars."""
         request = self.generation.request
         characters = sum(len(str(message.content or "")) for message in request.messages) + len(self.prompt)
-        prompt_tokens = max(self.generation.usage.prompt_tokens, characters / _CHARACTERS_PER_TOKEN)
-        return (prompt_tokens + self.answer_tokens) / 1000.0 * self.other.usd_per_1k_tokens
+        prompt_tokens = max(self.generation.usage.prompt_tokens, characters // _CHARACTERS_PER_TOKEN)
+        return Usage(prompt_tokens, self.answer_tokens).pico_usd(self.other.price) / PICO_USD
 
     @property
     def as_shadow(self) -> Request:
@@ -414,8 +414,8 @@ class Shadows:
             async with asyncio.timeout(_WHOLE_S):
                 async for chunk in chunks:
                     text.add(chunk)
-            if text.usage_tokens:
-                usd = text.usage_tokens / 1000.0 * question.other.usd_per_1k_tokens
+            if text.usage is not None and text.usage.completion_tokens:
+                usd = text.usage.pico_usd(question.other.price) / PICO_USD
         except BackendError as error:
             usd = 0.0 if error.phase == "connect" else usd
             raise

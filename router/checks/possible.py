@@ -35,6 +35,7 @@ from ..policy.signals import (
     signal_spec,
     temperature_of,
 )
+from ..prices import FREE, Price
 from ..types import (
     AUTO,
     AttemptPlan,
@@ -82,14 +83,14 @@ class Expected(msgspec.Struct, frozen=True):
     Attributes:
         place: The place where it is answered.
         rule: The route that decides; "" if none does.
-        usd_per_1k_tokens: Price of the target.
+        price: Price of the target.
         left: Whether the request's content goes to the cloud.
         may_leave: Whether the decision has any cloud target, to which the request may go after a failure or a handoff.
     """
 
     place: Place
     rule: str = ""
-    usd_per_1k_tokens: float = 0.0
+    price: Price = FREE
     left: bool = False
     may_leave: bool = False
 
@@ -104,15 +105,15 @@ def recorded(record: DecisionRecord) -> Expected:
     cloud = outcome.attempts[-1].cloud if outcome.attempts else ""
     same = [plan.target for plan in plans if plan.target.name == name]
     target = next((one for one in same if one.cloud == cloud), same[0] if same else None)
-    place, price = NO_ANSWER, 0.0
+    place, price = NO_ANSWER, FREE
     if outcome.route == "cache":
         place = CACHE
     elif target is not None:
-        place, price = _place(target), target.usd_per_1k_tokens
+        place, price = _place(target), target.price
     return Expected(
         place=place,
         rule="" if decision is None else decision.rule,
-        usd_per_1k_tokens=price,
+        price=price,
         left=any(attempt.at == "cloud" for attempt in outcome.attempts),
         # For a hit no decision is recorded: the request may have had a target in the cloud.
         may_leave=_may_leave(plans) or outcome.cache == "hit",
@@ -139,7 +140,7 @@ def expected(decision: Decision | None, record: DecisionRecord) -> tuple[Expecte
             break
         answers = _answers(plan, shown)
         if answers is not False:
-            found.append(Expected(_place(plan.target), decision.rule, plan.target.usd_per_1k_tokens, left, may_leave))
+            found.append(Expected(_place(plan.target), decision.rule, plan.target.price, left, may_leave))
         if answers:
             return tuple(found)
     return (*found, Expected(NO_ANSWER, decision.rule, left=left, may_leave=may_leave))

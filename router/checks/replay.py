@@ -20,7 +20,8 @@ from typing import Final
 
 from ..decision.features import request_of
 from ..policy.compiled import Policy
-from ..types import DecisionRecord, Request
+from ..prices import PICO_USD
+from ..types import DecisionRecord, Request, Usage
 from .possible import CACHE, CONFIDENCE, Expected, Place, PolicyReplay, expected, recorded
 from .report import Cause, CostChange, LeavingRequest, Move, ReplayReport, Times, UnknownOutcome
 
@@ -196,14 +197,14 @@ def _leaving(
 def _usd(record: DecisionRecord, fact: Expected, outcome: Expected) -> float:
     """Return the recorded cost if model and price stay the same, else that of its tokens at the new target."""
     recorded_outcome = record.outcome
-    if _key(fact.place) == _key(outcome.place) and fact.usd_per_1k_tokens == outcome.usd_per_1k_tokens:
+    if _key(fact.place) == _key(outcome.place) and fact.price == outcome.price:
         return recorded_outcome.usd
-    if not outcome.usd_per_1k_tokens or recorded_outcome.cache == "coalesced":
+    if recorded_outcome.cache == "coalesced":
         return 0.0
     usage = recorded_outcome.usage
-    tokens = usage.prompt_tokens + usage.completion_tokens
-    tokens = tokens or max((attempt.tokens for attempt in recorded_outcome.attempts), default=0)
-    return tokens / 1000.0 * outcome.usd_per_1k_tokens
+    if not usage.prompt_tokens + usage.completion_tokens:
+        usage = Usage(completion_tokens=max((attempt.tokens for attempt in recorded_outcome.attempts), default=0))
+    return usage.pico_usd(outcome.price) / PICO_USD
 
 
 def _name(place: Place | None) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..types import Candidate, Estimates, Reason, Request, Target, Weights
+from ..prices import PICO_USD
+from ..types import Candidate, Estimates, Reason, Request, Target, Usage, Weights
 
 ANSWER_TOKENS: Final = 256
 """The assumed length of an answer if neither the calibration nor the client's limit says more."""
@@ -58,4 +59,5 @@ def _usd(target: Target, candidate: Candidate, request: Request, estimates: Esti
         length = ANSWER_TOKENS if most is None else most
     elif most is not None:
         length = min(length, most)
-    return ((estimates.prompt_tokens or 0) + length * request.sequences) / 1000.0 * target.usd_per_1k_tokens
+    usage = Usage(estimates.prompt_tokens or 0, round(length * request.sequences))
+    return usage.pico_usd(target.price) / PICO_USD

@@ -139,7 +139,7 @@ class _Reader:
             self.locations[key.location.path] = key.location
             if field is None:
                 path = key.location.path
-                renamed = advice("fleet.yaml", path) or advice("cases", path)
+                renamed = advice("fleet.yaml", path) or advice("cases", path) or advice("policy", path)
                 self.problems.append(Problem(key.location, renamed or f"unknown key{self._advice(key.text, fields)}"))
                 continue
             plain = self.read(value, field.type, "")

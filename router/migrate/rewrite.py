@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Literal
 
 import msgspec
@@ -19,6 +20,7 @@ DocumentKind = Literal["edge.yaml", "gateway.yaml", "fleet.yaml", "policy", "cas
 BEFORE = ".before"
 """The suffix of the copy of an original file."""
 
+_BREAK = re.compile(r"\s*\n\s*")
 _STEP = re.compile(r"\[\]|[^.\[\]]+")
 _EXPRESSIONS = tuple(f"{rules}[].when" for rules in ("constraints", "routes", "cache"))
 _SIGNAL_LISTS: dict[DocumentKind, tuple[str, ...]] = {
@@ -42,6 +44,8 @@ class Change(msgspec.Struct, frozen=True):
     new: str
 
     def __str__(self) -> str:
+        if not self.old:
+            return f"line {self.line}: `{_BREAK.sub(', ', self.new.lstrip(', '))}` was added."
         return f"line {self.line}: `{self.old}` is now `{self.new}`." if self.new else f"line {self.line}: deleted."
 
 
@@ -68,7 +72,9 @@ class Rewritten(msgspec.Struct, frozen=True):
             yield f"{file}: nothing to rewrite."
 
 
-class _Edit(msgspec.Struct, frozen=True, order=True):
+class Edit(msgspec.Struct, frozen=True, order=True):
+    """A replacement of a text at its place. `old` is "" where text is added."""
+
     line: int  # from 0
     column: int  # from 0
     old: str
@@ -99,6 +105,11 @@ def rewrite(text: str, file: str, kind: DocumentKind) -> Rewritten:
         edits = [*_key_edits(tree, kind, lines), *_signal_edits(tree, kind, lines)]
         if kind == "edge.yaml":
             edits += _cloud_edits(tree, lines)
+    return applied(lines, edits, file, left)
+
+
+def applied(lines: list[str], edits: Sequence[Edit], file: str, left: tuple[str, ...] = ()) -> Rewritten:
+    """Return the text of the lines with the edits. Raises ConfigError for a line that is not as an edit expects."""
     for edit in sorted(edits, reverse=True):
         line = lines[edit.line]
         if not line[edit.column :].startswith(edit.old):
@@ -111,19 +122,18 @@ def rewrite(text: str, file: str, kind: DocumentKind) -> Rewritten:
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def _steps(path: str) -> tuple[str, ...]:
+def steps_of(path: str) -> tuple[str, ...]:
+    """Return the steps of the path of a key."""
     return tuple(_STEP.findall(path))
 
 
-def _key_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Iterator[_Edit]:
-    if kind == "policy":
-        return
+def _key_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Iterator[Edit]:
     found = RENAMED[kind] if kind != "metrics" else ()
-    rows = [(_steps(one.old), _steps(one.new)[-1:], one) for one in found if not one.new.startswith("clouds.")]
+    rows = [(steps_of(one.old), steps_of(one.new)[-1:], one) for one in found if not one.new.startswith("clouds.")]
     if kind == "fleet.yaml":
         rows += [(("cohorts", "NAME", "settings", one.old), (one.new,), one) for one in RENAMED["edge.yaml"]]
     for steps, new, renamed in rows:
-        for parent, key, value in _keys_at(tree, steps):
+        for parent, key, value in keys_at(tree, steps):
             if not new:
                 yield from _deletion(key, renamed, lines)
                 continue
@@ -132,37 +142,49 @@ def _key_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Iterator
                     raise ConfigError(
                         f"{renamed.sentence} Both names are set. Delete one of them.", where=str(key.location)
                     )
-                yield _replaced(key, new[0])
+                yield replaced(key, new[0])
+            if renamed.per_million:
+                yield replaced(value, _per_million(renamed, value))
             if isinstance(value, Scalar) and value.text in renamed.values:
-                yield _replaced(value, renamed.values[value.text])
+                yield replaced(value, renamed.values[value.text])
 
 
-def _keys_at(tree: Tree, steps: Sequence[str]) -> Iterator[tuple[strict_yaml.Mapping, Scalar, Tree]]:
+def keys_at(tree: Tree, steps: Sequence[str]) -> Iterator[tuple[strict_yaml.Mapping, Scalar, Tree]]:
     """Yield the keys at a path, each with its mapping and its value."""
     first, *rest = steps
     if first == "[]":
         for item in tree.items if isinstance(tree, strict_yaml.Sequence) else ():
-            yield from _keys_at(item, rest)
+            yield from keys_at(item, rest)
     elif isinstance(tree, strict_yaml.Mapping):
         for key, value in zip(tree.keys, tree.values, strict=True):
             if first not in ("NAME", key.text):
                 continue
             if rest:
-                yield from _keys_at(value, rest)
+                yield from keys_at(value, rest)
             else:
                 yield tree, key, value
 
 
-def _replaced(scalar: Scalar, new: str) -> _Edit:
+def replaced(scalar: Tree, new: str) -> Edit:
+    """Return the edit that replaces a scalar. Raises ConfigError for one that is written with escapes."""
     where = scalar.location
-    if scalar.offset is None:
+    if not isinstance(scalar, Scalar) or scalar.offset is None:
         raise ConfigError(
             f"The name is now `{new}`, but the old one is written with escapes. Edit it by hand.", where=str(where)
         )
-    return _Edit(where.line - 1, where.column - 1 + scalar.offset, scalar.text, new)
+    return Edit(where.line - 1, where.column - 1 + scalar.offset, scalar.text, new)
 
 
-def _deletion(key: Scalar, renamed: Renamed, lines: Sequence[str]) -> Iterator[_Edit]:
+def _per_million(renamed: Renamed, value: Tree) -> str:
+    """Return the new form of a price of 1,000 tokens. Raises ConfigError if it is not a number."""
+    try:
+        price = Decimal(value.text if isinstance(value, Scalar) else "") * 1000
+    except InvalidOperation:
+        raise ConfigError(f"{renamed.sentence} This price is not a number.", where=str(value.location)) from None
+    return renamed.per_million.replace("#", f"{price.normalize():f}")
+
+
+def _deletion(key: Scalar, renamed: Renamed, lines: Sequence[str]) -> Iterator[Edit]:
     """Empty the lines of a key in block style and of its value."""
     start, column = key.location.line - 1, key.location.column - 1
     if lines[start][:column].strip() or key.offset is None:
@@ -177,13 +199,13 @@ def _deletion(key: Scalar, renamed: Renamed, lines: Sequence[str]) -> Iterator[_
                 break
             end = number
     for number in range(start, end + 1):
-        yield _Edit(number, 0, lines[number], "")
+        yield Edit(number, 0, lines[number], "")
 
 
 # --- the clouds of a device ------------------------------------------------------------------------------------------
 
 
-def _cloud_edits(tree: Tree, lines: Sequence[str]) -> Iterator[_Edit]:
+def _cloud_edits(tree: Tree, lines: Sequence[str]) -> Iterator[Edit]:
     """Move the address and the key of the only cloud from the section `cloud` to `clouds.main`."""
     if not isinstance(tree, strict_yaml.Mapping):
         return
@@ -206,12 +228,12 @@ def _cloud_edits(tree: Tree, lines: Sequence[str]) -> Iterator[_Edit]:
         clouds = [_renamed_entry(key, entries[key.text]) for key in moved]
         others = [text for key, text in entries.items() if key not in MOVED_CLOUD_KEYS]
         kept = f"cloud: {{{', '.join(others)}}}\n" if others else ""
-        yield _Edit(line, 0, lines[line], f"clouds: {{main: {{{', '.join(clouds)}}}}}\n{kept}")
+        yield Edit(line, 0, lines[line], f"clouds: {{main: {{{', '.join(clouds)}}}}}\n{kept}")
         return
     entries = {key.text: lines[key.location.line - 1][key.location.column - 1 :].rstrip() for key in moved}
     text = "".join(f"    {_renamed_entry(key, entries[key.text])}\n" for key in moved)
     kept = lines[line] if len(moved) < len(values.keys) else ""
-    yield _Edit(line, 0, lines[line], f"clouds:\n  main:\n{text}{kept}")
+    yield Edit(line, 0, lines[line], f"clouds:\n  main:\n{text}{kept}")
     for key in moved:
         yield from _deletion(key, renamed, lines)
 
@@ -230,11 +252,11 @@ def _renamed_entry(key: Scalar, entry: str) -> str:
 # --- signals ---------------------------------------------------------------------------------------------------------
 
 
-def _signal_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Iterator[_Edit]:
+def _signal_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Iterator[Edit]:
     for path in _SIGNAL_LISTS.get(kind, ()):
         for scalar in scalars_at(tree, path):
             if (renamed := find("signal", scalar.text)) is not None:
-                yield _replaced(scalar, renamed.new)
+                yield replaced(scalar, renamed.new)
     for path in _EXPRESSIONS if kind == "policy" else ():
         for scalar in scalars_at(tree, path):
             yield from _expression_edits(scalar, lines)
@@ -242,16 +264,16 @@ def _signal_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Itera
 
 def scalars_at(tree: Tree, path: str) -> Iterator[Scalar]:
     """Yield the scalars at the path of a key, in which `NAME` stands for any key and `[]` for any item of a list."""
-    steps = _steps(path)
+    steps = steps_of(path)
     if steps[-1] != "[]":
-        values = [value for _, _, value in _keys_at(tree, steps)]
+        values = [value for _, _, value in keys_at(tree, steps)]
     else:
-        lists = [value for _, _, value in _keys_at(tree, steps[:-1])]
+        lists = [value for _, _, value in keys_at(tree, steps[:-1])]
         values = [item for one in lists if isinstance(one, strict_yaml.Sequence) for item in one.items]
     yield from (value for value in values if isinstance(value, Scalar))
 
 
-def _expression_edits(scalar: Scalar, lines: Sequence[str]) -> Iterator[_Edit]:
+def _expression_edits(scalar: Scalar, lines: Sequence[str]) -> Iterator[Edit]:
     try:
         tokens = [token for token in scan(scalar.text) if token.kind != "space"]
     except ExpressionError:
@@ -264,25 +286,25 @@ def _expression_edits(scalar: Scalar, lines: Sequence[str]) -> Iterator[_Edit]:
     at = scalar.location
     if scalar.offset is not None:
         for start, end, renamed in found:
-            yield _Edit(at.line - 1, at.column - 1 + scalar.offset + start, scalar.text[start:end], renamed.new)
+            yield Edit(at.line - 1, at.column - 1 + scalar.offset + start, scalar.text[start:end], renamed.new)
     elif found:
         yield from _edits_of_lines(at, found, lines)
 
 
 def _edits_of_lines(
     at: SourceLocation, found: Sequence[tuple[int, int, Renamed]], lines: Sequence[str]
-) -> Iterator[_Edit]:
+) -> Iterator[Edit]:
     """Find the signals of an expression that spans several lines, which are indented below its key."""
     first = lines[at.line - 1]
     indent = len(first) - len(first.lstrip(" -"))
     end = at.line
     while end < len(lines) and (not lines[end].strip() or len(lines[end]) - len(lines[end].lstrip(" ")) > indent):
         end += 1
-    edits: list[_Edit] = []
+    edits: list[Edit] = []
     for renamed in {one.old: one for _, _, one in found}.values():
         pattern = re.compile(rf"(?<![\w.]){re.escape(renamed.old)}(?!\w)")
         edits += [
-            _Edit(number, match.start(), match[0], renamed.new)
+            Edit(number, match.start(), match[0], renamed.new)
             for number in range(at.line - 1, end)
             for match in pattern.finditer(lines[number], at.column - 1 if number == at.line - 1 else 0)
         ]
@@ -294,16 +316,16 @@ def _edits_of_lines(
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 
-def _metric_edits(lines: Sequence[str]) -> Iterator[_Edit]:
+def _metric_edits(lines: Sequence[str]) -> Iterator[Edit]:
     for number, line in enumerate(lines):
         for match in _METRIC.finditer(line):
             renamed = find("metric", match[1])
             if renamed is not None and renamed.new:
-                yield _Edit(number, match.start(), match[1], renamed.new)
+                yield Edit(number, match.start(), match[1], renamed.new)
         for selector in _TOKENS.finditer(line):
             for label in _TYPE.finditer(line, *selector.span()):
                 for value in _TYPES.finditer(line, *label.span()):
-                    yield _Edit(number, value.start(), value[1], TOKEN_TYPES[value[1]])
+                    yield Edit(number, value.start(), value[1], TOKEN_TYPES[value[1]])
 
 
 def _left(lines: Sequence[str], file: str) -> Iterator[str]:

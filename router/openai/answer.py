@@ -434,7 +434,7 @@ def encode_model(model: ModelObject) -> bytes:
 
 
 T = TypeVar("T")
-VERSION: Final = 4
+VERSION: Final = 5
 """The version of the format of `encode_chunks`. Increase it when Chunk, or a struct inside it, changes its fields."""
 
 StoredChunk = msgspec.defstruct(

@@ -40,6 +40,11 @@ def has_parts(request: Request, kinds: Sequence[Modality]) -> bool:
     return any(kind in kinds for *_, kind in _parts(request))
 
 
+def count_parts(request: Request, kind: Modality) -> int:
+    """Return the number of parts of this kind in all messages."""
+    return sum(found == kind for *_, found in _parts(request))
+
+
 def first_part(request: Request, kinds: Collection[Modality] = ()) -> tuple[str, Modality]:
     """Return the place of the first part that is not text, ``messages[0].content[1]``, and its kind; "" for none.
 

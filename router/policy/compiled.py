@@ -16,6 +16,7 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem
 from ..errors import PolicyError
+from ..prices import FREE
 from ..types import (
     AUTO,
     Decision,
@@ -35,7 +36,7 @@ from .cel_source import ExpressionError
 from .expression import compile_expression
 from .file import BestOfDoc, CacheDoc, PolicyDoc, RouteDoc, ShadowDoc, TargetDoc, rules, seconds, used
 from .lint import Conditions, check_meaning
-from .signals import OPENAI_TEMPERATURE, Expression, RequiredSignals
+from .signals import AUDIO_S, OPENAI_TEMPERATURE, Expression, RequiredSignals
 
 NAME = "policy.yaml"
 
@@ -120,6 +121,7 @@ class Policy:
     offered: tuple[Target, ...] = field(init=False)  # the targets that a client may name
     compared: tuple[Target, ...] = field(init=False)  # the targets that `best_of` orders, each once
     target_names: frozenset[str] = field(init=False)
+    priced: frozenset[str] = field(init=False)  # the on-demand signals that prices of targets need
     reads_only_features: bool = field(init=False)  # whether `decide` reads no signal but those of `RequestFeatures`
     decisions: dict[object, Decision] = field(init=False, default_factory=dict)  # of `decide_memoized`
     named: Mapping[str, Route] = field(init=False)  # the targets of each name that a client may send as `model`
@@ -135,6 +137,8 @@ class Policy:
         object.__setattr__(self, "compared", tuple(compared))
         alone = self.route_needs.request_only and not self.compared and self.shadow is None
         object.__setattr__(self, "reads_only_features", alone)
+        hears = any(target.price.audio_second for target in self.targets)
+        object.__setattr__(self, "priced", frozenset((AUDIO_S,) if hears else ()))
         object.__setattr__(self, "target_names", frozenset(target.name for target in self.targets))
         object.__setattr__(self, "named", _named_routes(self.targets, self.adapted))
 
@@ -344,7 +348,7 @@ def _target(name: str, doc: TargetDoc, model_temperature: ModelTemperature) -> T
         model=model,
         timeout_s=seconds(doc.timeout),
         first_token_timeout_s=seconds(doc.first_token_timeout),
-        usd_per_1k_tokens=doc.usd_per_1k_tokens,
+        price=doc.price if doc.price.costs else FREE,
         temperature=temperature,
         adapter=adapter,
         cloud=clouds[0] if clouds else "",

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from ..config import doc, schema_of
 from ..described import described
 from ..numbers import seconds_of
+from ..prices import FREE, Price
 from ..types import Ability, Fusion, Location, WaitFor
 from ..variants.settings import TrialConfig, VariantConfig
 from .signals import CLOUD_NAME
@@ -74,11 +75,7 @@ class TargetDoc(_Doc, frozen=True):
     first_token_timeout: Annotated[
         Duration | UnsetType, doc("Maximum time to the first token; then the next target is tried.")
     ] = UNSET
-    usd_per_1k_tokens: Annotated[
-        float,
-        Meta(ge=0, le=1_000_000),
-        doc("Price of 1,000 tokens, prompt and answer, in USD. The signals `spend.*` add it up."),
-    ] = 0.0
+    price: Price = FREE
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=2)] | UnsetType,
         doc(

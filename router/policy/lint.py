@@ -130,8 +130,8 @@ class _Checks:
             if not (weights.quality or weights.usd or weights.latency):
                 yield self.error(path, "are all 0: every target has the same score, so list them without `best_of`")
             known = [self.doc.targets[name] for name in used(route) if name in self.doc.targets]
-            if weights.usd and not any(target.usd_per_1k_tokens for target in known):
-                yield self.warning(f"{path}.usd", "has no effect: no target of the list has `usd_per_1k_tokens`")
+            if weights.usd and not any(target.price.costs for target in known):
+                yield self.warning(f"{path}.usd", "has no effect: no target of the list has a `price`")
 
     def fusions(self) -> Iterator[Problem]:
         text = next((name for one in self.conditions.values() for name in OF_TEXT if name in one.signals), "")
@@ -226,13 +226,16 @@ class _Checks:
                 yield self.warning(path, "shares sampled answers between different questions (`allow_sampled`)")
 
     def money(self) -> Iterator[Problem]:
-        priced = [name for name, target in self.doc.targets.items() if target.usd_per_1k_tokens]
+        priced = [name for name, target in self.doc.targets.items() if target.price.costs]
         for name in priced:
             if self.doc.targets[name].location == "edge":
-                yield self.warning(f"targets.{name}.usd_per_1k_tokens", "an edge target has no price per token")
+                yield self.warning(f"targets.{name}.price", "an edge target has no price per token")
+        for name, target in self.doc.targets.items():
+            if target.price.problem:
+                yield self.error(f"targets.{name}.price", target.price.problem)
         for path, expression in self.conditions.items():
             if not priced and any(signal.startswith("spend.") for signal in expression.signals):
-                yield self.warning(path, "spend.* stays 0: no target has `usd_per_1k_tokens`")
+                yield self.warning(path, "spend.* stays 0: no target has a `price`")
 
     def shadows(self) -> Iterator[Problem]:
         if isinstance(self.doc.shadow, UnsetType):
@@ -247,14 +250,10 @@ class _Checks:
         if always:
             yield self.error("shadow", f"`{always[0]}` binds every request to the device: no shadow request is sent")
         free = [
-            name
-            for name, target in self.doc.targets.items()
-            if target.location == "cloud" and not target.usd_per_1k_tokens
+            name for name, target in self.doc.targets.items() if target.location == "cloud" and not target.price.costs
         ]
         if free:
-            yield self.warning(
-                "shadow", f"`usd_per_day` bounds nothing where `{free[0]}` answers: it has no `usd_per_1k_tokens`"
-            )
+            yield self.warning("shadow", f"`usd_per_day` bounds nothing where `{free[0]}` answers: it has no `price`")
 
     def contradictions(self) -> Iterator[Problem]:
         """Find rules whose comparisons exclude each other, or lie outside a signal's range."""

@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -120,12 +120,23 @@ def migrate_file(path: Path, kind: DocumentKind) -> Rewritten:
     Raises:
         ConfigError: The file cannot be read or written, or a name cannot be replaced; the file is as it was.
     """
-    from ..migrate.rewrite import BEFORE, rewrite  # on demand: other commands need neither YAML nor signals
+    from ..migrate.rewrite import rewrite  # on demand: other commands need neither YAML nor signals
+
+    return rewrite_file(path, lambda text: rewrite(text, str(path), kind))
+
+
+def rewrite_file(path: Path, change: Callable[[str], Rewritten]) -> Rewritten:
+    """Rewrite a file by rename if `change` changes its text, and keep a copy of it as `FILE.before`.
+
+    Raises:
+        ConfigError: The file cannot be read or written, or `change` raised it; the file is as it was.
+    """
+    from ..migrate.rewrite import BEFORE
 
     target = path.resolve()  # the file behind a link, which stays one
     try:
         content = target.read_bytes()
-        rewritten = rewrite(content.decode(), str(path), kind)
+        rewritten = change(content.decode())
         if rewritten.changes:
             status = target.stat()
             for file, new in ((target.with_name(target.name + BEFORE), content), (target, rewritten.text.encode())):

@@ -47,7 +47,7 @@ BROKE, FLOOD, QUIET = "broke", "flood", "quiet"
 CONFIG = {
     "tenants": {
         "overrides": [{"name": BROKE, "usd_per_day": 1.0}],
-        "prices": [{"tier": TIER, "per_1k_completion": 0.01}],
+        "prices": [{"tier": TIER, "output": 10}],
     },
     "audit_file": "audit.jsonl",
 }
@@ -131,7 +131,7 @@ async def parked(bed: Bed, stores: JobStores, client: redis.asyncio.Redis, jobs:
     """(1)"""
     idle = await measure_costs(bed, client, seconds)
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    await client.hset(tenant_key(BROKE, f"usage:{day}"), "micro_usd", str(10**9))
+    await client.hset(tenant_key(BROKE, f"usage:{day}"), "pico_usd", str(10**9))
     await fill(stores, f"{BROKE}/device", jobs)
 
     async def all_parked() -> bool:

@@ -28,7 +28,7 @@ MAY_IMPORT = {
 # The extras of pyproject.toml that a package may rely on; `models` runs in both roles.
 EXTRAS = {
     "router": (),  # `router/serving`: what each of SERVERS has
-    "models": ("engine", "cpu", "hub", "voice", "images"),
+    "models": ("engine", "cpu", "hub", "voice", "images", "prices"),
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu", "microphone", "mqtt", "mcp"),
     "cloud_pool": ("cloud", "engine", "cpu", "grpc", "nats", "kafka"),

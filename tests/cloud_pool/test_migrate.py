@@ -19,6 +19,10 @@ BEFORE = "tiers:\n  - name: large\n    hedge: {enabled: true}\nparts: {remembere
     [
         (BEFORE, r"gateway\.yaml:3:5: tiers\[0\]\.hedge: `hedge` was removed\. .*`causeway-cloud migrate` rewrites"),
         ("parts: {remembered: 5}\n", r"gateway\.yaml:1:9: .*`parts\.remembered` is now `parts\.fact_cache_entries`\."),
+        (
+            "tenants: {prices: [{tier: a, per_1k_prompt: 1}]}\n",
+            r"`per_1k_prompt` is now `input`\. Prices are those of a million tokens: multiply by 1,000\.",
+        ),
         ("parts: {remembered_s: 5}\n", r"`parts\.remembered_s` is now `parts\.fact_cache_ttl_s`\."),
     ],
 )

@@ -47,7 +47,7 @@ targets:
     model: m-large
     first_token_timeout: 20s
     timeout: 25s
-    usd_per_1k_tokens: 1.0
+    price: {input: 1000, output: 1000}
     can: [chat, completion, embedding, tools, json, logprobs]
 constraints:
   - name: private-stays

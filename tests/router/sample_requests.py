@@ -10,7 +10,7 @@ version: 1
 name: retail-kiosk
 targets:
   small:  {at: edge,  model: assistant}
-  large:  {at: cloud, model: assistant-large, timeout: 4s, usd_per_1k_tokens: 0.07}
+  large:  {at: cloud, model: assistant-large, timeout: 4s, price: {input: 70, output: 70}}
   medium: {at: cloud, model: assistant-medium}
 constraints:                       # restrict every route, fallback, cache, queue and log; fail closed
   - name: private-stays

@@ -6,5 +6,5 @@
     usage.py         what a request reserves and uses, summed by tenant, tier, route and day in Redis; the keys
     lua/             Redis scripts
 
-Money is counted in whole micro-dollars: sums of many small floats would drift.
+Money is counted in whole numbers of 1e-12 USD: sums of many small floats would drift.
 """

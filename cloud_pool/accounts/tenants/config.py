@@ -10,14 +10,14 @@ from msgspec import Meta
 
 from causeway_server.router.config import Positive, Seconds, doc
 from causeway_server.router.errors import ConfigError, InvalidRequest
+from causeway_server.router.prices import FREE, Price
 from causeway_server.router.residency import permits, region_tags, regions_of
-from causeway_server.router.types import Request, Usage, folded_tags
+from causeway_server.router.types import Request, folded_tags
 
 from ...tiers.config import too_many_sequences
 
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
-MICRO_USD_PER_USD = 1_000_000
 
 
 class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,17 +130,10 @@ class TenantConfig(TenantLimits, frozen=True, forbid_unknown_fields=True, kw_onl
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"), doc("Name of the tenant in its tokens.")]
 
 
-class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TierPrice(Price, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Price of a tier, in USD."""
 
     tier: Annotated[str, doc("Name of the tier.")]
-    per_1k_prompt: Annotated[NonNegativeFloat, doc("Price in USD of 1000 prompt tokens.")] = 0.0
-    per_1k_completion: Annotated[NonNegativeFloat, doc("Price in USD of 1000 completion tokens.")] = 0.0
-
-    def micro_usd(self, usage: Usage) -> int:
-        """Return the cost of `usage` in micro-dollars."""
-        usd = (usage.prompt_tokens * self.per_1k_prompt + usage.completion_tokens * self.per_1k_completion) / 1000.0
-        return round(usd * MICRO_USD_PER_USD)
 
 
 class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,7 +141,7 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     default: TenantLimits = TenantLimits()  # for tenants without an entry in `overrides`
     overrides: Annotated[tuple[TenantConfig, ...], doc("Limits of named tenants instead of `tenants.default`.")] = ()
-    prices: Annotated[tuple[Price, ...], doc("Prices of the tiers. A tier without a price costs nothing.")] = ()
+    prices: Annotated[tuple[TierPrice, ...], doc("Prices of the tiers. A tier without a price costs nothing.")] = ()
     local_share: Annotated[
         float,
         Meta(gt=0, le=1),
@@ -171,14 +164,11 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def price(self, tier: str) -> Price:
         """Return the price of a tier, 0 if none is configured."""
-        for each in self.prices:
-            if each.tier == tier:
-                return each
-        return Price(tier=tier)
+        return next((each for each in self.prices if each.tier == tier), FREE)
 
     def check(self, models: Mapping[str, str], region: str) -> None:
-        """Raise ConfigError for a tenant or price that is listed twice, an unknown model, or regions that this gateway
-        can never serve.
+        """Raise ConfigError for a tenant or price that is listed twice, a price without numbers, an unknown model, or
+        regions that this gateway can never serve.
 
         Args:
             models: Regions of the tiers, by name and alias.
@@ -189,6 +179,9 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for index, name in enumerate(names):
                 if name in names[:index]:
                     raise ConfigError(f"{name!r} is listed twice.", where=f"tenants.{key}[{index}]")
+        for index, price in enumerate(self.prices):
+            if price.problem:
+                raise ConfigError(f"The price {price.problem}.", where=f"tenants.prices[{index}]")
         limits = {"default": self.default, **{f"overrides[{at}]": each for at, each in enumerate(self.overrides)}}
         for key, each in limits.items():
             for index, name in enumerate(each.models):

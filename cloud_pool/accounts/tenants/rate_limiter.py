@@ -29,10 +29,11 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from causeway_server.router.errors import RateLimited
+from causeway_server.router.prices import PICO_USD
 
 from ...redis.connect import client_fault, is_wrong_data
 from ...redis.keys import load_script
-from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
+from .config import TenantLimits, TenantsConfig
 from .usage import GATEWAYS_KEY, READS, SUBMISSIONS, Charge, Demand, Reservation, tenant_key
 
 
@@ -71,19 +72,19 @@ class LocalLimits:
     Args:
         share: Share of the rates and of the rest of the budget.
         day: UTC day, such as 2026-11-21.
-        used_micro_usd: Part of the day's budget that was spent or reserved when Redis was last reached.
+        used_pico_usd: Part of the day's budget that was spent or reserved when Redis was last reached.
         now: Monotonic seconds.
     """
 
-    def __init__(self, limits: TenantLimits, share: float, day: str, used_micro_usd: int, now: float) -> None:
+    def __init__(self, limits: TenantLimits, share: float, day: str, used_pico_usd: int, now: float) -> None:
         requests, tokens = max(1.0, limits.request_capacity * share), limits.tokens_per_minute * share
         self._requests = TokenBucket(limits.requests_per_s * share, requests, requests, now)
         self._tokens = TokenBucket(tokens / 60.0, tokens, tokens, now)
-        self._micro_usd_per_day = limits.usd_per_day * MICRO_USD_PER_USD
+        self._pico_usd_per_day = limits.usd_per_day * PICO_USD
         self._share = share
         self._day = day
-        self._used_micro_usd = used_micro_usd
-        self._spent_micro_usd = 0
+        self._used_pico_usd = used_pico_usd
+        self._spent_pico_usd = 0
         self.doubtful: dict[str, tuple[float, float]] = {}  # charges that Redis may have made, too: requests, tokens
         self._reserved: dict[str, tuple[Reservation, float]] = {}  # by id, with when it ends (monotonic, s)
 
@@ -94,11 +95,11 @@ class LocalLimits:
             What is exhausted, and the time to wait, s.
         """
         self._begin_day(day)
-        others = sum(each.micro_usd for each, _ in self._reserved.values() if each.id != reservation.id)
-        budget = (self._micro_usd_per_day - self._used_micro_usd) * self._share - self._spent_micro_usd
-        if reservation.micro_usd and reservation.micro_usd > budget:
+        others = sum(each.pico_usd for each, _ in self._reserved.values() if each.id != reservation.id)
+        budget = (self._pico_usd_per_day - self._used_pico_usd) * self._share - self._spent_pico_usd
+        if reservation.pico_usd and reservation.pico_usd > budget:
             return "budget", 0.0
-        if reservation.micro_usd and reservation.micro_usd > budget - others:
+        if reservation.pico_usd and reservation.pico_usd > budget - others:
             return "reserved", 0.0
         tokens = min(float(reservation.tokens), self._tokens.capacity)
         sequences = min(float(reservation.sequences), self._requests.capacity)
@@ -130,7 +131,7 @@ class LocalLimits:
             del self._reserved[reservation.id]
         elif reservation.id:
             return
-        self._spent_micro_usd += charge.micro_usd
+        self._spent_pico_usd += charge.pico_usd
 
     def missing(self, now: float) -> tuple[float, float]:
         """Return the number of requests and tokens that the buckets lack after refilling."""
@@ -146,7 +147,7 @@ class LocalLimits:
 
     def _begin_day(self, day: str) -> None:
         if day != self._day:
-            self._day, self._used_micro_usd, self._spent_micro_usd = day, 0, 0
+            self._day, self._used_pico_usd, self._spent_pico_usd = day, 0, 0
 
 
 _DAY_S = 86_400
@@ -237,7 +238,7 @@ class TenantRateLimiter:
         self._alone = client is None
         self._retry_at = float("-inf")
         self._local: OrderedDict[str, LocalLimits] = OrderedDict()
-        self._used: OrderedDict[str, tuple[str, int]] = OrderedDict()  # day and micro-USD, as Redis last said
+        self._used: OrderedDict[str, tuple[str, int]] = OrderedDict()  # day and 1e-12 USD, as Redis last said
         self._unsettled: dict[str, int] = {}
         self.local_checks = 0
 
@@ -248,7 +249,7 @@ class TenantRateLimiter:
         """
         limits = self._config.limits(tenant)
         tokens = min(demand.tokens, limits.tokens_per_minute) if limits.tokens_per_minute else demand.tokens
-        cost = demand.micro_usd if limits.usd_per_day else 0
+        cost = demand.pico_usd if limits.usd_per_day else 0
         name = (demand.job or secrets.token_hex(8)) if cost else ""
         reservation = Reservation(tenant, tokens, cost, name, demand.fence, demand.sequences)
         if not (limits.requests_per_s or limits.tokens_per_minute or cost):
@@ -321,20 +322,20 @@ class TenantRateLimiter:
         self, limits: TenantLimits, reservation: Reservation, lifetime_s: float, charge: str
     ) -> RateLimited | None:
         tenant = reservation.tenant
-        budget = round(limits.usd_per_day * MICRO_USD_PER_USD)
+        budget = round(limits.usd_per_day * PICO_USD)
         requests = min(float(reservation.sequences), limits.request_capacity)
         amounts: list[float | str] = list(_rates(limits, requests, float(reservation.tokens)))
-        amounts += [budget, reservation.micro_usd, reservation.id, reservation.fence, lifetime_s]
+        amounts += [budget, reservation.pico_usd, reservation.id, reservation.fence, lifetime_s]
         kind, wait_ms, spent, reserved = await self._take_today(tenant, amounts, charge)
         if kind == "day":
             self.day.follow(wait_ms / 1000.0)
             kind, wait_ms, spent, reserved = await self._take_today(tenant, amounts, charge)
-        if reservation.micro_usd:
+        if reservation.pico_usd:
             _remember(self._used, tenant, (self.day.name, spent + reserved))
         return self._error(kind, wait_ms / 1000.0, limits, reservation, left=budget - spent)
 
     async def _take_today(self, tenant: str, amounts: list[float | str], charge: str) -> tuple[str, int, int, int]:
-        names = ("requests", "tokens", f"usage:{self.day.name}", "reserved", "reserved:ends", f"charge:{charge}")
+        names = ("requests", "tokens", f"usage:{self.day.name}", "budget", "budget:ends", f"charge:{charge}")
         keys = [tenant_key(tenant, name) for name in names]
         reply = await self._take(keys, [self._now_s(), *amounts, self.day.number, _CHARGE_MS])
         exhausted, wait_ms, spent, reserved = cast("tuple[bytes | str, int, int, int]", reply)
@@ -385,13 +386,13 @@ class TenantRateLimiter:
     async def _restore_one(self, tenant: str, local: LocalLimits) -> None:
         limits, now = self._limits_of(tenant), self._clock()
         requests, tokens = local.missing(now)
-        names = ("requests", "tokens", "reserved", "reserved:ends", *(f"charge:{charge}" for charge in local.doubtful))
+        names = ("requests", "tokens", "budget", "budget:ends", *(f"charge:{charge}" for charge in local.doubtful))
         keys = [tenant_key(tenant, name) for name in names]
         doubtful = [amount for amounts in local.doubtful.values() for amount in amounts]
         reservations = [
             part
             for each, lifetime_s in local.reservations(now)
-            for part in (each.id, each.fence, each.micro_usd, lifetime_s)
+            for part in (each.id, each.fence, each.pico_usd, lifetime_s)
         ]
         rates = _rates(limits, requests, tokens)
         await self._restore(keys, [self._now_s(), *rates, len(local.doubtful), *doubtful, *reservations])
@@ -447,7 +448,7 @@ class TenantRateLimiter:
     def _error(
         self, exhausted: str, wait_s: float, limits: TenantLimits, reservation: Reservation, left: float = 0.0
     ) -> RateLimited | None:
-        """Return the error; None if nothing is exhausted. `left`: rest of the day's budget, in micro-USD."""
+        """Return the error; None if nothing is exhausted. `left`: rest of the day's budget, in 1e-12 USD."""
         if not exhausted:
             return None
         budget = f"Your budget of {limits.usd_per_day:g} USD a day"
@@ -466,7 +467,7 @@ class TenantRateLimiter:
             return RateLimited(message, retry_after_s=wait_s)
         message = f"{budget} is spent."
         if left > 0:
-            rest, cost = left / MICRO_USD_PER_USD, reservation.micro_usd / MICRO_USD_PER_USD
+            rest, cost = left / PICO_USD, reservation.pico_usd / PICO_USD
             message = f"{budget} has {rest:g} USD left, and this request may cost up to {cost:g}: ask for fewer tokens."
         return RateLimited(message, retry_after_s=self.day.left_s)
 

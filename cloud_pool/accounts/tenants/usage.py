@@ -1,6 +1,7 @@
 """Usage: reservations of requests; tokens and cost per tenant, tier and route, in a Redis hash for each UTC day.
 
-    requests|<tier>|<route>  prompt|...  completion|...  micro_usd|...     and `micro_usd`, the day's sum
+    requests|<tier>|<route>[|<variant>]  prompt|…  cached|…  completion|…  audio_ms|…  pico_usd|…
+    and `pico_usd`, the day's sum, 1e-12 USD
 
 A route is chat, completion, job or stream. Usage is written in batches off the request path; the same script gives back
 what its requests had reserved of the budget. A batch keeps its id until Redis has confirmed it, so that a lost reply
@@ -21,11 +22,12 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from causeway_server.router.prices import PICO_USD
 from causeway_server.router.types import Usage
 
 from ...redis.connect import is_wrong_data
 from ...redis.keys import load_script
-from .config import MICRO_USD_PER_USD, TenantsConfig
+from .config import TenantsConfig
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +37,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
     sequences: int = 1  # prompts × n
     tokens: int  # prompt and answer together
-    micro_usd: int = 0  # at most
+    pico_usd: int = 0  # at most
     lifetime_s: float = 60.0  # of the reservation, if the process is killed
     job: str = ""
     fence: int = 0
@@ -46,7 +48,7 @@ class Reservation(msgspec.Struct, frozen=True):
 
     tenant: str
     tokens: int
-    micro_usd: int = 0
+    pico_usd: int = 0
     id: str = ""  # of the reserved cost; "": nothing was reserved of a budget
     fence: int = 0
     sequences: int = 1  # taken from the rate of requests
@@ -64,22 +66,25 @@ class Charge(msgspec.Struct, frozen=True):
     tier: str
     route: str  # chat, completion, job
     usage: Usage
-    micro_usd: int
+    pico_usd: int
+    variant: str = ""  # the tier's variant that answered
 
     @property
     def amounts(self) -> dict[str, int]:
         """Fields of the tenant's usage that this request adds to."""
-        suffix = f"{self.tier}|{self.route}"
+        suffix = f"{self.tier}|{self.route}|{self.variant}" if self.variant else f"{self.tier}|{self.route}"
+        rare = {f"cached|{suffix}": self.usage.cached_tokens, f"audio_ms|{suffix}": self.usage.audio_ms}
         return {
             f"requests|{suffix}": 1,
             f"prompt|{suffix}": self.usage.prompt_tokens,
             f"completion|{suffix}": self.usage.completion_tokens,
-            f"micro_usd|{suffix}": self.micro_usd,
-            TOTAL: self.micro_usd,
+            **{field: amount for field, amount in rare.items() if amount},
+            f"pico_usd|{suffix}": self.pico_usd,
+            TOTAL: self.pico_usd,
         }
 
 
-TOTAL = "micro_usd"
+TOTAL = "pico_usd"
 """Field with a day's sum of all tiers and routes."""
 
 
@@ -93,6 +98,7 @@ GATEWAYS_KEY = "causeway:tenants:gateways"
 
 _LUA: Final = f"{__package__}.lua"
 ADD_USAGE_SCRIPT: Final = load_script(_LUA, "add", load_script(_LUA, "budget"))
+_PICO_PER_MICRO: Final = 10**6  # of the previous version's field `micro_usd`, in days that are still kept
 _MAX_PENDING_FIELDS = 20_000  # while Redis is unavailable
 _FLUSH_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
@@ -103,8 +109,8 @@ def tenant_key(tenant: str, name: str) -> str:
 
     requests, tokens   token buckets
     usage:DAY          usage of a UTC day, as 2026-11-21
-    reserved           reservations of the tenant's budget
-    reserved:ends      when they end
+    budget             reservations of the tenant's budget, 1e-12 USD
+    budget:ends        when they end
     batch:ID           mark of a batch of usage that Redis has added
     charge:ID          mark of a charge that Redis has made, as it may be asked for again
     """
@@ -127,7 +133,7 @@ class _OpenBatch(msgspec.Struct):
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """Usage of a tenant on a day, by tier and route."""
+    """Usage of a tenant on a day, by tier, route and variant of the tier ("": its own model)."""
 
     tier: str
     route: str
@@ -135,6 +141,9 @@ class UsageRow(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     usd: float = 0.0
+    cached_tokens: int = 0
+    audio_ms: int = 0
+    variant: str = ""
 
 
 class UsageRecorder:
@@ -213,7 +222,7 @@ class UsageRecorder:
         if self._add is None:
             return
         retention_s = self._config.usage_retention_days * 86400
-        names = (f"usage:{batch.day}", f"batch:{batch.id}", "reserved", "reserved:ends")
+        names = (f"usage:{batch.day}", f"batch:{batch.id}", "budget", "budget:ends")
         keys = [tenant_key(batch.tenant, name) for name in names]
         pairs = [value for pair in batch.sums.items() for value in pair]
         await self._add(keys, [retention_s, len(batch.releases), *batch.releases, *pairs])
@@ -225,12 +234,13 @@ class UsageRecorder:
 
 async def read_usage(client: redis.asyncio.Redis, tenant: str, day: str) -> tuple[UsageRow, ...]:
     """Read the usage of a tenant on a UTC day, such as 2026-11-21. Raises RedisError."""
-    sums: dict[tuple[str, str], dict[str, int]] = {}
+    sums: dict[tuple[str, str, str], dict[str, int]] = {}
     for name, amount in (await client.hgetall(tenant_key(tenant, f"usage:{day}"))).items():
         quantity, _, suffix = (name.decode() if isinstance(name, bytes) else name).partition("|")
-        tier, _, route = suffix.partition("|")
+        tier, _, rest = suffix.partition("|")
+        route, _, variant = rest.partition("|")
         if suffix:
-            sums.setdefault((tier, route), {})[quantity] = int(amount)
+            sums.setdefault((tier, route, variant), {})[quantity] = int(amount)
     return tuple(
         UsageRow(
             tier,
@@ -238,7 +248,10 @@ async def read_usage(client: redis.asyncio.Redis, tenant: str, day: str) -> tupl
             amounts.get("requests", 0),
             amounts.get("prompt", 0),
             amounts.get("completion", 0),
-            amounts.get("micro_usd", 0) / MICRO_USD_PER_USD,
+            (amounts.get("pico_usd", 0) + amounts.get("micro_usd", 0) * _PICO_PER_MICRO) / PICO_USD,
+            amounts.get("cached", 0),
+            amounts.get("audio_ms", 0),
+            variant,
         )
-        for (tier, route), amounts in sorted(sums.items())
+        for (tier, route, variant), amounts in sorted(sums.items())
     )

@@ -305,7 +305,10 @@ class MeteredRunner:
     ) -> None:
         """Set the usage of a run: the reported one, or if the answer has no end, the counted one."""
         entry.usage = billing.billed(reported)
-        if entry.usage.prompt_tokens or not billing.billable:
+        if not billing.billable:
+            return
+        if entry.usage.prompt_tokens:
+            entry.usage = job_run.meter.heard(entry.usage)
             return
         # A shared generation may go on for other requests; the job pays for its part until here.
         if not billing.goes_on:
@@ -313,7 +316,8 @@ class MeteredRunner:
                 await job_run.meter.wait()
         consumption = job_run.meter.consumption(abandoned=abandoned)
         tokens = max(entry.usage.completion_tokens, consumption.usage.completion_tokens)
-        entry.usage, entry.estimated = Usage(consumption.usage.prompt_tokens, tokens), consumption.estimated
+        entry.usage = job_run.meter.heard(Usage(consumption.usage.prompt_tokens, tokens))
+        entry.estimated = consumption.estimated
 
 
 def _principal(owner: str) -> Principal:
@@ -322,7 +326,7 @@ def _principal(owner: str) -> Principal:
 
 
 def _discounted(charge: Charge | None, share: float) -> Charge | None:
-    return charge and msgspec.structs.replace(charge, micro_usd=round(charge.micro_usd * share))
+    return charge and msgspec.structs.replace(charge, pico_usd=round(charge.pico_usd * share))
 
 
 def _bill(charge: Charge) -> RunBill:

@@ -20,7 +20,7 @@ import redis
 import redis.asyncio
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.config import TenantsConfig, TierPrice
 from causeway_server.cloud_pool.accounts.tenants.usage import read_usage
 from causeway_server.cloud_pool.cache.config import CacheConfig
 from causeway_server.cloud_pool.config import Config
@@ -54,7 +54,7 @@ def token(issuer: Issuer, tenant: str = "acme", device: str = "kiosk-17") -> str
 
 @pytest.fixture
 def whole_config(issuer: Issuer, redis_server: RedisServer, config: CacheConfig, tmp_path: Path) -> Config:
-    prices = (Price(tier="assistant-large", per_1k_prompt=1.0, per_1k_completion=1.0),)
+    prices = (TierPrice(tier="assistant-large", input=1000, output=1000),)
     return Config(
         identity=issuer.config,
         redis=redis_server.url,
@@ -167,8 +167,8 @@ async def test_one_of_three_sharing_requests_is_billed(two: Two, issuer: Issuer,
     assert (coalesced["cache"], kept["cache"], paid["cache"]) == ("coalesced", "hit", "miss")
     for record in (coalesced, kept):
         assert (record["outcome"], record["tier"]) == ("ok", "assistant-large")
-        assert (record["prompt_tokens"], record["completion_tokens"], record["micro_usd"]) == (0, 0, 0)
-    assert (paid["prompt_tokens"], paid["completion_tokens"], paid["micro_usd"]) == (20, 3, 23_000)
+        assert (record["prompt_tokens"], record["completion_tokens"], record["pico_usd"]) == (0, 0, 0)
+    assert (paid["prompt_tokens"], paid["completion_tokens"], paid["pico_usd"]) == (20, 3, 23 * 10**9)
     await until(lambda: other.metric("causeway_gateway_requests_total", tier="assistant-large", outcome="ok") == 2)
     for gateway, tokens, tokened in ((one, 3, 1), (other, 0, 0)):
         assert gateway.metric("causeway_gateway_tokens_total", tier="assistant-large", type="output") == tokens
@@ -224,7 +224,7 @@ async def test_leaving_follower_is_billed_nothing(two: Two, issuer: Issuer, whol
         (gone,) = await audited(whole_config, 1)
         one.script.permit(9)
         assert "three" in await leading.text()
-    assert (gone["cache"], gone["outcome"], gone["prompt_tokens"], gone["micro_usd"]) == (
+    assert (gone["cache"], gone["outcome"], gone["prompt_tokens"], gone["pico_usd"]) == (
         "coalesced", "client_gone", 0, 0)  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def test_replicas_without_and_with_redundancy() -> None:
     assert found.utilisation == pytest.approx(0.5)
     assert found.utilisation_after_loss == pytest.approx(0.6)
     assert found.usd_per_hour == 12.0
-    assert found.usd_per_1k_tokens == pytest.approx(12.0 / (3600 * 10 * 500) * 1000)
+    assert found.usd_per_million_tokens == pytest.approx(12.0 / (3600 * 10 * 500) * 1_000_000)
 
 
 def test_overhead_is_work_too() -> None:

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from causeway_server.cloud_pool.accounts.audit import AuditLog
 from causeway_server.cloud_pool.accounts.ledger import Ledger, TenantMetrics
-from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig, TierPrice
 from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from causeway_server.cloud_pool.accounts.tenants.usage import UsageRecorder
 from causeway_server.cloud_pool.jobs.metrics import JobMetrics
@@ -34,9 +34,9 @@ from causeway_server.router.types import Chunk
 from .scripted_worker import Script, ScriptedRunner, answers
 
 NOW = 1_800_000_000.0
-RUN_MICRO_USD = 200  # of one run of `answers`: two tokens
-MOST_MICRO_USD = 10_000  # of the 100 tokens that a run may have
-PRICE = Price(tier="large", per_1k_completion=0.1)
+RUN_PICO_USD = 200_000_000  # of one run of `answers`: two tokens
+MOST_PICO_USD = 10_000_000_000  # of the 100 tokens that a run may have
+PRICE = TierPrice(tier="large", output=100)
 
 
 class Books:

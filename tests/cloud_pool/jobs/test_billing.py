@@ -35,7 +35,7 @@ from causeway_server.router.errors import CloudFailed, InvalidRequest
 from causeway_server.router.jobs.job import JobState
 from causeway_server.router.types import Chunk, Usage
 
-from .billing import MOST_MICRO_USD, RUN_MICRO_USD, Books
+from .billing import MOST_PICO_USD, RUN_PICO_USD, Books
 from .conftest import Clock, until
 from .gateway import identify, serving
 from .scripted_worker import RunningWorker, Script, answers
@@ -74,10 +74,10 @@ class Bills:
         self._tenant = tenant
 
     async def read(self) -> tuple[int, int]:
-        """Move the bills; return runs and micro-USD."""
+        """Move the bills; return runs and 1e-12 USD."""
         assert await self.outbox.flush()
         rows = await read_usage(self._books.client, self._tenant, DAY)
-        return sum(row.requests for row in rows), round(sum(row.usd for row in rows) * 1e6)
+        return sum(row.requests for row in rows), round(sum(row.usd for row in rows) * 1e12)
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ async def test_a_takeover_is_billed_once(
         async with working(impatient, books, short):
             await all_in(store, [job])
         go_on.set()
-    assert await bills.read() == (1, RUN_MICRO_USD)
+    assert await bills.read() == (1, RUN_PICO_USD)
     (row,) = audited.audited(tmp_path / "audit")
-    assert (row["outcome"], row["completion_tokens"], row["micro_usd"]) == ("superseded", 2, 0)
+    assert (row["outcome"], row["completion_tokens"], row["pico_usd"]) == ("superseded", 2, 0)
     await audited.client.aclose()
 
 
@@ -149,22 +149,22 @@ async def test_a_worker_that_is_killed_after_its_reports_loses_no_bill(
 ) -> None:
     jobs = {(await store.accept(new_job())).id for _ in range(20)}
     assert await killed_worker(config, "after", 20) == jobs
-    assert await bills.read() == (20, 20 * RUN_MICRO_USD)
-    assert await bills.read() == (20, 20 * RUN_MICRO_USD)
+    assert await bills.read() == (20, 20 * RUN_PICO_USD)
+    assert await bills.read() == (20, 20 * RUN_PICO_USD)
 
 
 async def test_the_jobs_of_a_killed_worker_are_billed_once(
     store: JobStore, bills: Bills, config: JobsConfig, new_job: MakeJob, database: RedisClient, tenant: str
 ) -> None:
     """The run that ends a job takes over what the killed one had reserved: the budget is for just these jobs."""
-    books = Books(str(config.redis), usd_per_day=4 * MOST_MICRO_USD / 1e6)
+    books = Books(str(config.redis), usd_per_day=4 * MOST_PICO_USD / 1e12)
     jobs = [(await store.accept(new_job())).id for _ in range(4)]
     assert await killed_worker(config, "during", 4) == set(jobs)
     short = msgspec.structs.replace(config, lease_s=2.0)
     async with working(JobStore(database, short), books, short):
         await all_in(store, jobs)
-    assert await bills.read() == (4, 4 * RUN_MICRO_USD)
-    assert await books.client.exists(tenant_key(tenant, "reserved")) == 0
+    assert await bills.read() == (4, 4 * RUN_PICO_USD)
+    assert await books.client.exists(tenant_key(tenant, "budget")) == 0
     await books.client.aclose()
 
 
@@ -172,7 +172,7 @@ async def test_a_cancelled_run_costs_what_it_has_used(
     store: JobStore, bills: Bills, config: JobsConfig, new_job: MakeJob, tenant: str, tmp_path: Path
 ) -> None:
     """It gives back what it has reserved beyond that; its audit record says that its owner has left."""
-    books = Books(str(config.redis), usd_per_day=MOST_MICRO_USD / 1e6, audit=str(tmp_path / "audit"))
+    books = Books(str(config.redis), usd_per_day=MOST_PICO_USD / 1e12, audit=str(tmp_path / "audit"))
     job = (await store.accept(new_job())).id
     begun = anyio.Event()
 
@@ -186,14 +186,14 @@ async def test_a_cancelled_run_costs_what_it_has_used(
 
     async with working(store, books, config, endless):
         await begun.wait()
-        assert await books.client.exists(tenant_key(tenant, "reserved")) == 1
+        assert await books.client.exists(tenant_key(tenant, "budget")) == 1
         await store.cancel(job, f"{tenant}/kiosk")
     await books.ledger.flush()
-    assert await bills.read() == (1, RUN_MICRO_USD)
-    assert await books.client.exists(tenant_key(tenant, "reserved")) == 0
+    assert await bills.read() == (1, RUN_PICO_USD)
+    assert await books.client.exists(tenant_key(tenant, "budget")) == 0
     (row,) = books.audited(tmp_path / "audit")
     assert (row["outcome"], row["estimated"]) == ("client_gone", True)
-    assert (row["prompt_tokens"], row["completion_tokens"], row["micro_usd"]) == (5, 2, RUN_MICRO_USD)
+    assert (row["prompt_tokens"], row["completion_tokens"], row["pico_usd"]) == (5, 2, RUN_PICO_USD)
     await books.client.aclose()
 
 
@@ -216,14 +216,14 @@ async def test_failed_runs_are_billed_too(
             return record is not None and record.state is JobState.DEAD
 
         await until(dead)
-    assert await bills.read() == (config.max_attempts, config.max_attempts * RUN_MICRO_USD)
+    assert await bills.read() == (config.max_attempts, config.max_attempts * RUN_PICO_USD)
 
 
 async def test_a_report_whose_reply_was_lost_is_billed_once(
     store: JobStore, bills: Bills, new_job: MakeJob, tenant: str
 ) -> None:
     """The worker repeats it, and it counts as accepted; an older run's report does not."""
-    bill = RunBill(tenant, {"requests|large|job": 1, "micro_usd|large|job": 7, "micro_usd": 7}, "")
+    bill = RunBill(tenant, {"requests|large|job": 1, "pico_usd|large|job": 7, "pico_usd": 7}, "")
     jobs = [(await store.accept(new_job())).id for _ in range(3)]
     records = (await store.claim("w", "large", ["standard"] * 3)).records
     fences = {record.id: record.fence for record in records}
@@ -242,7 +242,7 @@ async def test_bills_reach_the_usage_once_whatever_happens_on_the_way(
     for number in range(30):
         job = (await store.accept(new_job(owner=f"{tenant}/kiosk" if number % 2 else "someone/1"))).id
         (record,) = (await store.claim("w", "large", ["standard"])).records
-        bill = RunBill(record.owner.partition("/")[0], {"requests|large|job": 1, "micro_usd|large|job": 5}, "")
+        bill = RunBill(record.owner.partition("/")[0], {"requests|large|job": 1, "pico_usd|large|job": 5}, "")
         assert await store.succeed(job, record.fence, b"{}", bill=bill)
         if number % 10 == 0:
             chance = itertools.cycle((True, False))
@@ -261,8 +261,8 @@ async def test_a_budget_for_one_job_lets_one_run(
     store: JobStore, bills: Bills, config: JobsConfig, new_job: MakeJob, database: RedisClient
 ) -> None:
     """Of 14 jobs on two workers: never two at once, and the budget is never overdrawn."""
-    pays_for = MOST_MICRO_USD + 3 * RUN_MICRO_USD  # the first four
-    books = [Books(str(config.redis), usd_per_day=pays_for / 1e6) for _ in range(2)]
+    pays_for = MOST_PICO_USD + 3 * RUN_PICO_USD  # the first four
+    books = [Books(str(config.redis), usd_per_day=pays_for / 1e12) for _ in range(2)]
     for _ in range(14):
         await store.accept(new_job())
     running, most, ended = 0, 0, 0
@@ -287,14 +287,14 @@ async def test_a_budget_for_one_job_lets_one_run(
 
         await until(four_ended)
     assert (most, ended) == (1, 4)
-    assert await bills.read() == (4, 4 * RUN_MICRO_USD)
+    assert await bills.read() == (4, 4 * RUN_PICO_USD)
     for each in books:
         await each.client.aclose()
 
 
 async def test_a_job_that_could_never_run_within_the_budget_is_refused(config: JobsConfig, clock: Clock) -> None:
     """When it is submitted, with 400 that names both: not when it runs."""
-    books = Books(str(config.redis), usd_per_day=MOST_MICRO_USD / 1e6)
+    books = Books(str(config.redis), usd_per_day=MOST_PICO_USD / 1e12)
     tiers = {"large": TIER}
     gateway = JobsGateway(
         config, tiers, JobCallers(identify, check_cost=books.ledger.check_cost), CollectorRegistry(), clock=clock

@@ -31,7 +31,7 @@ from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.types import Chunk, RoutingHints
 from tests.cloud_pool.batches.batch_support import upload
 
-from .billing import RUN_MICRO_USD, Books
+from .billing import RUN_PICO_USD, Books
 from .conftest import BODY, Clock, until
 from .gateway import identify, serving
 from .redis_server import RedisServer
@@ -253,7 +253,7 @@ async def test_a_run_in_off_peak_hours_costs_its_share(redis_server: RedisServer
     async for _ in books.runner().run(run):
         pass
     assert run.receipt.bill is not None
-    assert run.receipt.bill.amounts["micro_usd"] == RUN_MICRO_USD // 4
+    assert run.receipt.bill.amounts["pico_usd"] == RUN_PICO_USD // 4
     run.receipt.close(accepted=True)
     books.audit.close()
     await books.client.aclose()

@@ -42,7 +42,7 @@ from causeway_server.router.types import Chunk, Fact, Modality, TextPart, Usage
 from tests.cloud_pool.storage.redis_contents import contents
 from tests.edge_node.parts.test_fusion import audio, image, text
 
-from .billing import RUN_MICRO_USD, Books
+from .billing import RUN_PICO_USD, Books
 from .conftest import Clock, until
 from .gateway import identify, serving
 from .scripted_worker import RunningWorker, ScriptedRunner
@@ -259,7 +259,7 @@ async def test_each_late_branch_revises_an_answer_once_and_each_run_is_billed(be
             found = await bed.view(job)
             assert words in answer_of(found)
             assert (found["revision"], found["late_parts"]) == (revision, ["audio"] if revision == 1 else [])
-    assert await Bills(bed.stores.database, books, "acme").read() == (3, 3 * RUN_MICRO_USD)
+    assert await Bills(bed.stores.database, books, "acme").read() == (3, 3 * RUN_PICO_USD)
     await books.client.aclose()
     told = [(data["event"], data.get("revision")) for _, data in await bed.events(job)]
     assert told == [("succeeded", None), ("job.revised", 2)]

@@ -75,7 +75,7 @@ async def test_queued_jobs_of_revoked_tokens_and_devices_end_cancelled_with_the_
     ran = {run.record.id for run in scripted.runs}
     assert ran == {job.id for name, job in jobs.items() if name not in ("device", "token")}
     assert worker.count("cancelled") == 2
-    outcomes = {row["id"]: (row["outcome"], row["micro_usd"]) for row in books.records()}
+    outcomes = {row["id"]: (row["outcome"], row["pico_usd"]) for row in books.records()}
     assert outcomes[jobs["device"].id] == ("token_revoked", 0)
 
 

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig, TierPrice
 from causeway_server.cloud_pool.app import App, build
 from causeway_server.cloud_pool.background import run_worker
 from causeway_server.cloud_pool.cli.main import main
@@ -106,7 +107,11 @@ class Answer:
 
 @asynccontextmanager
 async def running(
-    folder: Path, replica: Replica | None, parts: PartsConfig | None = None, jobs: JobsConfig | None = None
+    folder: Path,
+    replica: Replica | None,
+    parts: PartsConfig | None = None,
+    jobs: JobsConfig | None = None,
+    tenants: TenantsConfig | None = None,
 ) -> AsyncIterator[Gateway]:
     """`replica` None: a gateway without encoders, whose Triton is away. `jobs`: a worker runs them."""
     (folder / "echo.jinja").write_text(ECHO)
@@ -127,6 +132,7 @@ async def running(
         audit_file=str(folder / "audit.jsonl"),
         parts=parts or PartsConfig(audio_timeout_s=PATIENCE_S, image_timeout_s=PATIENCE_S),
         jobs=jobs or JobsConfig(),
+        tenants=tenants or TenantsConfig(),
     )
     stop = asyncio.Event()
     async with anyio.create_task_group() as tasks:
@@ -175,6 +181,29 @@ async def test_a_part_is_read_once_and_a_private_one_is_never_remembered(replica
 
         assert [await read(tags="private"), await read(tags="private")] == [1, 2]
         assert [await read(), await read()] == [3, 3]
+
+
+async def test_audio_costs_its_seconds_once_and_a_budget_that_a_clip_could_exceed_refuses_it(
+    replica: Replica, tmp_path: Path
+) -> None:
+    """A clip reserves two minutes, the longest one that encoders read; what is remembered costs nothing."""
+    prices = tuple(TierPrice(tier=name, audio_second=0.001, per_request=0.01) for name in ("speech", "large"))
+    tenants = TenantsConfig(TenantLimits(usd_per_day=0.2), prices=prices)
+    async with running(tmp_path, replica, tenants=tenants) as gateway:
+        heard = await gateway.hear(WAV), await gateway.ask(audio(WAV)), await gateway.ask(audio(wav(tone(0.3))))
+        for answer in heard:
+            assert answer.status == 200, answer.body
+        assert (await gateway.hear(b"no audio")).status == 400
+        await until(lambda: len(gateway.audit) == 4)
+        costs = [(record["tier"], record["audio_ms"], record["pico_usd"]) for record in gateway.audit]
+        assert costs == [
+            ("speech", 200, 10**10 + 200 * 10**6),
+            ("large", 0, 10**10),
+            ("large", 300, 10**10 + 300 * 10**6),
+            ("speech", 0, 0),
+        ]
+        refused = await gateway.ask(audio(WAV), audio(WAV))
+        assert (refused.status, "may cost up to 0.25 USD" in refused.message) == (400, True)
 
 
 def test_what_is_remembered_belongs_to_a_tenant_and_is_forgotten() -> None:

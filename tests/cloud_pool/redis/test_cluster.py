@@ -80,7 +80,7 @@ async def test_an_answer_in_progress_is_followed_across_gateways(cluster: Cluste
 async def test_rates_usage_and_shared_limits_work_on_a_cluster(client: redis.asyncio.Redis) -> None:
     limits = TenantLimits(requests_per_s=0.001, burst=2, usd_per_day=1.0)
     config = TenantsConfig(default=limits, redis_timeout_s=5.0)
-    demand = Demand(tokens=10, micro_usd=10)
+    demand = Demand(tokens=10, pico_usd=10)
     limiters = [TenantRateLimiter(config, client) for _ in range(2)]
     for tenant in ("a", "b", "c", "d"):
         for limiter in limiters:

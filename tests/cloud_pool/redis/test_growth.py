@@ -191,10 +191,10 @@ class MiniatureDay:
 
     async def _rates_and_usage(self, tenant: str) -> None:
         await self._limiter.flush()
-        reservation = await self._limiter.reserve(tenant, Demand(tokens=50, micro_usd=7))
+        reservation = await self._limiter.reserve(tenant, Demand(tokens=50, pico_usd=7))
         self._limiter.settle(Charge(reservation, "large", "chat", Usage(5, 2), 7))
         self._usage.record(Charge(reservation, "large", "chat", Usage(5, 2), 7))
-        await self._limiter.reserve(f"{tenant}-killed", Demand(tokens=50, micro_usd=7))
+        await self._limiter.reserve(f"{tenant}-killed", Demand(tokens=50, pico_usd=7))
         await self._limiter.flush()
         assert await self._usage.flush()
 

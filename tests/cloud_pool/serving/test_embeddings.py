@@ -261,7 +261,7 @@ tiers:
   - {name: assistant-large, can: [chat, completion, embedding]}
   - {name: vectors, model: assistant-large, artifact: assistant-large, can: [embedding]}
 tenants:
-  prices: [{tier: vectors, per_1k_prompt: 2.0, per_1k_completion: 50.0}]
+  prices: [{tier: vectors, input: 2000, output: 50000}]
   default: {tokens_per_minute: 2000}
 """
 
@@ -314,7 +314,7 @@ async def test_tokens_are_billed_and_audited(http: aiohttp.ClientSession, folder
     (record,) = await records(folder, "bill-1")
     assert (record.route, record.tier, record.outcome, record.device) == ("embedding", "vectors", "ok", "kiosk")
     assert (record.prompt_tokens, record.completion_tokens) == (tokens, 0)
-    assert record.micro_usd == tokens * 2000
+    assert record.pico_usd == tokens * 2 * 10**9
     assert b"wake me up" not in (folder / "audit.jsonl").read_bytes()
 
 
@@ -325,7 +325,7 @@ async def test_a_refused_request_is_audited_and_free(http: aiohttp.ClientSession
     async with http.post("/v1/embeddings", json=body, headers={"x-request-id": "bill-2"}) as reply:
         assert reply.status == 400
     (record,) = await records(folder, "bill-2")
-    assert (record.outcome, record.micro_usd) == ("unsupported_feature", 0)
+    assert (record.outcome, record.pico_usd) == ("unsupported_feature", 0)
 
 
 @pytest.mark.triton

@@ -204,7 +204,7 @@ async def test_a_tenant_whose_limits_are_damaged_is_checked_locally_alone(redis_
     async with redis.asyncio.Redis.from_url(redis_server.url) as client:
         await client.set(tenant_key("acme", "requests"), "not a hash")
         one, two = (TenantRateLimiter(config, client) for _ in range(2))
-        demand = Demand(sequences=1, tokens=0, micro_usd=0, lifetime_s=1.0)
+        demand = Demand(sequences=1, tokens=0, pico_usd=0, lifetime_s=1.0)
         await one.reserve("acme", demand)
         assert one.local_checks == 1
         for _ in range(2):

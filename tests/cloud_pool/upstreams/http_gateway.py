@@ -51,9 +51,8 @@ class Gateway:
 def http_tier(*urls: str, name: str = "large", upstream: UpstreamConfig | None = None, **fields: object) -> TierConfig:
     return TierConfig(
         name=name,
-        can=ABLE,
         upstream=upstream or UpstreamConfig(kind="openai", urls=urls, verify_features=False),
-        **{"model": "m", **fields},  # type: ignore[arg-type]
+        **{"model": "m", "can": ABLE, **fields},  # type: ignore[arg-type]
     )
 
 

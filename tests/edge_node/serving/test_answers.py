@@ -259,7 +259,10 @@ async def test_content_that_no_target_can_take_is_the_clients_mistake(device: De
 
 async def test_content_that_another_target_could_take_is_503(tmp_path: Path) -> None:
     """A constraint keeps it from that target."""
-    policy = POLICY.replace("usd_per_1k_tokens: 1.0\n    can: [chat,", "usd_per_1k_tokens: 1.0\n    can: [chat, image,")
+    policy = POLICY.replace(
+        "price: {input: 1000, output: 1000}\n    can: [chat,",
+        "price: {input: 1000, output: 1000}\n    can: [chat, image,",
+    )
     async with running(tmp_path, policy=policy) as device:
         answer = await device.ask(tags="private", messages=[{"role": "user", "content": [IMAGE]}])
         assert (answer.status, answer.code) == (503, "no_route")

@@ -219,7 +219,7 @@ version: 1
 name: pair
 targets:
   small: {at: edge, model: assistant}
-  large: {at: cloud, model: assistant-large, usd_per_1k_tokens: 0.1}
+  large: {at: cloud, model: assistant-large, price: {input: 100, output: 100}}
 routes:
   - {name: calibrated, use: [small, large], handoff: {after_tokens: 8, below: 0.6}}
 shadow: {share: 1.0}

@@ -18,7 +18,7 @@ TARGETS = """version: 1
 name: kiosk
 targets:
   small: {at: edge, model: assistant, temperature: 0}
-  large: {at: cloud, model: assistant-large, usd_per_1k_tokens: 1.0}
+  large: {at: cloud, model: assistant-large, price: {input: 1000, output: 1000}}
 """
 PRIVATE = "constraints:\n  - {name: private-stays, keep: on_device, when: '\"private\" in request.tags'}\n"
 OLD = TARGETS + PRIVATE + "routes:\n  - {name: edge, use: [small, large]}\n"

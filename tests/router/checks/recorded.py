@@ -7,6 +7,7 @@ import msgspec
 from causeway_server.router.decision.decide import decide, features_of
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import ON_DEMAND, TargetAvailability
+from causeway_server.router.prices import PICO_USD
 from causeway_server.router.types import (
     AUTO,
     AttemptRecord,
@@ -119,7 +120,7 @@ def _outcome(decision: Decision, total_ms: float, confidence: float | None, fail
             shown = measured if plan.handoff is not None else None
             attempts.append(AttemptRecord(target.name, target.at, "done", 0.0, 10.0, total_ms, 50, shown))
             usage = Usage(prompt_tokens=50, completion_tokens=50)
-            usd = 0.1 * target.usd_per_1k_tokens
+            usd = Usage(completion_tokens=100).pico_usd(target.price) / PICO_USD
             return Outcome(
                 "ok", 200, target.at, target.name, target.model, decision.rule, attempts=tuple(attempts), usd=usd,
                 ttft_ms=10.0, total_ms=total_ms, usage=usage, finish_reason="stop",

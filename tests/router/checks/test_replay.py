@@ -25,8 +25,8 @@ version: 1
 name: test
 targets:
   small: {at: edge, model: assistant, temperature: 0}
-  large: {at: cloud, model: assistant-large, usd_per_1k_tokens: 1.0}
-  medium: {at: cloud, model: assistant-medium, usd_per_1k_tokens: 0.5}
+  large: {at: cloud, model: assistant-large, price: {input: 1000, output: 1000}}
+  medium: {at: cloud, model: assistant-medium, price: {input: 500, output: 500}}
 """
 PRIVATE = """
 constraints:

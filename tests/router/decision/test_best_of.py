@@ -26,8 +26,8 @@ version: 1
 name: best
 targets:
   small:  {at: edge, model: s}
-  medium: {at: cloud, model: m, usd_per_1k_tokens: 1}
-  large:  {at: cloud, model: l, usd_per_1k_tokens: 10}
+  medium: {at: cloud, model: m, price: {input: 1000, output: 1000}}
+  large:  {at: cloud, model: l, price: {input: 10000, output: 10000}}
 routes:
   - name: scored
     use: {best_of: [small, medium, large], weights: WEIGHTS}
@@ -135,7 +135,9 @@ def test_what_is_wrong_with_a_list_is_said_with_its_path(use: str, message: str)
 
 def test_a_price_that_no_target_has_is_warned_of() -> None:
     text = (
-        FILE.replace("WEIGHTS", "{usd: 1}").replace(", usd_per_1k_tokens: 10", "").replace(", usd_per_1k_tokens: 1", "")
+        FILE.replace("WEIGHTS", "{usd: 1}")
+        .replace(", price: {input: 10000, output: 10000}", "")
+        .replace(", price: {input: 1000, output: 1000}", "")
     )
     _, problems = check_policy(text)
     assert any("has no effect" in problem.message for problem in problems)

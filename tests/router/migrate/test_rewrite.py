@@ -43,6 +43,8 @@ tiers:
     # where it runs
     triton: localhost:8001
 parts: {remembered: 5, remembered_s: 5m}
+tenants:
+  prices: [{tier: large, per_1k_prompt: 0.00015, per_1k_completion: 2}]  # in USD
 """
 GATEWAY_NOW = """\
 tiers:
@@ -50,8 +52,15 @@ tiers:
     # where it runs
     triton: localhost:8001
 parts: {fact_cache_entries: 5, fact_cache_ttl_s: 5m}
+tenants:
+  prices: [{tier: large, input: 0.15, output: 2000}]  # in USD
 """
 POLICY = """\
+targets:
+  a: {at: cloud, usd_per_1k_tokens: 0.07, model: m}
+  b:
+    usd_per_1k_tokens: 2.5e-4  # cheap
+    at: cloud
 routes:
   - name: several-lines
     when: >
@@ -62,6 +71,11 @@ constraints: [{name: dots, when: pictures . text}]
 cache: [{when: "!pictures.text"}]
 """
 POLICY_NOW = """\
+targets:
+  a: {at: cloud, price: {input: 70, output: 70}, model: m}
+  b:
+    price: {input: 0.25, output: 0.25}  # cheap
+    at: cloud
 routes:
   - name: several-lines
     when: >
@@ -147,6 +161,8 @@ def test_names_are_replaced_and_all_else_stays(kind: DocumentKind, before: str, 
         ("gateway.yaml", "tiers:\n- hedge: {}\n  name: a\n", r"file:2:3: tiers\[0\].hedge: `hedge` was removed"),
         ("policy", 'routes:\n- when: >\n    pictures.text ||\n    "pictures.text" == "" // pictures.text\n', "by hand"),
         ("edge.yaml", "server: {port\n", "not valid YAML"),
+        ("policy", "targets: {a: {usd_per_1k_tokens: free}}\n", "file:1:34: .* This price is not a number"),
+        ("policy", "targets: {a: {price: {}, usd_per_1k_tokens: 1}}\n", "Both names are set"),
     ],
 )
 def test_what_cannot_be_decided_is_named_with_its_place(kind: DocumentKind, text: str, reason: str) -> None:

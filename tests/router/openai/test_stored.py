@@ -69,7 +69,7 @@ def test_a_stored_chunk_has_the_fields_of_a_chunk() -> None:
     assert StoredChunk.__struct_fields__ == Chunk.__struct_fields__
     assert typing.get_type_hints(StoredChunk) == typing.get_type_hints(Chunk)
     assert (VERSION, Chunk.__struct_fields__, TokenLogprob.__struct_fields__, Usage.__struct_fields__) == (
-        4,
+        5,
         (
             "text",
             "index",
@@ -86,7 +86,7 @@ def test_a_stored_chunk_has_the_fields_of_a_chunk() -> None:
             "note",
         ),
         ("token", "logprob", "bytes", "top"),
-        ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"),
+        ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens", "audio_ms"),
     )
 
 

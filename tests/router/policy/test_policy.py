@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from causeway_server.router.errors import PolicyError
 from causeway_server.router.policy.compiled import check_policy, parse_policy
+from causeway_server.router.prices import FREE, Price
 from causeway_server.router.types import AUTO, ExactCache, Handoff
 from tests.router.sample_requests import KIOSK, kiosk
 
@@ -170,18 +171,28 @@ MISTAKES = {
         "is longer than `timeout`",
     ),
     "a price that is text": (
-        edit("model: b", "model: b, usd_per_1k_tokens: cheap"),
-        (5, 51, "targets.large.usd_per_1k_tokens"),
+        edit("model: b", "model: b, price: {input: cheap}"),
+        (5, 47, "targets.large.price.input"),
         "`cheap` is not a number",
     ),
+    "a price per thousand tokens": (
+        edit("model: b", "model: b, usd_per_1k_tokens: 1"),
+        (5, 32, "targets.large.usd_per_1k_tokens"),
+        "`usd_per_1k_tokens` is now `price`. Prices are those of a million tokens: 0.07 is now `price: {input: 70",
+    ),
+    "a model without its prices": (
+        edit("model: b", "model: b, price: {of: openai/gpt-4o-mini}"),
+        (5, 32, "targets.large.price"),
+        "run `causeway-models prices FILE`, which writes them here, or write `input` and `output`",
+    ),
     "a negative price": (
-        edit("model: b", "model: b, usd_per_1k_tokens: -1"),
-        (5, 51, "targets.large.usd_per_1k_tokens"),
+        edit("model: b", "model: b, price: {input: -1}"),
+        (5, 47, "targets.large.price.input"),
         "-1 is less than 0",
     ),
     "an infinite price": (
-        edit("model: b", "model: b, usd_per_1k_tokens: .inf"),
-        (5, 51, "targets.large.usd_per_1k_tokens"),
+        edit("model: b", "model: b, price: {input: .inf}"),
+        (5, 47, "targets.large.price.input"),
         "`.inf` is not a number",
     ),
     "a shadow of more than all answers": (
@@ -413,10 +424,10 @@ def test_odd_bytes_are_refused(text: str) -> None:
 def test_the_example_policy_is_read_completely() -> None:
     policy = kiosk()
     assert policy.name == "retail-kiosk"
-    assert [(t.name, t.at, t.timeout_s, t.usd_per_1k_tokens) for t in policy.targets] == [
-        ("small", "edge", None, 0.0),
-        ("large", "cloud", 4.0, 0.07),
-        ("medium", "cloud", None, 0.0),
+    assert [(t.name, t.at, t.timeout_s, t.price) for t in policy.targets] == [
+        ("small", "edge", None, FREE),
+        ("large", "cloud", 4.0, Price(70, 70)),
+        ("medium", "cloud", None, FREE),
     ]
     assert [c.name for c in policy.constraints] == ["private-stays"]
     assert [r.name for r in policy.routes] == ["hot-device", "fast-path", "otherwise"]
@@ -475,8 +486,8 @@ WARNINGS = {
         "`usd_per_day` bounds nothing where `large` answers",
     ),
     "a price on the device": (
-        edit("model: a", "model: a, usd_per_1k_tokens: 1"),
-        "targets.small.usd_per_1k_tokens",
+        edit("model: a", "model: a, price: {input: 1000, output: 1000}"),
+        "targets.small.price",
         "has no price",
     ),
     "spend without a price": (

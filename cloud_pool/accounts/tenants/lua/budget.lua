@@ -1,5 +1,5 @@
 -- Reservations of a tenant's budget: what requests in progress may cost. Shared by take, restore and add.
--- reserved: hash of reservation -> "<micro-USD> <fence>", and their sum as `sum`
+-- reserved: hash of reservation -> "<1e-12 USD> <fence>", and their sum as `sum`
 -- ends:     zset of reservations by when they end (unix s): a killed process gives its reservations back then
 
 -- Give a reservation back, if it is still that of this fence: another run of a job has the job's reservation again.
@@ -12,7 +12,7 @@ local function release(reserved, ends, id, fence)
   else redis.call('HINCRBY', reserved, 'sum', -tonumber(amount)) end
 end
 
--- Reserve an amount (micro-USD) for a number of seconds. A job's reservation replaces that of its run before.
+-- Reserve an amount (1e-12 USD) for a number of seconds. A job's reservation replaces that of its run before.
 local function reserve(reserved, ends, now, id, fence, amount, lifetime)
   release(reserved, ends, id)
   redis.call('HSET', reserved, id, string.format('%.0f %s', amount, fence))
@@ -24,7 +24,7 @@ local function reserve(reserved, ends, now, id, fence, amount, lifetime)
   end
 end
 
--- What other requests have reserved, micro-USD. Reservations that have ended are given back.
+-- What other requests have reserved, 1e-12 USD. Reservations that have ended are given back.
 local function reserved_by_others(reserved, ends, now, id)
   for _, ended in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', now, 'LIMIT', 0, 1000)) do
     release(reserved, ends, ended)

@@ -2,7 +2,7 @@
 -- debt.
 -- KEYS: request bucket, token bucket, reservations, their ends, then the mark of each charge whose reply was lost
 -- ARGV: now, requests/s, request capacity, requests, tokens/s, token capacity, tokens, number of these charges, then
---   requests and tokens of each, then id, fence, micro-USD and lifetime (s) of each reservation
+--   requests and tokens of each, then id, fence, 1e-12 USD and lifetime (s) of each reservation
 -- Reply: 1
 local request_rate, token_rate = tonumber(ARGV[2]), tonumber(ARGV[5])
 local requests, tokens, lost = tonumber(ARGV[4]), tonumber(ARGV[7]), tonumber(ARGV[8])

@@ -1,18 +1,20 @@
 -- Take a request's sequences and a number of tokens from a tenant's buckets, and reserve what it may cost of the day's
 -- budget: all or nothing.
 -- KEYS: request bucket, token bucket, usage of the day, reservations, their ends, mark of this charge
--- ARGV: now, requests/s, request capacity, requests, tokens/s, token capacity, tokens, budget (micro-USD), what the
---   request may cost (micro-USD), id of the reservation, its fence, its lifetime (s), the day of KEYS[3] (days since
+-- ARGV: now, requests/s, request capacity, requests, tokens/s, token capacity, tokens, budget (1e-12 USD), what the
+--   request may cost (1e-12 USD), id of the reservation, its fence, its lifetime (s), the day of KEYS[3] (days since
 --   1970), how long the mark is kept (ms); a rate of 0 is unlimited, and a cost of 0 needs no budget
 -- A repeated call, whose first reply was lost, takes nothing more.
--- Reply: {'' | budget | reserved | requests | tokens (what is exhausted), ms to wait, micro-USD spent, micro-USD
+-- Reply: {'' | budget | reserved | requests | tokens (what is exhausted), ms to wait, 1e-12 USD spent, 1e-12 USD
 --   reserved}; {day, now (unix ms), 0, 0} if it is another day
 local request_rate, request_capacity, requests = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local token_rate, token_capacity, tokens = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local budget, cost, spent, reserved = tonumber(ARGV[8]), tonumber(ARGV[9]), 0, 0
 if cost > 0 then
   if math.floor(now / 86400) ~= tonumber(ARGV[13]) then return {'day', math.floor(now * 1000), 0, 0} end
-  spent = tonumber(redis.call('HGET', KEYS[3], 'micro_usd') or '0')
+  -- The second field is that of gateways of the previous version, micro-USD.
+  local sums = redis.call('HMGET', KEYS[3], 'pico_usd', 'micro_usd')
+  spent = tonumber(sums[1] or '0') + 1000000 * tonumber(sums[2] or '0')
   reserved = reserved_by_others(KEYS[4], KEYS[5], now, ARGV[10])
   if spent + cost > budget then return {'budget', 0, spent, reserved} end
   if spent + reserved + cost > budget then return {'reserved', 0, spent, reserved} end

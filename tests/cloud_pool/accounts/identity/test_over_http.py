@@ -17,7 +17,7 @@ import redis.asyncio
 from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
 from causeway_server.cloud_pool.accounts.identity.issuing import issue
 from causeway_server.cloud_pool.accounts.identity.revocation import revoke_token
-from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig, TierPrice
 from causeway_server.cloud_pool.accounts.tenants.usage import read_usage
 from causeway_server.cloud_pool.config import Config, Flags, load_config
 from causeway_server.cloud_pool.http.config import ServerConfig
@@ -29,8 +29,8 @@ from tests.waiting import until
 from .gateway import ASK, running, static_token_config
 from .token_issuer import Issuer
 
-PRICES = (Price(tier="assistant-large", per_1k_prompt=1.0, per_1k_completion=2.0),)
-COST = 40_000  # micro-dollars of 20 and 10 tokens
+PRICES = (TierPrice(tier="assistant-large", input=1000, output=2000),)
+COST = 40_000_000_000  # 1e-12 USD, of 20 and 10 tokens
 
 
 def token(by: Issuer, **changes: Any) -> str:
@@ -231,7 +231,7 @@ async def test_usage_and_audit_are_recorded_without_content(
     assert "causeway_gateway_audit_records_lost_total 0.0" in text
     chat, completion, refused, nowhere = audited(path)
     assert (chat["id"], chat["tenant"], chat["device"], chat["policy"]) == ("r1", "acme", "kiosk-17", "retail@9f2c")
-    assert (chat["tier"], chat["outcome"], chat["prompt_tokens"], chat["completion_tokens"], chat["micro_usd"]) == (
+    assert (chat["tier"], chat["outcome"], chat["prompt_tokens"], chat["completion_tokens"], chat["pico_usd"]) == (
         "assistant-large", "ok", 20, 10, COST)  # fmt: skip
     assert completion["route"] == "completion"
     assert (refused["outcome"], refused["tenant"], refused["policy"]) == ("invalid_api_key", "", "")
@@ -287,7 +287,7 @@ async def test_a_client_that_leaves_pays_and_leaves_one_audit_record(issuer: Iss
     gone, ok = audited(path)
     assert (gone["outcome"], gone["completion_tokens"], ok["outcome"]) == ("client_gone", 1, "ok")
     assert gone["prompt_tokens"] > 0
-    assert gone["micro_usd"] > 0
+    assert gone["pico_usd"] > 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import sys
 
 import anyio
 
-from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig, TierPrice
 from causeway_server.cloud_pool.config import Config
 from tests.cloud_pool.accounts.identity.gateway import ASK, running
 from tests.cloud_pool.unreachable import unreachable_tier
@@ -24,7 +24,7 @@ def gateway_config(redis_url: str, usd_per_day: float) -> Config:
         tiers=(unreachable_tier(tier),),
         tenants=TenantsConfig(
             default=TenantLimits(usd_per_day=usd_per_day),
-            prices=(Price(tier=tier, per_1k_completion=0.1),),
+            prices=(TierPrice(tier=tier, output=100),),
             redis_timeout_s=20.0,
         ),
     )

@@ -27,7 +27,7 @@ def record(number: int = 0) -> AuditRecord:
         outcome="ok",
         prompt_tokens=7,
         completion_tokens=3,
-        micro_usd=12,
+        pico_usd=12,
     )
 
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from causeway_server.cloud_pool.accounts.audit import AuditLog
 from causeway_server.cloud_pool.accounts.ledger import Ledger, LedgerEntry, TenantMetrics
-from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig, TierPrice
 from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from causeway_server.cloud_pool.accounts.tenants.usage import UsageRecorder, tenant_key
 from causeway_server.cloud_pool.core.principal import Principal
@@ -28,7 +28,7 @@ from .test_rate_limiter import NOON, Clock
 
 pytestmark = pytest.mark.redis
 
-PRICE = Price(tier="large", per_1k_prompt=0.0, per_1k_completion=1.0)  # 1000 micro-USD a token
+PRICE = TierPrice(tier="large", input=0, output=1000)  # 0.001 USD a token
 DAY = "2027-01-15"
 ACME = Principal("acme", "kiosk", frozenset())
 
@@ -83,7 +83,7 @@ def clock() -> Clock:
 
 
 async def spent(client: redis.asyncio.Redis) -> int:
-    return int(await client.hget(tenant_key("acme", f"usage:{DAY}"), "micro_usd") or 0)
+    return int(await client.hget(tenant_key("acme", f"usage:{DAY}"), "pico_usd") or 0)
 
 
 async def test_a_budget_for_one_request_lets_one_run(client: redis.asyncio.Redis, clock: Clock) -> None:
@@ -97,7 +97,7 @@ async def test_a_budget_for_one_request_lets_one_run(client: redis.asyncio.Redis
     assert "reserved for requests in progress" in refused[0].message
     await gateways[0].settle(reservation, 60)
     assert await gateways[1].granted(10) == 4
-    assert await spent(client) == 60_000
+    assert await spent(client) == 60_000 * 10**6
 
 
 async def test_what_is_left_of_a_budget_is_said(client: redis.asyncio.Redis, clock: Clock) -> None:
@@ -151,16 +151,16 @@ async def test_a_request_that_costs_more_than_a_days_budget_is_invalid(
 async def test_the_most_that_a_request_may_cost_counts_prompts_and_answers(client: redis.asyncio.Redis) -> None:
     config = TenantsConfig(
         default=TenantLimits(usd_per_day=1000.0),
-        prices=(Price(tier="large", per_1k_prompt=1.0, per_1k_completion=2.0),),
+        prices=(TierPrice(tier="large", input=1000, output=2000),),
     )
     each = ledger(config, TenantRateLimiter(config, client), UsageRecorder(config, client))
     request = Request(kind="completion", model="large", prompts=("a", "b", "c"), n=2)
-    for tier, micro_usd in (("large", 501 * 1000 + 3 * 2 * 50 * 2000), ("small", 0)):
+    for tier, pico_usd in (("large", (501 * 1000 + 3 * 2 * 50 * 2000) * 10**6), ("small", 0)):
         entry = LedgerEntry("completion")
         entry.tier = tier
         await each.admit(entry, ACME, request, 1001, max_tokens=50, lifetime_s=1.0)
         assert entry.reservation is not None
-        assert (entry.reservation.micro_usd, entry.reservation.id != "") == (micro_usd, micro_usd > 0)
+        assert (entry.reservation.pico_usd, entry.reservation.id != "") == (pico_usd, pico_usd > 0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -168,7 +168,7 @@ async def test_reservations_add_up_in_any_order(client: redis.asyncio.Redis, clo
     """Jobs, requests, lost replies, ends and midnights: the sum is never negative, and at the end nothing is left."""
     chance = random.Random(seed)
     gateway = Gateway(client, clock, TenantLimits(usd_per_day=1.0))
-    keys = tenant_key("acme", "reserved"), tenant_key("acme", "reserved:ends")
+    keys = tenant_key("acme", "budget"), tenant_key("acme", "budget:ends")
     held: list[LedgerEntry] = []
     for _ in range(300):
         clock.now += chance.choice((0.0, 1.0, 20.0, 3000.0))
@@ -223,7 +223,7 @@ async def test_gateways_divide_rates_and_budgets_while_redis_is_away(
     error = await gateways[0].refusal(1)
     assert "requests a second" in error.message
     assert (error.retry_after_s or 0.0) > 1000.0  # 33 were taken of 30: a debt
-    assert int(await client.hget(tenant_key("acme", "reserved"), "sum") or 0) == 3 * (2 * 300 + 8) * 1000
+    assert int(await client.hget(tenant_key("acme", "budget"), "sum") or 0) == 3 * (2 * 300 + 8) * 10**9
     assert [each.limiter.local_checks for each in gateways] == before
 
 
@@ -242,7 +242,7 @@ async def test_what_was_reserved_alone_is_settled_in_redis(
     await gateway.ledger.flush()
     assert await gateway.granted(10) == 7  # 30 spent, 100 reserved
     await gateway.settle(second, 50)
-    assert await spent(client) == 80_000
+    assert await spent(client) == 80_000 * 10**6
     assert await gateway.granted(10) == 5
 
 
@@ -284,7 +284,7 @@ async def test_the_day_is_that_of_redis(client: redis.asyncio.Redis, clock: Cloc
     punctual, wrong = Gateway(client, clock, limits), Gateway(client, clock, limits, wrong_by_s)
     await punctual.settle(await punctual.reserve(100), 100)
     await wrong.settle(await wrong.reserve(100), 100)
-    assert await spent(client) == 200_000
+    assert await spent(client) == 200_000 * 10**6
     refused = await wrong.refusal(100)
     assert refused.retry_after_s == (await punctual.refusal(100)).retry_after_s
     unused = Gateway(client, clock, limits, wrong_by_s)

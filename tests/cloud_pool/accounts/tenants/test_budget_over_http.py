@@ -58,7 +58,7 @@ async def test_a_budget_for_one_request_lets_one_run(redis_server: RedisServer, 
             await each.accounts.ledger.flush()
         status, _ = await second.post(body={**ASK, "max_tokens": 90})
         assert status == 200
-        assert await client.exists(tenant_key("default", "reserved"))
+        assert await client.exists(tenant_key("default", "budget"))
 
 
 @pytest.mark.parametrize("leaves", [True, False])
@@ -125,5 +125,5 @@ async def test_a_killed_gateway_gives_its_reservations_back(
         return TenantRateLimiter(config.tenants, client, now_s=lambda: time.time() + seconds)
 
     with pytest.raises(RateLimited):
-        await later(deadline_s - 1.0).reserve("default", Demand(tokens=1, micro_usd=10_000))
-    await later(deadline_s + 60.0).reserve("default", Demand(tokens=1, micro_usd=10_000))
+        await later(deadline_s - 1.0).reserve("default", Demand(tokens=1, pico_usd=10**10))
+    await later(deadline_s + 60.0).reserve("default", Demand(tokens=1, pico_usd=10**10))

@@ -48,14 +48,14 @@ def budgets(
     return TenantRateLimiter(config, client, clock=clock, wall_clock=clock, now_s=clock)
 
 
-def used(reservation: Reservation, tokens: int, micro_usd: int = 0) -> Charge:
-    return Charge(reservation, "large", "chat", Usage(tokens), micro_usd)
+def used(reservation: Reservation, tokens: int, pico_usd: int = 0) -> Charge:
+    return Charge(reservation, "large", "chat", Usage(tokens), pico_usd)
 
 
 async def refused(limiter: TenantRateLimiter, tenant: str = "acme", tokens: int = 0, cost: int = 0) -> float:
     """Expect 429 with Retry-After; returns the time to wait, s."""
     with pytest.raises(RateLimited) as caught:
-        await limiter.reserve(tenant, Demand(tokens=tokens, micro_usd=cost))
+        await limiter.reserve(tenant, Demand(tokens=tokens, pico_usd=cost))
     answer = error_response(caught.value)
     assert answer.status == 429
     assert int(answer.headers["retry-after"]) >= 1
@@ -149,7 +149,7 @@ async def test_a_repeated_charge_is_made_once(client: redis.asyncio.Redis, clock
     """As the client of a cluster repeats a script whose reply was lost: with the same arguments."""
     take = client.register_script(TAKE_SCRIPT)
     settle = client.register_script(SETTLE_SCRIPT)
-    names = ("requests", "tokens", "usage:x", "reserved", "reserved:ends", "charge:1")
+    names = ("requests", "tokens", "usage:x", "budget", "budget:ends", "charge:1")
     keys = [f"causeway:tenant:{{acme}}:{name}" for name in names]
     for _ in range(2):
         assert (await take(keys, [clock(), 1, 10, 3, 1, 100, 40, 0, 0, "", 0, 60, 0, 60_000]))[0] == b""
@@ -224,13 +224,13 @@ async def test_a_refusal_takes_nothing(client: redis.asyncio.Redis, clock: Clock
 async def test_a_spent_budget_is_refused_until_midnight_utc(client: redis.asyncio.Redis, clock: Clock) -> None:
     limiter = budgets(TenantLimits(usd_per_day=1.0), client, clock)
     book = UsageRecorder(TenantsConfig(), client, wall_clock=clock)
-    for cost in (999_990, 9, 1):
-        reservation = await limiter.reserve("acme", Demand(tokens=0, micro_usd=cost))
+    for cost in (10**12 - 10, 9, 1):
+        reservation = await limiter.reserve("acme", Demand(tokens=0, pico_usd=cost))
         book.record(used(reservation, 0, cost))
         await book.flush()
     assert await refused(limiter, cost=1) == 43200.0
     clock.now += 43200.0
-    await limiter.reserve("acme", Demand(tokens=0, micro_usd=1))
+    await limiter.reserve("acme", Demand(tokens=0, pico_usd=1))
 
 
 async def test_redis_and_local_buckets_decide_alike(client: redis.asyncio.Redis, clock: Clock) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from causeway_server.cloud_pool.accounts.audit import AuditLog
 from causeway_server.cloud_pool.accounts.ledger import Ledger, LedgerEntry, TenantMetrics
-from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig, TierPrice
 from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from causeway_server.cloud_pool.accounts.tenants.usage import Charge, Reservation, UsageRecorder, UsageRow, read_usage
 from causeway_server.cloud_pool.cli.usage import usage_command
@@ -25,7 +25,7 @@ from tests.redis_server import RedisServer, unreachable_redis
 
 NOW = 1_795_262_400.0
 DAY = "2026-11-21"
-CONFIG = TenantsConfig(prices=(Price(tier="large", per_1k_prompt=0.5, per_1k_completion=1.5),))
+CONFIG = TenantsConfig(prices=(TierPrice(tier="large", input=500, output=1500),))
 
 
 def ledger(client: redis.asyncio.Redis | None, config: TenantsConfig = CONFIG) -> Ledger:
@@ -87,7 +87,7 @@ async def test_usage_of_two_gateways_is_summed(client: redis.asyncio.Redis) -> N
             entry.usage = Usage(1000, 100)
             charge = each.charge(entry)
             assert charge is not None
-            assert charge.micro_usd == 650_000
+            assert charge.pico_usd == 650_000_000_000
             each.close(entry)
         await each.flush()
     assert await read_usage(client, "acme", DAY) == (
@@ -124,7 +124,7 @@ async def test_usage_survives_a_killed_redis(redis_server: RedisServer, client: 
         redis_server.start()
     assert await recorder.flush()
     (row,) = await read_usage(client, "acme", DAY)
-    assert (row.requests, row.prompt_tokens, row.usd) == (3, 30, 15e-6)
+    assert (row.requests, row.prompt_tokens, row.usd) == (3, 30, 15e-12)
 
 
 @pytest.mark.redis
@@ -175,7 +175,7 @@ async def test_a_tier_without_a_price_costs_nothing() -> None:
     entry.usage = Usage(10, 10)
     charge = each.charge(entry)
     assert charge is not None
-    assert charge.micro_usd == 0
+    assert charge.pico_usd == 0
 
 
 async def test_reserved_tokens_are_estimated_from_body_and_max_tokens() -> None:
@@ -203,7 +203,7 @@ def test_tenant_limits_bound_bodies_and_answers() -> None:
 def test_duplicate_names_are_refused() -> None:
     for config in (
         TenantsConfig(overrides=(TenantConfig(name="a"), TenantConfig(name="a"))),
-        TenantsConfig(prices=(Price(tier="a"), Price(tier="a"))),
+        TenantsConfig(prices=(TierPrice(tier="a"), TierPrice(tier="a"))),
     ):
         with pytest.raises(ConfigError, match=r"\[1\]"):
             config.check({}, "")
