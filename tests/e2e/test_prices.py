@@ -13,8 +13,9 @@ from causeway_server.cloud_pool.accounts.tenants.config import TenantsConfig, Ti
 from causeway_server.cloud_pool.accounts.tenants.usage import UsageRow, read_usage, tenant_key
 from causeway_server.cloud_pool.core.principal import DEFAULT_TENANT
 from causeway_server.edge_node.config.schema import CloudServer
+from causeway_server.models.parts.process.messages import WorkerSpec
 from causeway_server.router.prices import PICO_USD
-from causeway_server.router.types import DecisionRecord
+from causeway_server.router.types import DecisionRecord, Modality
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
 from tests.dialects import HI
 from tests.edge_node.device import POLICY, Device, running
@@ -55,7 +56,7 @@ def reported(prompt: int, cached: int, answer: int) -> bytes:
 async def usage_of_all_days(database: RedisServer) -> list[UsageRow]:
     """Return the usage of the gateway's only tenant, and forget it."""
     client = redis.asyncio.Redis.from_url(database.url)
-    days = [key.decode().rpartition(":")[2] for key in await client.keys(tenant_key(DEFAULT_TENANT, "usage:*"))]
+    days = [str(key).rstrip("'").rpartition(":")[2] for key in await client.keys(tenant_key(DEFAULT_TENANT, "usage:*"))]
     rows = [row for day in sorted(days) for row in await read_usage(client, DEFAULT_TENANT, day)]
     await client.flushall()
     await client.aclose()
@@ -70,13 +71,13 @@ async def both(folder: Path, database: RedisServer, upstream: RawUpstream) -> As
     gateways = serving(folder / "gateway", tier, tenants=TenantsConfig(prices=(PRICE,)), redis=database.url)
     async with gateways as gateway:
         cloud = {"main": CloudServer(url=gateway.app.url)}
-        encoders = {"audio": encoder("unused")}
+        encoders: dict[Modality, WorkerSpec] = {"audio": encoder("unused")}
         async with running(
             folder / "device",
             policy=PRICED,
             clouds=cloud,
             encoders=encoders,
-            parts=PATIENT,  # type: ignore[arg-type]
+            parts=PATIENT,
         ) as device:
             yield device, gateway
 
