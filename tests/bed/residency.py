@@ -6,11 +6,11 @@
 Each way is a socket of the bed, which counts the bytes of its requests, apart from those of probes, which have no
 content, and can be cut. The device's policy lists the cloud `us` first. Requests come through the device (whole,
 streamed, naming the target, as vectors and as jobs) and straight to both gateways, with faults of the server `eu` and
-with the ways cut, one after the other. Each stage begins when the one before is healed. At the end the same requests
-without a binding show that the ways into `us` are open and counted.
+with the ways cut, one after the other, in rounds; each stage begins when the one before is healed, and so meets closed
+breakers. At the end the same requests without a binding show that the ways into `us` are open and counted.
 
     python -m tests.bench residency                    10,000 bound requests
-    python -m tests.bench residency --requests 900
+    python -m tests.bench residency --requests 1000 --rounds 1
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ limits: {concurrent: 2000, queue: 2000}
 """
 BOUND = {"device": "resident", "gateway": "in-region:eu"}
 _START_S = 120.0
-_AT_ONCE = 48
+_AT_ONCE = 12
 _DEADLINE_MS = "1500"
 _JOBS_S = 90.0
 
@@ -56,6 +56,11 @@ class Stage(NamedTuple):
 
     fault: Fault = "none"
     cut: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        faults = () if self.cut and self.fault == "none" else (self.fault,)
+        return ", ".join((*faults, *(f"cut {name}" for name in self.cut)))
 
 
 STAGES = (
@@ -120,12 +125,13 @@ async def process(module: str, *command: str) -> AsyncIterator[str]:
     )
     assert started.stdout is not None
     try:
+        line = b""
         async with asyncio.timeout(_START_S):
-            async for line in started.stdout:
-                if line.startswith(b"ready url="):
-                    yield line.partition(b"=")[2].decode().split()[0]
-                    return
-        raise RuntimeError(f"{module} ended before it was ready")
+            while not line.startswith(b"ready url="):
+                line = await started.stdout.readline()
+                if not line:
+                    raise RuntimeError(f"{module} ended before it was ready")
+        yield line.partition(b"=")[2].decode().split()[0]
     finally:
         started.terminate()
         await started.wait()
@@ -296,31 +302,39 @@ async def healed(bed: Bed) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=10_000, help="bound requests in all stages together")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each stage comes")
 
 
 async def main(options: argparse.Namespace) -> list[Row]:
     async with running() as bed:
-        return await measure(bed, options.requests)
+        return await measure(bed, options.requests, STAGES * options.rounds)
 
 
 async def measure(bed: Bed, requests: int, stages: Sequence[Stage] = STAGES) -> list[Row]:
     """Put the load on the bed, stage by stage. Returns the rows."""
-    each, lines, total = requests // len(stages), [], Counter[str]()
+    each, total = requests // len(stages), Counter[str]()
+    sums = {stage: Counter[str]() for stage in stages}
     for at, stage in enumerate(stages):
         await healed(bed)
         before = bed.elsewhere, bed.at_home
         await bed.enter(stage)
         ended = await load(bed, at * each, each)
         total += ended
-        words = " ".join(filter(None, (stage.fault, *(f"cut {name}" for name in stage.cut))))
-        answered = sum(count for how, count in ended.items() if " 20" in how)
-        outside = sum(count for how, count in ended.items() if "outside_region" in how)
-        figures = (each, answered, outside, bed.at_home - before[1], bed.elsewhere - before[0])
-        lines.append([words, *map(str, figures)])
+        sums[stage] += Counter(
+            {
+                "requests": each,
+                "answered": sum(count for how, count in ended.items() if " 20" in how),
+                "outside_region": sum(count for how, count in ended.items() if "outside_region" in how),
+                "bytes in eu": bed.at_home - before[1],
+                "bytes in us": bed.elsewhere - before[0],
+            }
+        )
     await healed(bed)
     left, elsewhere = await jobs_left(bed), bed.elsewhere
     await load(bed, 0, 10 * len(KINDS), bound=False)
-    print(table(("stage", "requests", "answered", "outside_region", "bytes in eu", "bytes in us"), lines))
+    columns = ("requests", "answered", "outside_region", "bytes in eu", "bytes in us")
+    lines = [[stage.words, *(str(found[name]) for name in columns)] for stage, found in sums.items()]
+    print(table(("stage", *columns), lines))
     print("; ".join(f"{how}: {count}" for how, count in sorted(total.items())))
     print("probes of the ways: " + ", ".join(f"{name} {way.probes}" for name, way in bed.ways.items()) + " bytes")
     return [

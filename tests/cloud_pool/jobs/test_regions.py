@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
+import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -17,15 +19,22 @@ from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
 from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits
 from causeway_server.cloud_pool.app import JobsGateway
 from causeway_server.cloud_pool.background import Background
+from causeway_server.cloud_pool.brokers.port import IncomingMessage
 from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.core.principal import Principal
 from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
 from causeway_server.cloud_pool.jobs.worker.execution import classify_failure
 from causeway_server.cloud_pool.observability.tracing import JobTrace
 from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.streams.attempts import MessageCallers, MessageRunner
+from causeway_server.cloud_pool.streams.config import StreamsConfig
+from causeway_server.cloud_pool.streams.metrics import StreamMetrics
+from causeway_server.cloud_pool.streams.outcome import read_message
 from causeway_server.router.errors import ConfigError, OutsideRegion
 
+from ..streams.pipelines import ActingRunner, encoded
 from .conftest import Clock
 from .gateway import identify, serving
 from .test_api import TIER
@@ -164,6 +173,25 @@ async def test_a_collector_elsewhere_gets_no_later_span_either(
 
 def test_a_run_that_finds_its_tier_outside_is_not_repeated() -> None:
     assert classify_failure(OutsideRegion("elsewhere"), late=False) == "failed"
+
+
+@pytest.mark.parametrize(("broker", "code"), [("eu", ""), ("us", "outside_region"), ("", "outside_region")])
+async def test_a_message_of_a_broker_elsewhere_is_not_answered(config: JobsConfig, broker: str, code: str) -> None:
+    runner = ActingRunner()
+    config = msgspec.structs.replace(config, region="eu")
+    messages = MessageRunner(
+        StreamsConfig(tenant="factory", region=broker),
+        config,
+        SubmissionParser(config, TIERS, region="eu"),
+        runner,
+        MessageCallers(lambda _: Principal("factory", "1", frozenset({"jobs"}))),
+        StreamMetrics(CollectorRegistry()),
+    )
+    incoming = IncomingMessage(body=encoded("q1", causewaytags=EU), position="1", published_at=0.0)
+    message = read_message(incoming, "topic")
+    ended = await messages.run(message, "", 1, lambda _: anyio.lowlevel.checkpoint(), 1_000_000)
+    assert getattr(ended.result, "code", "") == code
+    assert [run.request.hints.tags for run in runner.runs] == ([(EU,)] if not code else [])
 
 
 @pytest.mark.parametrize("region", ["", "us"])

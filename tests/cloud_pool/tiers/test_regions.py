@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc import StatusCode
 
 from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
 from causeway_server.cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig
 from causeway_server.cloud_pool.cache.config import CacheConfig
 from causeway_server.cloud_pool.cache.shared_cache import CacheKeys, bypass_reason
 from causeway_server.cloud_pool.degradation.config import DegradationConfig
+from causeway_server.cloud_pool.http.config import GrpcConfig
 from causeway_server.cloud_pool.observability.tracing import Tracing
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
 from causeway_server.router.config import TracingConfig
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.types import Message, Request, RoutingHints, Sampling
+from tests.e2e.sessions.peer import Peer, done
 from tests.edge_node.device import Answer
 from tests.edge_node.scripted import FAULTS, Fault, ScriptedCloud
 
+from ..grpc_api.served import chat, connected, rest
 from ..upstreams.http_gateway import Gateway, http_tier, serving
 
 EU = {"x-causeway-tags": "in-region:eu"}
@@ -45,15 +49,12 @@ class Regions:
 
 
 @asynccontextmanager
-async def regions(
-    folder: Path, identity: IdentityConfig = HERE, tenants: TenantsConfig | None = None
-) -> AsyncIterator[Regions]:
+async def regions(folder: Path, identity: IdentityConfig = HERE, **sections: Any) -> AsyncIterator[Regions]:
     servers = {name: await ScriptedCloud().start() for name in ("far", "large", "nowhere")}
     places = {"far": "us", "large": "eu", "nowhere": ""}
     tiers = [http_tier(one.url, name=name, region=places[name]) for name, one in servers.items()]
-    more: dict[str, Any] = {"tenants": tenants} if tenants is not None else {}
     try:
-        async with serving(folder, *tiers, degradation=IN_ORDER, identity=identity, **more) as gateway:
+        async with serving(folder, *tiers, degradation=IN_ORDER, identity=identity, **sections) as gateway:
             yield Regions(gateway, servers)
     finally:
         for server in servers.values():
@@ -132,6 +133,33 @@ async def test_a_tenant_is_bound_without_a_tag_and_a_tag_only_narrows(tmp_path: 
             assert answer.headers.get("x-causeway-tier") == answers
             assert answer.status == 200 or answer.code == "outside_region"
         assert bed.asked == {"far": 1, "large": 1, "nowhere": 0}
+
+
+async def test_a_live_session_keeps_the_regions_of_its_items(tmp_path: Path) -> None:
+    """A response without a tag has the items of one with a tag."""
+    async with regions(tmp_path) as bed:
+        port = int(bed.gateway.app.url.rpartition(":")[2].split("/")[0])
+        peer = await Peer.connect(port, "model=far")
+        await peer.event()
+        for restriction in ({}, {"causeway": {"tags": ["in-region:eu"]}}, {}):
+            assert done(await peer.ask("a secret", **restriction))["status"] == "completed"
+        peer.cut()
+        assert bed.asked == {"far": 1, "large": 2, "nowhere": 0}
+
+
+@pytest.mark.parametrize(("model", "critical"), [("far", "false"), ("nowhere", "true")])
+async def test_a_call_by_grpc_is_bound_by_its_metadata(tmp_path: Path, model: str, critical: str) -> None:
+    metadata = (*EU.items(), ("x-causeway-critical", critical))
+    async with regions(tmp_path, grpc=GrpcConfig(port=0)) as bed:
+        assert bed.gateway.app.grpc is not None
+        async with connected(bed.gateway.app.grpc.address) as client:
+            call = client.call(chat("a secret", model=model), metadata=metadata)
+            if critical == "false":
+                assert await rest(call)
+            else:
+                failure = await client.failure(call)
+                assert (failure.status, failure.error["code"]) == (StatusCode.UNAVAILABLE, "outside_region")
+        assert bed.asked == {"far": 0, "large": int(critical == "false"), "nowhere": 0}
 
 
 TIERS = {"far": "us", "large": "eu"}

@@ -16,6 +16,7 @@ from causeway_server.edge_node.config.schema import CloudServer, OutboxConfig, O
 from causeway_server.router.config import TracingConfig
 from causeway_server.router.errors import OutsideRegion
 from causeway_server.router.types import Message, Request, Target
+from tests.e2e.sessions.peer import Peer, done
 from tests.e2e.tracing.collector import Collector
 from tests.waiting import until
 
@@ -148,6 +149,17 @@ async def test_requests_of_other_regions_share_no_cached_answer(tmp_path: Path) 
         for tags in ("cloud", "cloud,eu", "cloud,eu", "cloud"):
             assert (await bed.ask(tags, temperature=0.0)).status == 200
         assert bed.asked == {"us": 1, "eu": 1, "none": 0}
+
+
+async def test_a_live_session_keeps_the_regions_of_its_items(tmp_path: Path) -> None:
+    """The items of a bound response bind those that follow."""
+    async with three_regions(tmp_path) as bed:
+        peer = await Peer.connect(bed.device.app.port, "model=auto", headers={"x-causeway-tags": "cloud"})
+        await peer.event()
+        for restriction in ({}, {"causeway": {"tags": ["eu"]}}, {}):
+            assert done(await peer.ask(SECRET, **restriction))["status"] == "completed"
+        peer.cut()
+        assert bed.asked == {"us": 1, "eu": 2, "none": 0}
 
 
 @pytest.mark.slow
