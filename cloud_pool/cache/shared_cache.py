@@ -42,7 +42,7 @@ def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
         return "embeddings"
     if is_private(request, config):
         return "private"
-    if not permits(regions_of(request.hints.tags), config.region):
+    if request.hints.tags and not permits(regions_of(request.hints.tags), config.region):
         return "region"
     if request.echo:
         return "echo"
@@ -80,7 +80,8 @@ class CacheKeys:
             )
             scope = self._scopes[tier.name, tier.variant] = hashlib.blake2b(identity, digest_size=32).digest()
         # The scope has a fixed length, so no tenant's name can be confused with it. A name has no NUL.
-        owner = "\0".join((tenant, *region_tags(regions_of(request.hints.tags))))
+        tags = request.hints.tags
+        owner = "\0".join((tenant, *region_tags(regions_of(tags)))) if tags else tenant
         return fingerprint(_resolved(request, tier), scope + owner.encode("utf-8", "replace")).hex()
 
 

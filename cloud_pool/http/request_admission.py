@@ -230,8 +230,10 @@ class RequestAdmission(msgspec.Struct):
         principal.grants.require_modalities(parsed)
         limits.check_request(parsed)
         request = limits.bounded(parsed)
-        regions = regions_of(request.hints.tags)
-        check_region(regions, self.region, "this gateway (identity.region)")
+        if request.hints.tags:
+            regions = regions_of(request.hints.tags)
+            check_region(regions, self.region, "this gateway (identity.region)")
+            allowed = in_regions(self.tiers, allowed, regions)
         entry.tier = tier.name
         tier.check_sequences(request)
         size_bytes = text_bytes(request, size_bytes)  # the model gets a part as some words
@@ -251,7 +253,7 @@ class RequestAdmission(msgspec.Struct):
             weight=limits.weight,
             tokens=size_bytes / BYTES_PER_TOKEN * request.n / request.sequences + _answer_tokens(request, tier),
             critical=(inbound.critical and principal.grants.critical) or principal.tenant in self.critical_tenants,
-            allowed_tiers=in_regions(self.tiers, allowed, regions),
+            allowed_tiers=allowed,
         )
 
     def _deadline_s(self, request: Request) -> float:
