@@ -21,6 +21,7 @@ import contextlib
 import json
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -335,7 +336,7 @@ async def measure(bed: Bed, requests: int, stages: Sequence[Stage] = STAGES) -> 
     columns = ("requests", "answered", "outside_region", "bytes in eu", "bytes in us")
     lines = [[stage.words, *(str(found[name]) for name in columns)] for stage, found in sums.items()]
     print(table(("stage", *columns), lines))
-    print("; ".join(f"{how}: {count}" for how, count in sorted(total.items())))
+    print(textwrap.fill("; ".join(f"{how}: {count}" for how, count in sorted(total.items())), 110))
     print("probes of the ways: " + ", ".join(f"{name} {way.probes}" for name, way in bed.ways.items()) + " bytes")
     return [
         Row("bound requests", sum(total.values()), "", each * len(stages), better="higher"),
