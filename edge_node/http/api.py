@@ -73,7 +73,7 @@ from causeway_server.router.serving.request import (
 from causeway_server.router.serving.responses import HttpReplyWriter, device_header_lines, error_response, json_response
 from causeway_server.router.serving.stored.responses import StoredResponses
 from causeway_server.router.trackers import MAX_CLIENTS, FairShare, network_of
-from causeway_server.router.types import Kind, Prefer, Request, RoutingHints
+from causeway_server.router.types import Kind, Prefer, Request, RoutingHints, folded_tags
 
 from ..config.schema import ServerConfig
 from ..serving.generation import policy_label
@@ -239,9 +239,13 @@ class RequestReader:
         return self._parse(kind, body, hints)
 
     async def _continued(self, responses: StoredResponses, body: bytes, hints: RoutingHints, key: str) -> ParsedRequest:
-        """Parse a request whose state is resolved first. What continues a private response stays on this device."""
+        """Parse a request whose state is resolved first. What continues a private response stays on this
+        device, and what continues a bound one in its regions.
+        """
         turn = await responses.begin(body, hints.client, key)
         body = turn.body
+        if turn.tags:
+            hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *turn.tags)))
         if FILE_MARK in body:
             body = await self.with_files(body, hints.client)
         parsed = _parsed("response", body, hints)

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import msgspec
 from aiohttp import web
 
 from causeway_server.router.errors import UnsupportedFeature
 from causeway_server.router.openai.responses.state import Turn
+from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.request import Handler, HttpExchange
 from causeway_server.router.serving.stored.api import PATHS, StoredResponseApi
-from causeway_server.router.types import RoutingHints
+from causeway_server.router.types import RoutingHints, folded_tags
 
 from ..serving.requests import RequestContext
 from ..serving.service import Service
@@ -44,18 +46,22 @@ class DeviceResponses:
     async def keep(self, context: RequestContext, turn: Turn, response: bytes) -> bool:
         """Store a response, in memory if its request was private. Return whether it is stored."""
         owner, private = context.request.hints.client, context.generation.on_device
-        return await self.api.stored.keep(owner, turn, response, private=private)
+        tags = region_tags(context.generation.regions)
+        return await self.api.stored.keep(owner, turn, response, private=private, tags=tags)
 
     async def in_background(self, http: HttpExchange, parsed: ParsedRequest, turn: Turn) -> web.StreamResponse:
         """Accept a response as a job. Raises UnsupportedFeature for a private one, which is never on the disk."""
         request, echo = parsed.request, parsed.echo
         assert echo is not None
-        if (await self.service.preview(request)).on_device:
+        decision = await self.service.preview(request)
+        if decision.on_device:
             message = "`background`: jobs wait on the disk, where private requests are never written. Leave it out."
             raise UnsupportedFeature(message, param="background")
-        owner, hints = request.hints.client, routing_hints(http.headers, self.reader.caller(http))
+        owner, tags = request.hints.client, region_tags(decision.regions)
+        hints = routing_hints(http.headers, self.reader.caller(http))
+        hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *tags))) if tags else hints
         self.service.admit(owner)
-        await self.api.stored.accept(owner, turn, echo, request.model, partial(self.start, http, hints))
+        await self.api.stored.accept(owner, turn, echo, request.model, partial(self.start, http, hints), tags)
         if turn.request.stream:
             return await self.api.follow(http, owner, turn.id, self._served)
         return await self.api.show(owner, turn.id)

@@ -147,6 +147,11 @@ class Generation(msgspec.Struct, eq=False):
         return preferred or self.cache_plan.private or (self.decision is not None and self.decision.on_device)
 
     @property
+    def regions(self) -> tuple[str, ...] | None:
+        """The regions to which this request is bound, as decided, or as planned for an answer of the cache."""
+        return self.cache_plan.regions if self.decision is None else self.decision.regions
+
+    @property
     def first_byte_by(self) -> float:
         """Time by which the first byte must be sent: the deadline, or earlier if a cached answer waits to be sent."""
         if self.semantic_check is None:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ...errors import InvalidRequest, NotFound
+from ...types import folded_tags
 from ..request_body import JSONObject, load, validate
 from .request import ResponseEcho, WireItem, WireResponse, with_item_types
 
@@ -69,6 +70,7 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         response: The Response object; null for items that a client added.
         pending: Whether the answer of one in the background has not been read from its job yet.
         private: Whether it must not leave this device.
+        tags: Tags that bind to regions what continues it.
     """
 
     id: str
@@ -78,6 +80,7 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: Raw = Raw(b"null")
     pending: bool = False
     private: bool = False
+    tags: tuple[str, ...] = ()
 
     @property
     def items(self) -> Iterator[JSONObject]:
@@ -117,6 +120,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         body: The request with its whole conversation as input, and without state.
+        tags: Tags of the turns that it continues, which bind it to regions.
         required: Whether the client was promised that the response is stored, so that an answer that is not is a fault.
     """
 
@@ -127,6 +131,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     input: tuple[Raw, ...]
     store: bool
     private: bool
+    tags: tuple[str, ...] = ()
 
     @property
     def required(self) -> bool:
@@ -142,8 +147,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         fields["conversation"] = {"id": request.conversation} if request.conversation else None
         return ResponseEcho(_encode(fields).decode(), self.id if self.store else "")
 
-    def stored(self, response: bytes, *, private: bool = False, pending: bool = False) -> StoredTurn:
-        """Return what is stored of the turn with this Response object."""
+    def stored(
+        self, response: bytes, *, private: bool = False, pending: bool = False, tags: Iterable[str] = ()
+    ) -> StoredTurn:
+        """Return what is stored of the turn with this Response object. `tags`: those that bind it to regions."""
         raw = Raw(response)
         return StoredTurn(
             id=self.id,
@@ -153,6 +160,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             response=raw,
             pending=pending,
             private=private or self.private,
+            tags=folded_tags((*self.tags, *tags)),
         )
 
 
@@ -217,6 +225,7 @@ def resolve(
         input=tuple(Raw(_encode(item)) for item in items),
         store=store,
         private=any(turn.private for turn in (*turns, *others)),
+        tags=folded_tags(tag for turn in (*turns, *others) for tag in turn.tags),
     )
 
 

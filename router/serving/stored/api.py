@@ -27,6 +27,7 @@ from ...openai.responses.state import (
     without_item,
 )
 from ...trackers import FairShare, network_of
+from ...types import folded_tags
 from ..request import HttpExchange, served_method
 from ..responses import STREAMED, EventStream, body_response, header_lines, json_response
 from .responses import StoredResponses, not_found
@@ -227,7 +228,8 @@ class StoredResponseApi:
         wire = validate(load(body), WireItems)
         _, turns = await self.stored.conversation(owner, name)
         added = added_items(wire.items, new_turn_id(name, self.stored.new_id()))
-        added = msgspec.structs.replace(added, private=any(turn.private for turn in turns))
+        tags = folded_tags(tag for turn in turns for tag in turn.tags)
+        added = msgspec.structs.replace(added, private=any(turn.private for turn in turns), tags=tags)
         await self.stored.put(owner, added)
         items = [*added.items]
         return json_response(_ItemPage(items, False, str(items[0]["id"]), str(items[-1]["id"])))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,22 +79,31 @@ class StoredResponses:
         turn_id = new_turn_id(request.conversation, own)
         return resolve(request, turn_id, history, [turn for turn in named if turn], store=store)
 
-    async def keep(self, owner: str, turn: Turn, response: bytes, *, private: bool = False) -> bool:
-        """Store a turn with its Response object. Return False if that failed and the client was not promised it."""
+    async def keep(
+        self, owner: str, turn: Turn, response: bytes, *, private: bool = False, tags: Iterable[str] = ()
+    ) -> bool:
+        """Store a turn with its Response object. Return False if that failed and the client was not promised it.
+
+        Args:
+            tags: Tags that bind to regions what continues it.
+        """
         try:
-            await self.put(owner, turn.stored(response, private=private))
+            await self.put(owner, turn.stored(response, private=private, tags=tags))
         except CausewayError:
             if turn.required:
                 raise
             return False
         return True
 
-    async def accept(self, owner: str, turn: Turn, echo: ResponseEcho, model: str, start: StartJob) -> None:
+    async def accept(
+        self, owner: str, turn: Turn, echo: ResponseEcho, model: str, start: StartJob, tags: Iterable[str] = ()
+    ) -> None:
         """Store a response that a job will make, then accept the job. Raises as `start` does, and nothing is stored.
 
         Args:
             model: The model that the request names.
             start: Accepts the job.
+            tags: Tags that bind to regions what continues it.
         """
         fields = msgspec.json.decode(echo.fields, type=JSONObject)
         response = {
@@ -109,7 +118,7 @@ class StoredResponses:
         }
         is_new = not (await self.store.read(owner, [turn.id]))[0]
         if is_new:
-            await self.put(owner, turn.stored(_encode(response), pending=True))
+            await self.put(owner, turn.stored(_encode(response), pending=True, tags=tags))
         document = load(turn.body)
         document.pop("stream", None)
         try:

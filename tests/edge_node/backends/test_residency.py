@@ -162,6 +162,35 @@ async def test_a_live_session_keeps_the_regions_of_its_items(tmp_path: Path) -> 
         assert bed.asked == {"us": 1, "eu": 2, "none": 0}
 
 
+@pytest.mark.parametrize("kind", ["chain", "conversation", "background"])
+async def test_what_continues_a_bound_response_stays_in_its_region(tmp_path: Path, kind: str) -> None:
+    """Also if nothing else of the request is bound, and the cloud that comes first is another."""
+    async with three_regions(tmp_path, jobs=PROMPT) as bed:
+
+        async def respond(text: str, tags: str, **state: object) -> dict[str, Any]:
+            headers = {"x-causeway-tags": tags}
+            body = {"model": "auto", "input": text, "store": True, **state}
+            answer = await request(bed.device, "POST", "/v1/responses", body, headers)
+            assert answer.status == 200, answer.body
+            return answer.json
+
+        more: dict[str, object] = {"background": True} if kind == "background" else {}
+        if kind == "conversation":
+            more = {"conversation": (await request(bed.device, "POST", "/v1/conversations", {})).json["id"]}
+        first = await respond(SECRET, "cloud,eu", **more)
+        if kind == "background":
+            await until(lambda: bed.asked["eu"] == 1)
+            path = f"/v1/responses/{first['id']}"
+            while (await request(bed.device, "GET", path)).json["status"] != "completed":
+                pass
+        for text in ("and now", "and then"):
+            state = more if kind == "conversation" else {"previous_response_id": first["id"]}
+            first = await respond(text, "cloud", **state)
+        bed.assert_only_eu(3)
+        await respond("another question", "cloud")
+        assert bed.asked == {"us": 1, "eu": 3, "none": 0}
+
+
 @pytest.mark.slow
 async def test_a_job_keeps_its_region_and_is_cancelled_only_there(tmp_path: Path) -> None:
     """Also where the policy no longer binds it."""

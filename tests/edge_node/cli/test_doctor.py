@@ -333,6 +333,13 @@ def test_unreachable_targets_are_warnings() -> None:
     ]
 
 
+@pytest.mark.parametrize(("regions", "found"), [(["EU", ""], []), (["us", ""], [("cloud", "warn")])])
+def test_a_constraint_that_no_cloud_satisfies_is_a_warning(regions: list[str], found: list[tuple[str, str]]) -> None:
+    constraints = "constraints:\n  - {name: home, keep: in_region, regions: [eu, ch]}"
+    policy = parse_policy(POLICY.read_text().replace("constraints:", constraints, 1))
+    assert levels(policy_and_models.check_regions(policy, regions)) == found
+
+
 # --- network ---------------------------------------------------------------------------------------------------------
 
 
