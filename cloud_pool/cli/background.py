@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.process import postpone_garbage_collection, run_fast
+from causeway_server.router.serving.process import begin_imports, run_fast
 
 from ..brokers.port import parse_range, parse_topic
 from ..config import Config
@@ -34,7 +34,7 @@ _OPERATOR_PORT = click.option(
 @configured_command
 def worker(process: ConfiguredProcess) -> None:
     """Run jobs from Redis on the tiers. Prints `ready worker=…` on stdout; SIGTERM drains."""
-    postpone_garbage_collection()
+    begin_imports()
     from ..background import run_worker
 
     config, reread, flags = process

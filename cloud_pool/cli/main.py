@@ -16,8 +16,8 @@ from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.process import (
     ProgramGroup,
+    begin_imports,
     migrate_file,
-    postpone_garbage_collection,
     refuse,
     run_fast,
 )
@@ -69,7 +69,7 @@ def main() -> None:
 @configured_command
 def serve(process: ConfiguredProcess) -> None:
     """Serve OpenAI requests from Triton. Prints `ready url=… operator=…` on stdout. SIGHUP reloads the endpoints."""
-    postpone_garbage_collection()
+    begin_imports()
     from ..app import run  # on demand: its imports take half a second
 
     until_stopped(lambda stop: run(process.config, stop, process.reread), run_fast)

@@ -13,7 +13,7 @@ import msgspec
 from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError, PolicyError
 from causeway_server.router.policy.file import seconds
-from causeway_server.router.serving.process import ProgramGroup, postpone_garbage_collection
+from causeway_server.router.serving.process import ProgramGroup, begin_imports
 
 from .. import daemon_version
 from ..config.loader import config_variable
@@ -50,7 +50,7 @@ def serve(config: Config) -> None:
 
     Prints `ready url=…` once it accepts requests.
     """
-    postpone_garbage_collection()
+    begin_imports()
     from .serve import run
 
     try:
