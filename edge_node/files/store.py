@@ -149,7 +149,7 @@ class DeviceFileStore:
         return FileView(file.id, file.bytes, int(file.created_unix), expires, file.filename, file.purpose)
 
     async def read(self, file: DeviceFile) -> bytes:
-        """Return the bytes of a file. Raises FileStoreUnavailable, or NotFound if it was deleted in the meantime."""
+        """Return the bytes of a file. Raises FileFolderUnavailable, or NotFound if it was deleted in the meantime."""
         data = await self.on_disk(self._folder.read, file)
         if data is not None:
             return data
@@ -170,7 +170,7 @@ class DeviceFileStore:
             BodyTooLarge: The files are too large for one request.
             QueueFull: Too many bytes are in memory.
             InvalidRequest: The body is malformed, a file is not an image, or the preference contradicts that of a file.
-            FileStoreUnavailable: A file cannot be read.
+            FileFolderUnavailable: A file cannot be read.
         """
         named = named_files(body) if self.in_use else None
         if named is None:
@@ -197,7 +197,7 @@ class DeviceFileStore:
             return named.inline(uploads, contents)
 
     async def delete(self, name: str, owner: str) -> None:
-        """Erase a file of `owner`. Raises NotFound or FileStoreUnavailable."""
+        """Erase a file of `owner`. Raises NotFound or FileFolderUnavailable."""
         self.get(name, owner)
         await self._delete(name)
 
@@ -214,7 +214,7 @@ class DeviceFileStore:
             BodyTooLarge: The file exceeds the maximum size.
             StorageFull: There is no room for it.
             QueueFull: Too many files arrive at the same time.
-            FileStoreUnavailable: The disk fails.
+            FileFolderUnavailable: The disk fails.
         """
         self._check_accepts()
         await self._open()
@@ -362,7 +362,7 @@ class DeviceFileStore:
             log.warning("A partly written file remains until the next start: %s", error.message)
 
     async def on_disk(self, work: Callable[..., T], *args: object) -> T:
-        """Run `work` in the thread for the disk. Raises StorageFull or FileStoreUnavailable."""
+        """Run `work` in the thread for the disk. Raises StorageFull or FileFolderUnavailable."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         except OSError as error:
