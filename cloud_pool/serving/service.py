@@ -215,13 +215,16 @@ class Service(msgspec.Struct, frozen=True):
     def _inference_requests(
         self,
         context: RequestContext,
-        request: Request,
+        enforceable: Request,
         parts: ReadParts | None,
         tier: Tier,
         partial_answer: PartialAnswer | None,
         truncator: Truncator | None,
     ) -> list[InferenceRequest]:
-        """Render the request for `tier`, with n sequences per prompt. Raises InvalidRequest."""
+        """Render the request for `tier`, with n sequences per prompt. Raises InvalidRequest.
+
+        `enforceable`: the request with the schemas that the engine can enforce.
+        """
         chat_format = tier.chat_format
         request = context.request if parts is None else parts.for_model(chat_format.transcripts)
         if tier.config.upstream.kind == "openai":
@@ -231,7 +234,7 @@ class Service(msgspec.Struct, frozen=True):
         parameters = from_request(
             request,
             max_tokens=tier.max_tokens,
-            schema=answer_schema(request, calls_only=chat_format.answers == "calls", form=chat_format.tools),
+            schema=answer_schema(enforceable, calls_only=chat_format.answers == "calls", form=chat_format.tools),
             frame=call_frame(request, chat_format.tools) if chat_format.is_ours else NO_FRAME,
             thinking=chat_format.thinking if chat_format.is_ours else "",
             guided_key=tier.config.guided_key,
