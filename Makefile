@@ -7,9 +7,12 @@ WORKERS ?=
 MODELS ?=
 # The pairs of `causeway-models pull demo:NAME`.
 UP_qwen = --small qwen-05b --large qwen-15b
+UPSTREAM ?=
+CACHE = $(or $(CAUSEWAY_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/causeway)
+RUN_vllm = --vllm $(CACHE)/vllm/vllm.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
+.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test test-vllm quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,14 +24,21 @@ device: ## Set up the daemon and its engine only, for a device
 	@CAUSEWAY_SKIP=triton $(PREPARE) run
 
 # `exec`: Ctrl-C and SIGTERM reach the program itself, which drains, and its exit status is ours.
-run: ## Set up, then start Triton, the gateway and the edge; Ctrl-C drains and stops (MODELS=qwen: general models)
+run: ## Set up, then start Triton, the gateway and the edge until Ctrl-C (MODELS=qwen, UPSTREAM=vllm: other models)
 	@$(PREPARE) run
+	@$(if $(UPSTREAM),$(PREPARE) $(UPSTREAM))
 	@$(if $(MODELS),$(BIN)/causeway-models pull demo:$(MODELS) $(if $(YES),--yes))
-	@exec $(BIN)/causeway-edge up $(UP_$(MODELS)) $(ARGS)
+	@exec $(BIN)/causeway-edge up $(UP_$(MODELS)) $(RUN_$(UPSTREAM)) $(ARGS)
 
 test: ## Set up, then check and run every test, four folders at a time (WORKERS=1: one; ARGS='-k name' narrows)
 	@$(PREPARE) test
 	@exec $(BIN)/python -m $(if $(ARGS),pytest $(ARGS),tests $(WORKERS:%=--workers %))
+
+test-vllm: ## Set up a real vLLM (3.4 GB and weights, asked first), then test the gateway before it; never part of `test`
+	@$(PREPARE) test
+	@$(PREPARE) vllm
+	@$(BIN)/python -m pytest tests/vllm/check_vllm.py $(ARGS)
+	@CAUSEWAY_CONFORMANCE=vllm exec $(BIN)/python -m pytest tests/conformance $(ARGS)
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
 	@$(PREPARE) quick
@@ -84,5 +94,6 @@ lock: ## Write the lock files again from pyproject.toml (needs uv in .venv)
 	@$(PREPARE) lock
 
 clean: ## Remove the environments and caches in this checkout (the compiled llama.cpp stays in the user's cache)
-	rm -rf .venv .venv-triton .venv-peers .venv-llama-server .run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-triton .venv-peers .run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@if [ -d "$(CACHE)/vllm" ]; then du -sh "$(CACHE)/vllm"; echo "vLLM stays for all checkouts: rm -r $(CACHE)/vllm"; fi

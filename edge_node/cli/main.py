@@ -194,25 +194,38 @@ def export(config: Config, since: str) -> None:
 @config_options
 @click.option("--small", metavar="MODEL", help="Model for the device. A policy is written for it.")
 @click.option("--large", metavar="MODEL", help="Model for the cloud, served by Triton. A policy is written for it.")
+@click.option("--vllm", type=PATH, metavar="FILE", help="Start the vLLM that FILE describes instead of Triton.")
 @click.option("--no-cloud", is_flag=True, help="Start only the daemon, without Triton and the gateway.")
 @click.option("--once", is_flag=True, help="Ask the demo questions, print the table, and stop.")
 @click.option("--run-dir", type=PATH, help="Folder for logs and state.")
-def up(config: Config, small: str | None, large: str | None, no_cloud: bool, once: bool, run_dir: Path | None) -> None:
+def up(
+    config: Config,
+    small: str | None,
+    large: str | None,
+    vllm: Path | None,
+    no_cloud: bool,
+    once: bool,
+    run_dir: Path | None,
+) -> None:
     """Start Triton, the gateway and the daemon on this machine.
 
     Then ask demo questions, and serve until Ctrl-C. Triton serves every cloud model that the policy names, from this
-    machine's models. With --small or --large the policy is written for that pair.
+    machine's models. With --small or --large the policy is written for that pair; with --vllm the large model is
+    vLLM's.
     """
     flags = click.get_current_context().params
-    if flags["policy"] is not None and (small is not None or large is not None):
-        usage_error("--policy already names the models: omit --small and --large.")
+    if flags["policy"] is not None and (small or large or vllm):
+        usage_error("--policy already names the models: omit --small, --large and --vllm.")
+    if vllm is not None and (large is not None or no_cloud):
+        usage_error("--vllm is the cloud and names its model: omit --large and --no-cloud.")
     from causeway_server.models.catalog.artifact import ArtifactError
 
-    from .up.models import choose_models
-    from .up.session import UpOptions, default_runs_dir, find_programs, run
+    from .up.models import choose_models, read_vllm
+    from .up.session import UpOptions, default_runs_dir, find_programs, free_port, run
 
     try:
-        models = choose_models(config, small, large, with_cloud=not no_cloud)
+        server = None if vllm is None else read_vllm(vllm, free_port())
+        models = choose_models(config, small, large, with_cloud=not no_cloud, vllm=server)
     except (ArtifactError, PolicyError, OSError) as error:
         usage_error(str(error))
     runs_dir = run_dir or default_runs_dir(config)

@@ -9,25 +9,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def make_environment(name: str, lock: Path, *wheels: Path) -> Path:
+def make_environment(name: str, lock: Path) -> Path:
     """Create the environment `name` in the checkout unless it holds just this.
 
     Args:
         name: of its folder.
         lock: pinned packages.
-        wheels: files to install beside them, without their dependencies.
 
     Returns:
         The folder of its commands.
     """
     folder = ROOT / name
     stamp = folder / "installed"
-    wanted = "\n".join([lock.read_text(), *map(str, wheels)])
+    wanted = lock.read_text()
     if not stamp.exists() or stamp.read_text() != wanted:
         pip = folder / "bin" / "pip"
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         subprocess.run([pip, "install", "--quiet", "--requirement", lock], check=True)
-        if wheels:
-            subprocess.run([pip, "install", "--quiet", "--no-deps", *wheels], check=True)
         stamp.write_text(wanted)
     return folder / "bin"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.prepare import llama, plan
+from tests.prepare import llama, plan, vllm
 from tests.prepare.environments import locked_names, package_counter
 from tests.prepare.places import Places, find_places, is_made_here, require_disk
 from tests.prepare.progress import (
@@ -380,3 +380,41 @@ def test_a_build_for_cuda_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(StepFailed, match="there is none") as caught:
         llama.cuda_flags(places(tmp_path), Path("no-python"), environ, quiet())
     assert "CUDAARCHS=87" in caught.value.advice
+
+
+# --- vLLM, which is asked for --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags"), [("x86_64", "fpu sse4_2 avx2"), ("x86_64", ""), ("aarch64", "fpu avx512f")]
+)
+def test_a_processor_on_which_vllm_was_not_run_is_refused(tmp_path: Path, machine: str, flags: str) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"model name\t: a processor\nflags\t\t: {flags}\n")
+    with pytest.raises(StepFailed, match="AVX-512"):
+        vllm.require_vllm_host(machine, cpuinfo)
+    cpuinfo.write_text("flags\t\t: fpu avx2 avx512f\n")
+    vllm.require_vllm_host("x86_64", cpuinfo)
+
+
+def test_vllm_is_installed_only_with_consent_to_both_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
+    with pytest.raises(StepFailed, match="Nothing was installed") as raised:
+        vllm.ask(places(tmp_path), {})
+    assert "YES=1" in raised.value.advice
+    printed = capsys.readouterr().out
+    assert "3.4 GB" in printed
+    assert "361 MB" in printed
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))  # as in CI
+    with pytest.raises(StepFailed):
+        vllm.ask(places(tmp_path), {})
+    vllm.ask(places(tmp_path), {"YES": "1"})
+
+
+def test_vllm_is_part_of_no_other_goal(tmp_path: Path) -> None:
+    goals = ("run", "fleet", "test", "quick", "check", "bench", "train")
+    titles = {goal: [one.title for one in plan.plan(goal, places(tmp_path), {})] for goal in goals}
+    assert [goal for goal, steps in titles.items() if "vLLM" in steps] == []
+    assert [one.title for one in plan.plan("vllm", places(tmp_path), {})] == ["vLLM"]

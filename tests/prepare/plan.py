@@ -10,6 +10,7 @@ from .llama import cached_wheel, expected_minutes, install_engine, wheel_key
 from .places import Places
 from .programs import PACKAGES, Package, install_triton
 from .progress import Progress, Step, StepFailed, digest, run
+from .vllm import MODEL, install_vllm, vllm_description, vllm_lock
 
 OPTIONAL = ("triton", *(package.name for package in PACKAGES), "torch")
 # The release that our tests and our models were made with. Not in a lock file: see `_torch`.
@@ -38,6 +39,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
         "bench": [*bench, programs["redis"], programs["postgres"]],
         "check": [environment, packages, development, project, tools],
         "quick": [environment, packages, development, *compiled, project, tools],
+        "vllm": [_vllm(places, environ)],
         "train": [environment, packages, development, engine, project, tools, training, torch],
     }
     optional = {name: [step] for name, step in programs.items()} | {"triton": [triton], "torch": [training, torch]}
@@ -127,6 +129,16 @@ def _triton(places: Places, environ: Mapping[str, str]) -> Step:
         key=digest(_python_key(places), lock, wheel_key(places, environ), str(places.checkout)),
         there=(places.triton_venv / "triton.json").exists,
         work=lambda progress: install_triton(places, progress),
+    )
+
+
+def _vllm(places: Places, environ: Mapping[str, str]) -> Step:
+    return Step(
+        title="vLLM",
+        stamp=places.vllm / "installed",
+        key=digest(str(places.python.resolve()), vllm_lock(places), MODEL),
+        there=vllm_description(places).exists,
+        work=lambda progress: install_vllm(places, environ, progress),
     )
 
 

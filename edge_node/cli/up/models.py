@@ -84,7 +84,7 @@ _ANSWER_WIDTH = 36  # columns that question and answer need together; otherwise 
 _ROUTE_STYLES = {"edge": "green", "cloud": "blue", "cache": "yellow"}
 _GATEWAY = "# Written by `causeway-edge up`.\ntiers: {tiers}\n"
 _LARGE_MODELS = """\
-# A CPU reads a long prompt for a large model in many seconds, in which Triton is silent:
+# A CPU reads a long prompt for a large model in many seconds, in which the server is silent:
 # with the defaults, which suit a GPU, it would be taken for dead.
 load_balancing: {silent_before_probe_s: 10, probe_timeout_s: 60, hung_after_s: 180}
 """
@@ -108,6 +108,34 @@ class StartedModels(msgspec.Struct, frozen=True):
     questions: tuple[Question, ...]
     gateway_text: str = ""
     note: str = ""
+    vllm: Vllm | None = None
+
+
+class VllmDescription(msgspec.Struct, frozen=True):
+    """How a real vLLM is started, as `make run UPSTREAM=vllm` writes it."""
+
+    command: tuple[str, ...]
+    environ: dict[str, str]
+    model: str
+
+
+class Vllm(msgspec.Struct, frozen=True):
+    """The vLLM of one run, which stands where Triton stands otherwise."""
+
+    description: VllmDescription
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+
+def read_vllm(path: Path, port: int) -> Vllm:
+    """Read the description of a vLLM. Raises ArtifactError."""
+    try:
+        return Vllm(msgspec.json.decode(path.read_bytes(), type=VllmDescription), port)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ArtifactError(f"{path}: {error}; `make run UPSTREAM=vllm` installs vLLM") from error
 
 
 def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> str:
@@ -121,14 +149,19 @@ def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> s
     return _PAIR_POLICY.format(small=small, large=large, comment=_CALIBRATED, handoff=line)
 
 
-def choose_models(config: Config, small: str | None, large: str | None, *, with_cloud: bool) -> StartedModels:
+def choose_models(
+    config: Config, small: str | None, large: str | None, *, with_cloud: bool, vllm: Vllm | None = None
+) -> StartedModels:
     """Find the models of the policy, or of the pair `small` and `large`; a calibrated pair gets its handoff.
+
+    With `vllm` the large model is its own.
 
     Raises:
         ArtifactError: A model is not on this machine.
         PolicyError: The policy is invalid, or a name cannot be used in a policy.
         OSError: The policy's file cannot be read.
     """
+    large = vllm.description.model if vllm is not None else large
     is_pair = small is not None or large is not None
     small, large = small or DEFAULT_SMALL, large or DEFAULT_LARGE
     text = pair_policy(small, large) if is_pair else ""
@@ -136,7 +169,8 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
     policy = parse_policy(text or _read_policy(path), "up" if is_pair else str(path))
     folders = [Path(folder) for folder in config.engine.model_dirs]
     on_device = [target.model for target in policy.targets if target.at == "edge"] if config.engine.enabled else []
-    in_cloud = [target.model for target in policy.targets if target.at == "cloud"] if with_cloud else []
+    named = [target.model for target in policy.targets if target.at == "cloud"] if with_cloud else []
+    in_cloud = named if vllm is None else []  # in Triton
     artifacts = {name: _find(name, folders) for name in dict.fromkeys((*on_device, *in_cloud))}
     note = ""
     if is_pair and on_device:
@@ -149,15 +183,21 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
         cloud=tuple(dict.fromkeys(in_cloud)),
         model_dirs=tuple(str(folder.absolute()) for folder in folders),
         questions=KNOWLEDGE if speaks else TOUR,
-        gateway_text=_gateway_text(policy) + (_LARGE_MODELS if has_large else "") if in_cloud else "",
+        gateway_text=_gateway_text(policy, vllm) + (_LARGE_MODELS if has_large or vllm else "") if named else "",
         note=note,
+        vllm=vllm,
     )
 
 
-def _gateway_text(policy: Policy) -> str:
+def _gateway_text(policy: Policy, vllm: Vllm | None) -> str:
     """Return the gateway's configuration: a tier for each model in the cloud. Models of an `embed` target make
     embeddings.
     """
+    if vllm is not None:
+        # SmolLM2's template has no tools, and the server is started without a parser of calls.
+        upstream = {"kind": "openai", "urls": [vllm.url], "without": ["tools"]}
+        tier = {"name": vllm.description.model, "upstream": upstream}
+        return _GATEWAY.format(tiers=msgspec.json.encode([tier]).decode())
     in_cloud = [target for target in policy.targets if target.at == "cloud"]
     embed = {target.model for target in in_cloud if "embedding" in target.can}
     tiers = [

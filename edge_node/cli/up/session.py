@@ -1,4 +1,4 @@
-"""The command `causeway-edge up`: Triton, the gateway and the edge daemon on this machine.
+"""The command `causeway-edge up`: Triton (or a real vLLM), the gateway and the edge daemon on this machine.
 
     triton ◂─gRPC─ gateway ◂─HTTP─ edge ◂─HTTP─ client
 
@@ -32,9 +32,10 @@ from causeway_server.router.serving.folders import write_atomically
 
 from ...config.schema import Config
 from .child_process import ChildProcess, ChildProcessEnded
-from .models import KNOWLEDGE, Row, StartedModels, ask, render_table
+from .models import KNOWLEDGE, Row, StartedModels, Vllm, ask, render_table
 
 READY_TIMEOUT_S = 120.0  # a slow device loads a large model from a slow disk
+VLLM_TIMEOUT_S = 300.0
 _FILE_WIDTH = 140  # columns of the table, if stdout is not a terminal
 _DEVICE = "this-device"
 _TRITON_GRACE_S = 20.0
@@ -132,33 +133,46 @@ class _UpSession:
         return await self._watch_children()
 
     async def _start_cloud(self) -> list[str]:
-        """Start Triton and the gateway, wait for a real inference, and return the edge's flags for the gateway."""
+        """Start Triton or vLLM, and the gateway; wait for a real inference; return the edge's flags for the gateway."""
         grpc = f"127.0.0.1:{free_port()}"
         token = secrets.token_urlsafe(24)
         tokens, key = self._folder / "gateway.tokens", self._folder / "cloud.key"
         digest = hashlib.sha256(token.encode()).hexdigest()
         write_atomically(tokens, f"{_DEVICE} sha256:{digest} priority=interactive critical=true\n".encode(), 0o600)
         write_atomically(key, f"{token}\n".encode(), 0o600)
-        causeway_cloud = self._options.programs["causeway-cloud"]
         models = self._options.models
+        # vLLM answers before the gateway starts, which asks it for its features.
+        server = await self._start_triton(grpc) if models.vllm is None else await self._start_vllm(models.vllm)
         folders = _each("--model-dir", models.model_dirs)
-        ports = ("--grpc-port", grpc.rpartition(":")[2], "--metrics-port", "0")
-        triton = await self._start(
-            "triton", causeway_cloud, "triton", *ports, *folders, *_each("--model", models.cloud)
-        )
         gateway_flags: tuple[str, ...] = ("--port", "0", "--triton", grpc, "--token-file", str(tokens), *folders)
         if models.gateway_text:
             configuration = self._folder / "gateway.yaml"
             configuration.write_text(models.gateway_text, encoding="utf-8")
             gateway_flags = (*gateway_flags, "--config", str(configuration))
-        gateway = await self._start("gateway", causeway_cloud, "serve", *gateway_flags)
-        with self._console.status("Triton loads its models"):
-            ready = await triton.ready(READY_TIMEOUT_S)
-            self._print_ready(triton, f"grpc {ready.get('grpc', grpc)}")
+        gateway = await self._start("gateway", self._options.programs["causeway-cloud"], "serve", *gateway_flags)
+        with self._console.status(f"{server.name} loads its models"):
+            if models.vllm is None:
+                ready = await server.ready(READY_TIMEOUT_S)
+                self._print_ready(server, f"grpc {ready.get('grpc', grpc)}")
             url = (await gateway.ready(READY_TIMEOUT_S))["url"]
             await gateway.ready_at(f"{url.removesuffix('/v1')}/readyz", READY_TIMEOUT_S)
         self._print_ready(gateway, url)
         return ["--cloud-url", url, "--cloud-key-file", str(key)]
+
+    async def _start_triton(self, grpc: str) -> ChildProcess:
+        models = self._options.models
+        flags = ("--grpc-port", grpc.rpartition(":")[2], "--metrics-port", "0")
+        chosen = (*_each("--model-dir", models.model_dirs), *_each("--model", models.cloud))
+        return await self._start("triton", self._options.programs["causeway-cloud"], "triton", *flags, *chosen)
+
+    async def _start_vllm(self, vllm: Vllm) -> ChildProcess:
+        """Start vLLM and wait until it answers."""
+        program, environ = vllm.description.command, vllm.description.environ
+        server = await self._start("vllm", program, "--port", str(vllm.port), environ=environ)
+        with self._console.status("vLLM loads its model, in one to two minutes"):
+            await server.ready_at(f"{vllm.url}/models", VLLM_TIMEOUT_S)
+        self._print_ready(server, vllm.url)
+        return server
 
     async def _start_edge(self, cloud_flags: Sequence[str]) -> str:
         server = self._options.config.server
@@ -184,8 +198,11 @@ class _UpSession:
         self._print_ready(edge, url)
         return url
 
-    async def _start(self, name: str, program: Sequence[str], *arguments: str) -> ChildProcess:
-        child = ChildProcess(name, [*program, *arguments], self._folder / f"{name}.log", os.environ)
+    async def _start(
+        self, name: str, program: Sequence[str], *arguments: str, environ: Mapping[str, str] = {}
+    ) -> ChildProcess:
+        environ = {**os.environ, **environ}
+        child = ChildProcess(name, [*program, *arguments], self._folder / f"{name}.log", environ)
         self._children.append(child)
         await child.start()
         return child
@@ -240,6 +257,7 @@ class _UpSession:
             "edge": self._options.config.server.drain_s + _EDGE_EXTRA_S,
             "gateway": _GATEWAY_GRACE_S,
             "triton": _TRITON_GRACE_S,
+            "vllm": _TRITON_GRACE_S,
         }
         for child in reversed(self._children):
             if not await child.stop(graces[child.name]):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -17,15 +16,10 @@ from causeway_server.edge_node.backends.backend import BackendRequest
 from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
 from causeway_server.edge_node.config.schema import EngineConfig
 from causeway_server.router.types import Message, Request, Sampling, Target
-from tests.ports import free_port
-from tests.prepare.llama import cached_wheel
-from tests.prepare.places import find_places
-
-from ..environment import make_environment
+from tests.openai_servers import OpenAIServer, llama_server_command, running
 
 START_S = 120.0
 GREEDY = Sampling(temperature=0.0)
-_LOCK = Path(__file__).with_name("requirements-llama-server.txt")
 
 
 class Client:
@@ -113,38 +107,15 @@ async def our_engine(
 
 @contextlib.asynccontextmanager
 async def llama_server(path: Path, threads: int) -> AsyncIterator[LlamaServer]:
-    """Run llama_cpp.server on the same compiled llama.cpp, in an environment of its own, which is made if missing."""
-    wheel = cached_wheel(find_places(os.environ), os.environ)
-    assert wheel is not None, "the engine's wheel: make setup"
-    python = make_environment(".venv-llama-server", _LOCK, wheel) / "python"
-    port = free_port()
-    words = [f"--n_threads={threads}", f"--n_threads_batch={threads}", "--n_ctx=2048", f"--port={port}"]
-    server = subprocess.Popen(  # noqa: ASYNC220
-        [python, "-m", "llama_cpp.server", f"--model={path}", *words, "--verbose=False", "--interrupt_requests=False"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(START_S)) as session:
-            await _reachable(session, f"http://127.0.0.1:{port}/v1/models", server)
-            yield LlamaServer(session, f"http://127.0.0.1:{port}/v1/completions")
-    finally:
-        server.kill()
-        server.wait()
+    """Run llama_cpp.server on the same compiled llama.cpp."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = llama_server_command(path, threads)
+        with running(OpenAIServer("llama_cpp.server", "small", command, Path(folder))) as server:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(START_S)) as session:
+                yield LlamaServer(session, f"{server.url}/completions")
 
 
 def backend_request(request: Request) -> BackendRequest:
     target = Target(name="small", at="edge", model="small")
     deadline = asyncio.get_running_loop().time() + START_S
     return BackendRequest(id="bench", request=request, target=target, deadline=deadline, durable=True)
-
-
-async def _reachable(session: aiohttp.ClientSession, url: str, server: subprocess.Popen[bytes]) -> None:
-    deadline = asyncio.get_running_loop().time() + START_S
-    while server.poll() is None and asyncio.get_running_loop().time() < deadline:
-        with contextlib.suppress(aiohttp.ClientError):
-            async with session.get(url) as response:
-                if response.status == 200:
-                    return
-        await asyncio.sleep(0.1)
-    raise RuntimeError("llama_cpp.server did not start")

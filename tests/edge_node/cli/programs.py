@@ -1,6 +1,7 @@
 """Fake programs for `up`: real processes that print ready lines, serve HTTP and inject faults.
 
     python programs.py causeway-cloud triton|serve …      python programs.py causeway-edge serve …
+    python programs.py vllm …
 
 The file named by $FAKE_FAULTS lists faults, one per line. Starts, ends and requests are appended to $FAKE_EVENTS.
 """
@@ -68,7 +69,8 @@ def flag(name: str) -> str:
 
 
 def main() -> None:
-    name = "edge" if sys.argv[1] == "causeway-edge" else "triton" if sys.argv[2] == "triton" else "gateway"
+    program, command = sys.argv[1:3]
+    name = {"causeway-edge": "edge", "vllm": "vllm"}.get(program, "triton" if command == "triton" else "gateway")
     if f"{name}-missing" in FAULTS:
         sys.exit(f"{name}: `make setup` makes its environment")
     # sigwait instead of a handler: the next SIGTERM could interrupt a handler that holds the lock of an Event.
@@ -86,7 +88,7 @@ def main() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", int(flag("--port") or 0)), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
-    if f"{name}-silent" not in FAULTS:
+    if f"{name}-silent" not in FAULTS and name != "vllm":
         ready = {"triton": f"grpc=127.0.0.1:{flag('--grpc-port')}", "gateway": f"url={url}/v1", "edge": f"url={url}"}
         print(f"ready {ready[name]}", flush=True)
     if signal.sigwait({signal.SIGTERM, signal.SIGUSR1}) == signal.SIGUSR1:

@@ -17,10 +17,18 @@ import msgspec
 import psutil
 import pytest
 
-from causeway_server.edge_node.cli.up.models import KNOWLEDGE, TOUR, StartedModels, choose_models
+from causeway_server.edge_node.cli.up.models import (
+    KNOWLEDGE,
+    TOUR,
+    StartedModels,
+    Vllm,
+    VllmDescription,
+    choose_models,
+)
 from causeway_server.edge_node.cli.up.session import UpOptions, find_programs
 from causeway_server.edge_node.config.loader import load_config
 from causeway_server.edge_node.config.schema import Config, ServerConfig
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +53,7 @@ class UpProcess:
         environ = {"FAKE_FAULTS": str(folder / "faults"), "FAKE_EVENTS": str(folder / "events"), "COLUMNS": "200"}
         programs = {name: [sys.executable, str(FAKE), name] for name in ("causeway-edge", "causeway-cloud")}
         config = options.pop("config", Config(server=ServerConfig(port=0, drain_s=0.0)))
-        models = StartedModels("", ("assistant-large",), (), TOUR)
+        models = options.pop("models", StartedModels("", ("assistant-large",), (), TOUR))
         parts = {"config": config, "serve_flags": [], "models": models, "programs": programs}
         document = {**parts, "runs": str(folder / "runs"), **options}
         self.process = subprocess.Popen(
@@ -160,6 +168,29 @@ def test_it_serves_until_a_signal(start: Start, number: signal.Signals) -> None:
     assert up.end(number) == 0
     assert up.events[-3:] == ["edge ends", "gateway ends", "triton ends"]
     assert not any(child.is_running() for child in children)
+
+
+def with_vllm(port: int) -> StartedModels:
+    description = VllmDescription((sys.executable, str(FAKE), "vllm"), {"VLLM_NO_USAGE_STATS": "1"}, "tiny")
+    return StartedModels("", (), (), TOUR, "tiers: []\n", vllm=Vllm(description, port))
+
+
+def test_a_vllm_stands_where_triton_stands(start: Start) -> None:
+    """The gateway starts once it answers, since it asks it for its features."""
+    up = start(once=True, models=with_vllm(free_port()))
+    assert up.end() == 0
+    order = [event for event in up.events if event.endswith((" starts", " ends"))]
+    assert order == [f"{name} starts" for name in ("vllm", "gateway", "edge")] + [
+        f"{name} ends" for name in ("edge", "gateway", "vllm")
+    ]
+    assert "vllm     ready after" in up.printed
+
+
+def test_a_vllm_that_cannot_start_is_named(start: Start) -> None:
+    up = start("vllm-missing", once=True, models=with_vllm(free_port()))
+    assert up.end() == 1
+    assert "vllm does not become ready" in up.printed
+    assert not any(event.startswith(("gateway", "edge")) for event in up.events)
 
 
 def test_with_no_cloud_only_the_edge_is_started(start: Start) -> None:

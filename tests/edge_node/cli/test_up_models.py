@@ -14,7 +14,7 @@ import yaml
 from causeway_server.cloud_pool.config import Config as GatewayConfig
 from causeway_server.cloud_pool.config import Flags
 from causeway_server.cloud_pool.config import load_config as load_gateway_config
-from causeway_server.edge_node.cli.up.models import KNOWLEDGE, TOUR, choose_models, pair_policy
+from causeway_server.edge_node.cli.up.models import KNOWLEDGE, TOUR, choose_models, pair_policy, read_vllm
 from causeway_server.edge_node.config.schema import Config, EngineConfig
 from causeway_server.edge_node.storage.policies import DEFAULT_POLICY
 from causeway_server.models.catalog.artifact import ArtifactError, Manifest, find_artifact
@@ -72,6 +72,29 @@ def test_a_large_model_in_the_cloud_gets_a_patient_gateway(config: Config, tmp_p
     larger = msgspec.structs.replace(manifest, parameters=1_500_000_000)
     (tmp_path / "large-x" / "manifest.json").write_bytes(msgspec.json.encode(larger))
     assert gateway(config, tmp_path).load_balancing.hung_after_s > 60
+
+
+def test_a_vllm_is_the_large_model_and_the_gateways_only_tier(config: Config, tmp_path: Path) -> None:
+    """Its model is no artifact of this machine."""
+    description = tmp_path / "vllm.json"
+    description.write_text('{"command": ["python"], "environ": {"A": "1"}, "model": "tiny"}')
+    models = choose_models(config, "small-x", None, with_cloud=True, vllm=read_vllm(description, 8000))
+    targets = {target.name: (target.at, target.model) for target in parse_policy(models.policy_text, "up").targets}
+    assert targets == {"small": ("edge", "small-x"), "large": ("cloud", "tiny")}
+    assert models.cloud == ()
+    (tmp_path / "gateway.yaml").write_text(models.gateway_text)
+    (tier,) = load_gateway_config(tmp_path / "gateway.yaml", Flags()).tiers
+    assert (tier.name, tier.upstream.kind) == ("tiny", "openai")
+    assert (tier.upstream.urls, tier.upstream.without) == (("http://127.0.0.1:8000/v1",), ("tools",))
+
+
+@pytest.mark.parametrize("content", [None, "{}", "nonsense"])
+def test_a_vllm_that_is_not_there_is_refused_with_what_to_do(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "vllm.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ArtifactError, match=r"vllm\.json.*make run UPSTREAM=vllm"):
+        read_vllm(path, 8000)
 
 
 def test_a_calibrated_pair_gets_its_handoff(config: Config, tmp_path: Path) -> None:
@@ -162,7 +185,7 @@ def test_make_run_starts_the_models_that_it_pulls() -> None:
     ("flags", "complaint"),
     [
         (("--small", "nothing"), "no model named 'nothing'"),
-        (("--small", "assistant", "--policy", "policies/default.yaml"), "omit --small and --large"),
+        (("--small", "assistant", "--policy", "policies/default.yaml"), "omit --small, --large and --vllm"),
     ],
 )
 def test_what_cannot_be_started_is_refused_before_anything_starts(
