@@ -28,7 +28,7 @@ import msgspec
 
 from causeway_server.models.constraints.grammars import EnforceableRequest, check_schemas
 from causeway_server.router.errors import CausewayError, CloudFailed, InvalidRequest, StreamBroken, UnsupportedFeature
-from causeway_server.router.parts.reading import first_part
+from causeway_server.router.parts.reading import first_part, images_of
 from causeway_server.router.reasoning import ReasoningParser, Thinking, thinks
 from causeway_server.router.tool_calls.parser import ToolCallParser
 from causeway_server.router.tool_calls.schema import NO_FRAME, answer_schema, call_frame
@@ -252,10 +252,12 @@ class Service(msgspec.Struct, frozen=True):
         if partial_answer is not None or truncator is not None:
             limit = truncator.limit if truncator else _remaining_tokens(request, tier, partial_answer)
             parameters = msgspec.structs.replace(parameters, max_tokens=limit)
+        images = images_of(request) if "image" in tier.config.native_parts else ()
         return [
             InferenceRequest(
                 model=tier.model,
                 prompt=prompt,
+                images=images,
                 parameters=_with_seed(parameters, index * request.n + choice),
                 deadline=context.deadline,
                 request_id=context.id,

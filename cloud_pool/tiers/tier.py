@@ -10,7 +10,7 @@ import msgspec
 from causeway_server.models.catalog.artifact import Answers, ArtifactError, find_artifact
 from causeway_server.models.catalog.gguf import read_metadata
 from causeway_server.models.chat.sandbox import MARK
-from causeway_server.models.chat.template import render, thinking_of
+from causeway_server.models.chat.template import render, takes_images, thinking_of
 from causeway_server.router.errors import ConfigError, ModelNotAllowed, ModelNotFound, UnsupportedFeature
 from causeway_server.router.openai.audio import OPENAI_MODEL
 from causeway_server.router.reasoning import Thinking, closed_thought, thinks
@@ -213,7 +213,13 @@ class Tier(msgspec.Struct, frozen=True):
         guard = "".join(sorted({text[0] for text in chat_format.special if text}))
         tools = () if request.tool_choice.mode == "none" else request.tools
         text = render(
-            chat_format.template, request.messages, tools, bos=chat_format.bos, eos=chat_format.eos, guard=guard
+            chat_format.template,
+            request.messages,
+            tools,
+            bos=chat_format.bos,
+            eos=chat_format.eos,
+            guard=guard,
+            images="image" in self.config.native_parts,
         )
         if chat_format.thinking and not thinks(request, chat_format.thinking):
             text += closed_thought(chat_format.thinking)
@@ -255,9 +261,10 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         return _http_chat_format(tier, where)
     if tier.upstream.is_trtllm:
         _check_trtllm(tier, where)
-    if tier.native_parts:
+    if tier.native_parts and (tier.native_parts != ("image",) or "chat" not in tier.can or not tier.template_file):
         raise ConfigError(
-            "Only tiers over HTTP get parts themselves (`upstream.kind: openai`). Give an encoder a tier of its own.",
+            "Only chat tiers get parts themselves: over HTTP (`upstream.kind: openai`) any, in Triton's vLLM backend "
+            "images, with a `template_file`. Give an encoder a tier of its own.",
             where=f"{where}.can",
         )
     if tier.template_file:
@@ -265,6 +272,8 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
             template = Path(tier.template_file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(str(error), where=f"{where}.template_file") from error
+        if tier.native_parts and not takes_images(template):
+            raise ConfigError("The template writes nothing for an image.", where=f"{where}.template_file")
         return ChatFormat(
             template,
             tier.bos,

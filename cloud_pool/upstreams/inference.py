@@ -150,6 +150,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: SamplingParameters
     embed: bool = False  # make the prompt's vector, as JSON in the answer's text, instead of an answer
     part: EncodePart | None = None  # read this instead of the prompt
+    images: tuple[str, ...] = ()  # in base64, in the order of their places in the prompt
     openai: Request | None = None  # send this, with one sequence, to an OpenAI server; `prompt` is empty then
     deadline: float  # monotonic, s
     caller: str = ""  # callers share the time of embeddings in our own model; a digest, as Triton's logs may name it

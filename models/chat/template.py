@@ -37,7 +37,7 @@ import msgspec
 from causeway_server.router.errors import InvalidRequest, UnsupportedFeature
 from causeway_server.router.reasoning import CLOSE, OPEN, Thinking
 from causeway_server.router.tool_calls.schema import ToolFormat, tool_format
-from causeway_server.router.types import Message, TextPart, Tool, ToolCall
+from causeway_server.router.types import ImagePart, Message, TextPart, Tool, ToolCall
 
 from .sandbox import MARK, TemplateFailed, compile_template, generate
 
@@ -268,6 +268,7 @@ def render(
     bos: str = "",
     eos: str = "",
     guard: str = "",
+    images: bool = False,
 ) -> str:
     """Render `messages` in the sandbox, adapted to what the template can take, up to where the answer begins.
 
@@ -278,6 +279,8 @@ def render(
         bos: The text of the beginning-of-sequence token, for templates that write it.
         eos: The text of the end-of-sequence token.
         guard: First characters of control tokens; each one in a caller's text gets a MARK behind it.
+        images: Whether the model gets images: a message with some is a list of parts to the template, which writes
+            the place of each.
 
     Raises:
         TemplateFailed: The template is broken, exceeds its budget, or calls `raise_exception`.
@@ -289,7 +292,18 @@ def render(
         abilities = probe(template)
         in_system = abilities.tools == "system"
         messages, tools = adapted(messages, tools, abilities, tool_format(template))
-    return _render(template, messages, tools, bos, eos, guard, in_system)
+    return _render(template, messages, tools, bos, eos, guard, in_system, images)
+
+
+@lru_cache(maxsize=_CACHED_ABILITIES)
+def takes_images(template: str) -> bool:
+    """Return whether a template writes something for an image."""
+    part = ImagePart("")
+    try:
+        texts = [render(template, (Message("user", (part,) * count),), images=True) for count in (1, 2)]
+    except InvalidRequest:
+        return False
+    return texts[0] != texts[1]
 
 
 @lru_cache(maxsize=_CACHED_ABILITIES)
@@ -312,10 +326,11 @@ def _render(
     eos: str,
     guard: str,
     tools_in_system: bool,
+    images: bool = False,
 ) -> str:
     """Render the conversation. `tools_in_system`: the first message is a system message with the tools."""
     compiled = compile_template(template)
-    message_values = [_message_value(message, guard) for message in messages]
+    message_values = [_message_value(message, guard, images) for message in messages]
     tool_values = [_tool_value(tool, guard) for tool in tools] or None
     if tools_in_system and tool_values:
         message_values[0]["tools"] = json.dumps([value["function"] for value in tool_values], ensure_ascii=False)
@@ -330,10 +345,14 @@ def _render(
     return generate(compiled, variables, input_length)
 
 
-def _message_value(message: Message, guard: str) -> dict[str, object]:
+def _message_value(message: Message, guard: str, images: bool) -> dict[str, object]:
     if not _ROLE.fullmatch(message.role):
         raise InvalidRequest(f"Role {message.role[:40]!r} is not a name.", param="messages")
-    value: dict[str, object] = {"role": message.role, "content": _guarded(_text_of(message), guard)}
+    seen = (
+        images and isinstance(message.content, tuple) and any(isinstance(part, ImagePart) for part in message.content)
+    )
+    content = _part_values(message, guard) if seen else _guarded(_text_of(message), guard)
+    value: dict[str, object] = {"role": message.role, "content": content}
     if message.name is not None:
         value["name"] = _guarded(message.name, guard)
     if message.tool_call_id is not None:
@@ -348,6 +367,19 @@ def _message_value(message: Message, guard: str) -> dict[str, object]:
             for call in message.tool_calls
         ]
     return value
+
+
+def _part_values(message: Message, guard: str) -> list[dict[str, str]]:
+    """Return the parts in the form of Hugging Face's templates."""
+    values = []
+    for part in _parts(message):
+        if isinstance(part, ImagePart):
+            values.append({"type": "image"})
+        elif isinstance(part, TextPart):
+            values.append({"type": "text", "text": _guarded(part.text, guard)})
+        else:
+            raise UnsupportedFeature("This model reads only text and images.", param="messages")
+    return values
 
 
 def _text_of(message: Message) -> str:

@@ -81,6 +81,12 @@ def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tup
     return tuple(_found(at, index, part, modality) for at, index, part, modality in places if modality in kinds)
 
 
+def images_of(request: Request) -> tuple[str, ...]:
+    """Return the images of a request whose parts have been checked, in base64."""
+    found = (part for _, _, part, _ in _parts(request) if isinstance(part, ImagePart))
+    return tuple(part.url.partition(",")[2] for part in found)
+
+
 def _parts(request: Request) -> Iterator[tuple[int, int, Part, Modality]]:
     """Yield the parts of all messages: message index, index in the message, part and kind."""
     for at, message in enumerate(request.messages):

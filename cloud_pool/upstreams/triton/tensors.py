@@ -106,6 +106,8 @@ def _add_generation(message: ModelInferRequest, request: InferenceRequest) -> No
     else:
         count = len(request.prompt)
         add_tensor(message, "token_ids", "INT32", struct.pack(f"<{count}i", *request.prompt), (count,))
+    if request.images:
+        add_texts(message, "image", request.images, (len(request.images),))
     _add_text(message, "sampling_parameters", encode_parameters(request.parameters))
     message.MergeFromString(_flags())
     if request.parameters.logprobs is not None:

@@ -1,4 +1,4 @@
-"""A gateway before a real Triton with stand-ins that have the published tensors of TensorRT-LLM's models."""
+"""A gateway before a real Triton with stand-ins that have published tensors: TensorRT-LLM's and the vLLM backend's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from causeway_server.cloud_pool.config import Flags, load_config
-from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.config import TierAbility, TierConfig
 from causeway_server.cloud_pool.tiers.tier import load_tiers
 from causeway_server.cloud_pool.upstreams.config import UpstreamConfig, UpstreamKind
 from causeway_server.router.errors import ConfigError
@@ -135,6 +135,61 @@ async def test_what_has_no_tensor_is_refused_by_name(
     assert answer.json["error"]["param"] == param
 
 
+# --- images for a model of Triton's vLLM backend ----------------------------------------------------------------------
+
+
+IMAGES = ["iVBORw0KGgo=", "R0lGODlh"]
+SEEING = "{% for part in messages[-1].content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}"
+
+
+@pytest.fixture
+async def seeing(triton: TrtllmTriton, tmp_path: Path) -> AsyncIterator[Gateway]:
+    template = tmp_path / "seeing.jinja"
+    template.write_text(
+        "{% if messages[-1].content is string %}{{ messages[-1].content }}{% else %}" + SEEING + "{% endif %}"
+    )
+    tier = TierConfig(
+        name="vision",
+        triton=triton.address,
+        can=("chat", "image"),
+        template_file=str(template),
+        special_tokens=("<image>",),
+        context_tokens=512,
+    )
+    async with in_own_task(serving(tmp_path, tier)) as gateway:
+        yield gateway
+
+
+def with_images(*urls: str, text: str = "Which is larger?") -> list[dict[str, object]]:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [parts[0], {"type": "text", "text": text}, *parts[1:]]}]
+
+
+async def test_images_reach_the_tensor_in_the_order_of_their_places(seeing: Gateway) -> None:
+    """A caller's text cannot spell the place of an image."""
+    urls = [f"data:image/png;base64,{image}" for image in IMAGES]
+    answer = await seeing.ask(model="vision", messages=with_images(*urls, text="Which <image> is larger?"))
+    assert answer.status == 200, answer.body
+    given = json.loads(answer.text)
+    assert given["image"] == IMAGES
+    assert given["text_input"] == ["<image>Which < image> is larger?<image>"]
+    assert answer.json["usage"]["prompt_tokens"] == 7
+
+
+async def test_without_an_image_there_is_no_such_tensor(seeing: Gateway) -> None:
+    answer = await seeing.ask(model="vision", messages=says("hello"))
+    assert "image" not in json.loads(answer.text)
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [("https://example.com/a.png", "unsupported_feature"), ("data:image/png;base64,%%%", "invalid_value")],
+)
+async def test_an_image_of_the_network_or_of_broken_bytes_is_refused(seeing: Gateway, url: str, code: str) -> None:
+    answer = await seeing.ask(model="vision", messages=with_images(url))
+    assert (answer.status, answer.code) == (400, code), answer.body
+
+
 @pytest.mark.parametrize("model", KINDS)
 async def test_a_client_that_leaves_frees_its_permit(gateway: Gateway, model: str) -> None:
     """The call is cancelled; the model answers on."""
@@ -159,6 +214,31 @@ def test_what_the_kind_cannot_do_is_refused_at_start(tmp_path: Path, key: str, v
     (tmp_path / "t").write_text("x")
     fields = {"template_file": str(tmp_path / "t"), key: value}
     config = TierConfig(name="large", upstream=UpstreamConfig(kind="trtllm"), **fields)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as raised:
+        load_tiers([config])
+    assert raised.value.where == f"tiers[0].{key}"
+
+
+@pytest.mark.parametrize(
+    ("template", "abilities", "key"),
+    [
+        ("{{ messages[-1].content }}", ("chat", "image", "audio"), "can"),
+        ("{{ messages[-1].content }}", ("completion", "image"), "can"),
+        ("", ("chat", "image"), "can"),
+        (
+            "{% for part in messages[-1].content if part.text %}{{ part.text }}{% endfor %}",
+            ("chat", "image"),
+            "template_file",
+        ),
+    ],
+    ids=["audio", "no chats", "our own model", "a template without a place"],
+)
+def test_parts_that_the_vllm_backend_cannot_be_given_are_refused_at_start(
+    tmp_path: Path, template: str, abilities: tuple[TierAbility, ...], key: str
+) -> None:
+    path = tmp_path / "t"
+    path.write_text(template)
+    config = TierConfig(name="assistant", can=abilities, template_file=str(path) if template else "")
     with pytest.raises(ConfigError) as raised:
         load_tiers([config])
     assert raised.value.where == f"tiers[0].{key}"

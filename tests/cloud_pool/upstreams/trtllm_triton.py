@@ -1,9 +1,10 @@
-"""A real Triton with stand-ins for TensorRT-LLM's models.
+"""A real Triton with stand-ins for TensorRT-LLM's models, and for one of Triton's vLLM backend that sees.
 
 `python -m tests.cloud_pool.upstreams.trtllm_triton PORT PORT`.
 
 Their configurations have the names, types and dimensions that NVIDIA publishes (github.com/NVIDIA/TensorRT-LLM, below
-triton_backend/all_models). A Triton refuses an input that its model's configuration does not name.
+triton_backend/all_models), and those that the vLLM backend completes (triton-inference-server/vllm_backend,
+src/model.py). A Triton refuses an input that its model's configuration does not name.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.ports import free_port
 from tests.stack import Process
 
 ROOT = Path(__file__).parents[3]
-MODELS = ("ensemble", "tensorrt_llm")
+MODELS = ("ensemble", "tensorrt_llm", "vision")
 _MODEL = Path(__file__).parent / "models" / "trtllm.py"
 _FLOATS = ("top_p", "temperature", "presence_penalty", "frequency_penalty")
 _ENSEMBLE = {
@@ -56,10 +57,20 @@ _LLM_API = {
     **dict.fromkeys(("streaming", "return_finish_reason", "return_stop_reason", "return_cumulative_logprob"), "BOOL"),
     "stop": "BOOL",
 }
+_VLLM = {
+    **dict.fromkeys(("text_input", "image[]", "sampling_parameters"), "STRING"),
+    **dict.fromkeys(("stream", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob"), "BOOL"),
+    **dict.fromkeys(("return_logprobs", "return_num_input_tokens", "return_num_output_tokens"), "BOOL"),
+}
 _REQUIRED = ("text_input", "max_tokens")
 _OUTPUTS = {
     "ensemble": {"text_output[]": "STRING", "num_input_tokens": "INT32", "num_output_tokens": "INT32"},
     "tensorrt_llm": {"text_output[]": "STRING", "finish_reason[]": "STRING"},
+    "vision": {
+        **dict.fromkeys(("text_output[]", "finish_reason[]", "logprobs[]"), "STRING"),
+        "cumulative_logprob[]": "FP32",
+        **dict.fromkeys(("num_input_tokens", "num_output_tokens[]"), "UINT32"),
+    },
 }
 
 
@@ -70,7 +81,7 @@ def _tensor(name: str, datatype: str, *, optional: bool) -> str:
 
 
 def write_repository(folder: Path) -> None:
-    for model, inputs, batch in (("ensemble", _ENSEMBLE, 8), ("tensorrt_llm", _LLM_API, 0)):
+    for model, inputs, batch in (("ensemble", _ENSEMBLE, 8), ("tensorrt_llm", _LLM_API, 0), ("vision", _VLLM, 0)):
         required = [name for name in inputs if name.removesuffix("[]") in _REQUIRED]
         takes = ",\n".join(_tensor(name, kind, optional=name not in required) for name, kind in inputs.items())
         gives = ",\n".join(_tensor(name, kind, optional=False) for name, kind in _OUTPUTS[model].items())

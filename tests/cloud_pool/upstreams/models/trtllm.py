@@ -1,4 +1,4 @@
-"""A stand-in for TensorRT-LLM's models, for Triton's stub, as `1/model.py`.
+"""A stand-in for TensorRT-LLM's models and a vision model of the vLLM backend, for Triton's stub, as `1/model.py`.
 
 It has the tensors of the model whose configuration lies beside it. It answers with the words of its prompt, one token
 each, up to the limit of tokens; the prompt `parameters` is answered with the inputs that came, as JSON in one token,
@@ -24,6 +24,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self._inputs = [one["name"] for one in config["input"]]
         self._is_ensemble = config["name"] == "ensemble"
+        self._sees = config["name"] == "vision"
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -33,6 +34,9 @@ class TritonPythonModel:
 
     def _answer(self, given: dict[str, list[Any]], sender: Any) -> None:
         (prompt,) = given["text_input"]
+        if self._sees:
+            sender.send(_seen(given), flags=_FINAL)
+            return
         (limit,) = given["max_tokens" if self._is_ensemble else "sampling_param_max_tokens"]
         if not given["stream" if self._is_ensemble else "streaming"][0]:
             raise ValueError("The stand-in only streams.")
@@ -64,6 +68,18 @@ class TritonPythonModel:
                 pb_utils.Tensor("finish_reason", np.array([reason], dtype=np.object_)),
             ]
         )
+
+
+def _seen(given: dict[str, list[Any]]) -> Any:
+    """Return what came, as the answer in one token."""
+    return pb_utils.InferenceResponse(
+        [
+            pb_utils.Tensor("text_output", np.array([json.dumps(given)], dtype=np.object_)),
+            pb_utils.Tensor("finish_reason", np.array(["stop"], dtype=np.object_)),
+            pb_utils.Tensor("num_input_tokens", np.array([7], dtype=np.uint32)),
+            pb_utils.Tensor("num_output_tokens", np.array([1], dtype=np.uint32)),
+        ]
+    )
 
 
 def _plain(values: Any) -> list[Any]:
