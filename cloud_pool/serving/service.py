@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from causeway_server.models.constraints.grammars import EnforceableRequest, check_schemas
-from causeway_server.router.errors import CausewayError, CloudFailed, InvalidRequest, StreamBroken, UnsupportedFeature
+from causeway_server.router.errors import (
+    BreakerOpen,
+    CausewayError,
+    CloudFailed,
+    InvalidRequest,
+    StreamBroken,
+    UnsupportedFeature,
+)
 from causeway_server.router.parts.reading import first_part, images_of
 from causeway_server.router.reasoning import ReasoningParser, Thinking, thinks
 from causeway_server.router.tool_calls.parser import ToolCallParser
@@ -167,7 +174,7 @@ class Service(msgspec.Struct, frozen=True):
                 return
         stale = None if context.critical or partial_answer else await self.find_stale(context.request, context.tenant)
         if stale is None:
-            raise combined_error(failures)  # (5)
+            raise combined_error(failures, self._broken(step))  # (5)
         yield self._stale_head(context, stale, stress)  # (4)
         for chunk in stale.chunks:
             yield chunk
@@ -303,6 +310,20 @@ class Service(msgspec.Struct, frozen=True):
             region=self.runtimes[step.tier].tier.config.region,
         )
 
+    def _broken(self, step: FallbackStep) -> list[TierFailed]:
+        """Return the failures of the tiers that this step skips because they are broken."""
+        return [
+            TierFailed(
+                BreakerOpen(
+                    f"{name} failed repeatedly, so its breaker is open.",
+                    retry_after_s=self.fallback.retry_after_s(name),
+                ),
+                stress,
+            )
+            for name, stress in step.skipped
+            if stress == "broken"
+        ]
+
     def _stale_head(self, context: RequestContext, stale: CachedAnswer, stress: Mapping[str, Stress]) -> AnswerHead:
         if self.metrics is not None:
             self.metrics.degraded("stale")
@@ -382,12 +403,15 @@ def check_parts(request: Request, kinds: Collection[Modality]) -> None:
         )
 
 
-def combined_error(failures: Sequence[TierFailed]) -> CausewayError:
-    """Combine several tiers' errors: a saturated one's, with the shortest Retry-After, if there is one."""
-    able = [failure for failure in failures if failure.stress != "unable"] or failures
-    error = next((failure for failure in able if failure.stress == "saturated"), able[0]).error
-    waits_s = [failure.error.retry_after_s for failure in failures if failure.error.retry_after_s is not None]
-    error.retry_after_s = min(waits_s, default=None)
+def combined_error(failures: Sequence[TierFailed], broken: Sequence[TierFailed] = ()) -> CausewayError:
+    """Combine several tiers' errors: a saturated one's, with the shortest Retry-After, if there is one.
+
+    `broken`: failures of tiers that were not asked, which count if those that were asked could not have answered.
+    """
+    able = [failure for failure in failures if failure.stress != "unable"] or [*broken, *failures]
+    chosen = next((failure for failure in able if failure.stress == "saturated"), able[0])
+    error, waits_s = chosen.error, [one.error.retry_after_s for one in (*failures, chosen)]
+    error.retry_after_s = min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
     return error
 
 

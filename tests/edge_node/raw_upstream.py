@@ -13,11 +13,14 @@ _MODELS = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length:
 
 
 class RawUpstream(ScriptedCloud):
-    """`replies`: the bytes of the responses, in order; the last one is repeated. Each ends with its connection."""
+    """`replies`: the bytes of the responses, in order; the last one is repeated. Each ends with its connection, which
+    an upstream that `stalls` keeps open until the client closes it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.replies: list[bytes] = []
+        self.stalls = False
         self._server: asyncio.Server | None = None
 
     async def start(self, port: int = 0, sock: socket.socket | None = None) -> RawUpstream:
@@ -41,6 +44,10 @@ class RawUpstream(ScriptedCloud):
                 self.bodies.append(json.loads(await reader.readexactly(length)))
                 writer.write(self.replies[min(len(self.bodies), len(self.replies)) - 1])
             await writer.drain()
+            if self.stalls and not head.startswith("get "):
+                self.running += 1
+                await reader.read()
+                self.running -= 1
         writer.close()
 
 

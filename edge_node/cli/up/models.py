@@ -112,7 +112,7 @@ class StartedModels(msgspec.Struct, frozen=True):
 
 
 class VllmDescription(msgspec.Struct, frozen=True):
-    """How a real vLLM is started, as `make run UPSTREAM=vllm` writes it."""
+    """The command of a real vLLM, as `make run UPSTREAM=vllm` writes it."""
 
     command: tuple[str, ...]
     environ: dict[str, str]

@@ -55,7 +55,7 @@ async def ask(gateway: Gateway, text: str = "hello", **fields: object) -> Answer
 
 
 async def score(gateway: Gateway, answer: Answer, value: float) -> Answer:
-    return await gateway.post("/feedback", {"id": answer.headers["x-request-id"], "score": value})
+    return await gateway.post("/feedback", {"id": answer.headers["X-Request-ID"], "score": value})
 
 
 def variants_of(gateway: Gateway) -> TierVariants:

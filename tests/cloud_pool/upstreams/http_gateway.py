@@ -18,7 +18,6 @@ from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.http.config import ServerConfig
 from causeway_server.cloud_pool.tiers.config import TierAbility, TierConfig
 from causeway_server.cloud_pool.upstreams.config import UpstreamConfig
-from causeway_server.router.errors import ConfigError
 from tests.edge_node.device import Answer
 
 Event = dict[str, object]
@@ -76,11 +75,12 @@ async def serving(
         **sections,
     )
     async with anyio.create_task_group() as tasks, aiohttp.ClientSession() as session:
-        app, failed = build(config, tasks), None
+        app = build(config, tasks)
+        failed: BaseException | None = None
         try:
             await app.start()
             yield Gateway(app, session, audit)
-        except ConfigError as error:  # raised below, as a task group would wrap it
+        except BaseException as error:  # raised below: the task group, which `stop` cancels, would drop it
             failed = error
         finally:
             await app.stop()

@@ -20,7 +20,7 @@ from .trtllm_triton import TrtllmTriton
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 PROMPT = "one two three"
-TEXTS = {"vllm": "b", "trtllm": f"{PROMPT} ", "http": "".join(CLOUD_WORDS)}
+TEXTS = {"vllm": "word", "trtllm": f"{PROMPT} ", "http": "".join(CLOUD_WORDS)}
 
 
 @pytest.fixture
