@@ -45,7 +45,7 @@ from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import ON_DEMAND, modalities
 from causeway_server.router.prices import FREE, PICO_USD
 from causeway_server.router.serving.logs import redacted
-from causeway_server.router.serving.reply import AnswerHead, Piece, Reply, TextReply, TextSink
+from causeway_server.router.serving.reply import AnswerHead, Piece, Reply, TextSink, text_sink_of
 from causeway_server.router.types import (
     AttemptPlan,
     AttemptRecord,
@@ -512,7 +512,7 @@ class _Relay:
     def __init__(self, attempt: Attempt, reply: Reply[AnswerHead]) -> None:
         self.reply = reply
         self._attempt = attempt
-        self._texts = reply if isinstance(reply, TextReply) else None
+        self._texts: Reply[AnswerHead] | None = reply
         self._sink: TextSink | None = None
         self._index = 0
         self._slow: Awaitable[None] | None = None  # awaited before the next chunk
@@ -521,7 +521,7 @@ class _Relay:
     def sent(self, index: int) -> None:
         """Note that a chunk of this choice has gone to the client at once."""
         if self._sink is None and self._texts is not None:
-            self._sink, self._index = self._texts.text_sink(index), index
+            self._sink, self._index = text_sink_of(self._texts, index), index
 
     def take(self, texts: Sequence[bytes], index: int) -> bool:
         if self._sink is None or index != self._index:

@@ -39,8 +39,8 @@ from causeway_server.router.serving.reply import (
     Piece,
     ReplayingReply,
     SharedAnswer,
-    TextReply,
     TextSink,
+    text_sink_of,
 )
 from causeway_server.router.tool_calls.schema import with_own_ids
 from causeway_server.router.trackers import MAX_CLIENTS, network_of
@@ -375,7 +375,7 @@ class RequestContext:
         return self.reply.send(piece)
 
     def text_sink(self, index: int) -> TextSink | None:
-        return self.reply.text_sink(index) if isinstance(self.reply, TextReply) else None
+        return text_sink_of(self.reply, index)
 
     async def replay(
         self, hit: CacheHit, *, stale: CausewayError | None = None, check: CausewayError | None = None

@@ -6,8 +6,8 @@ request can join, pieces that every subscriber has read are dropped, and the pro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -57,13 +57,14 @@ class TextSink(Protocol):
         ...
 
 
-@runtime_checkable
-class TextReply(Protocol):
-    """A reply that may take text without its being decoded."""
+def text_sink_of(reply: object, index: int) -> TextSink | None:
+    """Return what takes the texts of a choice that has begun, until another chunk of it; None: `send` does.
 
-    def text_sink(self, index: int, /) -> TextSink | None:
-        """Return what takes the texts of a choice that has begun, until another chunk of it; None: `send` does."""
-        ...
+    A reply that may take text without its being decoded has a method `text_sink`, which is looked up here because
+    `isinstance` of a Protocol takes 4 µs in Python 3.11.
+    """
+    text_sink: Callable[[int], TextSink | None] | None = getattr(reply, "text_sink", None)
+    return None if text_sink is None else text_sink(index)
 
 
 class ClientReply(Reply[Head], Protocol[Head]):
