@@ -38,7 +38,7 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 from multidict import CIMultiDict
 
-from ..errors import BodyTooLarge, InvalidRequest, RequestTimeout
+from ..errors import BodyTooLarge, ClientGone, InvalidRequest, RequestTimeout
 from ..openai.audio import check_form
 from ..openai.wire import MAX_TAGS, TAG
 from ..parts.uploads import clean_filename
@@ -188,7 +188,7 @@ def send_continue(http: web.BaseRequest) -> None:
 
 
 def arrived_body(http: HttpExchange, max_bytes: int) -> bytes | None:
-    """Return the body if it has arrived completely, else None. Raises InvalidRequest or BodyTooLarge."""
+    """Return the body if it has arrived completely, else None. Raises InvalidRequest, BodyTooLarge or ClientGone."""
     if isinstance(http, PlainRequest):
         if len(http.body) > max_bytes:
             raise _too_large(max_bytes)
@@ -201,6 +201,8 @@ def arrived_body(http: HttpExchange, max_bytes: int) -> bytes | None:
         body = http.content.read_nowait()
     except web.RequestPayloadError:
         raise _malformed() from None
+    except ConnectionResetError:
+        raise _gone() from None
     if len(body) > max_bytes:
         raise _too_large(max_bytes)
     return body
@@ -216,6 +218,7 @@ async def receive_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, 
         BodyTooLarge: The body has more than `max_bytes`.
         RequestTimeout: The body did not arrive within `timeout_s`.
         InvalidRequest: The transfer encoding is malformed.
+        ClientGone: The client disconnected.
         CausewayError: An error of `hold`.
     """
     body, held = bytearray(), http.content_length or 0
@@ -233,11 +236,17 @@ async def receive_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, 
         raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.") from None
     except web.RequestPayloadError:
         raise _malformed() from None
+    except ConnectionResetError:
+        raise _gone() from None
     return bytes(body)
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body is larger than {max_bytes} bytes (`max_body_bytes`). Send a smaller one.")
+
+
+def _gone() -> ClientGone:
+    return ClientGone("The client has left.")
 
 
 def _malformed() -> InvalidRequest:
@@ -277,6 +286,7 @@ async def read_upload(http: web.BaseRequest, write: WriteFile, piece_s: float) -
     Raises:
         InvalidRequest: It is malformed.
         RequestTimeout: It did not arrive in time.
+        ClientGone: The client disconnected.
     """
     try:
         with anyio.fail_after(_WHOLE_S):
@@ -285,6 +295,8 @@ async def read_upload(http: web.BaseRequest, write: WriteFile, piece_s: float) -
         raise RequestTimeout(f"The file did not arrive within {_WHOLE_S:g} s, or {piece_s:g} s passed idly.") from None
     except (ValueError, AssertionError, HttpProcessingError, RequestPayloadError):
         raise InvalidRequest("The body is not valid multipart/form-data.") from None
+    except ConnectionResetError:
+        raise _gone() from None
 
 
 async def _read(http: web.BaseRequest, write: WriteFile, piece_s: float) -> UploadForm:
