@@ -259,7 +259,7 @@ def _check(config: Config) -> None:
     for where, address in (("redis", config.redis), ("cache.redis", config.cache.redis)):
         if address:
             parse_redis(address, where)
-    models = {name: tier.region for tier in config.tiers for name in (tier.name, *tier.aliases)}
+    models = {name: tier.region for tier in config.tiers for name in (tier.name, *tier.aliases, *tier.adapters)}
     config.tenants.check(models, config.identity.region)
     config.jobs.check()
     config.streams.check()
@@ -273,7 +273,7 @@ def _check(config: Config) -> None:
         where = f"tiers[{index}]"
         tier.upstream.check(f"{where}.upstream")
         _check_endpoints(tier, where)
-        for name in (tier.name, *tier.aliases):
+        for name in (tier.name, *tier.aliases, *tier.adapters):
             if name in seen:
                 raise ConfigError(f"{name!r} is already {seen[name]}.", where=where)
             seen[name] = where

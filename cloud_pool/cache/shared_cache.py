@@ -69,16 +69,17 @@ class CacheKeys:
 
     def __init__(self, config: CacheConfig, secret: bytes = b"") -> None:
         self._salt = (hashlib.blake2b(secret).digest() if secret else b"", config.version)
-        self._scopes: dict[tuple[str, str], bytes] = {}  # by tier and variant
+        self._scopes: dict[tuple[str, str, str], bytes] = {}  # by tier, variant and adapter
 
     def key(self, request: Request, tier: Tier, tenant: str) -> str:
         """Return the key, 32 hex digits: a one-way digest that does not reveal the prompt."""
-        scope = self._scopes.get((tier.name, tier.variant))
+        place = (tier.name, tier.variant, tier.adapted)
+        scope = self._scopes.get(place)
         if scope is None:
             identity = msgspec.msgpack.encode(
                 (self._salt, tier.name, tier.model, tier.config.adapter, tier.max_tokens, tier.chat_format)
             )
-            scope = self._scopes[tier.name, tier.variant] = hashlib.blake2b(identity, digest_size=32).digest()
+            scope = self._scopes[place] = hashlib.blake2b(identity, digest_size=32).digest()
         # The scope has a fixed length, so no tenant's name can be confused with it. A name has no NUL.
         tags = request.hints.tags
         owner = "\0".join((tenant, *region_tags(regions_of(tags)))) if tags else tenant

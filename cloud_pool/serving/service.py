@@ -134,7 +134,7 @@ class Service(msgspec.Struct, frozen=True):
         stress: dict[str, Stress] = {}
         failures: list[TierFailed] = []
         steps = self.fallback.fallback_steps(fallback_request, context.priority)
-        for step, tier in ((one, model) for one in steps for model in self._tried(one, context.request)):
+        for step, tier in ((one, model) for one in steps for model in self._tried(one, context)):
             truncator = self._truncator(context, step, tier, partial_answer)
             attempt = TierAttempt(self.fallback, step, self.runtimes[step.tier], self.clock)
             enforceable = await _enforceable(context.request, tier)
@@ -179,10 +179,11 @@ class Service(msgspec.Struct, frozen=True):
         for chunk in stale.chunks:
             yield chunk
 
-    def _tried(self, step: FallbackStep, request: Request) -> tuple[Tier, ...]:
+    def _tried(self, step: FallbackStep, context: RequestContext) -> tuple[Tier, ...]:
         """Return the models of a step's tier in the order in which they are tried."""
-        tier = self.runtimes[step.tier].tier
-        return self.variants.tried(tier, request) if self.variants.active else (tier,)
+        is_adapted = context.tier.adapted and context.tier.name == step.tier
+        tier = context.tier if is_adapted else self.runtimes[step.tier].tier
+        return self.variants.tried(tier, context.request) if self.variants.active else (tier,)
 
     def _partial_answer(self, context: RequestContext) -> PartialAnswer | None:
         """Read the continue token, which holds the part of the answer that the client already has. Raises

@@ -66,6 +66,13 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapter: Annotated[str, doc("LoRA adapter for the tier's requests, vLLM's `lora_name` in Triton. Empty: none.")] = (
         ""
     )
+    adapters: Annotated[
+        dict[str, str],
+        doc(
+            "LoRA adapters as models of their own, `name for clients: adapter`, beside the tier's own model in the same "
+            "servers: the server's model name over HTTP, vLLM's `lora_name` in Triton."
+        ),
+    ] = {}
     artifact: Annotated[
         str, doc("Artifact that supplies chat template, control tokens and context length. Empty: the tier's name.")
     ] = ""

@@ -124,6 +124,7 @@ class Tier(msgspec.Struct, frozen=True):
     config: TierConfig
     chat_format: ChatFormat
     variant: str = ""  # the variant whose model `config.model` is; "" for the tier's own
+    adapted: str = ""  # the name in `adapters` that a client asked for; "": the tier's own
 
     @property
     def name(self) -> str:
@@ -239,9 +240,17 @@ def load_tiers(tiers: Iterable[TierConfig], model_dirs: Iterable[str] = ()) -> t
 def by_name(tiers: tuple[Tier, ...]) -> Mapping[str, Tier]:
     """Index the tiers by name and alias. The first audio tier is also `whisper-1`, unless another has that name."""
     index = {name: tier for tier in tiers for name in (tier.name, *tier.config.aliases)}
+    index |= {name: _adapted(tier, name, adapter) for tier in tiers for name, adapter in tier.config.adapters.items()}
     if (speech := encoders_of(tiers).get("audio")) is not None:
         index.setdefault(OPENAI_MODEL, index[speech])
     return index
+
+
+def _adapted(tier: Tier, name: str, adapter: str) -> Tier:
+    """Return the tier with one of its adapters; vectors are of the tier's own model."""
+    can = tuple(ability for ability in tier.config.can if ability != "embedding")
+    changed = {"model": adapter} if tier.config.upstream.is_http else {"model": tier.model, "adapter": adapter}
+    return msgspec.structs.replace(tier, config=msgspec.structs.replace(tier.config, can=can, **changed), adapted=name)
 
 
 def encoders_of(tiers: Iterable[Tier]) -> dict[Modality, str]:
@@ -257,6 +266,8 @@ def encoders_of(tiers: Iterable[Tier]) -> dict[Modality, str]:
 def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> ChatFormat:
     if tier.adapter and "embedding" in tier.can:
         raise ConfigError("Embeddings do not support an adapter: remove `embedding` from `can`.", where=f"{where}.can")
+    if tier.adapters and not {"chat", "completion"} & set(tier.can):
+        raise ConfigError("Only tiers that generate text have adapters.", where=f"{where}.adapters")
     if tier.upstream.is_http:
         return _http_chat_format(tier, where)
     if tier.upstream.is_trtllm:
@@ -292,11 +303,10 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
             return ChatFormat("")  # a stock backend's model, whose inputs are sent as they are
         raise ConfigError(f"{error} Name an `artifact` or a `template_file`.", where=where) from error
     manifest = artifact.manifest
-    if tier.adapter not in ("", *manifest.adapters):
-        known = ", ".join(manifest.adapters) or "none"
-        raise ConfigError(
-            f"{artifact.name} has no adapter `{tier.adapter}`; there are: {known}.", where=f"{where}.adapter"
-        )
+    for key, adapter in (("adapter", tier.adapter), *((f"adapters.{name}", one) for name, one in tier.adapters.items())):
+        if adapter not in ("", *manifest.adapters):
+            known = ", ".join(manifest.adapters) or "none"
+            raise ConfigError(f"{artifact.name} has no adapter `{adapter}`; there are: {known}.", where=f"{where}.{key}")
     return msgspec.structs.replace(
         read_chat_format(artifact.path),
         temperature=1.0 if manifest.temperature is None else manifest.temperature,
@@ -311,10 +321,11 @@ def _check_trtllm(tier: TierConfig, where: str) -> None:
     """Raise ConfigError for what models of TensorRT-LLM have no tensors for."""
     if not set(tier.can).issubset(("chat", "completion")):
         raise ConfigError("Models of TensorRT-LLM can `chat` and `completion` only.", where=f"{where}.can")
-    if tier.adapter:
-        raise ConfigError(
-            "Adapters of TensorRT-LLM are not supported: their weights travel with requests.", where=f"{where}.adapter"
-        )
+    for key in ("adapter", "adapters"):
+        if getattr(tier, key):
+            raise ConfigError(
+                "Adapters of TensorRT-LLM are not supported: their weights travel with requests.", where=f"{where}.{key}"
+            )
     if not tier.template_file:
         raise ConfigError("Name the model's chat template: no artifact has it.", where=f"{where}.template_file")
 
@@ -328,7 +339,7 @@ def _http_chat_format(tier: TierConfig, where: str) -> ChatFormat:
         if getattr(tier, key):
             raise ConfigError(
                 "The servers of an upstream of `kind: openai` render prompts themselves. Remove this key; an adapter "
-                "is a model of its own there (`model`).",
+                "is a model of its own there (`adapters`).",
                 where=f"{where}.{key}",
             )
     if tier.is_encoder:

@@ -79,7 +79,7 @@ class TierVariants:
 
     def of(self, tier: Tier, request: Request) -> Tier:
         """Return the tier with the model of the variant that answers a request; vectors are of the tier's own model."""
-        if not self.active or request.kind == "embedding":
+        if not self.active or request.kind == "embedding" or tier.adapted:
             return tier
         variant = self._trials.assigned(request).get(tier.name, "")
         if not variant:
@@ -97,7 +97,7 @@ class TierVariants:
 
     def arm(self, tier: Tier, request: Request, clock: Callable[[], float]) -> TrialArm:
         """Return what counts an answer of a tier, begun now."""
-        return TrialArm(self, tier, self.group(tier.name, request), clock)
+        return TrialArm(self, tier, None if tier.adapted else self.group(tier.name, request), clock)
 
     def group(self, tier: str, request: Request) -> int | None:
         """Return the group of a request in the counts of a tier; None if the tier has no variants."""

@@ -157,7 +157,8 @@ class ServiceBackend:
     def _context(self, job_run: JobRun) -> RequestContext:
         """Return the request's context. Raises ModelNotFound."""
         record = job_run.record
-        tier = self.tiers.get(record.tier)
+        named = self.tiers.get(job_run.request.model)  # with its adapter, if it has one
+        tier = named if named is not None and named.name == record.tier else self.tiers.get(record.tier)
         if tier is None:
             raise ModelNotFound(f"The tier {record.tier!r} no longer exists.", param="model")
         return RequestContext(
