@@ -69,8 +69,8 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapters: Annotated[
         dict[str, str],
         doc(
-            "LoRA adapters as models of their own, `name for clients: adapter`, beside the tier's own model in the same "
-            "servers: the server's model name over HTTP, vLLM's `lora_name` in Triton."
+            "LoRA adapters as models of their own, `name for clients: adapter`, beside the tier's own model and in the "
+            "same servers: the server's model name over HTTP, vLLM's `lora_name` in Triton."
         ),
     ] = {}
     artifact: Annotated[

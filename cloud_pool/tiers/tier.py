@@ -264,10 +264,7 @@ def encoders_of(tiers: Iterable[Tier]) -> dict[Modality, str]:
 
 
 def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> ChatFormat:
-    if tier.adapter and "embedding" in tier.can:
-        raise ConfigError("Embeddings do not support an adapter: remove `embedding` from `can`.", where=f"{where}.can")
-    if tier.adapters and not {"chat", "completion"} & set(tier.can):
-        raise ConfigError("Only tiers that generate text have adapters.", where=f"{where}.adapters")
+    _check_adapters(tier, where)
     if tier.upstream.is_http:
         return _http_chat_format(tier, where)
     if tier.upstream.is_trtllm:
@@ -303,10 +300,13 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
             return ChatFormat("")  # a stock backend's model, whose inputs are sent as they are
         raise ConfigError(f"{error} Name an `artifact` or a `template_file`.", where=where) from error
     manifest = artifact.manifest
-    for key, adapter in (("adapter", tier.adapter), *((f"adapters.{name}", one) for name, one in tier.adapters.items())):
+    named = {f"adapters.{name}": adapter for name, adapter in tier.adapters.items()}
+    for key, adapter in {"adapter": tier.adapter, **named}.items():
         if adapter not in ("", *manifest.adapters):
             known = ", ".join(manifest.adapters) or "none"
-            raise ConfigError(f"{artifact.name} has no adapter `{adapter}`; there are: {known}.", where=f"{where}.{key}")
+            raise ConfigError(
+                f"{artifact.name} has no adapter `{adapter}`; there are: {known}.", where=f"{where}.{key}"
+            )
     return msgspec.structs.replace(
         read_chat_format(artifact.path),
         temperature=1.0 if manifest.temperature is None else manifest.temperature,
@@ -317,6 +317,16 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
     )
 
 
+def _check_adapters(tier: TierConfig, where: str) -> None:
+    """Raise ConfigError for adapters of what generates no text, or without a name."""
+    if tier.adapter and "embedding" in tier.can:
+        raise ConfigError("Embeddings do not support an adapter: remove `embedding` from `can`.", where=f"{where}.can")
+    if tier.adapters and not {"chat", "completion"} & set(tier.can):
+        raise ConfigError("Only tiers that generate text have adapters.", where=f"{where}.adapters")
+    if "" in (*tier.adapters, *tier.adapters.values()):
+        raise ConfigError("An adapter and its name have at least one character.", where=f"{where}.adapters")
+
+
 def _check_trtllm(tier: TierConfig, where: str) -> None:
     """Raise ConfigError for what models of TensorRT-LLM have no tensors for."""
     if not set(tier.can).issubset(("chat", "completion")):
@@ -324,7 +334,8 @@ def _check_trtllm(tier: TierConfig, where: str) -> None:
     for key in ("adapter", "adapters"):
         if getattr(tier, key):
             raise ConfigError(
-                "Adapters of TensorRT-LLM are not supported: their weights travel with requests.", where=f"{where}.{key}"
+                "Adapters of TensorRT-LLM are not supported: their weights travel with requests.",
+                where=f"{where}.{key}",
             )
     if not tier.template_file:
         raise ConfigError("Name the model's chat template: no artifact has it.", where=f"{where}.template_file")

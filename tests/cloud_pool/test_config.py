@@ -15,7 +15,7 @@ from causeway_server.cloud_pool.config import Config, Flags, load_config
 from causeway_server.cloud_pool.core.principal import Grants
 from causeway_server.cloud_pool.http.config import ServerConfig
 from causeway_server.cloud_pool.tiers.config import TierConfig
-from causeway_server.cloud_pool.tiers.tier import Tier, escape_special_tokens, load_tiers
+from causeway_server.cloud_pool.tiers.tier import Tier, by_name, escape_special_tokens, load_tiers
 from causeway_server.models.catalog.artifact import AdapterEntry, save_manifest, sha256_of
 from causeway_server.models.chat.sandbox import MARK
 from causeway_server.models.publish.publish import publish_gguf
@@ -139,6 +139,12 @@ def test_a_tier_s_adapter_is_one_of_its_artifact(tmp_path: Path) -> None:
     assert len(keys) == 2
     with pytest.raises(ConfigError, match=r"tiers\[0\].adapter.*tiny has no adapter `legl`; there are: legal"):
         tiers("adapter: legl")
+    with pytest.raises(ConfigError, match=r"tiers\[0\].adapters.x.*tiny has no adapter `legl`; there are: legal"):
+        tiers("adapters: {x: legl}")
+    index = by_name(tiers("adapters: {t-legal: legal}"))
+    assert (index["t-legal"].config.adapter, index["t-legal"].model, index["t"].config.adapter) == ("legal", "t", "")
+    keys |= {CacheKeys(CacheConfig()).key(request, index["t-legal"], "")}
+    assert len(keys) == 2, "the same answers as those of a tier of its own, under its name"
     with pytest.raises(ConfigError, match=r"tiers\[0\].can.*do not support an adapter"):
         tiers("adapter: legal, can: [chat, embedding]")
     (tmp_path / "t.jinja").write_text("{{ messages[0].content }}")

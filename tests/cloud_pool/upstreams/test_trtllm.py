@@ -207,6 +207,7 @@ async def test_a_client_that_leaves_frees_its_permit(gateway: Gateway, model: st
         ("can", ("chat", "embedding")),
         ("can", ("audio",)),
         ("adapter", "legal"),
+        ("adapters", {"large-legal": "legal"}),
         ("template_file", ""),
     ],
 )
