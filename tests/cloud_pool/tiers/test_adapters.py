@@ -59,7 +59,8 @@ async def test_adapters_share_the_permits_of_their_tier(cloud: ScriptedCloud, tm
     cloud.gate = asyncio.Event()
     async with serving(tmp_path, http_tier(cloud.url, adapters=ADAPTERS, concurrency=2, max_queued=1)) as gateway:
         begun = [asyncio.create_task(gateway.ask(model=name)) for name in ("large", "large-legal", "large-medical")]
-        await until(lambda: cloud.running == 2)
+        scheduler = gateway.app.runtime.service.runtimes["large"].admission.scheduler
+        await until(lambda: cloud.running == 2 and scheduler.waiting == 1)
         refused = await gateway.ask(model="large-legal")
         assert refused.status == 429
         cloud.gate.set()
