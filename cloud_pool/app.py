@@ -169,7 +169,7 @@ def build_runtime(
     dispatch_metrics = DispatchMetrics(metrics.registry)
     pools = build_pools(config, tiers, dispatch_metrics, tasks, reload_listeners)
     runtimes = _build_tier_runtimes(tiers, pools, metrics, dispatch_metrics, kind, lag)
-    variants = TierVariants(config.tiers, metrics.registry)
+    variants = TierVariants(config.tiers, metrics.registry, accounts.redis)
     cache = build_cache(config, by_name(tiers), metrics, kind, variants)
     signals = {
         name: TierSignals(pools.by_tier[name], runtime.admission.scheduler, runtime.tier.config.ttft_objective_s)
@@ -212,7 +212,7 @@ def build_runtime(
         tracing,
         PeerHeartbeat(accounts.redis, shared, kind=kind),
         kind,
-        (pools.watch, warmer.watch, lag.watch),
+        (pools.watch, warmer.watch, lag.watch, variants.watch),
         tuple(
             TierServers(f"tiers[{index}].upstream", tier.model, tier.config.upstream)
             for index, tier in enumerate(tiers)

@@ -175,6 +175,12 @@ _SHARED = (
     *_keys(
         "accounts/tenants", "causeway:", ("tenants:gateways", "zset", "ttl", "seconds", "gateways that are running")
     ),
+    *_keys(
+        "tiers",
+        "causeway:variants:{<digest>}:",
+        ("counts", "hash", "ttl", "an hour after the last process that has the variant", "counts of a variant's trial"),
+        ("batch:<id>", "string", "ttl", "ten minutes", "mark that counts were added"),
+    ),
     *_keys("admission", "causeway:", ("permits:<tier>:<digest>", "hash", "ttl", "a minute", "peers and their demand")),
 )
 _CACHE = _keys(

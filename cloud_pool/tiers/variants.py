@@ -1,12 +1,13 @@
 """Variants of tiers: the model that answers each request, counts of both arms, verdicts, and scores of clients.
 
-A variant has its tier's endpoints, permits and chat format; another model in the same servers answers. Each gateway
-counts its own answers, and knows the newest ones that clients may score.
+A variant has its tier's endpoints, permits and chat format; another model in the same servers answers. Gateways
+that share a Redis have one count (`shared_trials`); each knows the newest answers that clients may score.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -14,20 +15,24 @@ from types import TracebackType
 from typing import Final, Self
 
 import msgspec
+import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from causeway_server.router.errors import CausewayError, ConfigError
 from causeway_server.router.serving.metrics import Counter, Sample, SampleCollector
+from causeway_server.router.trackers import Ewma
 from causeway_server.router.types import Request
 from causeway_server.router.variants.feedback import GOOD_SCORE, Feedback, ScoredAnswers
 from causeway_server.router.variants.settings import TrialConfig
 from causeway_server.router.variants.trials import Trial, TrialPlace, Trials
 
 from .config import TierConfig
+from .shared_trials import SharedTrials
 from .tier import Tier
 
 log = logging.getLogger(__name__)
 
+_SCORE_HALF_LIFE_S: Final = 3600.0
 MAX_ANSWERS: Final = 20_000  # the newest, which may be scored
 
 
@@ -46,14 +51,26 @@ class TierVariants:
     Args:
         tiers: The tiers' configuration.
         registry: Gets the metrics; None: there are none.
+        client: Redis, through which gateways and workers share their counts; None: this process counts alone.
+        clock: Monotonic time, seconds.
 
     Attributes:
         active: Whether a tier has variants; read before each call, so that requests without variants pass no file more.
         answers: The newest answers, which may be scored, by their ids.
+        trials: The trials of the variants, as this process knows them.
     """
 
-    def __init__(self, tiers: Iterable[TierConfig] = (), registry: CollectorRegistry | None = None) -> None:
-        self._trials = Trials(decided=_log)
+    def __init__(
+        self,
+        tiers: Iterable[TierConfig] = (),
+        registry: CollectorRegistry | None = None,
+        client: redis.asyncio.Redis | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.trials = Trials(decided=_log)
+        self.shared = None if client is None else SharedTrials(self.trials, client)
+        self._clock = clock
+        self._scores: dict[tuple[str, str], Ewma] = {}  # recent means of clients' scores, by tier and variant
         self._varied: dict[tuple[str, str], Tier] = {}
         self.answers: OrderedDict[str, ScorableAnswer] = OrderedDict()
         self._scored = ScoredAnswers()
@@ -74,14 +91,14 @@ class TierVariants:
 
     def use(self, tiers: Iterable[TierConfig]) -> None:
         """Follow another configuration. Trials with the same models and share go on."""
-        self._trials.use({tier.name: TrialPlace(tier.model or tier.name, tier.variants, tier.trial) for tier in tiers})
-        self.active = bool(self._trials)
+        self.trials.use({tier.name: TrialPlace(tier.model or tier.name, tier.variants, tier.trial) for tier in tiers})
+        self.active = bool(self.trials)
 
     def of(self, tier: Tier, request: Request) -> Tier:
         """Return the tier with the model of the variant that answers a request; vectors are of the tier's own model."""
         if not self.active or request.kind == "embedding" or tier.adapted:
             return tier
-        variant = self._trials.assigned(request).get(tier.name, "")
+        variant = self.trials.assigned(request).get(tier.name, "")
         if not variant:
             return tier
         key = (tier.name, variant)
@@ -101,12 +118,12 @@ class TierVariants:
 
     def group(self, tier: str, request: Request) -> int | None:
         """Return the group of a request in the counts of a tier; None if the tier has no variants."""
-        return self._trials.group(tier, request)
+        return self.trials.group(tier, request)
 
     def count(self, tier: Tier, group: int, *, failed: bool, duration_s: float) -> None:
         """Count an answer, or a failure, of a tier with variants."""
         self._counted.add((tier.name, tier.variant, "failed" if failed else "ok"))
-        self._trials.answered(tier.name, tier.variant, group, failed=failed, duration_s=duration_s)
+        self.trials.answered(tier.name, tier.variant, group, failed=failed, duration_s=duration_s)
 
     def score(self, tenant: str, client: str, feedback: Feedback) -> bool | None:
         """Count a client's score; return False if the answer was scored before under this label, None if it is unknown
@@ -119,17 +136,36 @@ class TierVariants:
             return False
         result = "good" if feedback.score >= GOOD_SCORE else "bad"
         self._feedback.add((answer.tier, answer.variant, result))
+        if not feedback.label:
+            mean = self._scores.setdefault((answer.tier, answer.variant), Ewma(_SCORE_HALF_LIFE_S))
+            mean.add(feedback.score, self._clock())
         if answer.group is not None:
-            self._trials.scored(answer.tier, answer.variant, answer.group, feedback.score, feedback.label)
+            self.trials.scored(answer.tier, answer.variant, answer.group, feedback.score, feedback.label)
         return True
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """A sentence for each returned variant."""
-        return tuple(trial.sentence for trial in self._trials if trial.state == "returned")
+        """A sentence for each returned variant, and one if counts cannot be shared."""
+        returned = [trial.sentence for trial in self.trials if trial.state == "returned"]
+        fault = "" if self.shared is None or not self.active else self.shared.fault
+        return (*returned, fault) if fault else tuple(returned)
+
+    async def watch(self) -> None:
+        """Share counts with other processes until cancelled, if there is a Redis."""
+        if self.shared is not None:
+            await self.shared.watch()
 
     def _samples(self) -> Iterator[Sample]:
-        for trial in self._trials:
+        now = self._clock()
+        for (tier, variant), mean in self._scores.items():
+            if (score := mean.value(now)) is not None:
+                yield Sample(
+                    "causeway_gateway_feedback_score",
+                    "Recent mean of clients' scores, 0 to 1, by tier and variant (empty: the tier's own model).",
+                    score,
+                    (("tier", tier), ("variant", variant)),
+                )
+        for trial in self.trials:
             yield Sample(
                 "causeway_gateway_variant_share",
                 "Share of a tier's requests that a variant answers, 0 to 1, with the state of its trial.",

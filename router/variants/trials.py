@@ -8,7 +8,7 @@ removed from the file, or another share is tried.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import msgspec
 
@@ -18,6 +18,8 @@ from .settings import ERRORS, FEEDBACK, LATENCY, TrialConfig, VariantConfig
 from .verdict import Tally, VerdictOutcome, judge_metric
 
 State = Literal["running", "returned", "promoted"]
+Counts = dict[str, float]
+"""Events and answers of a trial by ``metric|arm|events or answers|group``; arm 0 is the variant's, 1 the baseline's."""
 _LOOK_EVERY: Final = 10  # observations of a variant between two looks; the test allows any number
 
 
@@ -49,6 +51,7 @@ class Trial:
         self.reason = "no answer yet"
         self.arms = {metric.name: (Tally(), Tally()) for metric in config.metrics}
         self._since_look = 0
+        self._new: Counts = {}
 
     @property
     def share(self) -> float:
@@ -65,9 +68,36 @@ class Trial:
         """Count an answer in a metric; return whether the trial's state changed."""
         if metric not in self.arms or self.state != "running":
             return False
-        self.arms[metric][0 if of_variant else 1].add(group, event)
+        arm = 0 if of_variant else 1
+        self.arms[metric][arm].add(group, event)
+        for kind, amount in (("events", event), ("answers", 1.0)):
+            field = f"{metric}|{arm}|{kind}|{group}"
+            self._new[field] = self._new.get(field, 0.0) + amount
         self._since_look += of_variant
         return self._since_look >= _LOOK_EVERY and self.look()
+
+    def take_new(self) -> Counts:
+        """Return what was counted since the last call."""
+        new, self._new = self._new, {}
+        return new
+
+    def share_counts(self, fields: Mapping[str, str]) -> bool:
+        """Take over the sums and the verdict of all processes; return whether the state changed.
+
+        Args:
+            fields: Sums by the keys of `Counts`, with `state` and `reason` of the first verdict if there is one. What
+                was counted since `take_new` is not in them.
+        """
+        for name, arms in self.arms.items():
+            for arm, tally in enumerate(arms):
+                for kind, sums in (("events", tally.events), ("answers", tally.answers)):
+                    for group in range(Tally.GROUPS):
+                        field = f"{name}|{arm}|{kind}|{group}"
+                        sums[group] = float(fields.get(field, 0.0)) + self._new.get(field, 0.0)
+        if (state := fields.get("state", self.state)) != self.state:
+            self.state, self.reason = cast("State", state), fields.get("reason", "")
+            return True
+        return self.state == "running" and self.look()
 
     def look(self) -> bool:
         """Judge every metric, and return whether the state changed."""
@@ -147,6 +177,11 @@ class Trials:
     def dump(self) -> bytes:
         """Return all trials as JSON."""
         return msgspec.json.encode([trial.record() for trial in self])
+
+    def share(self, trial: Trial, fields: Mapping[str, str]) -> None:
+        """Take over the sums and the verdict of all processes in a trial, as `Trial.share_counts`."""
+        if self._trials.get((trial.place, trial.variant.model)) is trial and trial.share_counts(fields):
+            self._decided(trial)
 
     def assigned(self, request: Request) -> dict[str, str]:
         """Return the model of each place that a variant takes for a request."""
