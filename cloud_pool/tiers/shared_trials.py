@@ -1,4 +1,4 @@
-"""One count of each variant's trial over all gateways and workers that share a Redis.
+"""The counts of variants' trials, shared by all gateways and workers of one Redis.
 
     causeway:variants:{<digest>}:counts   hash: <metric>|<arm>|<events or answers>|<group> → sum; state, reason
 
