@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from causeway_server.router import errors
+from causeway_server.router.anthropic.wire import WireMessages
 from causeway_server.router.api.document import (
     EVENTS,
     JSON,
@@ -100,7 +101,7 @@ _JOB_HEADERS = ("x-causeway-priority", "Idempotency-Key")
 _ROUTING = tuple(
     Parameter(name, meaning, "header", _KINDS.get(name, str))
     for name, meaning in REQUEST_HEADERS.items()
-    if name not in ("Authorization", "Prefer", *_JOB_HEADERS)
+    if name not in ("Authorization", "x-api-key", "anthropic-version", "Prefer", *_JOB_HEADERS)
 )
 _FOR_JOBS = tuple(Parameter(name, REQUEST_HEADERS[name], "header", _KINDS.get(name, str)) for name in _JOB_HEADERS)
 _PREFER = Parameter("Prefer", REQUEST_HEADERS["Prefer"], "header")
@@ -185,7 +186,7 @@ def _decisions() -> Iterator[Operation]:
         "/v1/route",
         "Decide a request of any kind without running it.",
         Explanation,
-        request={JSON: AnyOf((WireChat, WireCompletion, WireEmbedding, WireResponse))},
+        request={JSON: AnyOf((WireChat, WireCompletion, WireEmbedding, WireResponse, WireMessages))},
         parameters=_ROUTING,
         errors=(
             *(*ANY_REQUEST, *BODY, *_AUTH, *_NAMED_FILES),

@@ -80,6 +80,10 @@ class UnsupportedFeature(InvalidRequest, code="unsupported_feature"):
     """The request is valid, but no target that may answer supports it."""
 
 
+class ThreadsUnsupported(UnsupportedFeature, code="thread_unsupported_request"):
+    """No conversation is kept here. Anthropic's clients send the whole of it after this code."""
+
+
 class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
     """The prompt does not fit into the model's context."""
 

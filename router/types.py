@@ -289,6 +289,7 @@ class Chunk(msgspec.Struct, frozen=True):
     reasoning: str = ""  # the model's reasoning; never part of `text`
     extra: str = ""  # canonical JSON object of the message's fields that we do not interpret; "" for none
     note: str = ""  # a note on reading the target's answer, for the decision record only
+    stop: str = ""  # with `finish_reason`: the stop string that ended the text, where the target tells it
 
 
 class Label(msgspec.Struct, frozen=True):

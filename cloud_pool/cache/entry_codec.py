@@ -130,6 +130,6 @@ def _as_stream(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
             split.append(chunk)
             continue
         if chunk.text or chunk.reasoning or chunk.tool_calls or chunk.logprobs or chunk.refusal is not None:
-            split.append(msgspec.structs.replace(chunk, finish_reason=None))
-        split.append(Chunk(index=chunk.index, finish_reason=chunk.finish_reason))
+            split.append(msgspec.structs.replace(chunk, finish_reason=None, stop=""))
+        split.append(Chunk(index=chunk.index, finish_reason=chunk.finish_reason, stop=chunk.stop))
     return tuple(split)

@@ -10,10 +10,11 @@ import anyio
 import msgspec
 from aiohttp import web
 
+from causeway_server.router.anthropic.replies import VERSION_HEADER, model_info, model_page
 from causeway_server.router.errors import EngineUnavailable, ModelNotFound
 from causeway_server.router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
 from causeway_server.router.serving.request import HttpExchange
-from causeway_server.router.serving.responses import body_response
+from causeway_server.router.serving.responses import body_response, json_response
 
 from ..dispatch.pool import Pool
 from ..tiers.tier import AllowedTiers, Tier, find_tier, usable
@@ -82,17 +83,21 @@ class InfoRoutes(msgspec.Struct):
     document: Callable[[Mapping[str, str]], bytes]  # paths and their methods → the OpenAPI document as JSON
     draining: bool = False
 
-    def models(self, allowed: AllowedTiers) -> web.StreamResponse:
+    def models(self, http: web.BaseRequest, allowed: AllowedTiers) -> web.StreamResponse:
         """List the models that the caller may name in a request, by name and alias."""
         listed = [self._listed(name, tier) for name, tier in usable(self.tiers, allowed).items() if tier.paths]
+        if VERSION_HEADER in http.headers:
+            return json_response(model_page(listed, http.query))
         return body_response(encode_models(listed))
 
-    def model(self, path: str, allowed: AllowedTiers) -> web.StreamResponse:
+    def model(self, http: web.BaseRequest, allowed: AllowedTiers) -> web.StreamResponse:
         """Describe one model. Raises ModelNotFound or ModelNotAllowed."""
-        name = path.removeprefix(MODELS)
+        name = http.path.removeprefix(MODELS)
         tier = find_tier(self.tiers, name, allowed)
         if not tier.paths:
             raise ModelNotFound(f"No request names the tier {name!r}: it reads parts of requests.", param="model")
+        if VERSION_HEADER in http.headers:
+            return json_response(model_info(self._listed(name, tier)))
         return body_response(encode_model(self._listed(name, tier)))
 
     def _listed(self, name: str, tier: Tier) -> ModelObject:

@@ -24,8 +24,8 @@ from causeway_server.router.serving.request import (
     arrived_body,
     combined,
     members,
-    read_authorization,
     read_choice,
+    read_credential,
     read_deadline_ms,
     read_request_id,
     read_tags,
@@ -197,7 +197,7 @@ class RequestAdmission(msgspec.Struct):
 
     async def admit(self, http: HttpExchange, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
         """Authenticate, parse and admit a request of `arrived_at` (monotonic s). Raises CausewayError."""
-        principal = self.caller(read_authorization(http), entry, http)
+        principal = self.caller(read_credential(http), entry, http)
         inbound = read_headers(http.headers.items(), entry.id)
         body = await self.with_files(await self.read(http, principal), principal, http)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))

@@ -14,12 +14,14 @@ import msgspec
 from aiohttp import hdrs, web
 from anyio import to_thread
 
+from causeway_server.router.anthropic.replies import MESSAGES, check_version
+from causeway_server.router.anthropic.request import parse_messages
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound, UnsupportedFeature
 from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
-from causeway_server.router.openai.responses.request import ResponseEcho, parse_response
+from causeway_server.router.openai.responses.request import parse_response
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.logs import REQUEST, redacted
@@ -36,11 +38,12 @@ from causeway_server.router.serving.request import (
 from causeway_server.router.serving.responses import (
     EVENTS,
     STREAMED,
+    Echo,
     HttpReplyWriter,
     body_response,
-    error_response,
     header_lines,
     json_response,
+    refusal,
 )
 from causeway_server.router.types import Request, RoutingHints
 from causeway_server.router.variants.feedback import FeedbackReceipt, parse_feedback
@@ -95,6 +98,7 @@ class Server(msgspec.Struct):
             "/v1/completions": (hdrs.METH_POST, generations.completion),
             "/v1/embeddings": (hdrs.METH_POST, generations.embedding),
             "/v1/responses": (hdrs.METH_POST, generations.response),
+            MESSAGES: (hdrs.METH_POST, generations.message),
             "/v1/audio/transcriptions": (hdrs.METH_POST, self.transcription or self._no_transcription),
             "/v1/feedback": (hdrs.METH_POST, generations.feedback),
             "/v1/models": (hdrs.METH_GET, self._models),
@@ -123,7 +127,7 @@ class Server(msgspec.Struct):
             self.on_drain()
 
     async def handle(self, http: HttpExchange) -> web.StreamResponse:
-        """Handle one request. Every error becomes OpenAI's error object with its own status and the request's id."""
+        """Handle one request. Every error becomes its dialect's object, with its own status and the request's id."""
         request_id = read_request_id(http.headers)
         REQUEST.set(request_id)  # the requests of a connection share a task
         try:
@@ -133,10 +137,10 @@ class Server(msgspec.Struct):
                     return _with_id(response, request_id)
             return _with_id(await self._answer(http), request_id)
         except CausewayError as error:
-            return error_response(error, {"x-request-id": request_id})
+            return refusal(http, error, request_id, {"x-request-id": request_id})
         except Exception as error:
             log.error("A request failed unexpectedly: %s", redacted(error))
-            return error_response(CausewayError("The gateway failed."), {"x-request-id": request_id})
+            return refusal(http, CausewayError("The gateway failed."), request_id, {"x-request-id": request_id})
         finally:
             self.bodies.release(http)
 
@@ -173,10 +177,10 @@ class Server(msgspec.Struct):
         raise UnsupportedFeature(NO_AUDIO)
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
-        return self.info.models(self.admission.allowed(self.admission.principal(http)))
+        return self.info.models(http, self.admission.allowed(self.admission.principal(http)))
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
-        return self.info.model(http.path, self.admission.allowed(self.admission.principal(http)))
+        return self.info.model(http, self.admission.allowed(self.admission.principal(http)))
 
     async def _openapi(self, _: web.BaseRequest) -> web.StreamResponse:
         if not self.document:
@@ -191,8 +195,14 @@ def _with_id(response: web.StreamResponse, request_id: str) -> web.StreamRespons
     return response
 
 
+class ParseEcho(Protocol):
+    """A parser that also returns what the answer takes from the body."""
+
+    def __call__(self, body: bytes, hints: RoutingHints, /, *, resumes: bool) -> tuple[Request, Echo]: ...
+
+
 class GenerationRoutes(msgspec.Struct, frozen=True):
-    """The routes that generate: chats, completions, embeddings and responses, each request with exactly one outcome."""
+    """The routes that generate, from chats to messages, each request with exactly one outcome."""
 
     admission: RequestAdmission
     runner: RequestRunner
@@ -209,14 +219,21 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         return await self._generate(http, parse_embedding, "embedding")
 
     async def response(self, http: HttpExchange) -> web.StreamResponse:
-        echoes: list[ResponseEcho] = []
+        return await self._echoing(http, parse_response, "response")
+
+    async def message(self, http: HttpExchange) -> web.StreamResponse:
+        check_version(http.headers)
+        return await self._echoing(http, parse_messages, "message")
+
+    async def _echoing(self, http: HttpExchange, parse_echo: ParseEcho, route: str) -> web.StreamResponse:
+        echoes: list[Echo] = []
 
         def parse(body: bytes, hints: RoutingHints) -> Request:
-            request, echo = parse_response(body, hints, resumes=True)
+            request, echo = parse_echo(body, hints, resumes=True)
             echoes.append(echo)
             return request
 
-        return await self._generate(http, parse, "response", echoes)
+        return await self._generate(http, parse, route, echoes)
 
     async def feedback(self, http: HttpExchange) -> web.StreamResponse:
         """Score one of the caller's own answers."""
@@ -229,9 +246,9 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         return json_response(FeedbackReceipt(feedback.id, counted))
 
     async def _generate(
-        self, http: HttpExchange, parse: Parse, route: str, echoes: Sequence[ResponseEcho] = ()
+        self, http: HttpExchange, parse: Parse, route: str, echoes: Sequence[Echo] = ()
     ) -> web.StreamResponse:
-        """Answer a request. `echoes`: for the Responses API, the fields to echo, filled by `parse`."""
+        """Answer a request. `echoes`: what a response or message takes from its body, filled by `parse`."""
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry(route, REQUEST.get(), http.headers) as entry:
             context = await self.admission.admit(http, parse, arrived_at, entry)

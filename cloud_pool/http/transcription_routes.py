@@ -20,7 +20,7 @@ from causeway_server.router.openai.audio import (
     parse_transcription,
 )
 from causeway_server.router.serving.logs import REQUEST
-from causeway_server.router.serving.request import read_authorization
+from causeway_server.router.serving.request import read_credential
 from causeway_server.router.serving.responses import JSON, STREAMED, EventStream, header_lines
 from causeway_server.router.types import RoutingHints
 
@@ -70,7 +70,7 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
         self, http: web.BaseRequest, arrived_at: float, entry: LedgerEntry
     ) -> tuple[RequestContext, TranscriptionRequest]:
         """Admit the request. Raises CausewayError."""
-        principal = self.admission.caller(read_authorization(http), entry, http)
+        principal = self.admission.caller(read_credential(http), entry, http)
         inbound = read_headers(http.headers.items(), entry.id)
         body = await self.admission.read(http, principal, form=True)
         request = parse_transcription(parse_form(body, http.headers[hdrs.CONTENT_TYPE]))

@@ -112,7 +112,7 @@ _WORK: Mapping[TierAbility, str] = {
 
 
 _PATHS: Mapping[TierAbility, tuple[str, ...]] = {
-    "chat": ("/v1/chat/completions", "/v1/responses", "/v1/realtime"),
+    "chat": ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/realtime"),
     "completion": ("/v1/completions",),
     "embedding": ("/v1/embeddings",),
     "audio": ("/v1/audio/transcriptions",),

@@ -1,9 +1,10 @@
 """The HTTP API: the handlers of all paths, the reading of requests, and the handlers of answers.
 
-Every error is sent as OpenAI's error object.
+Every error is sent as OpenAI's error object, for Messages as Anthropic's.
 
     POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
     POST /v1/responses                                           the same, as a Response object
+    POST /v1/messages[/count_tokens]                             the same, as Anthropic's Message
     POST /v1/route                                               the decision for such a request, without running it
     GET  /v1/models, /v1/decisions, /healthz, …                  see `inspection`
     POST /v1/audio/transcriptions /v1/audio/speech               see `parts.audio`
@@ -33,6 +34,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
 import msgspec
 from aiohttp import hdrs, web
 
+from causeway_server.router.anthropic.replies import MESSAGES, VERSION_HEADER, check_version
+from causeway_server.router.anthropic.request import parse_messages
 from causeway_server.router.decision.decide import RequestMemo
 from causeway_server.router.errors import (
     AuthenticationFailed,
@@ -47,7 +50,7 @@ from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.request_body import BOM, check_header_names, check_media_type
-from causeway_server.router.openai.responses.request import RESPONSE_ONLY, ResponseEcho, parse_response
+from causeway_server.router.openai.responses.request import RESPONSE_ONLY, parse_response
 from causeway_server.router.openai.responses.state import Turn, names_state
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.serving.logs import redacted
@@ -62,15 +65,21 @@ from causeway_server.router.serving.request import (
     allowed_methods,
     arrived_body,
     combined,
-    read_authorization,
     read_choice,
+    read_credential,
     read_deadline_ms,
     read_tags,
     read_traceparent,
     receive_body,
     served_method,
 )
-from causeway_server.router.serving.responses import HttpReplyWriter, device_header_lines, error_response, json_response
+from causeway_server.router.serving.responses import (
+    Echo,
+    HttpReplyWriter,
+    device_header_lines,
+    json_response,
+    refusal,
+)
 from causeway_server.router.serving.stored.responses import StoredResponses
 from causeway_server.router.trackers import MAX_CLIENTS, FairShare, network_of
 from causeway_server.router.types import Kind, Prefer, Request, RoutingHints, folded_tags
@@ -86,13 +95,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Endpoint = Literal["chat", "completion", "embedding", "response"]
-"""The kind of OpenAI's body. A response is a request of the kind chat."""
+Endpoint = Literal["chat", "completion", "embedding", "response", "message"]
+"""The kind of a body. Responses and messages are requests of the kind chat."""
 Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
 """Function that limits the bytes in memory: yields the function that reserves bytes, which raises QueueFull."""
 # The reference in ``edge_node/README.md`` is generated from this table.
 REQUEST_HEADERS: Mapping[str, str] = {
     "Authorization": "`Bearer KEY`; required if `server.keys` is set",
+    "x-api-key": "the key, as Anthropic's clients send it; a different one in `Authorization` is refused",
+    "anthropic-version": "version of Messages, `2023-06-01` or `2026-10-21`; "
+    "with it `/v1/models` answers in Anthropic's form",
     "x-causeway-prefer": "`prefer_on_device`, `only_on_device`, `prefer_cloud` or `only_cloud`; "
     "narrows the policy, never widens it",
     "x-causeway-tags": "tags for the policy's rules, separated by commas; at most 32 tags of at most 64 characters; "
@@ -116,7 +128,7 @@ _SHORT_BYTES = 4096
 _WITH_STATE = ("response", None)  # kinds of bodies that may name stored responses
 _ANSWER_PATHS = frozenset(
     {
-        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", MESSAGES),
         *("/v1/audio/transcriptions", "/v1/audio/speech"),
     }
 )
@@ -152,13 +164,12 @@ class HeadFacts(msgspec.Struct, frozen=True):
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """A parsed request, and its derived values. `echo`: set only for a request that is answered as a response; `turn`:
-    for one that names stored responses, or is stored.
+    """A parsed request, and its derived values. `echo`: set for one that is answered as a response or message; `turn`: for one that names stored responses, or is stored.
     """
 
     request: Request
     memo: RequestMemo
-    echo: ResponseEcho | None = None
+    echo: Echo | None = None
     turn: Turn | None = None
 
 
@@ -201,7 +212,7 @@ class RequestReader:
 
     def caller(self, request: HttpExchange) -> Caller:
         """Return the client of a request. Raises AuthenticationFailed, or InvalidRequest for two keys."""
-        return self.identify(read_authorization(request), request)
+        return self.identify(read_credential(request), request)
 
     def identify(self, authorization: str | None, request: HttpExchange) -> Caller:
         """Return the client that sends this value of `Authorization`; without configured keys every client is accepted.
@@ -328,6 +339,9 @@ def _parsed(kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRe
     if endpoint == "response":
         request, echo = parse_response(body, hints, resumes=True)
         return ParsedRequest(request, RequestMemo(), echo)
+    if endpoint == "message":
+        request, terms = parse_messages(body, hints, resumes=True)
+        return ParsedRequest(request, RequestMemo(), terms)
     return ParsedRequest(_PARSERS[endpoint](body, hints), RequestMemo())
 
 
@@ -425,6 +439,7 @@ class Api:
             "/v1/completions": ("POST", functools.partial(self._answer, "completion")),
             "/v1/embeddings": ("POST", functools.partial(self._answer, "embedding")),
             "/v1/responses": ("POST", functools.partial(self._answer, "response")),
+            MESSAGES: ("POST", functools.partial(self._answer, "message")),
             "/v1/route": ("POST", self._explain),
             **self.more_paths,
         }
@@ -476,6 +491,8 @@ class Api:
             response = await self.as_job(http)
             if response is not None:
                 return response
+        if kind == "message":
+            check_version(http.headers)
         facts = self.reader.facts(http)
         parsed = await self.reader.request(http, kind, facts)
         turn = parsed.turn
@@ -510,7 +527,7 @@ class Api:
             return await reply.fail(error, headers)
 
     async def _explain(self, http: HttpExchange) -> web.StreamResponse:
-        parsed = await self.reader.request(http, None)
+        parsed = await self.reader.request(http, "message" if VERSION_HEADER in http.headers else None)
         return json_response(await self.service.explain(parsed.request))
 
 
@@ -522,7 +539,7 @@ def _refusal(http: HttpExchange, error: CausewayError) -> web.Response:
     """Return the answer to a request that has no decision, and log both under one id."""
     request_id = new_decision_id()
     log.debug("%s refused: %s (%s) request=%s.", http.path, error.status, error.code, request_id)
-    return error_response(error, {"x-request-id": request_id})
+    return refusal(http, error, request_id, {"x-request-id": request_id})
 
 
 def new_decision_id() -> str:

@@ -1,6 +1,6 @@
 """The paths that describe this device: its models, past decisions, health, metrics, the OpenAPI document.
 
-    GET  /v1/models[/{id}]      model names
+    GET  /v1/models[/{id}]      model names, in the form of the client's dialect
     GET  /v1/decisions[/{id}]   records of past requests: the caller's own, or all with the right `decisions`
     GET  /healthz /readyz       liveness (/health is the same, under vLLM's name) and readiness
     GET  /metrics               Prometheus
@@ -19,6 +19,7 @@ from typing import Literal, get_args
 import msgspec
 from aiohttp import web
 
+from causeway_server.router.anthropic.replies import VERSION_HEADER, model_info, model_page
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from causeway_server.router.openai.answer import ModelObject, encode_model, encode_models
@@ -101,14 +102,18 @@ class Inspection:
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
         self.reader.caller(http)
-        names = self.policies.active.model_names
-        return body_response(encode_models(map(self._object, names)))
+        models = [self._object(name) for name in self.policies.active.model_names]
+        if VERSION_HEADER in http.headers:
+            return json_response(model_page(models, http.query))
+        return body_response(encode_models(models))
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
         self.reader.caller(http)
         name = http.path.removeprefix("/v1/models/")
         if name not in self.policies.active.model_names:
             raise ModelNotFound(f"The model `{name[:100]}` does not exist here.", param="model")
+        if VERSION_HEADER in http.headers:
+            return json_response(model_info(self._object(name)))
         return body_response(encode_model(self._object(name)))
 
     def _object(self, name: str) -> ModelObject:

@@ -190,6 +190,7 @@ class Emission(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     embedding: tuple[float, ...] = ()
     refused: bool = False  # whether the model generated its refusal token
+    stop: str = ""  # the stop string that ended the text
 
 
 class Emit(Protocol):

@@ -62,6 +62,7 @@ class Operation(msgspec.Struct, frozen=True):
         parameters: The parameters in query and headers; those of the path are in `path`.
         responses: The successful responses, at least one.
         errors: The error classes that it sends.
+        fault: The type of their body; None: OpenAI's.
         protocol: The protocol of the connection after its response, such as ``websocket``; "": HTTP.
     """
 
@@ -73,6 +74,7 @@ class Operation(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...] = ()
     responses: tuple[ApiResponse, ...] = (ApiResponse(),)
     errors: tuple[type[CausewayError], ...] = ()
+    fault: type[msgspec.Struct] | None = None
     protocol: str = ""
 
 
@@ -170,6 +172,8 @@ def _schema_of_any(kind: type) -> Schema:
 
 def _kinds(operation: Operation) -> Iterator[Any]:
     yield from (parameter.kind for parameter in operation.parameters)
+    if operation.fault is not None:
+        yield operation.fault
     for content in (operation.request, *(response.content for response in operation.responses)):
         for kind in content.values():
             parts = (*kind.kinds, kind.beside) if isinstance(kind, AnyOf) else (kind,)
@@ -192,7 +196,7 @@ def _operation(operation: Operation, schemas: _Schemas, *, token_optional: bool)
     if operation.request:
         found["requestBody"] = {"required": True, "content": _content(operation.request, schemas)}
     found["responses"] = {str(response.status): _response(response, schemas) for response in operation.responses}
-    for status, response in _error_responses(operation.errors, schemas).items():
+    for status, response in _error_responses(operation, schemas).items():
         found["responses"].setdefault(status, response)
     return found
 
@@ -225,17 +229,20 @@ def _content(content: Mapping[str, Any], schemas: _Schemas) -> dict[str, Any]:
     return found
 
 
-def _error_responses(errors: Iterable[type[CausewayError]], schemas: _Schemas) -> dict[str, dict[str, Any]]:
+def _error_responses(operation: Operation, schemas: _Schemas) -> dict[str, dict[str, Any]]:
     """Return a response for each status. Its description and its schema list the codes."""
     by_status: dict[str, dict[str, None]] = {}
-    for error in errors:
+    for error in operation.errors:
         by_status.setdefault(str(error.status), {})[error.code] = None
-    return {status: _error_response([*codes], schemas) for status, codes in sorted(by_status.items())}
+    fault = operation.fault or ErrorDocument
+    return {status: _error_response([*codes], schemas[fault], fault) for status, codes in sorted(by_status.items())}
 
 
-def _error_response(codes: Sequence[str], schemas: _Schemas) -> dict[str, Any]:
-    one_of = {"properties": {"error": {"properties": {"code": {"enum": codes}}}}}
+def _error_response(codes: Sequence[str], schema: Schema, fault: type[msgspec.Struct]) -> dict[str, Any]:
+    inner: Schema = {"properties": {"code": {"enum": codes}}}
+    if fault is not ErrorDocument:
+        inner = {"properties": {"details": {"properties": {"error_code": {"enum": codes}}}}}
     return {
         "description": ", ".join(f"`{code}`" for code in codes),
-        "content": {JSON: {"schema": {"allOf": [schemas[ErrorDocument], one_of]}}},
+        "content": {JSON: {"schema": {"allOf": [schema, {"properties": {"error": inner}}]}}},
     }

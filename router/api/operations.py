@@ -13,6 +13,9 @@ import msgspec
 from msgspec import Meta, Struct, defstruct, field
 
 from .. import errors
+from ..anthropic.replies import MESSAGES, FaultDocument, ModelPage
+from ..anthropic.replies import ModelInfo as ListedModel
+from ..anthropic.wire import WireMessages
 from ..errors import CausewayError
 from ..jobs.job import WebhookSecrets
 from ..jobs.webhooks import CLOUD_EVENT_JSON, EndedJob, JobCloudEvent, StandardPayload
@@ -131,6 +134,26 @@ class ResponseEvent(msgspec.Struct):
     sequence_number: int
 
 
+class MessageObject(msgspec.Struct):
+    """Anthropic's Message."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+    stop_sequence: str | None
+    usage: dict[str, Any]
+    causeway: ContinueToken | None = None
+
+
+class MessageEvent(msgspec.Struct):
+    """The data of an event of a message's stream; `type` is the event's name and determines the other fields."""
+
+    type: str
+
+
 Errors = tuple[type[CausewayError], ...]
 
 ANY_REQUEST: Final[Errors] = (
@@ -173,6 +196,7 @@ _GENERATION: Final[Errors] = (
 
 _CHAT: Final = {JSON: ChatCompletion, EVENTS: ChatCompletionChunk}
 _COMPLETION: Final = {JSON: TextCompletion, EVENTS: TextCompletion}
+_MESSAGE: Final = {JSON: MessageObject, EVENTS: MessageEvent}
 _RESPONSE: Final = {JSON: ResponseObject, EVENTS: ResponseEvent}
 
 
@@ -199,16 +223,19 @@ def generation_operations(
         202, {JSON: job}, "The request became a job (`Prefer: respond-async`).", {"Location": "the job"}
     )
 
-    def operation(path: str, summary: str, body: type, content: Mapping[str, Any]) -> Operation:
+    def operation(
+        path: str, summary: str, body: type, content: Mapping[str, Any], fault: type[msgspec.Struct] | None = None
+    ) -> Operation:
         answer = ApiResponse(200, content, "The answer; events if the body has `stream`: true.", headers)
         taken = (*parameters, *job_parameters)
-        return Operation("POST", path, summary, caller, {JSON: body}, taken, (answer, as_job), failures)
+        return Operation("POST", path, summary, caller, {JSON: body}, taken, (answer, as_job), failures, fault)
 
     return [
         operation("/v1/chat/completions", "Answer a chat.", WireChat, _CHAT),
         operation("/v1/completions", "Continue a text.", WireCompletion, _COMPLETION),
         operation("/v1/embeddings", "Compute embedding vectors.", WireEmbedding, {JSON: EncodedVectors}),
         operation("/v1/responses", "Answer as a Response object.", WireResponse, _RESPONSE),
+        operation(MESSAGES, "Answer as Anthropic's Message.", WireMessages, _MESSAGE, FaultDocument),
     ]
 
 
@@ -269,7 +296,8 @@ def stored_response_operations(caller: str, more_errors: Errors) -> Iterator[Ope
 def model_operations(caller: str, more_errors: Errors) -> list[Operation]:
     """Return the operations that list models. `more_errors`: as for the operations that generate."""
     failures = (*ANY_REQUEST, *more_errors)
-    listed, one = (ApiResponse(200, {JSON: kind}) for kind in (ModelList, ModelObject))
+    listed = ApiResponse(200, {JSON: AnyOf((ModelList, ModelPage))})
+    one = ApiResponse(200, {JSON: AnyOf((ModelObject, ListedModel))})
     return [
         Operation(
             "GET", "/v1/models", "The models that the caller may name.", caller, responses=(listed,), errors=failures

@@ -251,7 +251,7 @@ class ChatChoiceFormat:
             chunk.index,
             delta,
             logprobs,
-            _encode(chunk.finish_reason),
+            _end(chunk),
         )
 
     def choice(self, chunk: Chunk) -> bytes:
@@ -261,7 +261,7 @@ class ChatChoiceFormat:
                 chunk.index,
                 _encode(chunk.text),
                 _encode(chunk.refusal),
-                _encode(chunk.finish_reason),
+                _end(chunk),
             )
         content = b"null" if not chunk.text and (chunk.tool_calls or chunk.refusal) else _encode(chunk.text)
         refusal = _encode(chunk.refusal)
@@ -274,7 +274,7 @@ class ChatChoiceFormat:
             chunk.index,
             message,
             logprobs,
-            _encode(chunk.finish_reason),
+            _end(chunk),
         )
 
 
@@ -314,11 +314,17 @@ class CompletionChoiceFormat:
             chunk.index,
             _encode(chunk.text),
             logprobs,
-            _encode(chunk.finish_reason),
+            _end(chunk),
         )
 
     def choice(self, chunk: Chunk) -> bytes:
         return self.delta(chunk, 0)
+
+
+def _end(chunk: Chunk) -> bytes:
+    """Encode the finish reason, and the stop string that ended the text under vLLM's name for it."""
+    reason = _encode(chunk.finish_reason)
+    return reason + b',"stop_reason":' + _encode(chunk.stop) if chunk.stop else reason
 
 
 ChoiceFormat = ChatChoiceFormat | CompletionChoiceFormat
@@ -518,8 +524,8 @@ class CachedAnswer:
         openings = [self._format.opening(choice.index) for choice in self.choices]
         events = [opening + tail for opening in openings if opening]
         for choice in self.choices:
-            content = msgspec.structs.replace(choice, finish_reason=None, resume="")
-            end = Chunk(index=choice.index, finish_reason=choice.finish_reason, resume=choice.resume)
+            content = msgspec.structs.replace(choice, finish_reason=None, resume="", stop="")
+            end = Chunk(index=choice.index, finish_reason=choice.finish_reason, resume=choice.resume, stop=choice.stop)
             events += [self._format.delta(content, 0) + tail] if has_content(content) else []
             last = self._format.delta(end, 0) + tail  # without a token, so without an offset
             events.append(with_resume(last, end.resume, EVENT_END) if end.resume else last)
@@ -589,6 +595,7 @@ def _merged_choice(index: int, chunks: list[Chunk]) -> Chunk:
         reasoning="".join([chunk.reasoning for chunk in chunks]),
         extra=merged_extra([chunk.extra for chunk in chunks if chunk.extra]),
         note=_last([chunk.note for chunk in chunks]) or "",
+        stop=_last([chunk.stop for chunk in chunks]) or "",
     )
 
 

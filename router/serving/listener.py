@@ -45,7 +45,7 @@ from .addresses import BACKLOG, bind_tcp, bind_unix_socket, url_of
 from .aiohttp_connection import AiohttpConnection, has_response_begun, is_between_requests, make_request
 from .logs import redacted
 from .request import ExchangeHandler, Handler, HttpExchange, PlainHead, PlainRequest, read_head, read_request_id
-from .responses import CORS, STOPPED, answer_plain, error_response
+from .responses import CORS, STOPPED, answer_plain, error_response, refusal
 
 log = logging.getLogger(__name__)
 
@@ -529,12 +529,14 @@ class Listener:
                     return web.Response(status=204, headers=preflight)
             return await self._handle(http)
         except CausewayError as error:  # raised by `admit`; the handler raises none
-            return error_response(error, {"x-request-id": read_request_id(http.headers)})
+            request_id = read_request_id(http.headers)
+            return refusal(http, error, request_id, {"x-request-id": request_id})
         except asyncio.CancelledError:
             if not self._closing or has_response_begun(http):
                 raise
             task.uncancel()
-            return error_response(Draining(STOPPED), {"x-request-id": read_request_id(http.headers)})  # (7)
+            request_id = read_request_id(http.headers)
+            return refusal(http, Draining(STOPPED), request_id, {"x-request-id": request_id})  # (7)
         finally:
             address.connections.end_request(connection)
             self._requests.discard(task)

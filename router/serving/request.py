@@ -51,7 +51,7 @@ PRIORITY: Final = "x-causeway-priority"
 LISTS: Final = frozenset({TAGS, "causewaytags", "cache-control", "prefer", "sec-websocket-protocol"})
 """The list headers, and the list attribute of a CloudEvent. Names are in lower case."""
 # The headers with a single value; two values may belong to different callers or requests.
-_ONE_VALUE: Final = (OURS, "causeway", "authorization", "idempotency-key")
+_ONE_VALUE: Final = (OURS, "causeway", "authorization", "x-api-key", "idempotency-key")
 _SLASHES: Final = re.compile("/{2,}")
 _TAG: Final = re.compile(TAG)
 _DEADLINE_MS: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -123,6 +123,23 @@ def read_authorization(http: HttpExchange) -> str:
     """Return the header `Authorization`; "" if it is missing. Raises InvalidRequest if there are two that differ."""
     values = http.headers.getall(hdrs.AUTHORIZATION, ())
     return one_value("authorization", values) if values else ""
+
+
+def read_credential(http: HttpExchange) -> str:
+    """Return the header `Authorization`, or the key in `x-api-key` in its form; "" if both are missing.
+
+    Raises:
+        InvalidRequest: There are two credentials that differ.
+    """
+    authorization = read_authorization(http)
+    keys = http.headers.getall("x-api-key", ())
+    if not keys or not (key := one_value("x-api-key", keys).strip()):
+        return authorization
+    if authorization and authorization.partition(" ")[2].strip() != key:
+        raise InvalidRequest(
+            "`Authorization` and `x-api-key` have different keys. Send one of them.", param="x-api-key"
+        )
+    return authorization or f"Bearer {key}"
 
 
 def members(lines: Iterable[str]) -> list[str]:
@@ -346,7 +363,7 @@ async def _pieces(part: BodyPartReader, piece_s: float) -> AsyncIterator[bytes]:
 
 
 PLAIN: Final = (
-    *(("POST", f"/v1/{path}") for path in ("chat/completions", "completions", "embeddings", "responses")),
+    *(("POST", f"/v1/{path}") for path in ("chat/completions", "completions", "embeddings", "responses", "messages")),
     *(("GET", path) for path in ("/healthz", "/health", "/readyz")),
 )
 """Method and path of the requests that edge and gateway can answer without aiohttp."""

@@ -21,6 +21,9 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
+from ..anthropic import replies as anthropic
+from ..anthropic.encoder import MessageEncoder
+from ..anthropic.request import MessageTerms
 from ..errors import CausewayError, ClientGone
 from ..openai.answer import (
     AnswerEncoder,
@@ -52,6 +55,8 @@ _encoder = msgspec.json.Encoder()
 _COMMENT = b": \n\n"
 STREAMED = {"Content-Type": EVENTS, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """The headers of an event stream. The last one stops nginx from buffering the stream."""
+Echo = ResponseEcho | MessageTerms
+"""The fields of a body that its answer needs, if the answer's form is not that of the request's kind."""
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
@@ -83,9 +88,9 @@ class KeepResponse(Protocol):
 @dataclass(eq=False, repr=False)
 class HttpReplyWriter(Generic[Head]):
     """The HTTP response to a client (`ClientReply`). At the end the server takes `response`, or after an error the
-    result of `fail`. `echo`: fields that the answer repeats if it is OpenAI's Response object. `heartbeat_s`: the
-    maximum silence of a stream; 0: no limit. A stream without an answer by then begins with a comment, and with its id
-    in the headers `id_headers`. `keep`: stores the Response object; None: it is not stored.
+    result of `fail`. `echo`: of a Response object of OpenAI's, or a Message of Anthropic's. `heartbeat_s`: the maximum
+    silence of a stream; 0: no limit. A stream without an answer by then begins with a comment, and with its id in the
+    headers `id_headers`. `keep`: stores the Response object; None: it is not stored.
     """
 
     request: Request
@@ -94,7 +99,7 @@ class HttpReplyWriter(Generic[Head]):
     _: KW_ONLY
     id: str
     created: int
-    echo: ResponseEcho | None = None
+    echo: Echo | None = None
     heartbeat_s: float = 0.0
     id_headers: Sequence[str] = ("x-request-id",)
     keep: KeepResponse | None = None
@@ -104,7 +109,7 @@ class HttpReplyWriter(Generic[Head]):
         self._cached_body: bytes | None = None
         self._pieces: list[Piece] = []
         self._stream: EventStream | None = None
-        self._encoder: AnswerEncoder | ResponseEncoder | None = None
+        self._encoder: AnswerEncoder | ResponseEncoder | MessageEncoder | None = None
         self._prebuilt: PrebuiltResponse | None = None
         self._opening = b""  # the first event, sent together with the first content
         self._failed = False
@@ -121,7 +126,7 @@ class HttpReplyWriter(Generic[Head]):
         self._encoder = self._new_encoder(head.model)
         self._opening = self._encoder.start()
         if self._stream is None:
-            self._stream = EventStream(self.http, self.lines(head, EVENTS))
+            self._stream = EventStream(self.http, self._lines(head, EVENTS))
 
     def send(self, piece: Piece) -> Awaitable[None] | None:
         if self._stream is None or self._encoder is None or isinstance(piece, Embeddings):
@@ -136,7 +141,7 @@ class HttpReplyWriter(Generic[Head]):
         return self._stream.drain() if self._stream.client_behind else None
 
     def text_sink(self, index: int) -> TextSink | None:
-        if self._stream is None or self._opening or not isinstance(self._encoder, AnswerEncoder):
+        if self._stream is None or self._opening or isinstance(self._encoder, ResponseEncoder | None):
             return None
         return EventTexts(self._stream, self._encoder, index) if index in self._encoder.around else None
 
@@ -177,7 +182,7 @@ class HttpReplyWriter(Generic[Head]):
             body = self._encode(self._head)
             if self.keep is not None:
                 body = await self._kept(self._encoder, body)
-        prebuilt = PrebuiltResponse(self.http, self.lines(self._head, media_type), body)
+        prebuilt = PrebuiltResponse(self.http, self._lines(self._head, media_type), body)
         prebuilt.end()
         self._prebuilt = prebuilt
 
@@ -193,7 +198,7 @@ class HttpReplyWriter(Generic[Head]):
             if transport is None or transport.is_closing():
                 return
             stream = self._stream = EventStream(
-                self.http, header_lines(STREAMED | dict.fromkeys(self.id_headers, self.id))
+                self.http, header_lines(STREAMED | dict.fromkeys(self.id_headers, self.id)) + self._id_line
             )
         if stream.sends == self._sends:
             with contextlib.suppress(ClientGone):  # the next event raises it
@@ -218,21 +223,29 @@ class HttpReplyWriter(Generic[Head]):
             headers: The headers of a response with the error object.
         """
         self._failed = True
+        is_message = isinstance(self.echo, MessageTerms)
         if self._stream is None:
-            return error_response(error, headers)
-        self._stream.end(error_event(error))
+            return refusal(self.http, error, self.id, headers)
+        self._stream.end(anthropic.error_event(error, self.id) if is_message else error_event(error))
         return self._stream
 
     @property
-    def _answer_id(self) -> str:
-        if self.echo is not None:
-            return self.echo.id or f"resp_{self.id}"
-        return _PREFIX[self.request.kind] + self.id
+    def _id_line(self) -> str:
+        return f"request-id: {self.id}\r\n" if isinstance(self.echo, MessageTerms) else ""
 
-    def _new_encoder(self, model: str) -> AnswerEncoder | ResponseEncoder:
-        if self.echo is not None:
-            return ResponseEncoder(self.request, self.echo, self._answer_id, model, self.created)
-        return AnswerEncoder(self.request, self._answer_id, model, self.created)
+    def _lines(self, head: Head, media_type: str) -> str:
+        return self.lines(head, media_type) + self._id_line
+
+    def _new_encoder(self, model: str) -> AnswerEncoder | ResponseEncoder | MessageEncoder:
+        if self.echo is None:
+            return AnswerEncoder(self.request, self._answer_id, model, self.created)
+        if isinstance(self.echo, MessageTerms):
+            return MessageEncoder(self.request, self.echo, f"msg_{self.id}", model)
+        return ResponseEncoder(self.request, self.echo, self.echo.id or f"resp_{self.id}", model, self.created)
+
+    @property
+    def _answer_id(self) -> str:
+        return _PREFIX[self.request.kind] + self.id
 
     def _encode(self, head: Head) -> bytes:
         first = self._pieces[0]
@@ -244,7 +257,7 @@ class HttpReplyWriter(Generic[Head]):
         encoder = self._encoder = self._new_encoder(head.model)
         return encoder.whole(*coalesce(chunks))
 
-    async def _kept(self, encoder: AnswerEncoder | ResponseEncoder | None, body: bytes = b"") -> bytes:
+    async def _kept(self, encoder: AnswerEncoder | ResponseEncoder | MessageEncoder | None, body: bytes = b"") -> bytes:
         """Store a finished response, and return it; one that is not stored says so. `body`: the response, if known."""
         if self.keep is None or not isinstance(encoder, ResponseEncoder) or not encoder.finished:
             return body
@@ -439,7 +452,7 @@ class EventStream(_Prebuilt):
 class EventTexts:
     """Puts the events of a choice around texts that are encoded already (`TextSink`)."""
 
-    def __init__(self, stream: EventStream, encoder: AnswerEncoder, index: int) -> None:
+    def __init__(self, stream: EventStream, encoder: AnswerEncoder | MessageEncoder, index: int) -> None:
         self._stream = stream
         self._encoder = encoder
         self._before, self._after = encoder.around[index]
@@ -470,6 +483,14 @@ async def answer_plain(http: PlainRequest, response: web.StreamResponse) -> bool
 def error_response(error: CausewayError, headers: Mapping[str, str] = {}) -> web.Response:
     """Return OpenAI's error object with the error's own status and headers."""
     return body_response(encode_error(error), error.status, {**error_headers(error), **headers})
+
+
+def refusal(http: HttpExchange, error: CausewayError, request_id: str, headers: Mapping[str, str] = {}) -> web.Response:
+    """Return an error in the dialect of its request. `request_id` is part of it, and of Anthropic's headers."""
+    if not anthropic.is_anthropic(http.path, http.headers):
+        return error_response(error, headers)
+    more = {**anthropic.error_head(error, request_id), **headers}
+    return body_response(anthropic.encode_error(error, request_id), error.status, more)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:

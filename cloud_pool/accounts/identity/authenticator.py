@@ -23,7 +23,7 @@ import msgspec
 
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
 from causeway_server.router.serving.folders import write_new
-from causeway_server.router.serving.request import HttpExchange, read_authorization
+from causeway_server.router.serving.request import HttpExchange, read_credential
 
 from ...core.principal import ANYONE, DEFAULT_TENANT, Grants, Principal
 from .revocation import RevocationList
@@ -76,7 +76,7 @@ class Authenticator(msgspec.Struct, frozen=True):
 
     def identify(self, http: HttpExchange) -> Principal:
         """Return the caller of a request. Raises like `principal`, and InvalidRequest for two credentials."""
-        return self.principal(read_authorization(http))
+        return self.principal(read_credential(http))
 
     def check_again(self, principal: Principal) -> None:
         """Check an accepted caller again while its answer is being sent.

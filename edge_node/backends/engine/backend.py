@@ -308,6 +308,7 @@ class _ChoiceStream:
             confidence=emission.confidence,
             refusal=DECLINED if refused else None,
             reasoning=thought,
+            stop=emission.stop,
         )
 
     @property

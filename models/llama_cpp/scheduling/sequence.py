@@ -23,9 +23,9 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TextStream:
-    """The text of one sequence. Once `stopped` is set, nothing more may be fed."""
+    """The text of one sequence. Once `stop`, the stop string that ended it, is set, nothing more may be fed."""
 
-    __slots__ = ("_decode", "_held", "_max_stop", "_stops", "received", "shown", "stopped")
+    __slots__ = ("_decode", "_held", "_max_stop", "_stops", "received", "shown", "stop")
 
     def __init__(self, stops: Iterable[str] = ()) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -34,7 +34,7 @@ class TextStream:
         self._held = ""
         self.received = 0  # characters fed so far
         self.shown = 0  # characters returned so far
-        self.stopped = False
+        self.stop = ""
 
     def feed(self, piece: bytes) -> str:
         """Add a token's bytes; return the text that can be shown now."""
@@ -58,10 +58,10 @@ class TextStream:
         self.received += len(text)
         if self._stops:
             text = self._held + text
-            ends = [at for at in map(text.find, self._stops) if at >= 0]
+            ends = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
             if ends:
-                self.stopped, self._held = True, ""
-                text = text[: min(ends)]
+                (end, self.stop), self._held = min(ends), ""
+                text = text[:end]
             else:
                 keep = self._possible_stop(text)
                 text, self._held = text[: len(text) - keep], text[len(text) - keep :]
@@ -211,7 +211,7 @@ class Sequence:
             if self.job.refusal == "end":
                 return self._finish("stop", confidence, self._stream.finish())
         text = self._stream.feed(self._vocabulary.pieces[token])
-        if self._stream.stopped:
+        if self._stream.stop:
             return self._finish("stop", confidence, text)
         if len(self.generated) >= self.max_tokens:
             return self._finish("length", confidence, text + self._stream.finish())
@@ -267,6 +267,7 @@ class Sequence:
             completion_tokens=self.completion_tokens,
             cached_tokens=self.cached_tokens,
             refused=self.refused,
+            stop=self._stream.stop,
         )
 
     def _unreported(self) -> int:

@@ -241,6 +241,7 @@ class _PlainChoice(msgspec.Struct):
     message: _PlainMessage
     finish_reason: str
     logprobs: None = None
+    stop_reason: int | None = None  # vLLM's: a text is a stop string
 
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
@@ -350,6 +351,7 @@ class _ChoiceEnd(msgspec.Struct):
     reason: FinishReason
     note: str
     resume: str
+    stop: str = ""
 
 
 class StreamDecoder:
@@ -459,7 +461,11 @@ class StreamDecoder:
         end = self._ends.get(index) or _ChoiceEnd("stop", "", "")
         resume = end.resume if end.reason == "length" else ""
         return Chunk(
-            index=index, finish_reason=_with_calls(end.reason, self._calls.get(index)), resume=resume, note=end.note
+            index=index,
+            finish_reason=_with_calls(end.reason, self._calls.get(index)),
+            resume=resume,
+            note=end.note,
+            stop=end.stop,
         )
 
     def _chunk(self, choice: JSONObject, position: int, resume: str) -> Chunk | None:
@@ -475,7 +481,7 @@ class StreamDecoder:
             calls = tuple([call for piece in pieces if (call := tracker.delta(piece)) is not None])
         self._seen.add(index)
         if reason is not None:
-            self._ends[index] = _ChoiceEnd(reason, note, resume)
+            self._ends[index] = _ChoiceEnd(reason, note, resume, wire.text(choice.get("stop_reason")))
         elif text or calls or thought:
             self._ends.pop(index, None)
         if not (text or logprobs or calls or refusal or thought or extra):
@@ -528,6 +534,7 @@ def _whole(choice: JSONObject, position: int, tokens: int, request_id: str) -> C
         reasoning=thought,
         extra=extra,
         note=note,
+        stop=wire.text(choice.get("stop_reason")),
     )
 
 

@@ -29,7 +29,7 @@ from ...realtime.event_log import CloseCode
 from ...realtime.session import RealtimeSession
 from ...trackers import FairShare
 from ..metrics import MetricKind, Sample
-from ..request import members, read_authorization
+from ..request import members, read_credential
 from .live_session import Client, LiveSession, RealtimeSocket, SessionRequests
 
 _KEY_PROTOCOL = "openai-insecure-api-key."  # prefix of the key in OpenAI's browser clients
@@ -266,7 +266,7 @@ class Sessions(Generic[Client]):
 
 def _authorization(http: web.BaseRequest) -> str:
     """Return the header `Authorization`, or a browser's key from the subprotocols. Raises InvalidRequest."""
-    sent = read_authorization(http)
+    sent = read_credential(http)
     offered = members(http.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, ()))
     keys = [name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)]
     return f"Bearer {keys[0]}" if keys and not sent else sent

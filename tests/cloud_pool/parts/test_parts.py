@@ -335,7 +335,9 @@ async def test_the_models_are_those_that_a_request_may_name_each_with_where(repl
     ):
         listed = {model.id: model.to_dict() async for model in client.models.list()}
         hears = {"endpoints": ["/v1/audio/transcriptions"]}
-        speaks = {"endpoints": ["/v1/chat/completions", "/v1/responses", "/v1/realtime", "/v1/completions"]}
+        speaks = {
+            "endpoints": ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/realtime", "/v1/completions"]
+        }
         assert {name: model["causeway"] for name, model in listed.items()} == {
             "large": speaks,
             "speech": hears,

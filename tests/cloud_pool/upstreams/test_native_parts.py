@@ -102,7 +102,7 @@ async def test_a_fallback_tier_that_cannot_see_is_passed_over(cloud: ScriptedClo
 def test_a_tier_that_takes_parts_is_not_an_encoder() -> None:
     tiers = load_tiers([http("http://a:1/v1", "chat", "image"), TierConfig(name="eyes", can=("image",))])
     assert encoders_of(tiers) == {"image": "eyes"}
-    assert tiers[0].paths == ("/v1/chat/completions", "/v1/responses", "/v1/realtime")
+    assert tiers[0].paths == ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/realtime")
     with pytest.raises(UnsupportedFeature):
         tiers[0].check_ability("image")
 

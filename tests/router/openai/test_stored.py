@@ -84,6 +84,7 @@ def test_a_stored_chunk_has_the_fields_of_a_chunk() -> None:
             "reasoning",
             "extra",
             "note",
+            "stop",
         ),
         ("token", "logprob", "bytes", "top"),
         ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens", "audio_ms"),

@@ -19,7 +19,7 @@ def run(stream: TextStream, parts: list[bytes]) -> list[str]:
     out = []
     for part in parts:
         out.append(stream.feed(part))
-        if stream.stopped:
+        if stream.stop:
             return out
     return [*out, stream.finish()]
 
@@ -41,8 +41,9 @@ def test_a_stop_string_ends_the_text_before_it(text: str, stops: list[str], cuts
     shown = "".join(run(stream, pieces(text.encode(), cuts)))
     assert text.startswith(shown)
     assert not any(stop in shown for stop in stops)
-    assert stream.stopped == any(stop in text for stop in stops)
-    if not stream.stopped:
+    assert bool(stream.stop) == any(stop in text for stop in stops)
+    assert not stream.stop or text[len(shown) :].startswith(stream.stop)
+    if not stream.stop:
         assert shown == text
 
 
@@ -52,7 +53,7 @@ def test_the_beginning_of_a_stop_string_is_held_back() -> None:
     assert stream.feed(b"ILL") == "STILL"
     assert stream.feed(b" STO") == " "
     assert stream.feed(b"P now") == ""
-    assert stream.stopped
+    assert stream.stop == "STOP"
 
 
 def test_half_a_character_at_the_end_becomes_a_replacement_character() -> None:
