@@ -237,7 +237,7 @@ class RequestAdmission(msgspec.Struct):
         entry.tier = tier.name
         tier.check_sequences(request)
         size_bytes = text_bytes(request, size_bytes)  # the model gets a part as some words
-        deadline_s = self._deadline_s(request)
+        deadline_s = self.deadline_s(request)
         await self.ledger.admit(
             entry, principal, request, size_bytes, max_tokens=tier.max_tokens, lifetime_s=deadline_s
         )
@@ -256,7 +256,8 @@ class RequestAdmission(msgspec.Struct):
             allowed_tiers=allowed,
         )
 
-    def _deadline_s(self, request: Request) -> float:
+    def deadline_s(self, request: Request) -> float:
+        """Return the time that a request may take, in seconds."""
         if request.hints.deadline_ms is None:
             return self.config.default_deadline_s
         return min(request.hints.deadline_ms / 1000.0, self.config.default_deadline_s)

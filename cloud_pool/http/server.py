@@ -14,14 +14,15 @@ import msgspec
 from aiohttp import hdrs, web
 from anyio import to_thread
 
-from causeway_server.router.anthropic.replies import MESSAGES, check_version
-from causeway_server.router.anthropic.request import parse_messages
+from causeway_server.router.anthropic.replies import COUNT_TOKENS, MESSAGES, UNCOUNTED, check_version
+from causeway_server.router.anthropic.request import parse_count, parse_messages
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound, UnsupportedFeature
 from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.responses.request import parse_response
+from causeway_server.router.parts.reading import first_part
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.logs import REQUEST, redacted
@@ -51,10 +52,11 @@ from causeway_server.router.web_origins import WebOrigins
 
 from ..core.request_context import AnswerHead, BodyMemory
 from ..tiers.config import NO_AUDIO
+from ..tiers.tier import find_tier
 from ..tiers.variants import MAX_ANSWERS
 from .config import ServerConfig
 from .info_routes import MODELS, InfoRoutes
-from .request_admission import Parse, RequestAdmission
+from .request_admission import Parse, RequestAdmission, read_headers
 from .request_runner import RequestRunner
 
 log = logging.getLogger(__name__)
@@ -99,6 +101,7 @@ class Server(msgspec.Struct):
             "/v1/embeddings": (hdrs.METH_POST, generations.embedding),
             "/v1/responses": (hdrs.METH_POST, generations.response),
             MESSAGES: (hdrs.METH_POST, generations.message),
+            COUNT_TOKENS: (hdrs.METH_POST, self._count_tokens),
             "/v1/audio/transcriptions": (hdrs.METH_POST, self.transcription or self._no_transcription),
             "/v1/feedback": (hdrs.METH_POST, generations.feedback),
             "/v1/models": (hdrs.METH_GET, self._models),
@@ -181,6 +184,22 @@ class Server(msgspec.Struct):
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
         return self.info.model(http, self.admission.allowed(self.admission.principal(http)))
+
+    async def _count_tokens(self, http: web.BaseRequest) -> web.StreamResponse:
+        check_version(http.headers)
+        principal = self.admission.principal(http)
+        principal.require("chat")
+        await self.admission.ledger.admit_reads(principal, 1)
+        headers = read_headers(http.headers.items())
+        body = await self.admission.read(http, principal)
+        hints = RoutingHints(client=principal.device, deadline_ms=headers.deadline_ms, tags=headers.tags)
+        request = parse_count(body, hints)
+        path, _ = first_part(request)
+        if path:
+            raise UnsupportedFeature(UNCOUNTED.format(path), param=path)
+        tier = find_tier(self.info.tiers, request.model, self.admission.allowed(principal))
+        deadline = asyncio.get_running_loop().time() + self.admission.deadline_s(request)
+        return await self.info.count(tier, request, body, deadline)
 
     async def _openapi(self, _: web.BaseRequest) -> web.StreamResponse:
         if not self.document:

@@ -20,9 +20,11 @@ from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
+from yarl import URL
 
 from causeway_server.router.errors import (
     CausewayError,
+    CloudNotFound,
     CloudSaturated,
     CloudTimeout,
     CloudUnavailable,
@@ -31,11 +33,12 @@ from causeway_server.router.errors import (
     DeadlineExceeded,
     InvalidRequest,
     StreamBroken,
+    UnsupportedFeature,
 )
 from causeway_server.router.openai.embeddings import decode_embeddings
 from causeway_server.router.openai.upstream.wire import encode_request
 from causeway_server.router.serving.http_client import HttpResponse, field_lines
-from causeway_server.router.serving.upstream.responses import UpstreamCall, read_whole
+from causeway_server.router.serving.upstream.responses import UpstreamCall, read_error, read_whole
 from causeway_server.router.serving.upstream.server import (
     Credentials,
     FixedToken,
@@ -95,6 +98,11 @@ class _Call(msgspec.Struct, eq=False):
             self.timer.reschedule(now)
 
 
+class _Count(msgspec.Struct):
+    count: int | None = None
+    input_tokens: int | None = None
+
+
 class OpenAIUpstream:
     """A client of one server (`inference.Upstream`).
 
@@ -121,6 +129,7 @@ class OpenAIUpstream:
         )
         self._server = OpenAIServer(address, credentials, self)
         self._server.start()
+        self._base = URL(url).raw_path.rstrip("/")
         self._pause_s = config.token_timeout_s
         self._clock = clock
         self._calls: set[_Call] = set()
@@ -184,6 +193,51 @@ class OpenAIUpstream:
             return ""
         is_missing = feature == "logprobs" and not any(chunk.logprobs for chunk in found)
         return "Its answer has no logprobs." if is_missing else ""
+
+    async def count(self, model: str, request: Request, body: bytes, deadline: float) -> int:
+        """Return the number of tokens of a chat's prompt, which the server renders and counts without running it.
+
+        1. `/tokenize` of vLLM, with the chat as `generate` would send it
+        2. `/v1/messages/count_tokens`, with the body as it came
+
+        Args:
+            body: The body of `/v1/messages/count_tokens`.
+
+        Raises:
+            UnsupportedFeature: The server has neither.
+            CausewayError: It refuses the request, or does not answer.
+        """
+        call = UpstreamCall("", model, deadline)
+        chat = msgspec.json.decode(encode_request(request, model, stream=False), type=dict[str, msgspec.Raw])
+        asked = {name: chat[name] for name in ("model", "messages", "tools") if name in chat}
+        origin = self._base.removesuffix("/v1")
+        counted = await self._counted(call, f"{origin}/tokenize", msgspec.json.encode(asked))  # (1)
+        if isinstance(counted, CausewayError):
+            named = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            named["model"] = chat["model"]
+            named.pop("causeway", None)
+            path = f"{self._base}/messages/count_tokens"
+            counted = await self._counted(call, path, msgspec.json.encode(named))  # (2)
+        if isinstance(counted, CloudNotFound):
+            raise UnsupportedFeature(f"The server of {model} does not count tokens.", param="model")
+        if isinstance(counted, CausewayError):
+            raise counted
+        return counted
+
+    async def _counted(self, call: UpstreamCall, path: str, body: bytes) -> int | CausewayError:
+        """Return a server's count, or the error instead of it. Raises BackendError if it does not answer."""
+        lines = field_lines({"Content-Type": "application/json"})
+        response = await self._server.send(call, "POST", path, call.deadline, body=body, lines=lines)
+        if response.status != 200:
+            return await read_error(response, call, call.deadline)
+        try:
+            found = msgspec.json.decode(await read_whole(response, call), type=_Count)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            found = _Count()
+        finally:
+            response.release()
+        tokens = found.count if found.count is not None else found.input_tokens
+        return CloudNotFound(f"{call.name} does not count tokens.", phase="first_token") if tokens is None else tokens
 
     def last_received_at(self, model: str) -> float:
         return self._received_at.get(model, -math.inf)

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
 import msgspec
 from aiohttp import hdrs, web
 
-from causeway_server.router.anthropic.replies import MESSAGES, VERSION_HEADER, check_version
-from causeway_server.router.anthropic.request import parse_messages
+from causeway_server.router.anthropic.replies import COUNT_TOKENS, MESSAGES, VERSION_HEADER, TokenCount, check_version
+from causeway_server.router.anthropic.request import parse_count, parse_messages
 from causeway_server.router.decision.decide import RequestMemo
 from causeway_server.router.errors import (
     AuthenticationFailed,
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Endpoint = Literal["chat", "completion", "embedding", "response", "message"]
+Endpoint = Literal["chat", "completion", "embedding", "response", "message", "count"]
 """The kind of a body. Responses and messages are requests of the kind chat."""
 Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
 """Function that limits the bytes in memory: yields the function that reserves bytes, which raises QueueFull."""
@@ -342,6 +342,8 @@ def _parsed(kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRe
     if endpoint == "message":
         request, terms = parse_messages(body, hints, resumes=True)
         return ParsedRequest(request, RequestMemo(), terms)
+    if endpoint == "count":
+        return ParsedRequest(parse_count(body, hints), RequestMemo())
     return ParsedRequest(_PARSERS[endpoint](body, hints), RequestMemo())
 
 
@@ -440,6 +442,7 @@ class Api:
             "/v1/embeddings": ("POST", functools.partial(self._answer, "embedding")),
             "/v1/responses": ("POST", functools.partial(self._answer, "response")),
             MESSAGES: ("POST", functools.partial(self._answer, "message")),
+            COUNT_TOKENS: ("POST", self._count_tokens),
             "/v1/route": ("POST", self._explain),
             **self.more_paths,
         }
@@ -525,6 +528,12 @@ class Api:
             headers = dict.fromkeys(_ID_HEADERS, decision_id)
             headers["x-causeway-policy"] = policy_label(self.policies.active)
             return await reply.fail(error, headers)
+
+    async def _count_tokens(self, http: HttpExchange) -> web.StreamResponse:
+        check_version(http.headers)
+        parsed = await self.reader.request(http, "count")
+        target, tokens = await self.service.count(parsed.request)
+        return json_response(TokenCount(tokens), headers={"x-causeway-target": target})
 
     async def _explain(self, http: HttpExchange) -> web.StreamResponse:
         parsed = await self.reader.request(http, "message" if VERSION_HEADER in http.headers else None)

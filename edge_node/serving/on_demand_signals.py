@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TokenCounter = Callable[[Request], Awaitable[int | None]]
+
+class TokenCounter(Protocol):
+    """Counts the tokens of a request's prompt. `model`: one on the device; "": that of the first edge target."""
+
+    def __call__(self, request: Request, model: str = "", /) -> Awaitable[int | None]: ...
+
+
 QualityEstimator = Callable[[Policy, Request], float | None]
 _TOKENS = "request.prompt_tokens"
 _LENGTH = frozenset({_TOKENS})

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from causeway_server.router.anthropic.replies import UNCOUNTED
 from causeway_server.router.decision.attempts import AttemptSequence
 from causeway_server.router.decision.decide import (
     CachePlanner,
@@ -39,9 +40,12 @@ from causeway_server.router.errors import (
     ClientGone,
     DeadlineExceeded,
     Draining,
+    EngineUnavailable,
     QueueFull,
+    UnsupportedFeature,
 )
 from causeway_server.router.openai.answer import CachedAnswer, is_keepable
+from causeway_server.router.parts.reading import first_part
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import ON_DEMAND
 from causeway_server.router.residency import permits
@@ -226,6 +230,33 @@ class Service:
             estimates=generation.estimates,
             snapshot=generation.snapshot,
         )
+
+    async def count(self, request: Request) -> tuple[str, int]:
+        """Return the first target on the device that would answer a chat, and the tokens of its prompt there.
+
+        Raises:
+            UnsupportedFeature: No target on the device would answer, or the chat has parts other than text.
+            EngineUnavailable: The model is not loaded, or refuses the prompt.
+        """
+        if path := first_part(request)[0]:
+            raise UnsupportedFeature(UNCOUNTED.format(path), param=path)
+        now, policy = self.records.clock.monotonic(), self._policy_of(request)
+        self.admission.admit(request.hints.client, now)
+        deadline = self._deadline(request, now)
+        snapshot = self.signals.snapshot(policy)
+        decision = await self._decide(Generation("", request, policy, snapshot, arrived=now, deadline=deadline))
+        target = next((plan.target for plan in decision.attempts if plan.target.at == "edge"), None)
+        if target is None or self.on_demand.count_tokens is None:
+            message = "`model`: no target on this device would answer, and it counts for its own models only."
+            raise UnsupportedFeature(message, param="model")
+        try:
+            async with asyncio.timeout_at(deadline):
+                tokens = await self.on_demand.count_tokens(request, target.model)
+        except TimeoutError:
+            raise DeadlineExceeded("The deadline passed before the tokens were counted.") from None
+        if tokens is None:
+            raise EngineUnavailable(f"{target.model} cannot count now. Try again.", phase="connect", retry_after_s=1.0)
+        return target.name, tokens
 
     @property
     def revision(self) -> str:

@@ -20,6 +20,8 @@ _VERSIONS: Final = ("2023-06-01", "2026-10-21")
 in either, because models here have them.
 """
 MESSAGES: Final = "/v1/messages"
+COUNT_TOKENS: Final = "/v1/messages/count_tokens"
+UNCOUNTED: Final = "`{}`: tokens of text are counted. Those of other parts are in the `usage` of the answer."
 _MODELS: Final = "/v1/models"
 _MAX_PAGE: Final = 1000
 _TYPES: Final[Mapping[int, str]] = {

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Meta, Struct, defstruct, field
 
 from .. import errors
-from ..anthropic.replies import MESSAGES, FaultDocument, ModelPage
+from ..anthropic.replies import COUNT_TOKENS, MESSAGES, FaultDocument, ModelPage, TokenCount
 from ..anthropic.replies import ModelInfo as ListedModel
-from ..anthropic.wire import WireMessages
+from ..anthropic.wire import WireCountTokens, WireMessages
 from ..errors import CausewayError
 from ..jobs.job import WebhookSecrets
 from ..jobs.webhooks import CLOUD_EVENT_JSON, EndedJob, JobCloudEvent, StandardPayload
@@ -236,6 +236,17 @@ def generation_operations(
         operation("/v1/embeddings", "Compute embedding vectors.", WireEmbedding, {JSON: EncodedVectors}),
         operation("/v1/responses", "Answer as a Response object.", WireResponse, _RESPONSE),
         operation(MESSAGES, "Answer as Anthropic's Message.", WireMessages, _MESSAGE, FaultDocument),
+        Operation(
+            "POST",
+            COUNT_TOKENS,
+            "Count the tokens of a message's prompt without running it.",
+            caller,
+            {JSON: WireCountTokens},
+            parameters,
+            (ApiResponse(200, {JSON: TokenCount}),),
+            failures,
+            FaultDocument,
+        ),
     ]
 
 

@@ -13,6 +13,8 @@ from typing import Annotated, Final, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from ..anthropic.encoder import MessageEncoder
+from ..anthropic.request import parse_messages
 from ..errors import InvalidRequest
 from ..openai.answer import AnswerEncoder, CachedAnswer, coalesce
 from ..openai.chat import parse_chat
@@ -24,7 +26,7 @@ from ..openai.responses.request import parse_response
 from ..types import Chunk, Embeddings, Request, RoutingHints
 
 Priority = Literal["interactive", "standard", "bulk"]
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"]
 ENDPOINTS: Final[tuple[Endpoint, ...]] = get_args(Endpoint)
 RANK: Final[dict[Priority, int]] = {"interactive": 0, "standard": 1, "bulk": 2}
 _CANONICAL: Final = "json:"  # before digests of the canonical form
@@ -42,6 +44,7 @@ _PREFIXES: Final[Mapping[Endpoint, str]] = {
     "/v1/completions": "cmpl-",
     "/v1/responses": "resp_",
     "/v1/embeddings": "emb-",
+    "/v1/messages": "msg_",
 }
 
 
@@ -91,6 +94,7 @@ _PARSERS: Final[Mapping[Endpoint, Callable[[bytes, RoutingHints], Request]]] = {
     "/v1/completions": parse_completion,
     "/v1/responses": lambda body, hints: parse_response(body, hints)[0],
     "/v1/embeddings": parse_embedding,
+    "/v1/messages": lambda body, hints: parse_messages(body, hints)[0],
 }
 
 
@@ -148,10 +152,13 @@ def encode_job_answer(
     if isinstance(answer, Embeddings):
         return encode_embeddings(request, answer, model)
     name = _PREFIXES[endpoint] + job
-    encoder: AnswerEncoder | ResponseEncoder = AnswerEncoder(request, name, model, created)
+    encoder: AnswerEncoder | ResponseEncoder | MessageEncoder = AnswerEncoder(request, name, model, created)
     if endpoint == "/v1/responses":
         _, echo = parse_response(body, RoutingHints())
         encoder = ResponseEncoder(request, echo, echo.id or name, model, created)
+    elif endpoint == "/v1/messages":
+        _, terms = parse_messages(body, RoutingHints())
+        encoder = MessageEncoder(request, terms, name, model)
     if isinstance(answer, CachedAnswer):
         return encoder.whole(answer.choices, answer.usage)
     return encoder.whole(*coalesce(answer))

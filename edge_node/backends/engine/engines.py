@@ -199,9 +199,9 @@ class EnginePool:
 
     # --- signals -----------------------------------------------------------------------------------------------------
 
-    async def count(self, request: Request) -> int | None:
-        """Return `request.prompt_tokens`: the prompt's length in tokens of the first edge target's model."""
-        engine = self._engines.get(self._first_model)
+    async def count(self, request: Request, model: str = "", /) -> int | None:
+        """Return the prompt's length in tokens of a model; "": of the first edge target's (`request.prompt_tokens`)."""
+        engine = self._engines.get(model or self._first_model)
         return None if engine is None else await engine.count(request)
 
     def signals(self) -> EdgeSignals:

@@ -68,6 +68,9 @@ class Surface(msgspec.Struct, frozen=True):
             return Answer(response.status, dict(response.headers), await response.read())
 
 
+on_edge = pytest.mark.parametrize("surface", ["edge"], indirect=True)
+
+
 @pytest.fixture(params=["edge", "gateway"])
 async def surface(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Surface]:
     played = PlayedModel()

@@ -13,7 +13,7 @@ from anthropic import beta_async_tool
 from causeway_server.router.types import Chunk, FinishReason, ToolCallDelta, Usage
 from tests.waiting import until
 
-from .conftest import Surface
+from .conftest import Surface, on_edge
 
 HI: Any = [{"role": "user", "content": "hi"}]
 USAGE = Usage(prompt_tokens=9, completion_tokens=4, cached_tokens=7, reasoning_tokens=2)
@@ -237,10 +237,9 @@ async def test_a_canceled_request_stops_the_model(surface: Surface) -> None:
     await until(lambda: surface.played.running == 0)
 
 
+@on_edge
 async def test_a_repeated_request_gets_the_stored_answer(surface: Surface) -> None:
     """As a Message, whole and streamed, also that of a chat."""
-    if surface.name != "edge":
-        pytest.skip("this gateway has no cache")
     surface.played.answers = [TEXT]
     first = await surface.device.ask("hi", temperature=0, max_tokens=50)
     assert first.headers["x-causeway-cache"] == "miss"
