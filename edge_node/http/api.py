@@ -50,7 +50,7 @@ from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.request_body import BOM, check_header_names, check_media_type
-from causeway_server.router.openai.responses.request import RESPONSE_ONLY, parse_response
+from causeway_server.router.openai.responses.request import RESPONSE_ONLY, ResponseEcho, parse_response
 from causeway_server.router.openai.responses.state import Turn, names_state
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.serving.logs import redacted
@@ -164,7 +164,8 @@ class HeadFacts(msgspec.Struct, frozen=True):
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """A parsed request, and its derived values. `echo`: set for one that is answered as a response or message; `turn`: for one that names stored responses, or is stored.
+    """A parsed request, and its derived values. `echo`: set for one that is answered as a response or message; `turn`:
+    for one that names stored responses, or is stored.
     """
 
     request: Request
@@ -261,7 +262,7 @@ class RequestReader:
             body = await self.with_files(body, hints.client)
         parsed = _parsed("response", body, hints)
         request, echo = parsed.request, parsed.echo
-        assert echo is not None
+        assert isinstance(echo, ResponseEcho)
         if turn.private:
             request = bound_to_device(request)
         return ParsedRequest(request, parsed.memo, turn.echo(echo), turn)

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from causeway_server.router.errors import UnsupportedFeature
+from causeway_server.router.openai.responses.request import ResponseEcho
 from causeway_server.router.openai.responses.state import Turn
 from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.request import Handler, HttpExchange
@@ -52,7 +53,7 @@ class DeviceResponses:
     async def in_background(self, http: HttpExchange, parsed: ParsedRequest, turn: Turn) -> web.StreamResponse:
         """Accept a response as a job. Raises UnsupportedFeature for a private one, which is never on the disk."""
         request, echo = parsed.request, parsed.echo
-        assert echo is not None
+        assert isinstance(echo, ResponseEcho)
         decision = await self.service.preview(request)
         if decision.on_device:
             message = "`background`: jobs wait on the disk, where private requests are never written. Leave it out."

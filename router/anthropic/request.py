@@ -45,13 +45,13 @@ from .wire import (
     WireJsonFormat,
     WireMessages,
     WirePlainText,
+    WireSpeakerTurn,
     WireTextBlock,
     WireThinking,
     WireThinkingBlock,
     WireToolChoice,
     WireToolResult,
     WireToolUse,
-    WireTurn,
     WireUploaded,
     WireUrl,
 )
@@ -230,7 +230,7 @@ def _system(wire: str | list[WireTextBlock] | None) -> Iterator[Message]:
         yield Message("system", _content([_part(block, f"system[{at}]") for at, block in enumerate(wire)]))
 
 
-def _messages(wire: WireTurn, at: int) -> Iterator[Message]:
+def _messages(wire: WireSpeakerTurn, at: int) -> Iterator[Message]:
     """Yield the messages that a message stands for: one for each result of a tool, then the rest."""
     if isinstance(wire.content, str):
         yield Message(wire.role, wire.content)

@@ -95,7 +95,7 @@ class WireToolResult(Strict, tag_field="type", tag="tool_result"):
 Block = WireTextBlock | WireImageBlock | WireDocumentBlock | WireThinkingBlock | WireToolUse | WireToolResult
 
 
-class WireTurn(Strict):
+class WireSpeakerTurn(Strict):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Meta(min_length=1)]
 
@@ -148,7 +148,7 @@ class WireCountTokens(Strict, kw_only=True):
     """The body of `/v1/messages/count_tokens`."""
 
     model: Name
-    messages: Annotated[list[WireTurn], Meta(min_length=1)]
+    messages: Annotated[list[WireSpeakerTurn], Meta(min_length=1)]
     system: str | list[WireTextBlock] | None = None
     tools: list[WireClientTool] | None = None
     tool_choice: WireToolChoice | None = None
