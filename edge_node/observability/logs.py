@@ -67,6 +67,8 @@ def log_decision(request_id: str, decision: Decision) -> None:
     targets = ", ".join(plan.target.name for plan in decision.attempts) or "no target"
     rule = f" by {decision.rule}" if decision.rule else ""
     bound = "; bound to the device" if decision.on_device else ""
+    if decision.regions is not None:
+        bound += f"; bound to {', '.join(decision.regions) or 'no region'}"
     log.debug("%s decided: %s%s%s.", request_id, targets, rule, bound)
 
 

@@ -245,10 +245,12 @@ class _Checks:
         always = [
             rule.name
             for at, rule in enumerate(self.doc.constraints)
-            if rule.keep == "on_device" and self._constant(f"constraints[{at}]")
+            if rule.keep in ("on_device", "in_region") and self._constant(f"constraints[{at}]")
         ]
         if always:
-            yield self.error("shadow", f"`{always[0]}` binds every request to the device: no shadow request is sent")
+            yield self.error(
+                "shadow", f"`{always[0]}` binds every request to the device or to regions: no shadow request is sent"
+            )
         free = [
             name for name, target in self.doc.targets.items() if target.location == "cloud" and not target.price.costs
         ]

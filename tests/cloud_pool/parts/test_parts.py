@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
 from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig, TierPrice
 from causeway_server.cloud_pool.app import App, build
 from causeway_server.cloud_pool.background import run_worker
@@ -112,8 +113,11 @@ async def running(
     parts: PartsConfig | None = None,
     jobs: JobsConfig | None = None,
     tenants: TenantsConfig | None = None,
+    regions: Mapping[str, str] = {},
 ) -> AsyncIterator[Gateway]:
-    """`replica` None: a gateway without encoders, whose Triton is away. `jobs`: a worker runs them."""
+    """`replica` None: a gateway without encoders, whose Triton is away. `jobs`: a worker runs them. `regions`: those of
+    tiers; the gateway is in `eu`.
+    """
     (folder / "echo.jinja").write_text(ECHO)
     (folder / "tokens").write_text("kiosk-1 one\n")
     address = "127.0.0.1:1" if replica is None else replica.address
@@ -128,7 +132,8 @@ async def running(
         ]
     config = Config(
         server=ServerConfig(port=0, token_file=str(folder / "tokens")),
-        tiers=tuple(tiers),
+        tiers=tuple(msgspec.structs.replace(tier, region=regions.get(tier.name, "")) for tier in tiers),
+        identity=IdentityConfig(region="eu"),
         audit_file=str(folder / "audit.jsonl"),
         parts=parts or PartsConfig(audio_timeout_s=PATIENCE_S, image_timeout_s=PATIENCE_S),
         jobs=jobs or JobsConfig(),
@@ -169,6 +174,23 @@ async def test_the_model_gets_what_encoders_found_whole_and_streamed(replica: Re
     records = gateway.audit
     assert [record["parts"] for record in records] == [EVERY_KIND, EVERY_KIND, "audio=ok", EVERY_KIND, ""]
     assert "TOTAL" not in (tmp_path / "audit.jsonl").read_text()
+
+
+async def test_an_encoder_outside_the_regions_gets_no_part(replica: Replica, tmp_path: Path) -> None:
+    """The answer goes on without the part; a transcript that only such a tier could make is refused."""
+    regions = {"large": "eu", "images": "eu", "speech": "us"}
+    async with running(tmp_path, replica, regions=regions) as gateway:
+        answer = await gateway.ask(*ALL, tags="in-region:eu")
+        assert answer.parts == ("audio=failed,file=failed,image=ok", "true")
+        assert "TOTAL 42.00" in answer.text
+        assert "please open" not in answer.text
+        assert "Rent is due" not in answer.text
+        assert (await gateway.ask(*ALL)).parts == (EVERY_KIND, None)
+    bound = TenantsConfig(default=TenantLimits(regions=("eu",)))
+    async with running(tmp_path, replica, regions=regions, tenants=bound) as gateway:
+        heard = await gateway.hear(WAV)
+        assert heard.status == 503
+        assert "bound to eu, and the tier speech (tiers.region) is in us" in heard.message
 
 
 async def test_a_part_is_read_once_and_a_private_one_is_never_remembered(replica: Replica, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ MISTAKES = {
     "a shadow that no request may have": (
         GOOD + "constraints: [{name: here, keep: on_device}]\nshadow: {share: 0.01}\n",
         (10, 1, "shadow"),
-        "`here` binds every request to the device",
+        "`here` binds every request to the device or to regions",
     ),
     "an unknown target in use": (
         edit("use: [large, small]", "use: [large, smal]"),
