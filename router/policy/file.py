@@ -253,7 +253,8 @@ class ShadowDoc(_Doc, frozen=True):
         Meta(gt=0, le=1),
         doc(
             "Share of the answers after which a target on the other side (device, cloud) is asked as well, and of the "
-            "semantic answers that are generated again and compared. Never for requests that are bound to the device."
+            "semantic answers that are generated again and compared. Never for requests that are bound to the device "
+            "or to regions."
         ),
     ]
     usd_per_day: Annotated[
