@@ -28,6 +28,8 @@ from causeway_server.router.serving.live.live_session import Detect
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.metrics import SampleCollector
 from causeway_server.router.serving.process import tune_garbage_collector
+from causeway_server.router.serving.stored.api import StoredResponseApi
+from causeway_server.router.serving.stored.responses import StoredResponses
 from causeway_server.router.trackers import FairShare
 from causeway_server.router.types import folded_tags
 from causeway_server.router.variants.settings import TrialConfig
@@ -69,8 +71,10 @@ from .http.request_admission import RequestAdmission
 from .http.request_runner import RequestRunner
 from .http.server import GenerationRoutes, Server, allowed_connections, gateway_listener
 from .http.sessions import GatewayClient, GatewaySessions
+from .http.stored_responses import GatewayResponses
 from .jobs.http.dead_letter_api import DeadLetterApi
 from .jobs.http.job_api import NO_AUDIT, JobApi, JobCallers
+from .jobs.http.response_jobs import GatewayResponseJobs
 from .jobs.metrics import JobMetrics
 from .jobs.submission import NamedFileReader, SubmissionParser
 from .lifetime import Closing, keep_running, run_with_tasks
@@ -607,8 +611,19 @@ def build_server(
         transcription = TranscriptionRoutes(admission, runner, parts).transcription
     return Server(
         admission,
-        GenerationRoutes(admission, runner, heartbeat_s=config.server.heartbeat_s),
-        InfoRoutes(tiers, readiness, created=int(time.time()), document=_encoded_document),
+        GenerationRoutes(
+            admission,
+            runner,
+            heartbeat_s=config.server.heartbeat_s,
+            responses=None if jobs is None else jobs.responses(admission),
+        ),
+        InfoRoutes(
+            tiers,
+            readiness,
+            created=int(time.time()),
+            document=_encoded_document,
+            store=msgspec.UNSET if jobs is None else jobs.stores_by_default,
+        ),
         bodies,
         sessions,
         transcription=transcription,
@@ -693,6 +708,14 @@ class JobsGateway:
             more_routes=batches.routes,
             audit=audit,
         )
+        self._response_jobs = GatewayResponseJobs(self._stores, self.api)
+        self.stores_by_default = by_default = config.responses.by_default
+        stored = StoredResponses(store=self._stores.responses, jobs=self._response_jobs, by_default=by_default)
+        self._stored = StoredResponseApi(stored, config.max_event_streams)
+
+    def responses(self, admission: RequestAdmission) -> GatewayResponses:
+        """Return the handling of responses, which are stored with the jobs."""
+        return GatewayResponses(self._stored, admission, self._response_jobs.start)
 
     async def watch(self) -> None:
         """Check the store and update the gauges every 5 s until cancelled. Log once why jobs are refused."""

@@ -208,6 +208,20 @@ class Jobs(_JobKeys):
                 yield name
 
 
+class Responses(_JobKeys):
+    """Stored responses, and conversations with all their turns, also if only one of them is the user's."""
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        self.fields = ("owner", f"u:{subject.user_digest}")
+        async for name, (owner, is_of_user) in self._records():
+            is_users = subject.user_digest and is_of_user and owner.partition("/")[0] == subject.tenant
+            if is_users or subject.owns(owner):
+                yield name
+
+    async def erase(self, name: str) -> bool:
+        return bool(await self.stores.database.run(self.script, "", name, name))
+
+
 class Files(_JobKeys):
     """Files with their content."""
 
@@ -313,6 +327,7 @@ def job_kinds(stores: JobStores) -> tuple[ErasedKind, ...]:
     return (
         Batches(stores, "batches", "batch", script="erase_batch"),
         Jobs(stores, "jobs", "job", ("owner", "user", "batch"), script="erase_job"),
+        Responses(stores, "responses", "response", script="response_delete"),
         Files(stores, "files", "file"),
         DeadLetters(stores, "dead_letters"),
         _JobKeys(stores, "webhook_deliveries", "webhook", script="webhook_erase"),

@@ -30,6 +30,7 @@ from causeway_server.router.api.operations import (
     openapi_operation,
     realtime_operation,
     secret_operations,
+    stored_response_operations,
     transcription_operation,
 )
 from causeway_server.router.jobs.job import JobView
@@ -164,6 +165,7 @@ def gateway_operations() -> list[Operation]:
         ),
         *_jobs(),
         *secret_operations("jobs", _JOBS),
+        *stored_response_operations("chat", (*_IDENTITY, errors.PermissionDenied, errors.RateLimited, *_STORE)),
         *_files(),
         *_batches(),
         *_health(),

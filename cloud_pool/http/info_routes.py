@@ -84,6 +84,7 @@ class InfoRoutes(msgspec.Struct):
     created: int  # unix time of the models, s
     document: Callable[[Mapping[str, str]], bytes]  # paths and their methods → the OpenAPI document as JSON
     draining: bool = False
+    store: bool | msgspec.UnsetType = msgspec.UNSET  # whether a response is stored if its request does not say
 
     def models(self, http: web.BaseRequest, allowed: AllowedTiers) -> web.StreamResponse:
         """List the models that the caller may name in a request, by name and alias."""
@@ -103,7 +104,7 @@ class InfoRoutes(msgspec.Struct):
         return body_response(encode_model(self._listed(name, tier)))
 
     def _listed(self, name: str, tier: Tier) -> ModelObject:
-        return ModelObject(name, "causeway", self.created, causeway=ModelUse(tier.paths))
+        return ModelObject(name, "causeway", self.created, causeway=ModelUse(tier.paths, self.store))
 
     async def count(self, tier: Tier, request: Request, body: bytes, deadline: float) -> web.StreamResponse:
         """Count the tokens of a chat's prompt, as the tier's server renders it. `deadline`: the loop's clock.

@@ -41,16 +41,19 @@ from causeway_server.router.serving.responses import (
     STREAMED,
     Echo,
     HttpReplyWriter,
+    KeepResponse,
     body_response,
     header_lines,
     json_response,
     refusal,
 )
+from causeway_server.router.serving.stored.api import PATHS as STORED
 from causeway_server.router.types import Request, RoutingHints
 from causeway_server.router.variants.feedback import FeedbackReceipt, parse_feedback
 from causeway_server.router.web_origins import WebOrigins
 
-from ..core.request_context import AnswerHead, BodyMemory
+from ..accounts.ledger import LedgerEntry
+from ..core.request_context import AnswerHead, BodyMemory, RequestContext
 from ..tiers.config import NO_AUDIO
 from ..tiers.tier import find_tier
 from ..tiers.variants import MAX_ANSWERS
@@ -58,6 +61,7 @@ from .config import ServerConfig
 from .info_routes import MODELS, InfoRoutes
 from .request_admission import Parse, RequestAdmission, read_headers
 from .request_runner import RequestRunner
+from .stored_responses import GatewayResponses
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +120,8 @@ class Server(msgspec.Struct):
     def paths(self) -> Mapping[str, str]:
         """Methods by path; `{id}` stands for an identifier in the path."""
         plain = {path: method for path, (method, _) in self.routes.items()}
-        return {**plain, f"{MODELS}{{id}}": hdrs.METH_GET, **({} if self.jobs is None else self.jobs.paths)}
+        stored = {} if self.generations.responses is None else STORED
+        return {**plain, f"{MODELS}{{id}}": hdrs.METH_GET, **stored, **({} if self.jobs is None else self.jobs.paths)}
 
     @property
     def draining(self) -> bool:
@@ -160,6 +165,10 @@ class Server(msgspec.Struct):
             method, handler = hdrs.METH_GET, self._model
         if handler is None and self.jobs is not None and (job := self.jobs.handler(http)) is not None:
             return job
+        if handler is None and (stored := self.generations.responses) is not None:
+            handler = stored.handler(http)
+            if handler is not None:
+                return handler
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}.{self._advice(http.path)}")
         if served_method(http.method, http.headers) != method:
@@ -226,6 +235,7 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
     admission: RequestAdmission
     runner: RequestRunner
     heartbeat_s: float = 0.0  # the longest silence of a stream; 0: no limit
+    responses: GatewayResponses | None = None  # None: this gateway stores none
     wall_clock: Callable[[], float] = time.time  # unix, s
 
     async def chat(self, http: HttpExchange) -> web.StreamResponse:
@@ -238,6 +248,8 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         return await self._generate(http, parse_embedding, "embedding")
 
     async def response(self, http: HttpExchange) -> web.StreamResponse:
+        if self.responses is not None:
+            return await self._stored_response(self.responses, http)
         return await self._echoing(http, parse_response, "response")
 
     async def message(self, http: HttpExchange) -> web.StreamResponse:
@@ -253,6 +265,17 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
             return request
 
         return await self._generate(http, parse, route, echoes)
+
+    async def _stored_response(self, responses: GatewayResponses, http: HttpExchange) -> web.StreamResponse:
+        arrived_at = self.runner.clock()
+        with self.runner.ledger_entry("response", REQUEST.get(), http.headers) as entry:
+            parsed = await responses.parse(http, entry)
+            if parsed.in_background:
+                return await responses.accept(http, parsed, entry)
+            context = await self.admission.admit_parsed(
+                parsed.request, parsed.headers, parsed.size_bytes, parsed.principal, arrived_at, entry
+            )
+            return await self._reply(http, context, entry, arrived_at, parsed.echo, responses.keep(parsed))
 
     async def feedback(self, http: HttpExchange) -> web.StreamResponse:
         """Score one of the caller's own answers."""
@@ -271,26 +294,38 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry(route, REQUEST.get(), http.headers) as entry:
             context = await self.admission.admit(http, parse, arrived_at, entry)
-            request = context.request
-            reply = HttpReplyWriter(
-                request,
-                http,
-                partial(_header_lines, context.id),
-                id=context.id,
-                created=int(self.wall_clock()),
-                echo=next(iter(echoes), None),
-                heartbeat_s=self.heartbeat_s,
-            )
-            run = self.runner.embed if request.kind == "embedding" else self.runner.run
-            answer = run(entry, context, arrived_at, reply)
-            try:
-                # In a task of its own a token resumes fewer coroutines: those from the connection to here stay asleep.
-                await (asyncio.create_task(answer) if request.stream else answer)
-            except ClientGone:
-                raise
-            except CausewayError as error:
-                return await reply.fail(error, {"x-request-id": context.id})
-            return reply.response
+            return await self._reply(http, context, entry, arrived_at, next(iter(echoes), None))
+
+    async def _reply(
+        self,
+        http: HttpExchange,
+        context: RequestContext,
+        entry: LedgerEntry,
+        arrived_at: float,
+        echo: Echo | None,
+        keep: KeepResponse | None = None,
+    ) -> web.StreamResponse:
+        request = context.request
+        reply = HttpReplyWriter(
+            request,
+            http,
+            partial(_header_lines, context.id),
+            id=context.id,
+            created=int(self.wall_clock()),
+            echo=echo,
+            heartbeat_s=self.heartbeat_s,
+            keep=keep,
+        )
+        run = self.runner.embed if request.kind == "embedding" else self.runner.run
+        answer = run(entry, context, arrived_at, reply)
+        try:
+            # In a task of its own a token resumes fewer coroutines: those from the connection to here stay asleep.
+            await (asyncio.create_task(answer) if request.stream else answer)
+        except ClientGone:
+            raise
+        except CausewayError as error:
+            return await reply.fail(error, {"x-request-id": context.id})
+        return reply.response
 
 
 def _header_lines(request_id: str, head: AnswerHead, media_type: str) -> str:

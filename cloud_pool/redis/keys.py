@@ -95,6 +95,15 @@ _JOBS = _keys(
     ("usage", "hash", "ends", "moved by workers every second", "amounts that accepted reports have billed"),
     ("usage_batch", "hash", "ends", "moved by workers every second", "the part of the bills that is being moved"),
     ("dead", "stream", "fixed", "about `max_dead_letters`", "dead letters"),
+    ("response:<id>", "hash", "ttl", "`jobs.responses.ttl_s`", "a stored response, or a conversation with its turns"),
+    (
+        "responses:<tenant>",
+        "zset",
+        "ttl",
+        "`max_responses`, `max_bytes`",
+        "a tenant's responses by their expiry",
+    ),
+    ("response_bytes:<tenant>", "hash", "ttl", "as `responses`", "bytes of these, and of all"),
 )
 _WEBHOOKS = _keys(
     "storage",

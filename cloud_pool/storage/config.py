@@ -113,6 +113,20 @@ class OffPeakConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price_share: Annotated[float, Meta(ge=0, le=1), doc("Off-peak price as a share of the tier's price.")] = 1.0
 
 
+class StoredResponsesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `jobs.responses`: stored responses and conversations. Bounds apply to a tenant with all its devices."""
+
+    by_default: Annotated[bool, doc("Whether a response is stored if its request has no `store`.")] = True
+    max_responses: Annotated[
+        Positive, doc("Maximum stored responses and conversations of one tenant. The oldest ones give way to new ones.")
+    ] = 10_000
+    max_bytes: Annotated[Positive, doc("Maximum size of what is stored for one tenant, likewise.")] = 64 * 1024 * 1024
+    ttl_s: Annotated[
+        Seconds,
+        doc("Time for which a response is kept. A conversation is kept for as long after its last change."),
+    ] = 30 * _DAY_S
+
+
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs`."""
 
@@ -215,6 +229,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()
     files: FilesConfig = FilesConfig()
+    responses: StoredResponsesConfig = StoredResponsesConfig()
 
     @property
     def replicas_to_wait_for(self) -> int:
@@ -223,9 +238,9 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def max_record_age_ms(self) -> int:
-        """Maximum age of a record of a job, batch or file after its acceptance."""
+        """Maximum age of a record of a job, batch, file or response after its acceptance."""
         longest_s = self.max_deadline_s + self.result_ttl_s + self.dead_letter_ttl_s + self.batches.file_ttl_s
-        return int(longest_s * 1000)
+        return int(max(longest_s, self.responses.ttl_s) * 1000)
 
     def retry_delay_s(self, error: CausewayError, attempts: int, draw: float) -> float:
         """Return the delay before a failed run is repeated. `attempts`: at least 1; `draw`: uniform in [0, 1)."""

@@ -14,8 +14,8 @@ The keys are in ../redis/keys.py. Of the hashes:
                  output files
 
 A full Redis refuses a script that begins with `#!lua` before its first write. These are the scripts that add work:
-accept, file_reserve, batch_create, batch_refuse_line and append_text. All others begin with `#!lua flags=allow-oom`,
-because they finish jobs and thereby free memory.
+accept, file_reserve, batch_create, batch_refuse_line, append_text and response_put. All others begin with
+`#!lua flags=allow-oom`, because they finish jobs and thereby free memory.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ from .file_store import FileStore
 from .job_store import JobStore
 from .outboxes import WebhookOutbox
 from .redis_client import RedisClient
+from .response_store import ResponseStore
 
 _LUA: Final = f"{__package__}.lua"
 _DELIVERY: Final = load_script(f"{_LUA}.webhooks", "delivery")
 _FILES: Final = load_script(f"{_LUA}.batches", "files")
-REPLICATED: Final = frozenset({"accept", "file_ready", "batch_create"})
+_FORGET: Final = load_script(f"{_LUA}.responses", "forget")
+REPLICATED: Final = frozenset({"accept", "file_ready", "batch_create", "response_put"})
 """Scripts whose effect must be on enough replicas before the caller gets the acceptance."""
 
 
@@ -79,6 +81,7 @@ SCRIPTS: Final = {
     **_load("webhooks", "webhook_claim", "webhook_finish", "webhook_disabled", "webhook_erase", shared=_DELIVERY),
     **_load("webhooks", "webhook_secrets"),
     **_load("usage", "usage_take", "usage_done"),
+    **_load("responses", "response_put", "response_delete", shared=_FORGET),
     **_load("batches", "file_reserve", "file_ready", "file_retire", "files_due", "file_forget", shared=_FILES),
     **_load("batches", "file_usage", "file_page", "batch_create", "batch_transition", "batch_collect", shared=_FILES),
     **_load("batches", "batch_claim", "batch_schedule", "batch_refuse_line", "batch_line_outcomes"),
@@ -95,6 +98,7 @@ class JobStores(msgspec.Struct, frozen=True):
     batches: BatchStore
     durability: DurabilityCheck
     contents: ContentStores
+    responses: ResponseStore
 
     @classmethod
     def open(cls, config: JobsConfig, clock: Callable[[], float] | None = None) -> JobStores:
@@ -118,6 +122,7 @@ class JobStores(msgspec.Struct, frozen=True):
             BatchStore(database, config.batches, cipher),
             DurabilityCheck(database, config.durability, cipher, config.max_record_age_ms),
             contents,
+            ResponseStore(database, config.responses, cipher),
         )
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from aiohttp import web
 from causeway_server.router.anthropic.replies import VERSION_HEADER, model_info, model_page
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
-from causeway_server.router.openai.answer import ModelObject, encode_model, encode_models
+from causeway_server.router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
 from causeway_server.router.serving.metrics import CONTENT_TYPE
 from causeway_server.router.serving.request import Handler, HttpExchange, read_choice
 from causeway_server.router.serving.responses import body_response, json_response
@@ -119,7 +119,8 @@ class Inspection:
     def _object(self, name: str) -> ModelObject:
         """Return the API's view of a model, owned by causeway (auto), edge or cloud."""
         locations = {target.name: target.at for target in self.policies.active.offered}
-        return ModelObject(name, "causeway" if name == AUTO else locations[name], self._started)
+        owner = "causeway" if name == AUTO else locations[name]
+        return ModelObject(name, owner, self._started, causeway=ModelUse(store=False))
 
     async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:
         caller = self.reader.caller(http)

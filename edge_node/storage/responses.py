@@ -142,7 +142,7 @@ class DeviceResponseStore:
             self._file.close(timeout_s=10.0)
         self._memory.close()
 
-    async def put(self, owner: str, name: str, data: bytes, *, private: bool) -> None:
+    async def put(self, owner: str, name: str, data: bytes, *, private: bool, user: str) -> None:
         """Store an object. Raises BodyTooLarge or JobStoreUnavailable."""
         if private or self._file is None:
             self._private.put(self._memory, self._now(), owner, name, data)

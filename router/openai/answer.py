@@ -409,13 +409,16 @@ def error_event(error: CausewayError) -> bytes:
 
 
 class ModelUse(msgspec.Struct):
-    """Our own fields of a model. `endpoints`: the paths that accept the model."""
+    """Our own fields of a model. `endpoints`: the paths that accept the model; absent if every path does. `store`:
+    whether a response is stored if its request has no `store`; absent if responses are never stored.
+    """
 
-    endpoints: tuple[str, ...]
+    endpoints: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    store: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelObject(msgspec.Struct):
-    """A model. `created`: Unix time in seconds. `causeway`: absent if every path accepts every model."""
+    """A model. `created`: Unix time in seconds. `causeway`: absent if there is nothing to tell."""
 
     id: str
     owned_by: str

@@ -113,8 +113,6 @@ def test_what_is_not_stored_is_refused(surface: Surface, client: OpenAI, stream:
 
 
 def test_a_stored_response_is_read_continued_and_deleted(surface: Surface, client: OpenAI) -> None:
-    if not surface.name.startswith("edge"):
-        pytest.skip("only a device stores responses")
     fields: Any = {"model": surface.model, "temperature": 0, "max_output_tokens": 4, "store": True}
     first = client.responses.create(input=ASK, **fields)
     assert client.responses.retrieve(first.id).to_dict() == first.to_dict()

@@ -332,12 +332,22 @@ class JobApi:
             tags=headers.tags,
             endpoint=endpoint,
         )
+        return await self.submit(submission, headers.traceparent)
+
+    async def submit(self, submission: JobSubmission, parent: str) -> tuple[JobRecord, dict[str, str]]:
+        """Accept a job, and return it as `_accept` does. Raises CausewayError.
+
+        Args:
+            parent: The caller's traceparent.
+        """
+        principal = submission.principal
+        limits = self.callers.limits(principal)
         job = self.parser.parse(submission, await self.stores.database.now_ms(), limits)
         if job.webhook and await self.stores.outbox.is_disabled(principal.owner, job.webhook):
             raise WebhookDisabled(
                 "`webhook` has answered 410 Gone, so nothing is delivered to it for now.", param="webhook"
             )
-        with enqueue_span(self.trace, job.id, job.tier, headers.traceparent, job.tags) as traceparent:
+        with enqueue_span(self.trace, job.id, job.tier, parent, job.tags) as traceparent:
             accepted = await self.stores.jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
         record = await self.stores.jobs.get(accepted.id, principal.owner)
         await self.audit.write(acceptance(principal, "job", record.id, record.tier, record.created))

@@ -278,7 +278,11 @@ def _messages(items: Sequence[WireItem]) -> list[Message]:
 
 
 def _content(content: str | list[WireContent]) -> str | tuple[Part, ...]:
-    return content if isinstance(content, str) else tuple([_part(part) for part in content])
+    if isinstance(content, str):
+        return content
+    parts = tuple([_part(part) for part in content])
+    alone = parts[0] if len(parts) == 1 else None
+    return alone.text if isinstance(alone, TextPart) else parts  # a text alone is the same as a string
 
 
 def _part(part: WireContent) -> Part:

@@ -71,6 +71,7 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         pending: Whether the answer of one in the background has not been read from its job yet.
         private: Whether it must not leave this device.
         tags: Tags that bind to regions what continues it.
+        user: The end user that its request names.
     """
 
     id: str
@@ -81,6 +82,7 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pending: bool = False
     private: bool = False
     tags: tuple[str, ...] = ()
+    user: str = ""
 
     @property
     def items(self) -> Iterator[JSONObject]:
@@ -161,6 +163,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             pending=pending,
             private=private or self.private,
             tags=folded_tags((*self.tags, *tags)),
+            user=str(self.request.document.get("user") or ""),
         )
 
 

@@ -219,7 +219,7 @@ class StoredResponseApi:
             made = StoredConversation(f"conv_{stored.new_id()}", int(stored.wall_clock()), wire.metadata or {})
         items = None if names else wire.items
         added = added_items(items, new_turn_id(made.id, stored.new_id())) if items else None
-        await stored.store.put(owner, made.id, _encode(made), private=False)
+        await stored.store.put(owner, made.id, _encode(made), private=False, user="")
         if added is not None:
             await stored.put(owner, added)
         return json_response(made)

@@ -14,8 +14,10 @@ from ...openai.responses.state import StoredTurn
 class StateStore(Protocol):
     """Turns and conversations of clients, by id. A conversation's turns expire and are deleted with it."""
 
-    async def put(self, owner: str, name: str, data: bytes, *, private: bool) -> None:
-        """Store an object, which survives a crash from then on; `private`: it is never written to a disk."""
+    async def put(self, owner: str, name: str, data: bytes, *, private: bool, user: str) -> None:
+        """Store an object, which survives a crash from then on; `private`: it is never written to a disk; `user`: the
+        end user, "" for none.
+        """
         ...
 
     async def read(self, owner: str, names: Sequence[str]) -> list[bytes]:

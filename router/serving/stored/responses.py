@@ -152,7 +152,7 @@ class StoredResponses:
 
     async def put(self, owner: str, turn: StoredTurn) -> None:
         """Store a turn, in the place of one with its id."""
-        await self.store.put(owner, turn.id, _encode(turn), private=turn.private)
+        await self.store.put(owner, turn.id, _encode(turn), private=turn.private, user=turn.user)
 
     async def turns(self, owner: str, names: Sequence[str]) -> list[StoredTurn | None]:
         """Return turns as they are now, None for each that is not there."""

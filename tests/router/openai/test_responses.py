@@ -64,7 +64,7 @@ def test_items_become_messages() -> None:
     expected = chat(
         [
             {"role": "developer", "content": "be brief"},
-            {"role": "user", "content": [{"type": "text", "text": "on?"}]},
+            {"role": "user", "content": "on?"},
             {"role": "assistant", "content": [{"type": "text", "text": "I will."}], "tool_calls": calls},
             {"role": "tool", "tool_call_id": "c1", "content": "done"},
             {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "done"}]},

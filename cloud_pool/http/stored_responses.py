@@ -1,0 +1,123 @@
+"""Responses of a gateway that stores them: resolved and stored around an answer, made as jobs, and read again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+from aiohttp import web
+
+from causeway_server.router.errors import IdentityUnavailable
+from causeway_server.router.openai.responses.request import ResponseEcho, parse_response
+from causeway_server.router.openai.responses.state import Turn, names_state
+from causeway_server.router.residency import region_tags, regions_of
+from causeway_server.router.serving.request import Handler, HttpExchange, read_authorization
+from causeway_server.router.serving.responses import KeepResponse
+from causeway_server.router.serving.stored.api import StoredResponseApi, check_method, methods_of
+from causeway_server.router.types import Request, RoutingHints, folded_tags
+
+from ..accounts.ledger import LedgerEntry
+from ..core.principal import Principal
+from .request_admission import RequestAdmission, RequestHeaders, read_headers
+
+ACCEPTED: Final = "accepted"
+
+
+class StartGatewayResponse(Protocol):
+    """Accepts the job of a response in the background."""
+
+    async def __call__(self, principal: Principal, headers: RequestHeaders, name: str, body: bytes, /) -> None:
+        """Accept the job of the response `name`. Raises CausewayError."""
+        ...
+
+
+class ParsedResponse(msgspec.Struct, frozen=True):
+    """A request for a response, its caller and the facts of its head."""
+
+    request: Request
+    echo: ResponseEcho
+    turn: Turn | None  # None if it names no state and is not stored
+    size_bytes: int
+    principal: Principal
+    headers: RequestHeaders
+
+    @property
+    def region_tags(self) -> tuple[str, ...]:
+        """The tags that bind what continues the response to regions."""
+        return region_tags(regions_of(folded_tags(self.request.hints.tags)))
+
+    @property
+    def in_background(self) -> bool:
+        return self.turn is not None and self.turn.request.background
+
+
+class GatewayResponses:
+    """The state of responses at a gateway. `start`: accepts jobs."""
+
+    def __init__(self, api: StoredResponseApi, admission: RequestAdmission, start: StartGatewayResponse) -> None:
+        self.api = api
+        self._admission = admission
+        self._start = start
+
+    async def parse(self, http: HttpExchange, entry: LedgerEntry) -> ParsedResponse:
+        """Authenticate, read and parse a request, with its state resolved. Raises CausewayError."""
+        admission, stored, turn = self._admission, self.api.stored, None
+        principal = admission.caller(read_authorization(http), entry, http)
+        headers = read_headers(http.headers.items(), entry.id)
+        body = await admission.read(http, principal)
+        if stored.by_default or names_state(body):
+            turn = await stored.begin(body, principal.owner, http.headers.get("idempotency-key", ""))
+            body = turn.body
+        body = await admission.with_files(body, principal, http)
+        hints = RoutingHints(client=principal.device, deadline_ms=headers.deadline_ms, tags=headers.tags)
+        if turn is not None and turn.tags:
+            hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *turn.tags)))
+        request, echo = parse_response(body, hints, resumes=True)
+        echo = echo if turn is None else turn.echo(echo)
+        return ParsedResponse(request, echo, turn, len(body), principal, headers)
+
+    def keep(self, parsed: ParsedResponse) -> KeepResponse | None:
+        """Return the function that stores the response; None if it is not stored."""
+        turn = parsed.turn
+        if turn is None or not turn.store:
+            return None
+        return partial(self.api.stored.keep, parsed.principal.owner, turn, tags=parsed.region_tags)
+
+    async def accept(self, http: HttpExchange, parsed: ParsedResponse, entry: LedgerEntry) -> web.StreamResponse:
+        """Accept a response in the background as a job. Raises CausewayError."""
+        principal, turn = parsed.principal, parsed.turn
+        assert turn is not None
+        principal.require("jobs")
+        await self._admission.ledger.admit_submission(principal)
+        tags, model = parsed.region_tags, parsed.request.model
+        headers = msgspec.structs.replace(parsed.headers, tags=folded_tags((*parsed.headers.tags, *tags)))
+        start = partial(self._start, principal, headers)
+        await self.api.stored.accept(principal.owner, turn, parsed.echo, model, start, tags)
+        entry.outcome = ACCEPTED
+        if turn.request.stream:
+            return await self.api.follow(http, principal.owner, turn.id, partial(self._served, http))
+        return await self.api.show(principal.owner, turn.id)
+
+    def handler(self, http: web.BaseRequest) -> Handler | None:
+        """Return the handler of a request; None for another path. Raises MethodNotAllowed."""
+        methods = methods_of(http.path)
+        if not methods:
+            return None
+        check_method(http, methods)
+        return self._handle
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        admission = self._admission
+        principal = admission.principal(http)
+        principal.require("chat")
+        await admission.ledger.admit_reads(principal, 1)
+        read = partial(admission.read, http, principal)
+        return await self.api.handle(http, principal.owner, read, partial(self._served, http))
+
+    def _served(self, http: HttpExchange) -> bool:
+        """Return whether a stream may go on. Raises AuthenticationFailed once its token has expired or is revoked."""
+        with suppress(IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
+            self._admission.authenticator.identify(http)
+        return not self._admission.draining

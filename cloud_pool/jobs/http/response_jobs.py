@@ -1,0 +1,59 @@
+"""The jobs of responses in the background: a job's Idempotency-Key is its response's id."""
+
+from __future__ import annotations
+
+import anyio
+
+from causeway_server.router.errors import NotFound
+from causeway_server.router.jobs.job import JobState
+from causeway_server.router.jobs.submission import key_digest
+from causeway_server.router.serving.stored.ports import BackgroundRun
+
+from ...core.principal import Principal
+from ...http.request_admission import RequestHeaders
+from ...storage.stores import JobStores
+from ..submission import JobSubmission
+from .job_api import JobApi
+
+_POLL_S = 0.5
+
+
+class GatewayResponseJobs:
+    """The jobs of responses (`BackgroundJobs`)."""
+
+    def __init__(self, stores: JobStores, api: JobApi) -> None:
+        self._stores = stores
+        self._api = api
+
+    async def start(self, principal: Principal, headers: RequestHeaders, name: str, body: bytes) -> None:
+        """Accept the job of the response `name`. Raises CausewayError."""
+        await self._stores.durability.ensure()
+        submission = JobSubmission(
+            principal=principal,
+            body=body,
+            priority=headers.priority,
+            deadline_ms=headers.deadline_ms,
+            key=name,
+            tags=headers.tags,
+            endpoint="/v1/responses",
+        )
+        await self._api.submit(submission, headers.traceparent)
+
+    async def look(self, owner: str, name: str) -> BackgroundRun | None:
+        """Return the job as it is now; None if there is none. Raises JobStoreUnavailable."""
+        try:
+            job = await self._stores.jobs.of_key(owner, key_digest(name))
+            record, result = await self._stores.jobs.read_answer(job, owner)
+        except NotFound:
+            return None
+        if record.state is JobState.SUCCEEDED and not result:
+            return None  # it has just expired
+        return BackgroundRun(record.state, result, record.error)
+
+    async def cancel(self, owner: str, name: str) -> None:
+        """Cancel the job. Raises NotFound, JobAlreadyEnded or JobStoreUnavailable."""
+        await self._stores.jobs.cancel(await self._stores.jobs.of_key(owner, key_digest(name)), owner)
+
+    async def change(self, owner: str, name: str) -> None:
+        """Wait for half a second."""
+        await anyio.sleep(_POLL_S)
