@@ -2,8 +2,8 @@
 
 The scripted server (in this process), the gateway and the edge daemon are real processes on sockets. One stream at a
 time goes to the server itself, through the edge and through the gateway, in turns; an added time is the median of the
-differences to the server's own in the same turn. Then clients leave their streams, and the server counts what still
-runs.
+differences to the server's own in the same turn. Then clients in a process of their own, which is killed, leave their
+streams, and the server counts what still runs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -44,7 +45,7 @@ async def main(arguments: argparse.Namespace) -> list[Row]:
             headers, connections = {"authorization": f"Bearer {TOKEN}"}, aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(headers=headers, connector=connections) as session:
                 rows = await _added(session, urls, arguments.rounds)
-                rows += await _left(session, urls["gateway"], cloud, arguments.leaving)
+                rows += await _left(urls["gateway"], cloud, arguments.leaving)
         finally:
             for part in stack.parts.values():
                 await asyncio.to_thread(part.kill)
@@ -56,7 +57,9 @@ def _start(stack: Stack, cloud: ScriptedCloud) -> None:
     policy = stack.folder / "policy.yaml"
     policy.write_text(_POLICY)
     upstream = f"{{kind: openai, urls: ['{cloud.url}'], verify_features: false}}"
-    stack.start_gateway(config=f"tiers:\n  - {{name: m, concurrency: 1024, max_queued: 1024, upstream: {upstream}}}\n")
+    tiers = f"tiers:\n  - {{name: m, concurrency: 1024, max_queued: 1024, upstream: {upstream}}}\n"
+    # The server keeps every stream waiting at the end: a probe of the silent server would count as a client's stream.
+    stack.start_gateway(config=f"load_balancing: {{silent_before_probe_s: 600}}\n{tiers}")
     stack.start_edge(f"policy: {policy}\n", cloud_port=cloud.port)
     for part in stack.parts.values():
         part.ready()
@@ -89,13 +92,24 @@ async def _first_token_s(session: aiohttp.ClientSession, url: str) -> float:
     return seconds
 
 
-async def _left(session: aiohttp.ClientSession, url: str, cloud: ScriptedCloud, clients: int) -> list[Row]:
+async def _left(url: str, cloud: ScriptedCloud, clients: int) -> list[Row]:
     cloud.gate = asyncio.Event()
-    asked = [asyncio.create_task(_first_token_s(session, url)) for _ in range(clients)]
+    command = (sys.executable, "-m", "tests.bench.http_upstream", url, str(clients))
+    process = await asyncio.create_subprocess_exec(*command)
     await until(lambda: cloud.running == clients)
-    for task in asked:
-        task.cancel()
+    process.kill()
     began = time.perf_counter()
-    await asyncio.gather(*asked, return_exceptions=True)
     await until(lambda: cloud.running == 0)
+    await process.wait()
     return [Row(f"until the server runs nothing, {clients} clients left", time.perf_counter() - began, "s", 1.0)]
+
+
+async def _ask(url: str, clients: int) -> None:
+    """Wait for streams that never begin."""
+    headers, connections = {"authorization": f"Bearer {TOKEN}"}, aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(headers=headers, connector=connections) as session:
+        await asyncio.gather(*(_first_token_s(session, url) for _ in range(clients)))
+
+
+if __name__ == "__main__":
+    asyncio.run(_ask(sys.argv[1], int(sys.argv[2])))
