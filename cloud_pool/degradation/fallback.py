@@ -63,6 +63,7 @@ class FallbackStep(msgspec.Struct, frozen=True):
     truncated: bool = False  # whether the answer is truncated
     last: bool = False  # whether no step follows, so that this one has all the remaining time
     forced: bool = False  # whether the tier is tried although it seems broken; the breaker is bypassed
+    trial: bool = False  # whether a variant is tried before the tier's own model; its faults are not the tier's
 
     def reason(self, failed: Mapping[str, Stress]) -> str:
         """Return `requested`, or each skipped tier with its stress: "large=slow; medium=saturated".
@@ -273,11 +274,15 @@ class TierFallback:
         if known.warm:
             known.ttft.add(seconds, now)
 
-    def on_failure(self, tier: str, error: CausewayError) -> Stress:
-        """Record an error before the first token; return its stress, "" if the request itself is invalid."""
+    def on_failure(self, tier: str, error: CausewayError, *, trial: bool = False) -> Stress:
+        """Record an error before the first token; return its stress, "" if the request itself is invalid.
+
+        Args:
+            trial: Whether a variant failed, which the tier's breaker does not count.
+        """
         now, known = self._clock(), self._tiers[tier]
         stress = stress_of_error(error)
-        (known.breaker.failure if stress == "broken" else known.breaker.cancelled)(now)
+        (known.breaker.failure if stress == "broken" and not trial else known.breaker.cancelled)(now)
         return stress
 
     def on_timeout(self, tier: str, seconds: float | None) -> Stress:

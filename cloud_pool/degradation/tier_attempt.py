@@ -143,13 +143,16 @@ class TierAttempt:
             async with asyncio.timeout(timeout_s):
                 return await self._first(context, build_requests, key)
         except TimeoutError:
+            if self._step.trial:
+                self._fallback.on_cancel(tier)
+                raise TierFailed(self._timeout_error(context.priority, timeout_s), "slow") from None
             self._report_overload()
             stress = self._fallback.on_timeout(tier, self._in_triton_s)
             raise TierFailed(self._timeout_error(context.priority, timeout_s), stress) from None
         except CausewayError as error:
-            if isinstance(error, (QueueFull, DeadlineExceeded)):
+            if isinstance(error, (QueueFull, DeadlineExceeded)) and not self._step.trial:
                 self._report_overload(full=isinstance(error, QueueFull))
-            stress = self._fallback.on_failure(tier, error)
+            stress = self._fallback.on_failure(tier, error, trial=self._step.trial)
             if isinstance(error, DeadlineExceeded) and not self._step.last:
                 stress = "slow" if self._clock() < context.deadline else ""
             if self._step.skipped and isinstance(error, InvalidRequest):

@@ -9,7 +9,7 @@ Chunks      text → text and tool calls; usage at the end        AnswerBuilder
 
 1. A tier sends its first delta: the AnswerHead names the tier and the reason, and no other tier is tried any more.
 2. The tier refuses, fails or is too slow, and the request is not the cause: try the next tier within the same deadline;
-   after a variant of the tier, try the tier's own model.
+   after a variant of the tier, try the tier's own model, for which a variant leaves at least half of the time.
 3. It fails because of the request: return that error.
 4. No tier is left: return a stale answer to the same question, if there is one.
 5. Otherwise raise the error with the soonest Retry-After of all tiers.
@@ -136,7 +136,8 @@ class Service(msgspec.Struct, frozen=True):
         steps = self.fallback.fallback_steps(fallback_request, context.priority)
         for step, tier in ((one, model) for one in steps for model in self._tried(one, context)):
             truncator = self._truncator(context, step, tier, partial_answer)
-            attempt = TierAttempt(self.fallback, step, self.runtimes[step.tier], self.clock)
+            tried = msgspec.structs.replace(step, trial=True, last=False) if tier.variant else step
+            attempt = TierAttempt(self.fallback, tried, self.runtimes[step.tier], self.clock)
             enforceable = await _enforceable(context.request, tier)
             arm = self.variants.arm(tier, context.request, self.clock) if self.variants.active else _UNCOUNTED
             async with attempt:

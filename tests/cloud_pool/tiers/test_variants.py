@@ -185,3 +185,51 @@ def test_variants_share_no_cached_answer_with_their_tier() -> None:
 def test_variants_that_cannot_be_are_refused_with_their_path(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_variants([TierConfig(name="large", model="m", **fields)])  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [50, 100])
+async def test_a_variant_that_hangs_costs_no_answer_and_is_returned(
+    cloud: TwoModels, tmp_path: Path, share: float
+) -> None:
+    """The tier's own model answers within the deadline, and the tier's breaker stays closed."""
+    cloud.v2_fault = "stall"
+    slow = msgspec.structs.replace(tier(cloud, share), ttft_objective_s=0.02)
+    async with serving(tmp_path, slow) as gateway:
+        for number in range(200):
+            answer = await ask(gateway, str(number))
+            assert (answer.status, answer.headers.get("x-causeway-variant")) == (200, None), answer.body
+            if variants_of(gateway).problems:
+                break
+        assert "errors: 100.00%" in variants_of(gateway).problems[0]
+        assert 'causeway_gateway_breaker_open{tier="large"} 0.0' in gateway.app.runtime.metrics.text().decode()
+        asked = len(cloud.bodies)
+        for number in range(10):
+            assert (await ask(gateway, str(number))).status == 200
+        assert {body["model"] for body in cloud.bodies[asked:]} == {"m"}
+
+
+async def test_a_variant_that_leaves_half_of_a_short_deadline(cloud: TwoModels, tmp_path: Path) -> None:
+    cloud.v2_fault = "stall"
+    async with serving(tmp_path, tier(cloud, 100)) as gateway:
+        body = {"model": "large", "messages": [{"role": "user", "content": "a"}]}
+        answer = await gateway.post("/chat/completions", body, {"x-causeway-deadline-ms": "1500"})
+        assert (answer.status, answer.text) == (200, "".join(CLOUD_WORDS)), answer.body
+        assert {sent["model"] for sent in cloud.bodies} == {"v2", "m"}
+
+
+async def test_a_variant_that_tells_another_session_s_words_is_returned_by_a_label_of_its_owner(
+    cloud: TwoModels, tmp_path: Path
+) -> None:
+    """Clients who find another's words score the label `leak` with 0; a single point more is too much."""
+    trial = TrialConfig(metrics=(VerdictMetric("leak", margin=0.0),), least=20)
+    leaking = msgspec.structs.replace(tier(cloud, 50), trial=trial)
+    async with serving(tmp_path, leaking) as gateway:
+        for number in range(200):
+            answer = await ask(gateway, str(number))
+            assert answer.status == 200, (number, answer.body)
+            leaks = "x-causeway-variant" in answer.headers and number % 4 == 0
+            score = {"id": answer.headers["X-Request-ID"], "score": 0.0 if leaks else 1.0, "label": "leak"}
+            assert (await gateway.post("/feedback", score)).status == 200
+        assert variants_of(gateway).problems[0].startswith("The variant v2 of large is returned")
+        assert "leak: " in variants_of(gateway).problems[0]
