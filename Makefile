@@ -37,8 +37,7 @@ test: ## Set up, then check and run every test, four folders at a time (WORKERS=
 test-vllm: ## Set up a real vLLM (3.4 GB and weights, asked first), then test the gateway before it; never part of `test`
 	@$(PREPARE) test
 	@$(PREPARE) vllm
-	@$(BIN)/python -m pytest tests/vllm/check_vllm.py $(ARGS)
-	@CAUSEWAY_CONFORMANCE=vllm exec $(BIN)/python -m pytest tests/conformance $(ARGS)
+	@exec $(BIN)/python -m pytest tests/vllm/check_vllm.py $(ARGS)
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
 	@$(PREPARE) quick

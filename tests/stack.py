@@ -116,10 +116,16 @@ class Stack:
         command += ["--grpc-port", str(self.grpc), "--metrics-port", str(self.metrics)]
         return self._start("triton", [*command, *flags])
 
-    def start_gateway(self, *flags: str, config: str = "") -> Process:
-        """Start the gateway. `config`: YAML, with tiers of its own instead of the one of `assistant-large`."""
+    def start_gateway(self, *flags: str, config: str = "", addressed: bool = False) -> Process:
+        """Start the gateway.
+
+        Args:
+            config: YAML, with tiers of its own instead of the one of `assistant-large`.
+            addressed: Whether the tiers have addresses of their own, which `--triton` would replace.
+        """
         command = [str(BIN / "causeway-cloud"), "serve", "--port", str(self.gateway_port), "--operator-port", "0"]
-        command += ["--triton", f"127.0.0.1:{self.grpc}", "--token-file", str(self.tokens)]
+        command += ["--token-file", str(self.tokens)]
+        command += [] if addressed else ["--triton", f"127.0.0.1:{self.grpc}"]
         if config:
             path = self.folder / "gateway.yaml"
             path.write_text(config)

@@ -42,6 +42,7 @@ SCENARIOS = {
     "soak": Tool("bench.soak", "mixed load on the whole stack"),
     "streams": Tool("bed.streams", "pipelines of a broker under kills, and their goodput"),
     "tenants": Tool("bed.tenants", "one of two tenants floods the tier"),
+    "upstreams": Tool("bed.upstreams", "a real vLLM, llama_cpp.server and two Tritons, each killed under load"),
     "virtual": Tool("bed.virtual", "the beds in virtual time, without processes"),
 }
 PROGRAMS = {

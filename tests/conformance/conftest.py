@@ -94,6 +94,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("surface", surfaces, ids=names, indirect=True, scope="session")
 
 
+_PATIENT = {"silent_before_probe_s": 60, "probe_timeout_s": 60, "hung_after_s": 300}
+"""A processor is silent for long before the first token of a real model."""
+
+
 @contextlib.contextmanager
 def _before(kinds: Sequence[str], folder: Path) -> Iterator[Stack]:
     """Run a gateway whose tiers are other servers."""
@@ -105,15 +109,19 @@ def _before(kinds: Sequence[str], folder: Path) -> Iterator[Stack]:
                 servers.callback(triton.process.kill)
                 triton.process.ready()
                 (folder / "words.jinja").write_text("{{ messages[-1].content }}")
-                place = {"model": "ensemble", "triton": triton.address, "template_file": str(folder / "words.jinja")}
+                place = {
+                    "model": "ensemble",
+                    "endpoints": [triton.address],
+                    "template_file": str(folder / "words.jinja"),
+                }
                 tiers.append({"name": kind, "upstream": {"kind": "trtllm"}, **place})
                 continue
             server = servers.enter_context(running(SERVERS[kind](folder)))
             upstream = {"kind": "openai", "urls": [server.url], "without": WITHOUT[kind]}
             tiers.append({"name": kind, "model": server.model, "upstream": upstream})
         sized = [{**tier, "context_tokens": 2048} for tier in tiers]
-        config = {"server": {"max_body_bytes": MAX_BODY_BYTES}, "tiers": sized}
-        started.start_gateway(config=json.dumps(config)).ready()
+        config = {"server": {"max_body_bytes": MAX_BODY_BYTES}, "tiers": sized, "load_balancing": _PATIENT}
+        started.start_gateway(config=json.dumps(config), addressed=True).ready()
         yield started
         started.close()
 

@@ -22,7 +22,8 @@ from tests.edge_node.device import Answer
 
 Event = dict[str, object]
 ABLE: tuple[TierAbility, ...] = ("chat", "completion", "embedding")
-QUICK = LoadBalancingConfig(silent_before_probe_s=0.2, probe_timeout_s=0.2, base_ejection_s=0.05, hung_after_s=0.5)
+# No probes beside slow answers, which tests count.
+QUICK = LoadBalancingConfig(silent_before_probe_s=30.0, probe_timeout_s=0.2, base_ejection_s=0.05, hung_after_s=0.5)
 
 
 class Gateway:
