@@ -261,7 +261,7 @@ class Service(msgspec.Struct, frozen=True):
         if partial_answer is not None or truncator is not None:
             limit = truncator.limit if truncator else _remaining_tokens(request, tier, partial_answer)
             parameters = msgspec.structs.replace(parameters, max_tokens=limit)
-        images = images_of(request) if "image" in tier.config.native_parts else ()
+        images = images_of(request) if "image" in tier.config.can else ()
         return [
             InferenceRequest(
                 model=tier.model,
