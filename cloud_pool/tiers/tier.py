@@ -220,7 +220,7 @@ class Tier(msgspec.Struct, frozen=True):
             bos=chat_format.bos,
             eos=chat_format.eos,
             guard=guard,
-            images="image" in self.config.native_parts,
+            images="image" in self.config.can,
         )
         if chat_format.thinking and not thinks(request, chat_format.thinking):
             text += closed_thought(chat_format.thinking)
