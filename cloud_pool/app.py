@@ -715,7 +715,7 @@ class JobsGateway:
 
     def responses(self, admission: RequestAdmission) -> GatewayResponses:
         """Return the handling of responses, which are stored with the jobs."""
-        return GatewayResponses(self._stored, admission, self._response_jobs.start)
+        return GatewayResponses(self._stored, admission, self._response_jobs.start, self.api.parser.check_store)
 
     async def watch(self) -> None:
         """Check the store and update the gauges every 5 s until cancelled. Log once why jobs are refused."""

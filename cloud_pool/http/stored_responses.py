@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
@@ -9,7 +10,7 @@ from typing import Final, Protocol
 import msgspec
 from aiohttp import web
 
-from causeway_server.router.errors import IdentityUnavailable
+from causeway_server.router.errors import IdentityUnavailable, OutsideRegion
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_response
 from causeway_server.router.openai.responses.state import Turn, names_state
 from causeway_server.router.residency import region_tags, regions_of
@@ -19,6 +20,7 @@ from causeway_server.router.serving.stored.api import StoredResponseApi, check_m
 from causeway_server.router.types import Request, RoutingHints, folded_tags
 
 from ..accounts.ledger import LedgerEntry
+from ..accounts.tenants.config import TenantLimits
 from ..core.principal import Principal
 from .request_admission import RequestAdmission, RequestHeaders, read_headers
 
@@ -53,13 +55,26 @@ class ParsedResponse(msgspec.Struct, frozen=True):
         return self.turn is not None and self.turn.request.background
 
 
+class CheckStore(Protocol):
+    """Raises OutsideRegion if tags, or the tenant, bind a response to regions in which the store is not."""
+
+    def __call__(self, tags: Iterable[str], limits: TenantLimits, /) -> object: ...
+
+
 class GatewayResponses:
     """The state of responses at a gateway. `start`: accepts jobs."""
 
-    def __init__(self, api: StoredResponseApi, admission: RequestAdmission, start: StartGatewayResponse) -> None:
+    def __init__(
+        self,
+        api: StoredResponseApi,
+        admission: RequestAdmission,
+        start: StartGatewayResponse,
+        check_store: CheckStore,
+    ) -> None:
         self.api = api
         self._admission = admission
         self._start = start
+        self._check_store = check_store
 
     async def parse(self, http: HttpExchange, entry: LedgerEntry) -> ParsedResponse:
         """Authenticate, read and parse a request, with its state resolved. Raises CausewayError."""
@@ -75,8 +90,24 @@ class GatewayResponses:
         if turn is not None and turn.tags:
             hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *turn.tags)))
         request, echo = parse_response(body, hints, resumes=True)
+        turn = None if turn is None else self._in_regions(turn, request, principal)
         echo = echo if turn is None else turn.echo(echo)
         return ParsedResponse(request, echo, turn, len(body), principal, headers)
+
+    def _in_regions(self, turn: Turn, request: Request, principal: Principal) -> Turn:
+        """Return the turn, which is not stored if that is only the default and the store is outside its regions. Raises
+        OutsideRegion.
+        """
+        reads = turn.chain or turn.request.conversation or turn.request.references
+        if not (turn.store or reads):
+            return turn
+        try:
+            self._check_store(request.hints.tags, self._admission.ledger.limits(principal))
+        except OutsideRegion:
+            if turn.required or reads:
+                raise
+            return msgspec.structs.replace(turn, store=False)
+        return turn
 
     def keep(self, parsed: ParsedResponse) -> KeepResponse | None:
         """Return the function that stores the response; None if it is not stored."""
@@ -112,6 +143,7 @@ class GatewayResponses:
         admission = self._admission
         principal = admission.principal(http)
         principal.require("chat")
+        self._check_store((), admission.ledger.limits(principal))  # content leaves the store
         await admission.ledger.admit_reads(principal, 1)
         read = partial(admission.read, http, principal)
         return await self.api.handle(http, principal.owner, read, partial(self._served, http))

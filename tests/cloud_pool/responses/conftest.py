@@ -13,6 +13,8 @@ import anyio
 import openai
 import pytest_asyncio
 
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
+from causeway_server.cloud_pool.accounts.tenants.config import TenantsConfig
 from causeway_server.cloud_pool.app import App, build
 from causeway_server.cloud_pool.background import run_worker
 from causeway_server.cloud_pool.config import Config
@@ -55,13 +57,19 @@ async def gateway(tmp_path: Path, redis_server: RedisServer) -> AsyncIterator[St
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, redis_server: RedisServer) -> AsyncIterator[StoringGateway]:
+async def serving(
+    tmp_path: Path, redis_server: RedisServer, store_region: str = "", tenants: TenantsConfig | None = None
+) -> AsyncIterator[StoringGateway]:
+    """The gateway and its tier are in `eu`."""
     (tmp_path / "tokens").write_text("".join(f"{name} {token}\n" for name, token in TOKENS.items()))
     cloud = await ScriptedCloud().start()
     config = Config(
         server=ServerConfig(port=0, drain_s=1.0, token_file=str(tmp_path / "tokens")),
-        tiers=(http_tier(cloud.url),),
+        tiers=(http_tier(cloud.url, region="eu"),),
+        identity=IdentityConfig(region="eu"),
+        tenants=tenants or TenantsConfig(),
         jobs=JobsConfig(
+            region=store_region,
             redis=redis_server.url,
             durability="warn",
             key_prefix=f"causeway:jobs{next(_prefixes)}",
