@@ -56,9 +56,10 @@ class ParsedResponse(msgspec.Struct, frozen=True):
 
 
 class CheckStore(Protocol):
-    """Raises OutsideRegion if tags, or the tenant, bind a response to regions in which the store is not."""
+    """Checks that a response may be in the store."""
 
-    def __call__(self, tags: Iterable[str], limits: TenantLimits, /) -> object: ...
+    def __call__(self, tags: Iterable[str], limits: TenantLimits, /) -> object:
+        """Raise OutsideRegion if the tags or the tenant bind a response to regions in which the store is not."""
 
 
 class GatewayResponses:
