@@ -20,12 +20,14 @@ from .surface import JSON_TYPE, Reply, events
 Json = dict[str, Any]
 T = TypeVar("T", bound=pydantic.BaseModel)
 _ENVELOPE = {"id", "object", "created", "model", "choices"}
+# Not OpenAI's: the stop string that ended a choice, as vLLM and SGLang name it. An Anthropic answer needs it.
+_STOPPED_BY = {"stop_reason"}
 
 
 def strictly(kind: type[T], data: bytes) -> T:
     """Parse with the client's type, without conversions, and refuse fields that it does not know."""
     parsed = kind.model_validate_json(data, strict=True)
-    assert not list(_unknown_fields(parsed))
+    assert set(_unknown_fields(parsed)) <= _STOPPED_BY
     return parsed
 
 
@@ -48,7 +50,7 @@ def chat_answer(reply: Reply) -> Json:
     strictly(ChatCompletion, reply.body)
     _envelope(answer, "chatcmpl-", "chat.completion", {"usage"})
     for choice in answer["choices"]:
-        assert set(choice) == {"index", "message", "logprobs", "finish_reason"}
+        assert set(choice) - _STOPPED_BY == {"index", "message", "logprobs", "finish_reason"}
         message = choice["message"]
         assert set(message) - {"tool_calls"} == {"role", "content", "refusal"}
         assert message["role"] == "assistant"
@@ -69,7 +71,7 @@ def completion_answer(reply: Reply) -> Json:
     strictly(Completion, reply.body)
     _envelope(answer, "cmpl-", "text_completion", {"usage"})
     for choice in answer["choices"]:
-        assert set(choice) == {"index", "text", "logprobs", "finish_reason"}
+        assert set(choice) - _STOPPED_BY == {"index", "text", "logprobs", "finish_reason"}
         assert choice["finish_reason"] in ("stop", "length")
     usage(answer["usage"])
     return answer
@@ -114,7 +116,7 @@ def chat_stream(reply: Reply) -> list[Json]:
     _chunks_agree(chunks, "chatcmpl-", "chat.completion.chunk")
     for chunk in chunks:
         for choice in chunk["choices"]:
-            assert set(choice) == {"index", "delta", "logprobs", "finish_reason"}
+            assert set(choice) - _STOPPED_BY == {"index", "delta", "logprobs", "finish_reason"}
             assert set(choice["delta"]) <= {"role", "content", "tool_calls"}
     for index in choices_of(chunks):
         deltas = [choice["delta"] for choice in parts(chunks, index)]
@@ -129,7 +131,7 @@ def completion_stream(reply: Reply) -> list[Json]:
     _chunks_agree(chunks, "cmpl-", "text_completion")
     for chunk in chunks:
         for choice in chunk["choices"]:
-            assert set(choice) == {"index", "text", "logprobs", "finish_reason"}
+            assert set(choice) - _STOPPED_BY == {"index", "text", "logprobs", "finish_reason"}
     return chunks
 
 

@@ -31,7 +31,7 @@ POSTED = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
         "/v1/chat/completions/some-id",
         "//v1/chat//",
         "/V1/chat/completions",
-        "/v1/responses/some-id",
+        "/v1/responses/some-id/nothing",
         "/v1/audio/translations",
         "/v1/engines/small/completions",
         "/v1/%00",

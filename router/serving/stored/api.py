@@ -28,7 +28,7 @@ from ...openai.responses.state import (
 )
 from ...trackers import FairShare, network_of
 from ...types import folded_tags
-from ..request import HttpExchange, served_method
+from ..request import HttpExchange, allowed_methods, served_method
 from ..responses import STREAMED, EventStream, body_response, header_lines, json_response
 from .responses import StoredResponses, not_found
 
@@ -258,4 +258,5 @@ def methods_of(path: str) -> str:
 def check_method(http: web.BaseRequest, methods: str) -> None:
     """Raise MethodNotAllowed unless the request has one of these methods."""
     if served_method(http.method, http.headers) not in methods.split(", "):
-        raise MethodNotAllowed(f"{http.path[:200]} supports {methods}, not {http.method[:20]}.", allow=methods)
+        allowed = allowed_methods(methods)
+        raise MethodNotAllowed(f"{http.path[:200]} supports {allowed}, not {http.method[:20]}.", allow=allowed)
