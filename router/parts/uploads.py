@@ -5,6 +5,8 @@
     {"type": "input_audio", "input_audio": {"data": "file-1", "format": "wav"}} chats and responses: an audio clip
     {"type": "input_file", "file_id": "file-1"}                                 responses: any file
     {"type": "input_image", "file_id": "file-1"}                                responses: an image
+    {"type": "document", "source": {"type": "file", "file_id": "file-1"}}       messages: any file
+    {"type": "image", "source": {"type": "file", "file_id": "file-1"}}          messages: an image
 
 `inline` replaces the ids by the bytes in base64 before anything else reads the body, so that bounds, decision, hashes
 and cache key are the same as for a body with the bytes.
@@ -187,6 +189,8 @@ def _reference(path: str, part: dict[str, Any]) -> Reference | None:
             path += ".input_audio.data"
         case {"type": "input_file" | "input_image", "file_id": str(name)}:
             path += ".file_id"
+        case {"type": "document" | "image", "source": {"type": "file", "file_id": str(name)}}:
+            path += ".source.file_id"
         case _:
             return None
     if not name.startswith(PREFIX):
@@ -210,6 +214,11 @@ def _write(reference: Reference, file: Upload, encoded: str, head: bytes) -> Non
             _refuse_both(reference, part, "image_url")
             part["image_url"] = f"data:{_image(reference, kind)};base64,{encoded}"
             del part["file_id"]
+        case "image" | "document":
+            known = _image(reference, kind) if part["type"] == "image" else kind
+            part["source"] = {"type": "base64", "media_type": known, "data": encoded}
+            if part["type"] == "document":
+                part["title"] = part.get("title") or file.filename
         case _:
             holder = part["file"] if part["type"] == "file" else part
             _refuse_both(reference, holder, "file_data")

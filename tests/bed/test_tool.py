@@ -106,6 +106,7 @@ PROGRAMS_OF_TOOLS = {
     "bed/replica.py",
     "bench/fleet/load.py",
     "bench/fleet/server.py",
+    "bench/http_upstream.py",
     "bench/peers/load.py",
     "bench/streaming/load.py",
     "bench/streaming/servers.py",

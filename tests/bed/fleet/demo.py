@@ -21,6 +21,8 @@ import httpx
 import msgspec
 from rich.console import Console
 
+from tests.tool import run_tool
+
 READY_S = 120.0
 STOP_S = 30.0
 _READY_POLL_S = 0.05
@@ -465,4 +467,4 @@ def main(devices: int, folder: Path, listen: str, once: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

@@ -147,6 +147,27 @@ async def test_responses_name_files_and_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+async def test_messages_name_documents_and_images(tmp_path: Path) -> None:
+    """In Anthropic's blocks; an image's block that names a text is refused by its path."""
+    async with filing(tmp_path) as (device, client):
+        note = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
+        image = await client.files.create(file=("a.png", IMAGE), purpose="vision")
+        blocks: list[dict[str, object]] = [
+            {"type": "text", "text": "When is it due?"},
+            {"type": "document", "source": {"type": "file", "file_id": note.id}},
+            {"type": "image", "source": {"type": "file", "file_id": image.id}},
+        ]
+        body = {"model": "auto", "max_tokens": 20, "messages": [{"role": "user", "content": blocks}]}
+        assert (await post(device, "/v1/messages", body)).status == 200
+        question, written, shown = texts(prompt(device.engine))
+        assert (question, written) == ("When is it due?", f"[A file named note.txt; text in it:\n{NOTE}\n]")
+        assert INVOICE in shown
+        blocks[2]["source"] = {"type": "file", "file_id": note.id}
+        refused = await post(device, "/v1/messages", body)
+        assert (refused.status, b"messages[0].content[2].source.file_id" in refused.body) == (400, True)
+
+
+@pytest.mark.slow
 async def test_a_file_of_another_key_does_not_exist(tmp_path: Path) -> None:
     async with filing(tmp_path, server=server_of_keys()) as (device, kiosk):
         till = client_of(device, "till")

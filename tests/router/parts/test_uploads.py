@@ -54,6 +54,21 @@ def chat(*parts: dict[str, object]) -> bytes:
             "messages[0].content[0].file.file_id",
             {"type": "file", "file": {"filename": "mine", "file_data": "data:image/png;base64,1"}},
         ),
+        (
+            {"type": "image", "source": {"type": "file", "file_id": "file-1"}},
+            "messages[0].content[0].source.file_id",
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "1"}},
+        ),
+        (
+            {"type": "document", "source": {"type": "file", "file_id": "file-2"}, "citations": None},
+            "messages[0].content[0].source.file_id",
+            {
+                "type": "document",
+                "source": {"type": "base64", "media_type": "text/plain", "data": "2"},
+                "citations": None,
+                "title": "b.txt",
+            },
+        ),
     ],
 )
 def test_the_bytes_stand_where_the_id_stood(part: dict[str, object], path: str, written: dict[str, object]) -> None:
