@@ -8,7 +8,6 @@ from typing import Protocol
 import msgspec
 
 from ...jobs.job import JobState
-from ...openai.responses.state import StoredTurn
 
 
 class StateStore(Protocol):
@@ -62,12 +61,4 @@ class StartJob(Protocol):
 
     async def __call__(self, name: str, body: bytes, /) -> None:
         """Accept the job with this request, under the Idempotency-Key `name`. Raises CausewayError."""
-        ...
-
-
-class Elsewhere(Protocol):
-    """Reads turns that another server stores."""
-
-    async def __call__(self, name: str, /) -> StoredTurn | None:
-        """Return a turn with everything before it as its input; None if that server has none of this id."""
         ...

@@ -30,15 +30,11 @@ from ...openai.responses.state import (
     read_state,
     resolve,
 )
-from .ports import BackgroundJobs, Elsewhere, StartJob, StateStore
+from .ports import BackgroundJobs, StartJob, StateStore
 
 _encode = msgspec.json.encode
 _decode_turn = msgspec.json.Decoder(StoredTurn).decode
 _decode_conversation = msgspec.json.Decoder(StoredConversation).decode
-
-
-async def _nowhere(_: str, /) -> StoredTurn | None:
-    return None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -53,7 +49,6 @@ class StoredResponses:
     store: StateStore
     jobs: BackgroundJobs
     by_default: bool
-    elsewhere: Elsewhere = _nowhere
     wall_clock: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(12)
 
@@ -68,7 +63,7 @@ class StoredResponses:
         request = read_state(body)
         store = (self.by_default if request.store is None else request.store) or request.background
         store = store or bool(request.conversation)
-        history = await self._history(owner, request, store=store)
+        history = await self._history(owner, request)
         if len(history) > MAX_CHAIN:
             message = f"`previous_response_id`: a chain has at most {MAX_CHAIN} responses. Begin another one."
             raise InvalidRequest(message, param="previous_response_id")
@@ -128,17 +123,13 @@ class StoredResponses:
                 await self.store.delete(owner, turn.id)
             raise
 
-    async def _history(self, owner: str, request: StateRequest, *, store: bool) -> list[StoredTurn]:
+    async def _history(self, owner: str, request: StateRequest) -> list[StoredTurn]:
         if request.conversation:
             return (await self.conversation(owner, request.conversation))[1]
         if not request.previous:
             return []
         param, name = "previous_response_id", request.previous
         (last,) = await self.turns(owner, [name]) if is_turn_id(name) else [None]
-        if last is None:
-            last = await self.elsewhere(name)
-            if last is not None and store:
-                await self.put(owner, last)  # so that the chain goes on without the other server
         if last is None or last.response == b"null":
             raise not_found(name, param)
         before = await self.turns(owner, last.chain)
