@@ -91,6 +91,8 @@ def _read_text(text: str, kind: inspect.Type, key: str, *, is_text: bool) -> obj
         return _BOOLEANS.get(text.strip().lower(), text)
     if is_text and isinstance(kind, inspect.VarTupleType):
         return read_list(text)
+    if is_text and isinstance(kind, inspect.DictType):
+        return _read_flow(text)
     if is_text and isinstance(kind, (inspect.IntType, inspect.FloatType, inspect.UnionType)):
         return _DIGITS_APART.sub("", text.strip())
     return text
@@ -124,6 +126,11 @@ def read_list(text: str) -> object:
     """Return the items of a YAML list, or of ``a,b``; the text itself if it is a malformed YAML list."""
     if not text.lstrip().startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
+    return _read_flow(text)
+
+
+def _read_flow(text: str) -> object:
+    """Return a YAML list or mapping; the text itself if it is malformed."""
     try:
         return plain_value(strict_yaml.read_yaml(text, ""))
     except strict_yaml.YamlError:
@@ -141,6 +148,8 @@ def _expected(kind: inspect.Type, key: str) -> str:
         return _FORMATS.get(kind.pattern or "", "a string")
     if isinstance(kind, inspect.VarTupleType):
         return f"a list of {'mappings' if isinstance(kind.item_type, inspect.StructType) else 'strings'}"
+    if isinstance(kind, inspect.DictType):
+        return "a mapping, such as {hooks.example: eu-central}"
     if isinstance(kind, (inspect.IntType, inspect.FloatType)):
         return _number(kind, key) + _limits(kind)
     raise AssertionError(f"{key}: no description for {kind!r}")

@@ -10,6 +10,7 @@ export const REASONS = {
   rule_failed: ["!", "", "evaluation failed: {detail}"],
   constraint_held: ["✓", "held", "constraint holds {detail}"],
   constraint_excluded: ["✗", "", "constraint excluded {target} {detail}"],
+  region_excluded: ["✗", "", "regions excluded {target}: {detail}"],
   preference_excluded: ["✗", "", "the request's preference excluded {target} {detail}"],
   preference_ordered: ["↑", "", "the request's preference moved {target} forward {detail}"],
   target_scored: ["=", "", "{target}: {detail}"],

@@ -30,7 +30,8 @@ ACCOUNT_SCRIPTS = {
     "add": ADD_USAGE_SCRIPT,
 }
 HEARTBEAT = load_script("causeway_server.cloud_pool.admission", "heartbeat")
-WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **ACCOUNT_SCRIPTS, "heartbeat": HEARTBEAT}
+EXCHANGE = load_script("causeway_server.cloud_pool.tiers", "exchange")
+WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **ACCOUNT_SCRIPTS, "heartbeat": HEARTBEAT, "exchange": EXCHANGE}
 REVOCATION_SCRIPTS = {"revoke": REVOKE_SCRIPT, "restore_revocations": RESTORE_REVOCATIONS_SCRIPT}
 WITH_SHEBANG = {**JOB_SCRIPTS, **STREAM_SCRIPTS, **REVOCATION_SCRIPTS}
 LUA_FILES = sorted(Path(str(files("causeway_server.cloud_pool"))).rglob("*.lua"))
@@ -54,7 +55,7 @@ def test_redis_compiles_every_script(redis_server: RedisServer) -> None:
 
 def test_only_scripts_that_add_work_are_refused_when_redis_is_full() -> None:
     refused = {name for name, script in WITH_SHEBANG.items() if script.startswith("#!lua\n")}
-    jobs = {"accept", "file_reserve", "batch_create", "batch_refuse_line", "append_text"}
+    jobs = {"accept", "file_reserve", "batch_create", "batch_refuse_line", "append_text", "response_put"}
     assert refused == jobs | {"stream_claim", "stream_record"}
     assert all(WITH_SHEBANG[name].startswith("#!lua flags=allow-oom\n") for name in WITH_SHEBANG.keys() - refused)
 
