@@ -65,9 +65,9 @@ def test_items_become_messages() -> None:
         [
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": "on?"},
-            {"role": "assistant", "content": [{"type": "text", "text": "I will."}], "tool_calls": calls},
+            {"role": "assistant", "content": "I will.", "tool_calls": calls},
             {"role": "tool", "tool_call_id": "c1", "content": "done"},
-            {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "done"}]},
+            {"role": "tool", "tool_call_id": "c2", "content": "done"},
         ]
     )
     assert request.messages == expected.messages
