@@ -101,9 +101,9 @@ def place(source: Path, target: Path, mode: PlaceMode) -> Path:
             else:
                 shutil.move(source, target)
     except (OSError, ArtifactError) as error:
-        target.unlink(missing_ok=True)
-        if is_new:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            target.unlink(missing_ok=True)
+            if is_new:
                 target.parent.rmdir()
         if isinstance(error, ArtifactError):
             raise

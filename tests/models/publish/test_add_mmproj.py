@@ -121,3 +121,11 @@ def test_without_mtmd_it_is_refused_plainly(tmp_path: Path, model: Artifact, mon
     refused = add(model, write_tiny_mmproj(tmp_path / "file.gguf"))
     assert (refused.exit_code, "lacks mtmd" in refused.output) == (1, True)
     assert load_artifact(model.folder) == model
+
+
+def test_an_onnx_file_takes_none(tmp_path: Path, model: Artifact) -> None:
+    (tmp_path / "vision.onnx").write_bytes(b"\x08\x09")
+    mmproj = write_tiny_mmproj(tmp_path / "file.gguf")
+    refused = run("add", tmp_path / "vision.onnx", "--to", model.folder.parent, "--mmproj", mmproj)
+    assert (refused.exit_code, "belongs to a language model" in refused.output.replace("\n", " ")) == (1, True)
+    assert [*model.folder.parent.iterdir()] == [model.folder]

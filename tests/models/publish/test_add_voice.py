@@ -124,6 +124,20 @@ def test_what_is_no_voice_is_refused_and_nothing_is_left(
     assert not (root / "bad").exists()
 
 
+def test_a_voice_that_cannot_be_read_or_written_is_refused_and_nothing_is_left(tmp_path: Path, root: Path) -> None:
+    """A licence as long as a book, a folder below a file, and an .onnx that went while its settings were read."""
+    file = write_voice(tmp_path)
+    (tmp_path / "book").write_bytes(bytes(2**20 + 1))
+    refused = run("add-voice", file, "--to", root, "--name", "ann", "--licence-file", tmp_path / "book")
+    assert (refused.exit_code, "not the text of a licence" in refused.output.replace("\n", " ")) == (1, True)
+    below = run("add-voice", file, "--to", tmp_path / "book" / "voices", "--name", "ann")
+    assert (below.exit_code, "Not a directory" in below.output.replace("\n", " ")) == (1, True), below.output
+    file.unlink()
+    with pytest.raises(ArtifactError, match=f"{file}: No such file or directory"):
+        add_voice(file, root, device=BIG, name="ann")
+    assert not root.exists()
+
+
 def test_a_model_that_is_no_voice_is_refused(tmp_path: Path, root: Path) -> None:
     from tests.models.parts.tiny_projector import _write_encoder
 

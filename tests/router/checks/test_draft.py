@@ -46,6 +46,14 @@ def test_fields_of_the_request_are_set_by_their_signals_names() -> None:
     assert tried("edge.quality=0.25").estimates.quality == 0.25
 
 
+def test_each_cloud_has_signals_of_its_own() -> None:
+    clouds = tried("cloud.eu.rtt_ms=20", "cloud.us.rtt_ms=110", "cloud.us.reachable=true", "cloud.us.reachable=")
+    assert {name: cloud.rtt_ms for name, cloud in clouds.snapshot.clouds.items()} == {"eu": 20.0, "us": 110.0}
+    assert clouds.snapshot.clouds["us"].reachable is None
+    with pytest.raises(ConfigError, match="Expected a number, not 'near'"):
+        tried("cloud.eu.rtt_ms=near")
+
+
 def test_a_target_that_is_down_is_tried_last() -> None:
     assert targets(tried("down=small")) == ["large", "small"]
     assert targets(tried("down=[small]", "down=")) == ["small", "large", "small"]

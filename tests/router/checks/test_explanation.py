@@ -14,6 +14,7 @@ from causeway_server.router.checks.explanation import RouteExplanation, explain
 from causeway_server.router.types import (
     AttemptPlan,
     CachePlan,
+    CloudSignals,
     Decision,
     DeviceSignals,
     EdgeSignals,
@@ -75,6 +76,15 @@ def test_without_attempts_it_names_the_status_and_the_reason() -> None:
     assert "bound to the device" in text
 
 
+@pytest.mark.parametrize(
+    ("regions", "words"), [(("eu", "ch"), "bound to eu, ch"), ((), "bound to no region"), (None, "")]
+)
+def test_the_regions_that_bind_a_request_are_named(regions: tuple[str, ...] | None, words: str) -> None:
+    text = printed(decision=Decision("p", "r", "x", (AttemptPlan(LARGE),), regions=regions))
+    assert ("bound to" in text) == bool(words)
+    assert words in text
+
+
 def test_an_absent_signal_is_named() -> None:
     reason = Reason("signal_absent", rule="hot", detail="device.temperature_c")
     assert "device.temperature_c cannot be read" in printed(decision=Decision("p", "r", "x", (), (reason,)))
@@ -114,6 +124,16 @@ def test_signals_with_a_value_are_shown_under_their_names() -> None:
     assert "queue 0, quality 0.25" in text
     assert "temperature_c" not in text
     assert "spend" not in text
+
+
+def test_each_of_several_clouds_has_its_signals_under_its_own_name() -> None:
+    """One alone is `cloud`, which is shown anyway."""
+    eu, us = CloudSignals(rtt_ms=20.0), CloudSignals(rtt_ms=110.0, breaker="open")
+    text = printed(snapshot=Snapshot(cloud=eu, clouds={"eu": eu, "us": us}))
+    assert "cloud.eu" in text
+    (line,) = [line for line in text.splitlines() if "cloud.us" in line]
+    assert "rtt_ms 110, breaker open" in line
+    assert "cloud.eu" not in printed(snapshot=Snapshot(cloud=eu, clouds={"eu": eu}))
 
 
 def test_markup_in_a_message_is_text() -> None:
