@@ -154,6 +154,9 @@ class OpenAIUpstream:
                     yield delta
         except CausewayError as error:
             raise self._translated(error, request, call) from error
+        except TimeoutError:  # `fail` ended the wait for the response's head
+            assert call.ended_by is not None
+            raise call.ended_by from None
         finally:
             self._calls.discard(call)
             if meter is not None:

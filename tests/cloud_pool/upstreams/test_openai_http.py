@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from causeway_server.cloud_pool.config import Flags, load_config
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig, RetryBudgetConfig
 from causeway_server.cloud_pool.upstreams.config import Feature, UpstreamConfig
-from causeway_server.router.errors import ConfigError
+from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest
+from causeway_server.cloud_pool.upstreams.openai_http import OpenAIUpstream
+from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
+from causeway_server.router.errors import (
+    CausewayError,
+    CloudUnreachable,
+    ConfigError,
+    DeadlineExceeded,
+    UnsupportedFeature,
+)
+from causeway_server.router.serving.upstream.server import FixedToken
+from causeway_server.router.types import Message, Request
 from tests.dialects import ERRORS, HI, REASON, REFUSALS, STREAMS, TOOLS, UNREADABLE_STREAMS, WHOLES, read_of
 from tests.edge_node.raw_upstream import RawUpstream, delta, document, events, reply, whole
 from tests.edge_node.scripted import CLOUD_WORDS, ScriptedCloud
@@ -336,7 +351,25 @@ async def test_a_request_for_an_absent_feature_is_refused_by_name(
     assert not raw.bodies
 
 
-# --- a server that restarts -------------------------------------------------------------------------------------------
+# --- a server that hangs or restarts ----------------------------------------------------------------------------------
+
+
+async def test_calls_that_wait_for_a_hung_server_are_answered_by_another(tmp_path: Path) -> None:
+    """Long before their deadline; without another server they are told that it hangs."""
+    hung, well = await ScriptedCloud().start(), await ScriptedCloud().start()
+    hung.fault = "stall"
+    quick = LoadBalancingConfig(silent_before_probe_s=0.05, probe_timeout_s=0.05, hung_after_s=1.0)
+    tier = http_tier(hung.url, well.url, retry_budget=RetryBudgetConfig(share=1.0))
+    async with serving(tmp_path, tier, load_balancing=quick) as gateway:
+        answers = await asyncio.gather(*(gateway.ask() for _ in range(8)))
+        assert {(answer.status, answer.text) for answer in answers} == {(200, CLOUD)}
+    assert hung.bodies
+    await until(lambda: hung.running == 0)
+    async with serving(tmp_path, http_tier(hung.url), load_balancing=quick) as gateway:
+        answer = await gateway.ask()
+        assert (answer.status, answer.code) == (502, "stream_broken")
+    for server in (hung, well):
+        await server.stop()
 
 
 async def test_a_server_that_restarts_under_100_streams_loses_none_that_had_not_begun(tmp_path: Path) -> None:
@@ -356,3 +389,134 @@ async def test_a_server_that_restarts_under_100_streams_loses_none_that_had_not_
         assert second.running == 0
         await until(lambda: gateway.app.runtime.admissions["large"].scheduler.running == 0)
     await second.stop()
+
+
+# --- keys that cannot work --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("urls", "where", "said"),
+    [
+        ("[]", "urls", "Name the servers"),
+        ("['http://a/v1', 'http://b/v1', 'http://a/v1']", "urls[2]", "listed twice"),
+        ("['http://a/v1', 'http://user:secret@b/v1']", "urls[1]", "`key_file`"),
+        ("['http://a:99999/v1']", "urls[0]", "not a URL"),
+        ("['http://a/v1/']", "urls[0]", "without a final `/`"),
+        ("['ftp://a/v1']", "urls[0]", "not a URL"),
+    ],
+)
+def test_urls_that_cannot_work_are_refused_by_their_place(tmp_path: Path, urls: str, where: str, said: str) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(f"tiers:\n  - name: a\n    upstream: {{kind: openai, urls: {urls}}}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_config(path, Flags())
+    assert f"tiers[0].upstream.{where}" in str(raised.value)
+    assert said in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [None, "", "two tokens"], ids=["missing", "empty", "two"])
+@pytest.mark.parametrize("key", ["key_file", "ca_file"])
+def test_a_file_of_the_upstream_that_cannot_be_used_is_refused_by_its_key(
+    tmp_path: Path, key: str, content: str | None
+) -> None:
+    file, path = tmp_path / "the-file", tmp_path / "gateway.yaml"
+    if content is not None:
+        file.write_text(content)
+    path.write_text(f"tiers:\n  - name: a\n    upstream: {{kind: openai, urls: ['http://a/v1'], {key}: '{file}'}}\n")
+    with pytest.raises(ConfigError, match=r"cannot be (used|read)") as raised:
+        load_config(path, Flags())
+    assert f"tiers[0].upstream.{key}" in str(raised.value)
+
+
+# --- one call ---------------------------------------------------------------------------------------------------------
+
+
+CHAT = Request(kind="chat", model="large", messages=(Message("user", "hello there"),), stream=True)
+
+
+@asynccontextmanager
+async def client_of(url: str) -> AsyncIterator[OpenAIUpstream]:
+    upstream = OpenAIUpstream(url, UpstreamConfig(kind="openai", urls=(url,)), FixedToken())
+    try:
+        yield upstream
+    finally:
+        await upstream.close()
+
+
+def one_call(seconds: float = 60.0, traceparent: str = "") -> InferenceRequest:
+    return InferenceRequest(
+        model="m",
+        prompt="",
+        parameters=SamplingParameters(),
+        openai=CHAT,
+        deadline=time.monotonic() + seconds,
+        request_id="r-1",
+        traceparent=traceparent,
+    )
+
+
+async def collect(upstream: OpenAIUpstream, request: InferenceRequest) -> list[Delta]:
+    async with aclosing(upstream.generate(request)) as deltas:
+        return [delta async for delta in deltas]
+
+
+async def test_a_call_carries_its_trace_and_an_expired_one_is_not_sent(cloud: ScriptedCloud) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with client_of(cloud.url) as upstream:
+        assert await collect(upstream, one_call(traceparent=trace))
+        await collect(upstream, one_call())
+        with pytest.raises(DeadlineExceeded):
+            await collect(upstream, one_call(seconds=-1.0))
+    assert [headers.get("traceparent") for headers in cloud.request_headers] == [trace, None]
+
+
+async def test_a_hung_server_fails_its_calls_before_and_after_their_first_token(raw: RawUpstream) -> None:
+    """Each with the pool's first error, and its connection is closed; a call of another model goes on until it is
+    cancelled.
+    """
+    raw.replies, raw.stalls = [events(HI[0], end=b""), b""], True
+    hung = CloudUnreachable("The endpoint hangs.", phase="first_token")
+    async with client_of(raw.url) as upstream:
+        begun = upstream.generate(one_call())
+        assert (await anext(begun)).new_tokens == 1
+        between = asyncio.ensure_future(anext(begun))
+        waiting = asyncio.create_task(collect(upstream, one_call()))
+        other = asyncio.create_task(collect(upstream, msgspec.structs.replace(one_call(), model="other")))
+        await until(lambda: raw.running == 3)
+        upstream.fail_calls("m", hung, begun=False)
+        with pytest.raises(CloudUnreachable, match="hangs"):
+            await waiting
+        await until(lambda: raw.running == 2)
+        upstream.fail_calls("m", hung)
+        upstream.fail_calls("m", DeadlineExceeded("A later error does not count."))
+        with pytest.raises(CloudUnreachable, match="hangs"):
+            await between
+        await until(lambda: raw.running == 1)
+        assert not other.done()
+        other.cancel()
+        await until(lambda: raw.running == 0)
+
+
+@pytest.mark.parametrize(
+    ("counted", "error"),
+    [
+        ([b"no JSON", b"no JSON"], UnsupportedFeature),
+        ([b'{"count": "many"}', b"\xff"], UnsupportedFeature),
+        ([b"{}", b'{"input_tokens": 9}'], None),
+        ([b'{"count": 9}'], None),
+    ],
+)
+async def test_a_count_that_cannot_be_read_is_none(
+    raw: RawUpstream, counted: list[bytes], error: type[CausewayError] | None
+) -> None:
+    """The other way of counting is tried; without a number there is none, and not 0."""
+    raw.replies = [reply(body) for body in counted]
+    async with client_of(raw.url) as upstream:
+        counting = upstream.count("m", CHAT, b'{"model": "large", "messages": []}', time.monotonic() + 60.0)
+        if error is None:
+            assert await counting == 9
+        else:
+            with pytest.raises(error, match="does not count tokens"):
+                await counting
+    assert len(raw.bodies) == len(counted)
