@@ -192,8 +192,6 @@ class SubmissionParser:
         body_bytes = text_bytes(request, len(body))
         self._check_cost(principal.tenant, tier.name, limits.bounded(request), body_bytes, tier.max_tokens)
         deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
-        if deadline_ms is not None and deadline_ms <= 0:
-            raise InvalidRequest("`deadline_ms` is the time left, so it must be above 0.", param="deadline_ms")
         window = self.window(extensions.window or "", limits)
         not_before_ms = extensions.not_before_ms
         time_ms = self._time_ms(deadline_ms, not_before_ms, window, now_ms)

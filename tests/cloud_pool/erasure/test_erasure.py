@@ -126,6 +126,35 @@ async def test_nothing_of_an_erased_tenant_is_left(
     await stores.close()
 
 
+async def test_bills_that_no_worker_added_are_erased_with_their_tenant_only(
+    stores: JobStores, client: redis.asyncio.Redis
+) -> None:
+    """However many there are; those of a device or a user are not told apart, and stay."""
+    bills, erasure = stores.database.key("usage"), Erasure(stores.database, job_kinds(stores))
+    theirs = [f"rival|2026-11-21|large|{at}" for at in range(2)]
+    for field in (*(f"{SECRET}|2026-11-21|large|{at}" for at in range(70)), *theirs):
+        await client.hset(bills, field, "1")
+    for subject in (ErasureSubject(SECRET, device="1"), ErasureSubject(SECRET, user="ann"), ErasureSubject("eras")):
+        assert "pending_usage" not in (await erasure.erase(subject, [])).erased
+    assert await client.hlen(bills) == 72
+    assert (await erasure.erase(ACME, [])).erased["pending_usage"] == 70
+    assert [await client.hexists(bills, field) for field in theirs] == [True, True]
+    assert await client.hlen(bills) == 2
+
+
+async def test_a_dead_letter_whose_record_is_gone_is_erased_with_its_owner_only(
+    stores: JobStores, new_job: MakeJob, client: redis.asyncio.Redis
+) -> None:
+    for tenant in (SECRET, "rival"):
+        ids = await fill(stores, new_job, tenant)
+        await client.unlink(stores.database.key("job", ids["dead"]))
+    erasure = Erasure(stores.database, job_kinds(stores))
+    assert "dead_letters" not in (await erasure.erase(ErasureSubject(SECRET, device="2"), [])).erased
+    assert (await erasure.erase(ErasureSubject(SECRET, device="1"), [])).erased["dead_letters"] == 1
+    assert await client.xlen(stores.database.key("dead")) == 1
+    assert [letter.owner for letter in await stores.jobs.dead_letters()] == ["rival/1"]
+
+
 def _is_followed(name: str) -> bool:
     """Whether the erasure of jobs, batches and files erases these, too."""
     return name in ("dead_letters", "idempotency_keys", "job_lists", "file_lists", "batch_lists", "queue_marks")
@@ -229,6 +258,8 @@ def test_the_command_counts_asks_erases_and_signs(
     for arguments, answer, status, said in (
         (["--config", str(gateway)], "", 2, "exactly one of --tenant"),
         (["--config", str(gateway), "--device", "kiosk"], "", 2, "Write the tenant before the name"),
+        (["--config", str(gateway), "--tenant", "a/b"], "", 2, "'a/b' is not a valid tenant name"),
+        (["--config", str(gateway), "--user", f"{SECRET}/ann", "--dry-run"], "", 0, "0\tjobs"),
         ([*command, "--dry-run"], "", 0, "1\tjobs"),
         (command, "", 2, "Name the private key that signs"),
         (

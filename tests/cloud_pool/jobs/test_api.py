@@ -275,6 +275,7 @@ async def test_jobs_are_listed_in_pages_newest_first(http: aiohttp.ClientSession
         ({"webhook": "https://127.0.0.1/"}, {}, 400, "webhook"),
         ({"endpoint": "/v1/images/generations"}, {}, 400, "endpoint"),
         ({}, {"idempotency_key": "k" * 256}, 400, None),
+        ({}, {"x_causeway_deadline_ms": "0"}, 400, "x-causeway-deadline-ms"),
         ({}, {"x_causeway_priority": "urgent"}, 400, "x-causeway-priority"),
         ({"user": "x" * 6000}, {}, 413, None),
     ],

@@ -43,6 +43,7 @@ async def test_operators_list_retry_and_purge_dead_letters(
             ("POST", "", 405),
             ("GET", f"/{first}", 405),
             ("DELETE", f"/{first}/retry", 405),
+            ("GET", f"/{first}/retry/again", 404),
             ("POST", "/job_nowhere/retry", 404),
             ("DELETE", "/job_nowhere", 404),
             ("POST", f"/{first}/retry", 200),

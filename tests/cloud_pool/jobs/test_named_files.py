@@ -21,15 +21,18 @@ from causeway_server.cloud_pool.app import JobsGateway
 from causeway_server.cloud_pool.batches.processor import BatchProcessor
 from causeway_server.cloud_pool.erasure import Erasure, ErasureSubject, job_kinds
 from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
-from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.jobs.submission import NamedFileReader, SubmissionParser
 from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.file_contents import FileContentLost
 from causeway_server.cloud_pool.storage.stores import JobStores
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import CausewayError, NotFound
 from tests.cloud_pool.batches.batch_support import create_from, input_line, process, rows, upload
 
 from .conftest import Clock
 from .gateway import identify, serving
+from .redis_server import RedisServer
 from .test_api import TIER
 
 NOTE = b"Rent is due."
@@ -166,6 +169,26 @@ async def test_what_cannot_be_named_is_refused_at_its_part(url: str) -> None:
             await client.files.create(file=("note.txt", NOTE), purpose="fine-tune")
         named = await client.files.create(file=("../../etc/passwd", NOTE), purpose="user_data")
         assert named.filename == "passwd"
+
+
+@pytest.mark.parametrize("keeps_record", [False, True], ids=["deleted", "content lost"])
+async def test_a_file_that_goes_before_it_is_read_is_told_from_one_whose_content_is_lost(
+    url: str, stores: JobStores, redis_server: RedisServer, keeps_record: bool
+) -> None:
+    """A file that its owner deleted is not there any more; one that another program damaged is a fault of the store."""
+    async with client_of(url) as client:
+        file = await client.files.create(file=("note.txt", NOTE), purpose="user_data")
+    keys = [stores.database.key("content", file.id)] + [stores.database.key("file", file.id)] * (not keeps_record)
+
+    def delete(_size: int) -> None:  # between the look at the record and the read
+        with redis_server.client() as other:
+            assert other.unlink(*keys) == len(keys)
+
+    reader = NamedFileReader(stores.files)
+    expected: type[CausewayError] = FileContentLost if keeps_record else NotFound
+    with pytest.raises(expected, match=file.id) as caught:
+        await reader.inline(json.dumps(body_of(file.id)).encode(), "acme/1", 20_000, delete)
+    assert ("deleted in the meantime" in caught.value.message) == (not keeps_record)
 
 
 async def test_a_line_of_a_batch_names_a_file_and_one_whose_file_is_gone_fails_alone(

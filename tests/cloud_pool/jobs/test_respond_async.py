@@ -21,8 +21,11 @@ from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.http.config import ServerConfig
 from causeway_server.cloud_pool.redis.config import RedisAddress
 from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.tiers.config import TierConfig
 from tests.cloud_pool.unreachable import unreachable_tier
+from tests.cloud_pool.upstreams.http_gateway import http_tier
 from tests.cloud_pool.upstreams.test_triton_client import FakeTriton, Reply, Script, piece
+from tests.edge_node.scripted import ScriptedCloud
 
 from .conftest import until
 
@@ -67,7 +70,9 @@ class Bed:
 
 
 @asynccontextmanager
-async def running(redis: RedisAddress, config: JobsConfig, script: Script = answers) -> AsyncIterator[Bed]:
+async def running(
+    redis: RedisAddress, config: JobsConfig, script: Script = answers, tiers: tuple[TierConfig, ...] = ()
+) -> AsyncIterator[Bed]:
     triton = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(FakeTriton(script), triton)
     tier = unreachable_tier()
@@ -75,7 +80,7 @@ async def running(redis: RedisAddress, config: JobsConfig, script: Script = answ
     await triton.start()
     settings = Config(
         server=ServerConfig(port=0),
-        tiers=(msgspec.structs.replace(tier, triton=address),),
+        tiers=(msgspec.structs.replace(tier, triton=address), *tiers),
         redis=redis,
         jobs=config,
     )
@@ -162,6 +167,41 @@ async def test_a_client_that_leaves_while_it_waits_has_its_job(config: JobsConfi
             return bool((await bed.job(job["id"]))["status"] == "succeeded")
 
         await until(has_ended)
+
+
+async def test_a_caller_with_too_many_waits_has_its_job_at_once(config: JobsConfig, jobs_config: JobsConfig) -> None:
+    async with running(config.redis, msgspec.structs.replace(jobs_config, max_event_streams=1)) as bed:
+        waiting = asyncio.ensure_future(bed.post("respond-async, wait=300"))
+
+        async def waits() -> bool:
+            async with bed.http.get(JOBS) as answer:
+                return len((await answer.json())["data"]) == 1
+
+        await until(waits)
+        status, job, _ = await bed.post("respond-async, wait=300")
+        assert (status, job["status"]) == (202, "queued")
+        assert not waiting.done()
+        bed.start_worker()
+        status, chat, _ = await waiting
+        assert (status, chat["choices"][0]["message"]["content"]) == (200, "an answer")
+
+
+@pytest.mark.parametrize("status", [200, 400], ids=["made", "refused"])
+async def test_vectors_are_made_by_a_job_on_a_tier_that_makes_them(
+    config: JobsConfig, jobs_config: JobsConfig, status: int
+) -> None:
+    cloud = await ScriptedCloud().start()
+    cloud.status, cloud.error = status, {"message": "no such thing", "code": "invalid_value"}
+    async with running(config.redis, jobs_config, tiers=(http_tier(cloud.url, name="vectors"),)) as bed:
+        bed.start_worker()
+        found, body, _ = await bed.post(
+            "respond-async, wait=60", "/v1/embeddings", {"model": "vectors", "input": ["one", "two"]}
+        )
+        async with bed.http.get(JOBS) as answer:
+            (job,) = (await answer.json())["data"]
+    await cloud.stop()
+    assert (found, job["status"]) == ((200, "succeeded") if status == 200 else (400, "failed"))
+    assert [vector["index"] for vector in body.get("data", [])] == ([0, 1] if status == 200 else [])
 
 
 async def test_what_is_no_job_ignores_the_preference(config: JobsConfig, jobs_config: JobsConfig) -> None:

@@ -35,6 +35,8 @@ from causeway_server.models.parts.process.messages import Found
 from causeway_server.router.types import Fact
 from tests.cloud_pool.dispatch.replica import Replica
 from tests.cloud_pool.jobs.redis_server import RedisServer
+from tests.cloud_pool.test_no_prompt_in_logs import serving
+from tests.cloud_pool.upstreams.test_triton_client import Reply, piece
 from tests.e2e.sessions.gateway import ECHO
 from tests.edge_node.parts.test_fusion import audio, image, text
 from tests.models.parts.files import HOSTILE_CLIPS, HOSTILE_IMAGES, HOSTILE_TEXTS, png, tone, wav
@@ -109,18 +111,18 @@ class Answer:
 @asynccontextmanager
 async def running(
     folder: Path,
-    replica: Replica | None,
+    replica: Replica | str | None,
     parts: PartsConfig | None = None,
     jobs: JobsConfig | None = None,
     tenants: TenantsConfig | None = None,
     regions: Mapping[str, str] = {},
 ) -> AsyncIterator[Gateway]:
-    """`replica` None: a gateway without encoders, whose Triton is away. `jobs`: a worker runs them. `regions`: those of
-    tiers; the gateway is in `eu`.
+    """`replica`: itself or its address; None: a gateway without encoders, whose Triton is away. `jobs`: a worker runs
+    them. `regions`: those of tiers; the gateway is in `eu`.
     """
     (folder / "echo.jinja").write_text(ECHO)
     (folder / "tokens").write_text("kiosk-1 one\n")
-    address = "127.0.0.1:1" if replica is None else replica.address
+    address = replica.address if isinstance(replica, Replica) else replica or "127.0.0.1:1"
     template = str(folder / "echo.jinja")
     tiers = [TierConfig("large", model="obedient", template_file=template, context_tokens=4096, triton=address)]
     if replica is not None:
@@ -471,6 +473,24 @@ async def test_a_gateway_without_encoders_names_the_part_and_what_to_configure(t
         deaf = await gateway.hear(WAV)
         assert (deaf.status, "can: [audio]" in deaf.message) == (400, True)
     assert [record["outcome"] for record in gateway.audit] == ["unsupported_feature"]
+
+
+@pytest.mark.parametrize("words", ["It is a cat.", ""], ids=["a language model", "no answer"])
+async def test_a_tier_that_is_not_our_encoder_costs_its_part(
+    tmp_path: Path, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Operators read in the log what answers there."""
+
+    async def script(request: Any, _context: object) -> AsyncIterator[Reply]:
+        yield piece("an answer" if request.model_name == "obedient" else words, "stop", final=True)
+
+    async with serving(script) as address, running(tmp_path, address) as gateway:
+        answer = await gateway.ask(text("What?"), image(PNG))
+        assert (answer.status, answer.text, answer.parts) == (200, "an answer", ("image=failed", "true"))
+        nothing = await gateway.ask(image(PNG))
+        assert nothing.status == 503
+    assert [record["outcome"] for record in gateway.audit] == ["ok", "encoder_failed"]
+    assert ("is not one of our encoders" if words else "ended without an answer") in caplog.text
 
 
 @pytest.mark.parametrize(

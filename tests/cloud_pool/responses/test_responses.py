@@ -119,6 +119,28 @@ async def test_a_response_that_fails_in_the_background_tells_why(gateway: Storin
     assert failed.error is not None
 
 
+@pytest.mark.parametrize("end", ["queued", "answered"])
+async def test_a_response_whose_job_has_expired_is_not_found(gateway: StoringGateway, end: str) -> None:
+    client = gateway.client
+    made = await client.responses.create(model="large", input="one", background=True)
+    assert (await client.responses.retrieve(made.id)).status == "queued"
+    stores = JobStores.open(gateway.config.jobs)
+    try:
+        if end == "answered":
+            (record,) = (await stores.jobs.claim("w", "large", ["standard"])).records
+            await stores.jobs.succeed(record.id, record.fence, b"{}")
+        (job,) = await stores.jobs.list_owned("default/kiosk")
+        kind = "job" if end == "queued" else "result"
+        assert await stores.database.command("UNLINK", stores.database.key(kind, job.id)) == 1
+    finally:
+        await stores.close()
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(made.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(model="large", input="two", previous_response_id=made.id)
+    assert [body for body in gateway.cloud.bodies if "two" in str(body)] == []
+
+
 async def test_a_tenants_oldest_responses_give_way(gateway: StoringGateway) -> None:
     client = gateway.client
     made = [(await client.responses.create(model="large", input=f"{at}")).id for at in range(10)]

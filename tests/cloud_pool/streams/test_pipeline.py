@@ -125,7 +125,8 @@ async def test_what_cannot_be_answered_is_a_dead_letter_with_the_reason(start: S
     poison += [encoded("p1", data={"model": "absent"}), encoded("p2", data={"messages": "no"})]
     poison += [encoded("p3", data={"webhook": "https://example.com"}), encoded("p4", data={"deadline_ms": 5})]
     poison += [encoded("p6", data={"not_before_ms": 5}), encoded("p7", data={"window": "off_peak"})]
-    poison += [encoded("p8", data={"revise_within_ms": 5})]
+    named = [{"role": "user", "content": [{"type": "file", "file": {"file_id": "file-1"}}]}]
+    poison += [encoded("p8", data={"revise_within_ms": 5}), encoded("p9", data={"messages": named})]
     runner = ActingRunner()
     async with start(runner):
         await topics.send(*poison, encoded("q1"))
@@ -136,7 +137,7 @@ async def test_what_cannot_be_answered_is_a_dead_letter_with_the_reason(start: S
         [*poison, encoded("p5")]
     )
     codes = {letter["id"]: letter["data"]["error"]["code"] for letter in letters if letter["id"].startswith("p")}
-    assert codes["p1"] == "model_not_found"
+    assert (codes["p1"], codes["p9"]) == ("model_not_found", "unsupported_feature")
     assert {codes[name] for name in ("p3", "p4", "p6", "p7", "p8")} == {"invalid_value"}
     assert {letter["data"]["error"]["code"] for letter in letters} >= {"unsupported_media_type", "invalid_value"}
     assert (runner.names, await topics.names()) == (["q1"], ["q1"])
