@@ -10,7 +10,7 @@ import pytest
 
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import Tier
-from causeway_server.router.errors import CausewayError, InvalidRequest, QueueFull, StreamBroken
+from causeway_server.router.errors import CausewayError, CloudFailed, InvalidRequest, QueueFull, StreamBroken
 from causeway_server.router.types import Request, Sampling, Usage
 
 from .scripted import Bed, Hung, ScriptedTriton
@@ -81,6 +81,16 @@ async def test_a_sequence_that_fails_ends_all_and_gives_every_permit_back(error:
     bed = bed_of(*(("one ", error) if begun else (error,)))
     with pytest.raises(type(error)):
         await bed.send(bed.call(fan_out()))
+    assert bed.is_free
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_fault_of_ours_in_one_sequence_ends_all_and_says_no_more_than_its_kind(begun: bool) -> None:
+    fault = ValueError("bad frame: the secret prompt")
+    bed = bed_of(*(("one ", fault) if begun else (fault,)))
+    with pytest.raises(CloudFailed, match=r"An answer failed: ValueError\.") as raised:
+        await bed.send(bed.call(fan_out()))
+    assert "secret" not in str(raised.value)
     assert bed.is_free
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import msgspec
 import pytest
 
 from causeway_server.cloud_pool.core.request_context import CachedAnswer, answer_head
+from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.messages import Guided
 from causeway_server.router.errors import (
     CausewayError,
     CloudRejected,
     CloudUnreachable,
     ContextLengthExceeded,
+    DeadlineExceeded,
     EngineUnavailable,
     InvalidRequest,
     PermissionDenied,
@@ -41,6 +44,16 @@ async def test_the_requested_tier_answers() -> None:
     assert chunks[-1].usage == Usage(3, 6)
     assert not bed.tritons["medium"].requests
     assert bed.is_free
+
+
+class Silent(ScriptedTriton):
+    """Ends each answer before its first delta."""
+
+    async def generate(self, request: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]:
+        self.requests.append(request)
+        deltas: tuple[Delta, ...] = ()
+        for delta in deltas:
+            yield delta
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -79,6 +92,37 @@ async def test_a_silent_tier_times_out_and_is_cancelled() -> None:
     head, chunks = await bed.send()
     assert head == answer_head("medium", "large=slow", degraded=True)
     assert text_of(chunks) == ALL
+    assert bed.is_free
+
+
+async def test_a_tier_without_capacity_in_time_falls_back() -> None:
+    """What waits for a permit is full rather than slow, and its place in the queue is free again."""
+    bed = two(ScriptedTriton("one ", Hung), objective_s=0.05, permits=1, max_queued=4)
+    held = asyncio.ensure_future(bed.send())
+    await bed.tritons["large"].hangs.wait()
+    head, chunks = await bed.send()
+    assert (head.model, dict(head.headers)["x-causeway-tier-reason"]) == ("medium", "large=saturated")
+    assert text_of(chunks) == ALL
+    assert len(bed.tritons["large"].requests) == 1
+    with pytest.raises(DeadlineExceeded):
+        await bed.send(bed.call(deadline_s=0.1, critical=True))
+    held.cancel()
+    await asyncio.gather(held, return_exceptions=True)
+    assert bed.is_free
+
+
+@pytest.mark.parametrize("lower", [True, False], ids=["with a lower tier", "critical"])
+async def test_a_model_that_ends_without_an_answer_is_broken(lower: bool) -> None:
+    large = Silent()
+    bed = two(large)
+    if lower:
+        head, chunks = await bed.send()
+        assert head == answer_head("medium", "large=broken", degraded=True)
+        assert text_of(chunks) == ALL
+    else:
+        with pytest.raises(StreamBroken, match="ended without an answer"):
+            await bed.send(bed.call(critical=True))
+        assert not bed.tritons["medium"].requests
     assert bed.is_free
 
 

@@ -1,0 +1,164 @@
+"""Addresses, ranges and logins of brokers, and clients that are not installed: no broker is needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from causeway_server.cloud_pool.brokers.open import open_history, open_sink, open_source
+from causeway_server.cloud_pool.brokers.port import BrokerKind, BrokerLogin, MessageRange, parse_range, parse_topic
+from causeway_server.router.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("nats://broker/plant.asks", "nats://broker:4222/plant.asks"),
+        ("nats+tls://broker:7000/asks", "nats+tls://broker:7000/asks"),
+        ("kafka://a,b:9093,[::1]/asks", "kafka://a:9092,b:9093,[::1]:9092/asks"),
+    ],
+)
+def test_an_address_is_completed_by_the_brokers_port(text: str, whole: str) -> None:
+    address = parse_topic(text, "--in")
+    assert str(address) == whole
+    assert str(address.sibling(".failed")) == f"{whole}.failed"
+    assert parse_topic(whole, "--in") == address
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("broker/asks", "nats://"),
+        ("amqp://broker/asks", "nats://"),
+        ("kafka://broker", "no valid topic name"),
+        ("kafka://broker/", "no valid topic name"),
+        ("nats://broker/a topic", "no valid topic name"),
+        ("nats://broker/asks?x=1", "no valid topic name"),
+        ("nats://user:secret@broker/asks", "`streams.login`"),
+        ("kafka://a,,b/asks", "'' is not a host:port"),
+        ("kafka://a:port/asks", "'a:port' is not a host:port"),
+    ],
+)
+def test_an_address_that_cannot_work_is_refused_at_its_option(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_topic(text, "--out")
+    assert raised.value.where == "--out"
+    assert said in raised.value.message
+    assert "secret" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "found"),
+    [
+        ("7..9", "nats", MessageRange(first=7, last=9)),
+        ("7..", "nats", MessageRange(first=7)),
+        ("..9", "nats", MessageRange(last=9)),
+        ("3-7..3-9", "kafka", MessageRange(lane="3", first=7, last=9)),
+        ("1970-01-01T00:01:00Z..1970-01-01T01:02:00+01:00", "kafka", MessageRange(since=60.0, until=120.0)),
+        ("1970-01-01T00:01:00Z..", "nats", MessageRange(since=60.0)),
+        ("..1970-01-01T00:01:00Z", "nats", MessageRange(since=0.0, until=60.0)),
+    ],
+)
+def test_a_range_is_of_numbers_or_of_times(text: str, kind: BrokerKind, found: MessageRange) -> None:
+    assert parse_range(text, kind) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("7..9", "kafka", "as in 0-100..0-200"),
+        ("0-7..0-9", "nats", "as in 100..200"),
+        ("3-7..4-9", "kafka", "the same partition"),
+        ("2026-11-23T06:00:00..", "nats", "add the time zone"),
+    ],
+)
+def test_a_range_that_its_broker_does_not_have_is_refused(text: str, kind: BrokerKind, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_range(text, kind)
+    assert raised.value.where == "--replay"
+    assert said in raised.value.message
+
+
+def test_a_range_holds_both_its_ends_and_no_other_lane() -> None:
+    numbers, times = MessageRange(lane="3", first=7, last=9), MessageRange(since=60.0, until=120.0)
+    assert [numbers.holds("3", number, 0.0) for number in (6, 7, 9, 10)] == [False, True, True, False]
+    assert not numbers.holds("4", 8, 0.0)
+    assert [times.holds("4", 1, moment) for moment in (59.9, 60.0, 120.0, 120.1)] == [False, True, True, False]
+
+
+# --- logins -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("login", "where"),
+    [
+        (BrokerLogin(username="u"), "username"),
+        (BrokerLogin(cert_file="c"), "cert_file"),
+        (BrokerLogin(key_file="k"), "cert_file"),
+    ],
+)
+def test_half_a_login_is_refused_by_its_key(login: BrokerLogin, where: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        login.check()
+    assert raised.value.where == f"streams.login.{where}"
+    BrokerLogin(username="u", password_file="p", cert_file="c", key_file="k").check()
+
+
+def test_a_password_is_read_again_and_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    login = BrokerLogin(username="u", password_file=str(file))
+    for content in ("first\n", "second"):
+        file.write_text(content)
+        assert login.password() == content.strip()
+    file.write_bytes(b"pass\xffword")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=str(file)) as raised:
+            login.password()
+        assert raised.value.where == "streams.login.password_file"
+        file.unlink(missing_ok=True)
+    assert BrokerLogin().password() == ""
+
+
+@pytest.mark.parametrize("key", ["ca_file", "cert_file"])
+@pytest.mark.parametrize("content", [None, "no certificate"], ids=["missing", "other content"])
+def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path, key: str, content: str | None) -> None:
+    file = tmp_path / "file.pem"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match="The certificates are unusable") as raised:
+        msgspec.structs.replace(BrokerLogin(key_file=str(file)), **{key: str(file)}).tls_context()
+    assert raised.value.where == "streams.login"
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "library"),
+    [
+        ("kafka", "source", "kafka.source"),
+        ("kafka", "history", "kafka.source"),
+        ("kafka", "sink", "kafka.sink"),
+        ("nats", "source", "jetstream"),
+        ("nats", "history", "jetstream"),
+        ("nats", "sink", "jetstream"),
+    ],
+)
+def test_a_client_that_is_not_installed_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, kind: str, part: str, library: str
+) -> None:
+    """At the option that needs it."""
+    monkeypatch.setitem(sys.modules, f"causeway_server.cloud_pool.brokers.{library}", None)
+    address, login = parse_topic(f"{kind}://broker/asks", "--in"), BrokerLogin()
+    parts: dict[str, Callable[[], object]] = {
+        "source": lambda: open_source(address, "p", login, ack_wait_s=30.0),
+        "history": lambda: open_history(address, login),
+        "sink": lambda: open_sink(address, "p", login),
+    }
+    with pytest.raises(ConfigError, match=rf"pip install 'causeway-router\[{kind}\]'") as raised:
+        parts[part]()
+    assert raised.value.where == ("--out" if part == "sink" else "--in")
