@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 from causeway_server.edge_node.app import build
 from causeway_server.edge_node.cli.doctor.network import check_broker
 from causeway_server.edge_node.config.schema import MqttConfig
-from causeway_server.edge_node.mqtt.messages import read_message
+from causeway_server.edge_node.mqtt.connection import Connection
+from causeway_server.edge_node.mqtt.messages import BrokerError, check_message, read_message
 from causeway_server.edge_node.mqtt.topics import Topics, overlaps
 from causeway_server.router.errors import ConfigError, InvalidRequest
 from tests.ports import free_port
@@ -50,6 +53,8 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
     bad: list[tuple[MqttConfig, str]] = [
         (msgspec.structs.replace(good, url="broker:1883"), "mqtt.url: Must be a URL"),
         (msgspec.structs.replace(good, url="mqtt://device:secret@broker"), "mqtt.url: The URL holds credentials"),
+        (msgspec.structs.replace(good, url="mqtt://broker:99999"), "mqtt.url: Port out of range"),
+        (msgspec.structs.replace(good, url="mqtt://broker:one"), "mqtt.url: Port could not be cast"),
         (msgspec.structs.replace(good, topics=()), "mqtt.topics: The list is empty"),
         (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, filter="a/#/b"),)), "is not a filter"),
         (msgspec.structs.replace(good, topics=(topic, msgspec.structs.replace(topic, filter="#"))), "match the same"),
@@ -158,3 +163,92 @@ def test_the_earliest_end_is_the_deadline() -> None:
     (topic,) = mqtt_config(1883).topics
     assert read_message(message(), topic, NOW).deadline_ms is None
     assert read_message(message(expires_s=1 << 32), topic, NOW).deadline_ms == (1 << 32) * 1000
+
+
+def test_text_is_the_users_message_after_the_topics_own() -> None:
+    (topic,) = mqtt_config(1883, topic={"form": "text", "system": "Be brief."}).topics
+    body = json.loads(read_message(message(payload="Grüße?".encode()), topic, NOW).body)
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Grüße?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"), [(b"", "is empty"), (b" \n\t", "is empty"), (b"\xff\xfe", "is not UTF-8 text")]
+)
+def test_text_that_says_nothing_is_refused(payload: bytes, said: str) -> None:
+    (topic,) = mqtt_config(1883, topic={"form": "text"}).topics
+    with pytest.raises(InvalidRequest, match=said):
+        read_message(message(payload=payload), topic, NOW)
+
+
+def test_a_message_beyond_its_limits_is_refused_before_it_is_read() -> None:
+    """What is retained would come again for ever."""
+    check_message(message(payload=b"12345678", correlation=b"c" * 1024), 8)
+    for refused, said in (
+        (message(payload=b"123456789"), "larger than 8 bytes"),
+        (message(correlation=b"c" * 65_000), "correlation data are longer"),
+        (message(retain=True), "again and again"),
+        (message(fault=InvalidRequest("A property comes twice.")), "comes twice"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            check_message(refused, 8)
+
+
+# --- connecting -------------------------------------------------------------------------------------------------------
+
+
+async def fault_of(settings: MqttConfig) -> BrokerError:
+    """Return the error with which a connection to the broker fails."""
+    connection = Connection(settings, "device", "", lambda _: None)
+    with pytest.raises(BrokerError) as raised:
+        await connection.open()
+    await connection.close()
+    return raised.value
+
+
+@pytest.mark.parametrize("content", [None, b"pass\xffword"], ids=["missing", "not UTF-8"])
+async def test_a_password_that_cannot_be_read_is_named_and_lasts(tmp_path: Path, content: bytes | None) -> None:
+    """No connection is tried: only an operator can help."""
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_bytes(content)
+    error = await fault_of(mqtt_config(free_port(), username="device", password_file=str(file)))
+    assert str(error).startswith(f"mqtt.password_file {file} cannot be read")
+    assert error.lasting
+
+
+@pytest.mark.parametrize("key", ["ca_file", "cert_file"])
+async def test_tls_files_that_cannot_be_used_are_named_and_last(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "file.pem"
+    file.write_text("no certificate")
+    port = free_port()
+    settings = mqtt_config(port, url=f"mqtts://127.0.0.1:{port}")
+    error = await fault_of(msgspec.structs.replace(settings, **{key: str(file)}))
+    assert str(error).startswith(f"The TLS files of mqtt ({file}) cannot be used")
+    assert error.lasting
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "lasting", "said"),
+    [
+        ("mqtts", b"HTTP/1.1 400 Bad Request\r\n\r\n", True, "TLS with"),
+        ("mqtts", b"", False, "closed the connection during the TLS handshake"),
+        ("mqtt", b"", False, "closed the connection before it accepted the connection: does it require TLS"),
+    ],
+    ids=["a server without TLS", "one that closes", "one that wants TLS"],
+)
+async def test_a_server_that_is_no_such_broker_is_told(scheme: str, answer: bytes, lasting: bool, said: str) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    error = await fault_of(mqtt_config(port, url=f"{scheme}://127.0.0.1:{port}"))
+    server.close()
+    assert said in str(error)
+    assert f"127.0.0.1:{port}" in str(error)
+    assert error.lasting is lasting

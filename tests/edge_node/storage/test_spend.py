@@ -13,7 +13,10 @@ import pytest
 
 from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.storage.shadow import ShadowStore
 from causeway_server.edge_node.storage.spend import FILE, SpendStore
+from causeway_server.models.semantic.judge import Findings
+from causeway_server.models.signals import SHADOW_FILE
 from tests.waiting import until
 
 from ..device import POLICY, config, running
@@ -101,3 +104,58 @@ async def test_a_folder_that_cannot_be_used_is_reported_and_spending_is_counted(
         assert (await device.ask("again", tags="cloud")).headers["x-causeway-reason"] == "broke"
         metrics = (await device.get("/metrics")).body.decode()
         assert 'causeway_edge_store_available{store="spend"} 0.0' in metrics
+
+
+@pytest.mark.parametrize("left", ["not JSON", "[1]", b"\xff{}"], ids=["text", "another type", "bytes"])
+async def test_spending_that_cannot_be_read_starts_at_0_and_is_counted_on(
+    tmp_path: Path, left: str | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next cost replaces what was damaged."""
+    before = SpendStore(tmp_path, CLOCK)
+    assert await before.load()
+    before.add(5.0)
+    before.close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+        database.execute("UPDATE spend SET state = ?", (left,))
+    store = SpendStore(tmp_path, CLOCK)
+    assert not await store.load()
+    assert f"earlier runs in {FILE} cannot be read, so it starts at 0" in caplog.text
+    store.add(2.0)
+    assert store.current.usd_today == 2.0
+    store.close()
+    again = SpendStore(tmp_path, CLOCK)
+    assert await again.load()
+    assert again.current.usd_today == 2.0
+    again.close()
+
+
+async def test_without_a_folder_nothing_is_loaded_and_spending_is_counted() -> None:
+    store = SpendStore(None, CLOCK)
+    assert not await store.load()
+    store.add(2.0)
+    assert store.current.usd_today == 2.0
+    store.close()
+
+
+@pytest.mark.parametrize("left", ["not JSON", "[1]"])
+async def test_results_of_shadow_requests_that_cannot_be_read_leave_their_costs(
+    tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The budget of the day holds on; new results replace the damaged ones."""
+    before = ShadowStore(tmp_path, CLOCK)
+    assert await before.restore(1) == []
+    before.add(5.0)
+    before.keep_findings(Findings("judge", 1.0, 1, [100.0]))
+    before.close()
+    with closing(sqlite3.connect(tmp_path / SHADOW_FILE)) as database, database:
+        database.execute("UPDATE semantic SET findings = ?", (left,))
+    store = ShadowStore(tmp_path, CLOCK)
+    assert await store.restore(1) == []
+    assert "results of earlier shadow requests cannot be read" in caplog.text
+    assert (store.usd_today, store.earlier_findings) == (5.0, None)
+    store.keep_findings(Findings("judge", 2.0, 2, [200.0]))
+    store.close()
+    again = ShadowStore(tmp_path, CLOCK)
+    await again.restore(1)
+    assert again.earlier_findings == Findings("judge", 2.0, 2, [200.0])
+    again.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -188,3 +189,35 @@ async def test_the_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
     async with running(tmp_path) as device:
         assert (await device.ask()).status == 200
     assert (tmp_path / "victim").read_text() == "content"
+
+
+async def test_a_write_that_a_power_cut_interrupted_is_removed_at_the_start(tmp_path: Path) -> None:
+    """Whole files stay, and so does a folder with such a name."""
+    state = tmp_path / "state"
+    (state / "fleet").mkdir(parents=True)
+    left = [state / "tmpabc.partial", state / "fleet" / "tmpabc.partial"]
+    kept = [state / "tmpabc.partial.txt", state / "notes.partial"]
+    for path in (*left, *kept):
+        path.write_text("half")
+    (state / "tmpfolder.partial").mkdir()
+    async with running(tmp_path) as device:
+        assert (await device.ask()).status == 200
+        assert not any(path.exists() for path in left)
+        assert all(path.read_text() == "half" for path in kept)
+        assert (state / "tmpfolder.partial").is_dir()
+        assert (await device.get("/readyz")).status == 200
+
+
+async def test_a_file_system_without_locks_is_said_and_the_daemon_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As some network file systems are; its answers are kept all the same."""
+
+    def refuse(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("causeway_server.edge_node.storage.state_folder.fcntl.flock", refuse)
+    async with running(tmp_path) as device:
+        assert (await device.ask()).status == 200
+    assert f"The state folder {tmp_path / 'state'} cannot be locked: No locks available" in caplog.text
+    assert (tmp_path / "state" / DATABASES[1]).exists()
