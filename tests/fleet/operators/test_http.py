@@ -101,6 +101,16 @@ async def test_devices_are_paged_filtered_and_acted_on(server: Server) -> None:
     assert (kiosk["devices"], kiosk["recently_seen"], kiosk["running"]) == (5, 5, {bundle: 5})
 
 
+async def test_names_that_the_fleet_does_not_have_are_refused(server: Server) -> None:
+    """A token of such a cohort would enrol no device; no token is made."""
+    answer = await server.ask("POST", "/v1/join-tokens", {"cohort": "kiosks"})
+    assert (answer.status, answer.body["error"]["param"]) == (400, "cohort")
+    assert "The fleet's cohorts: kiosk, others." in answer.body["error"]["message"]
+    assert (await server.ask("GET", f"/v1/devices/{'x' * 129}")).code == "not_found"
+    assert (await server.ask("POST", "/v1/rollouts/none/abort", {})).code == "not_found"
+    assert (await server.get("/v1/audit"))["rows"] == []
+
+
 async def test_a_revoked_device_is_refused_from_now_on(server: Server) -> None:
     device = (await server.enrolled(1))[0]
     await server.post("/v1/devices/device-0/revoke", {"reason": "stolen"})

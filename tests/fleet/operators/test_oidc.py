@@ -43,6 +43,7 @@ class Issuer:
         self.person["groups"] = ["sre", "staff"]
         self.spoil: Callable[[Claims], Claims] = dict
         self.algorithm = "RS256"
+        self.secret: str | None = None  # of a confidential client
         self.url = ""
         self._codes: dict[str, dict[str, str]] = {}
 
@@ -72,6 +73,8 @@ class Issuer:
         challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         if asked is None or asked["code_challenge"] != challenge or asked["redirect_uri"] != form["redirect_uri"]:
             return web.json_response({"error": "invalid_grant"}, status=400)
+        if form.get("client_secret") != self.secret:
+            return web.json_response({"error": "invalid_client"}, status=401)
         usual = {"iss": self.url, "aud": "causeway", "exp": int(time.time()) + 300, "nonce": asked["nonce"]}
         claims = self.spoil(usual | self.person)
         token = jwt.encode({"alg": self.algorithm, "kid": self.key.kid}, claims, self.key)
@@ -234,3 +237,45 @@ async def test_a_person_without_a_role_and_an_issuer_that_is_away(signed: Signed
 
 async def test_without_an_issuer_there_is_no_single_sign_on(server: Server) -> None:
     assert (await server.ask("GET", "/v1/oidc/start", as_="")).code == "not_found"
+
+
+async def test_a_confidential_client_sends_its_secret(signed: SignedFleet, issuer: Issuer) -> None:
+    """As the file has it now, so that a changed secret needs no restart."""
+    issuer.secret = "s3cret"
+    path = configured(signed, issuer).path / "operators.yaml"
+    path.write_text(path.read_text().replace("oidc: {", "oidc: {client_secret_file: oidc-secret, "))
+    secret = signed.path / "oidc-secret"
+    secret.write_text("an old one")
+    async with serving(signed) as server:
+        assert (await sign_in(server)).code == "sign_in_failed"
+        secret.write_text("s3cret\n")
+        assert await named(server) == "olga@example.com"
+
+
+async def test_another_issuers_document_is_refused(signed: SignedFleet, issuer: Issuer) -> None:
+    """A slash too many in `issuer` makes it another one, as OpenID Connect Discovery has it."""
+    path = configured(signed, issuer).path / "operators.yaml"
+    path.write_text(path.read_text().replace(f'"{issuer.url}"', f'"{issuer.url}/"'))
+    async with serving(signed) as server:
+        start = await server.ask("GET", "/v1/oidc/start", as_="")
+    assert (start.status, start.code) == (401, "sign_in_failed")
+    assert f"is the document of {issuer.url}, not of {issuer.url}/." in start.body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version: 1\n# \xff", "utf-8"),
+        (b"version: 2\n", "version"),
+        (b"version: 1\nroles: {owner: [leads]}\n", "roles"),
+        (OPERATORS.format(issuer="http://issuer.test").partition("roles:")[0].encode(), "`roles` must list"),
+    ],
+    ids=["not text", "version", "role", "no roles"],
+)
+def test_a_wrong_file_of_operators_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    """Those of a fleet without the file are its tokens alone."""
+    assert read_operators(tmp_path).oidc is None
+    (tmp_path / "operators.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_operators(tmp_path)
+    assert "operators.yaml" in caught.value.where

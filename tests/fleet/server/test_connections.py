@@ -82,6 +82,33 @@ async def test_an_operator_gets_through_a_flood_of_connections(fleet_folder: Pat
         assert await status(*kept, ask) == b"200"
 
 
+@pytest.mark.parametrize("first", [b"", SLOW_BODY], ids=["silent", "slow bodies"])
+async def test_the_longest_silent_connection_gives_way_before_one_that_sends(
+    fleet_folder: Path, database: str, first: bytes
+) -> None:
+    """Of the address with the most; where all of them send, the one that sends longest. The others go on."""
+    most = 64 // 2
+    async with serving(fleet_folder, database, max_files=64) as plane, AsyncExitStack() as stack, asyncio.timeout(60.0):
+        port = int(plane.url.rpartition(":")[2])
+
+        async def opened(address: str, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await connect(port, address)
+            stack.callback(writer.close)
+            if sent:
+                assert await status(reader, writer, sent) == b"100"
+                await reader.readline()
+            return reader, writer
+
+        crowd = [await opened("127.0.0.1", sent) for sent in (first, SLOW_BODY, *[first] * (most - 2))]
+        while plane.plane.wakes.polls.connections.others < most:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await status(*await opened("127.0.0.2", b""), HEALTH) == b"200"
+        assert await crowd[0][0].read() == b""
+        assert await status(*crowd[1], b" " * 99) == b"400"
+        assert await status(*crowd[2], b" " * 99 if first else HEALTH) == (b"400" if first else b"200")
+        assert plane.plane.wakes.polls.connections.others == most
+
+
 async def test_clones_neither_wake_each_other_nor_take_the_polls_of_others(fleet_folder: Path, database: str) -> None:
     """All machines with one identity have a share of the parked polls; what is beyond it is answered at once."""
     async with serving(fleet_folder, database, max_files=64) as plane:

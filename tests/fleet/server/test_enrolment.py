@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from causeway_server.fleet.store.devices import read_device
 from causeway_server.fleet.store.generations import revoke
 from causeway_server.router.bundle.protocol import EnrolmentRequest, enrolment_proof
+from tests.fleet.repository.fleets import edit
 
-from .conftest import Plane
+from .conftest import Plane, serving
 from .device import Answered
 
 pytestmark = pytest.mark.slow
@@ -67,6 +69,31 @@ async def test_one_key_is_one_device(plane: Plane) -> None:
 
 async def test_a_token_of_a_cohort_that_has_gone_is_refused(plane: Plane) -> None:
     assert refused(await plane.device().enrol(await plane.join_token(cohort="gone")), 403, "no_cohort")
+
+
+async def test_a_device_that_no_cohort_matches_is_refused(fleet_folder: Path, database: str) -> None:
+    """By its labels; the token keeps its use for one that matches."""
+    edit(fleet_folder / "fleet.yaml", "  everyone:\n", "  everyone:\n    match: {role: till}\n")
+    async with serving(fleet_folder, database) as plane:
+        token = await plane.join_token()
+        answer = await plane.device("door-1").enrol(token, labels={"role": "door"})
+        assert refused(answer, 403, "no_cohort")
+        assert "{'role': 'door'}" in answer.body["error"]["message"]
+        assert (await plane.device("till-1").enrol(token, labels={"role": "till"})).status == 200
+
+
+async def test_before_a_root_is_signed_no_device_enrols(fleet_folder: Path, database: str) -> None:
+    """It could trust nothing; the answer says what is missing, and the token keeps its use."""
+    root = fleet_folder / "published" / "tuf" / "metadata" / "1.root.json"
+    content = root.read_bytes()
+    root.unlink()
+    async with serving(fleet_folder, database) as plane:
+        token = await plane.join_token()
+        answer = await plane.device("till-1").enrol(token)
+        assert (answer.status, answer.code) == (503, "not_published"), answer
+        assert "causeway-fleet sign" in answer.body["error"]["message"]
+        root.write_bytes(content)
+        assert (await plane.device("till-1").enrol(token)).status == 200
 
 
 async def test_a_revoked_device_needs_a_new_key(plane: Plane) -> None:

@@ -120,6 +120,18 @@ async def test_a_foreign_page_changes_nothing(plane: Plane, page: dict[str, str]
     assert (read.status, [name for name in read.headers if name.startswith("access-control-")]) == (200, [])
 
 
+async def test_a_refused_body_is_not_read(plane: Plane) -> None:
+    """The connection ends instead; one whose body has come stays open."""
+    address = urlsplit(plane.url)
+    head = b"POST /v1/enroll HTTP/1.1\r\nHost: x\r\nOrigin: https://evil.example\r\nContent-Length: "
+    for sent, closes in ((b"1000000\r\n\r\n{", True), (b"2\r\n\r\n{}", False)):
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(head + sent)
+        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+        assert (answer.split()[1], b"connection: close" in answer) == (b"403", closes)
+        writer.close()
+
+
 async def test_the_page_of_the_control_plane_is_no_foreign_one(plane: Plane) -> None:
     """Behind a proxy, whose name is not the `Host` that arrives here, the browser says so."""
     for page in ({"origin": plane.url}, {"origin": "https://fleet.example", "sec-fetch-site": "same-origin"}):

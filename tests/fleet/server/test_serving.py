@@ -23,6 +23,7 @@ from causeway_server.fleet.store.generations import CohortPace
 from causeway_server.fleet.store.rollouts import RolloutUnreadable, list_rollouts, working_rollouts
 from causeway_server.router.errors import CausewayError, ConfigError
 from tests.check.sources import ROOT
+from tests.fleet.repository.fleets import edit
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -103,6 +104,36 @@ async def test_a_key_that_others_can_read_is_refused(fleet_folder: Path) -> None
         _, errors = await process.communicate()
     assert process.returncode == 1
     assert b"readable by others" in errors
+
+
+PUBLIC = '{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("nonsense", "not an Ed25519 key as a JWK"), ("{}", "not an Ed25519 key as a JWK"), (PUBLIC, "not a private")],
+)
+async def test_a_token_key_that_is_none_is_named(fleet_folder: Path, content: str, words: str) -> None:
+    """A new one in its place would refuse every token that devices have."""
+    key = fleet_folder / "data" / "token-key.jwk"
+    key.parent.mkdir()
+    key.write_text(content)
+    key.chmod(0o600)
+    with pytest.raises(ConfigError, match=words) as caught:
+        async with running(ServeSettings(fleet_folder, fleet_folder / "keys", fleet_folder / "data", port=0)):
+            pass
+    assert caught.value.where == str(key)
+    assert key.read_text() == content
+
+
+async def test_a_fleet_with_an_error_does_not_start(fleet_folder: Path) -> None:
+    """The first error is named with its place; nothing is written."""
+    edit(fleet_folder / "fleet.yaml", "match: {role: kiosk}", "macth: {role: kiosk}")
+    with pytest.raises(ConfigError, match="macth") as caught:
+        async with running(ServeSettings(fleet_folder, fleet_folder / "keys", fleet_folder / "data", port=0)):
+            pass
+    assert "fleet.yaml:5:" in caught.value.where
+    assert not (fleet_folder / "data").exists()
 
 
 async def test_a_background_task_that_fails_ends_the_control_plane_with_a_line(
