@@ -358,7 +358,7 @@ async def test_calls_that_wait_for_a_hung_server_are_answered_by_another(tmp_pat
     """Long before their deadline; without another server they are told that it hangs."""
     hung, well = await ScriptedCloud().start(), await ScriptedCloud().start()
     hung.fault = "stall"
-    quick = LoadBalancingConfig(silent_before_probe_s=0.05, probe_timeout_s=0.05, hung_after_s=1.0)
+    quick = LoadBalancingConfig(silent_before_probe_s=0.05, probe_timeout_s=0.5, hung_after_s=1.0)
     tier = http_tier(hung.url, well.url, retry_budget=RetryBudgetConfig(share=1.0))
     async with serving(tmp_path, tier, load_balancing=quick) as gateway:
         answers = await asyncio.gather(*(gateway.ask() for _ in range(8)))
