@@ -86,6 +86,11 @@ def read_operators(folder: Path) -> OperatorsDoc:
             )
     if doc.oidc is not None and not doc.roles:
         raise ConfigError("With `oidc`, `roles` must list the groups of each role.", where=str(path))
+    if doc.oidc is not None and doc.oidc.client_secret_file:
+        try:
+            (folder / doc.oidc.client_secret_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"`oidc.client_secret_file`: {error}. Write the file.", where=str(path)) from error
     return doc
 
 

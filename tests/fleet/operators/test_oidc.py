@@ -269,13 +269,17 @@ async def test_another_issuers_document_is_refused(signed: SignedFleet, issuer: 
         (b"version: 2\n", "version"),
         (b"version: 1\nroles: {owner: [leads]}\n", "roles"),
         (OPERATORS.format(issuer="http://issuer.test").partition("roles:")[0].encode(), "`roles` must list"),
+        (
+            OPERATORS.format(issuer="http://issuer.test").replace("{issuer:", "{client_secret_file: gone, issuer:"),
+            "`oidc.client_secret_file`: .*gone",
+        ),
     ],
-    ids=["not text", "version", "role", "no roles"],
+    ids=["not text", "version", "role", "no roles", "no secret"],
 )
-def test_a_wrong_file_of_operators_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_wrong_file_of_operators_is_named(tmp_path: Path, content: bytes | str, words: str) -> None:
     """Those of a fleet without the file are its tokens alone."""
     assert read_operators(tmp_path).oidc is None
-    (tmp_path / "operators.yaml").write_bytes(content)
+    (tmp_path / "operators.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=words) as caught:
         read_operators(tmp_path)
     assert "operators.yaml" in caught.value.where
