@@ -23,7 +23,7 @@ from .folders import write_atomically
 if TYPE_CHECKING:
     from ..migrate.rewrite import DocumentKind, Rewritten
 
-_GC_THRESHOLD = 50_000  # containers that are left between collections of the youngest generation
+_GC_THRESHOLD = 10_000  # containers that are left between collections of the youngest generation
 _PR_SET_PDEATHSIG = 1
 
 

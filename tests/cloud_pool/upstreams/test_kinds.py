@@ -48,8 +48,13 @@ async def burst(gateway: Gateway, count: int = 20) -> list[Answer]:
     return await asyncio.gather(*(gateway.ask(model="vllm", messages=messages, stream=True) for _ in range(count)))
 
 
+def assert_whole(answer: Answer) -> None:
+    assert (answer.status, answer.text) == (200, TEXTS[answer.headers["x-causeway-tier"]]), answer.body
+    assert answer.finish_reasons == ["stop"]
+
+
 async def test_each_kind_takes_over_from_the_one_before(tritons: tuple[Replica, TrtllmTriton], tmp_path: Path) -> None:
-    """No request fails, and none is answered twice, also of those that are sent while a server dies."""
+    """No request fails before its first token, and none is answered twice, also while a server dies."""
     replica, trtllm = tritons
     cloud = await ScriptedCloud().start()
     tiers = (
@@ -66,8 +71,12 @@ async def test_each_kind_takes_over_from_the_one_before(tritons: tuple[Replica, 
                 break
             dying = asyncio.create_task(burst(gateway))
             await asyncio.to_thread(deaths[name])
-            for answer in (*await dying, *await burst(gateway)):
-                tier = answer.headers["x-causeway-tier"]
-                assert (answer.status, answer.text) == (200, TEXTS[tier]), answer.body
-                assert answer.finish_reasons == ["stop"]
+            for answer in await dying:
+                if answer.finish_reasons:
+                    assert_whole(answer)
+                else:  # it had begun at the server that died
+                    assert TEXTS[name].startswith(answer.text)
+                    assert answer.events[-1]["error"]["code"] == "stream_broken"
+            for answer in await burst(gateway):
+                assert_whole(answer)
     await cloud.stop()

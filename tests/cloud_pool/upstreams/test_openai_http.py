@@ -258,7 +258,8 @@ async def test_a_stall_between_tokens_ends_the_answer(cloud: ScriptedCloud, tmp_
     upstream = UpstreamConfig(kind="openai", urls=(cloud.url,), token_timeout_s=0.05, verify_features=False)
     async with serving(tmp_path, http_tier(upstream=upstream)) as gateway:
         answer = await gateway.ask(stream=True)
-        assert answer.text == CLOUD_WORDS[0]
+        assert CLOUD.startswith(answer.text)
+        assert answer.text not in ("", CLOUD)
         assert answer.events[-1]["error"]["code"] == "stream_broken"
 
 
