@@ -281,8 +281,9 @@ class TritonClient:
             await self._load(model)
             self._reloaded(model)
             log.warning("%s: %s is loaded again.", self.address, model)
-        except CallFailed as error:
-            log.error("%s: %s could not be loaded again: %s", self.address, model, error.details)
+        except (CallFailed, CallCancelled) as error:
+            why = error.details if isinstance(error, CallFailed) else "Triton cancelled the call."
+            log.error("%s: %s could not be loaded again: %s", self.address, model, why)
         finally:
             # The next request shows whether it works, or begins another repair.
             self._in_repair.discard(model)

@@ -311,7 +311,8 @@ async def test_amplification_with_one_of_two_servers_dead(
     tries = requests + len(it.counted.retries)
     print(f"{requests} requests, {tries} tries, {outcomes.count('ok')} answered: {tries / requests:.3f}")
     assert tries / requests <= 1.2
-    assert outcomes.count("ok") == requests if learning else outcomes.count("ok") < requests
+    begun = outcomes.count("stream_broken")  # at the server that was killed, before their end
+    assert outcomes.count("ok") + begun == requests if learning else outcomes.count("ok") < requests
 
 
 async def _load(it: Bed, dying: Replica) -> list[str]:
@@ -322,7 +323,7 @@ async def _load(it: Bed, dying: Replica) -> list[str]:
         try:
             text = await it.text(it.request(dying=[{"wait": 0.05}, {"say": "x"}], b=[{"wait": 0.05}, {"say": "x"}]))
             outcomes.append("ok" if text == "x" else text)
-        except CloudUnreachable as error:
+        except (CloudUnreachable, StreamBroken) as error:
             outcomes.append(error.code)
 
     async with anyio.create_task_group() as tasks:

@@ -197,3 +197,14 @@ async def test_an_abandoned_reload_is_taken_over() -> None:
         now += 60.0
         await until(lambda: fake.control == ["unload", "load"])
         await triton.close()
+
+
+async def test_a_client_that_is_closed_during_a_reload_fails_nothing_else() -> None:
+    """The reload's call is cancelled, and its task ends without an error."""
+    async with bed(dies_after(0)) as (fake, _), anyio.create_task_group() as tasks:
+        fake.loading.clear()
+        triton = TritonClient(fake.address, tasks, rng=lambda: 0.0)
+        triton.repair("m")
+        await until(lambda: fake.control == ["unload", "load"])
+        await triton.close()
+        fake.loading.set()
