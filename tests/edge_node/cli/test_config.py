@@ -289,3 +289,12 @@ def test_the_example_file_holds_every_key_with_its_default() -> None:
 
 def test_the_environment_prefix_is_what_the_documentation_says() -> None:
     assert (PREFIX, config_variable("server.port")) == ("CAUSEWAY_", "CAUSEWAY_SERVER__PORT")
+
+
+def test_a_mapping_on_the_command_line_is_written_as_in_a_file() -> None:
+    key = "jobs.webhooks.regions"
+    config = load_config(None, HOME, {key: "{hooks.example: eu-central}"})
+    assert config.jobs.webhooks.regions == {"hooks.example": "eu-central"}
+    for wrong in ("hooks.example", "{hooks.example: [eu]}", "{hooks.example"):
+        with pytest.raises(ConfigError, match=r"a mapping, such as|regions\[...\]: Expected `str`"):
+            load_config(None, HOME, {key: wrong})
