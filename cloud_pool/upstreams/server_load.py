@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 class ServerLoad(msgspec.Struct, frozen=True):
     """The load of one server.
 
-    `requests`: running and waiting there, whoever sent them. `kv_use`: share of the KV cache that these need.
+    `requests`: requests of all its clients that run and wait there. `kv_use`: share of the KV cache that these need.
     `kv_tokens`: room of the KV cache; 0 if it is not reported.
     """
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -30,6 +30,7 @@ try:
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.transport_security import TransportSecuritySettings
     from mcp_types import CallToolResult, TextContent, ToolAnnotations
+    from starlette.datastructures import Headers
 except ModuleNotFoundError:  # pragma: no cover
     usage_error("MCP needs the library `mcp`: `pip install 'causeway-router[mcp]'`.")
 
@@ -52,7 +53,7 @@ Limit = Annotated[int, Field(description="Maximum number of jobs, newest first."
 
 
 class DeviceTools:
-    """The tools of one device. `url`, `api_key`: its address, and the key of a caller who sends none of its own."""
+    """The tools of one device. `url`: its address. `api_key`: the key of a caller over stdio."""
 
     def __init__(self, url: str, api_key: str) -> None:
         self._url = url
@@ -130,15 +131,16 @@ class DeviceTools:
             raise ToolError(_describe(error)) from error
 
 
-def _bearer_key(headers: Mapping[str, str]) -> str:
+def _bearer_key(headers: Headers) -> str:
     """Return the key of an HTTP caller; "" for none. The daemon checks it.
 
     Raises:
-        ToolError: Another scheme of authorization.
+        ToolError: Another scheme of authorization, or two keys, of which either may have tags that protect.
     """
-    scheme, _, key = headers.get("authorization", "Bearer ").partition(" ")
-    if scheme.lower() != "bearer":
-        raise ToolError("authorization: Send `Bearer` and the API key of this device.")
+    sent = set(headers.getlist("authorization")) or {"Bearer "}
+    scheme, _, key = sent.pop().partition(" ")
+    if sent or scheme.lower() != "bearer":
+        raise ToolError("authorization: Send one `Bearer` and the API key of this device.")
     return key.strip()
 
 

@@ -196,7 +196,7 @@ async def test_a_message_of_a_broker_elsewhere_is_not_answered(config: JobsConfi
 
 @pytest.mark.parametrize("region", ["", "us"])
 def test_a_worker_outside_the_region_of_the_store_does_not_start(region: str) -> None:
-    """It would read bound jobs there before it knows them."""
+    """A worker learns the regions of a job only by reading it."""
     config = Config(identity=IdentityConfig(region=region), jobs=JobsConfig(redis="redis://127.0.0.1:9", region="eu"))
     with pytest.raises(ConfigError, match="a worker reads what is stored in eu") as found:
         Background(config, cast("Any", SimpleNamespace()), "a worker", route="job", service_name="test")

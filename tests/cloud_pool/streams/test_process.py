@@ -80,7 +80,7 @@ def asked(cloud: ScriptedCloud) -> int:
 
 
 async def metrics(config: Config) -> str:
-    """Return what operators see; nothing while nobody listens."""
+    """Return what operators see; "" if the operators' listener is closed."""
     try:
         async with (
             aiohttp.ClientSession() as http,
@@ -122,8 +122,8 @@ async def test_a_pipeline_answers_on_its_tier_until_it_is_stopped(
 async def test_a_pipeline_that_waits_for_its_broker_is_seen_and_stopped(
     topics: Topics, config: Config, cloud: ScriptedCloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stop, nobody = asyncio.Event(), parse_topic(f"nats://127.0.0.1:{free_port()}/in", "test")
-    work = asyncio.ensure_future(run_pipeline(config, pipeline_topics(topics, nobody), stop, serves_operators=True))
+    stop, silent = asyncio.Event(), parse_topic(f"nats://127.0.0.1:{free_port()}/in", "test")
+    work = asyncio.ensure_future(run_pipeline(config, pipeline_topics(topics, silent), stop, serves_operators=True))
 
     async def is_seen() -> bool:
         return bool(await metrics(config))

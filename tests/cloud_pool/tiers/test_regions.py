@@ -79,7 +79,7 @@ async def test_the_tier_of_the_region_answers_in_place_of_the_one_named(tmp_path
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_of_the_region_leads_nowhere_else(tmp_path: Path, fault: Fault) -> None:
-    """It is an error of the tier in the region, before or after the first byte."""
+    """The client gets the error of the tier in the region, before or after the first byte."""
     async with regions(tmp_path) as bed:
         bed.servers["large"].fault = fault
         answer = await bed.ask("large", stream=True, headers={**EU, "x-causeway-deadline-ms": "1000"})

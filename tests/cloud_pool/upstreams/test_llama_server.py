@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAIServer]:
 
 @pytest.fixture
 async def gateway(server: OpenAIServer, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """It asks the server for every feature but tools at its start; its permits are as many as the server's slots."""
+    """At its start the gateway asks the server for every feature but tools. Its permits are the server's slots."""
     upstream = UpstreamConfig(kind="openai", urls=(server.url,), without=("tools",))
     tier = http_tier(upstream=upstream, model=server.model, can=("chat", "completion"), concurrency=1)
     async with in_own_task(serving(tmp_path, tier)) as gateway:
@@ -39,7 +39,7 @@ async def gateway(server: OpenAIServer, tmp_path: Path) -> AsyncIterator[Gateway
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_an_answer_is_the_servers_own(gateway: Gateway, server: OpenAIServer, stream: bool) -> None:
-    """It reports no usage in streams: output is counted by events, the prompt estimated for the books."""
+    """The server reports no usage in streams: the gateway counts events and estimates the prompt."""
     direct = await asyncio.to_thread(
         post, server, "/chat/completions", {"messages": QUESTION, "temperature": 0, "max_tokens": 24}
     )
@@ -75,7 +75,7 @@ async def test_an_answer_in_json_is_json(gateway: Gateway) -> None:
 
 
 async def test_a_schema_is_an_error_of_the_server(gateway: Gateway) -> None:
-    """It knows no `json_schema`, and answers 500; an operator names `schemas` in `without`."""
+    """llama_cpp.server answers 500 to `json_schema`; an operator names `schemas` in `without`."""
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     answer = await gateway.ask(messages=QUESTION, max_tokens=24, response_format=wanted)
     assert (answer.status, answer.code) == (502, "cloud_failed"), answer.body

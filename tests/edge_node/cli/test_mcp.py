@@ -189,6 +189,12 @@ async def test_over_http_each_caller_sends_its_own_key(tmp_path: Path) -> None:
         assert device.newest().request.client == "agent"
         async with Client(url) as nobody:
             assert "invalid_api_key" in await refusal(nobody, "ask", prompt="hello")
+        two = [("Authorization", f"Bearer {KEY}"), ("Authorization", "Bearer another")]
+        async with (
+            httpx2.AsyncClient(headers=two) as http,
+            Client(streamable_http_client(url, http_client=http)) as client,
+        ):
+            assert "authorization" in await refusal(client, "ask", prompt="hello")
         async with httpx.AsyncClient() as browser:
             rebound = await browser.post(url, json={}, headers={"host": "attacker.example"})
             foreign = await browser.post(url, json={}, headers={"origin": "http://attacker.example"})
