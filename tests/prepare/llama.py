@@ -38,8 +38,16 @@ GIB_PER_JOB = 1.0  # memory for the largest translation units of ggml
 BUILD_BYTES = 1_500_000_000
 # CMake includes this file right after llama.cpp's project(). The bindings' CMake file forces `common` ON: undo it.
 # mtmd's 45 graphs are one file each, most of whose time goes into headers: together they take 4 s instead of 37.
+# AMX is off: for GCC 12.2, `_tile_loadconfig` reads 8 of the 64 bytes (its PR 114098), so it drops what ggml stores in
+# the others, and the first product of matrices in a thread ends the process or not by what lay on its stack.
 TRIM = """\
 set(LLAMA_BUILD_COMMON OFF CACHE BOOL "" FORCE)
+include(CheckCXXCompilerFlag)
+check_cxx_compiler_flag(-mno-amx-tile HAS_AMX_FLAGS)
+if(HAS_AMX_FLAGS)
+  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-mno-amx-tile> $<$<COMPILE_LANGUAGE:C,CXX>:-mno-amx-int8>
+    $<$<COMPILE_LANGUAGE:C,CXX>:-mno-amx-bf16>)
+endif()
 function(join_graphs)
   if(TARGET mtmd)
     file(GLOB graphs "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/tools/mtmd/models/*.cpp")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import llama_cpp
 import pytest
 
 from causeway_server.models.llama_cpp.engine import Engine
@@ -21,6 +22,12 @@ def refusal(path: Path, **fields: object) -> str:
     with pytest.raises(EngineUnavailable) as caught:
         engine.start()
     return caught.value.message
+
+
+def test_our_build_multiplies_without_amx() -> None:
+    """GCC 12.2 loses the tile configuration: the process ended within minutes on a processor that has AMX."""
+    assert b"CPU" in llama_cpp.llama_print_system_info()
+    assert b"AMX" not in llama_cpp.llama_print_system_info()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
