@@ -336,6 +336,15 @@ async def test_a_strangers_error_page_is_an_api_error_too(device: Device, connec
         await (await connect(device.url)).call("chat", "x")
 
 
+@pytest.mark.parametrize("status", [200, 302])
+async def test_a_portals_page_is_not_an_answer(device: Device, connect: Connect, status: int) -> None:
+    device.handler = raw(b"<html>Log in</html>", status)
+    caller = await connect(device.url)
+    for name, *arguments in (("chat", "x"), ("submit", "x"), ("job", "job_1"), ("models",), ("embed", "x")):
+        with pytest.raises(CausewayAPIError, match=f"HTTP {status}: <html>Log in"):
+            await caller.call(name, *arguments)
+
+
 async def test_an_error_in_mid_stream_is_raised_where_it_comes(device: Device, connect: Connect) -> None:
     """The pieces before it were given; the error has its type and code."""
     broken = {"error": {"message": "the engine died", "type": "backend_error", "code": "engine_crashed"}}

@@ -9,12 +9,21 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from causeway_sdk import AsyncCauseway, AsyncOutbox, Causeway, CausewayAPIError, Job, Outbox, OutboxError
+from causeway_sdk import (
+    AsyncCauseway,
+    AsyncOutbox,
+    Causeway,
+    CausewayAPIError,
+    CausewayTimeout,
+    Job,
+    Outbox,
+    OutboxError,
+)
 from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge_node.device import running
 from tests.ports import free_port
 
-from .device import answer_with
+from .device import answer_with, raw
 from .device import running as running_device
 
 
@@ -71,6 +80,50 @@ async def test_a_try_whose_answer_is_lost_is_repeated_with_the_same_body(tmp_pat
             assert device.requests[0] == device.requests[1]
             assert device.requests[0]["deadline_ms"] == 60_000
             assert len({headers["idempotency-key"] for headers in device.headers}) == 1
+
+
+async def test_two_sends_at_once_send_the_same_body(tmp_path: Path) -> None:
+    """A device refuses another body under the same key, which would lose the job that it has."""
+    now = 1000.0
+    async with running_device() as device, AsyncCauseway(device.url) as causeway:
+        first_sent, both_sent = asyncio.Event(), asyncio.Event()
+
+        async def hold(request: web.Request) -> web.Response:
+            nonlocal now
+            now += 1.0
+            if first_sent.is_set():
+                both_sent.set()
+            first_sent.set()
+            await both_sent.wait()
+            return queued()
+
+        device.handler = hold
+        async with AsyncOutbox(tmp_path / "outbox", causeway, clock=lambda: now) as outbox:
+            keys = [outbox.submit("hello", deadline_s=60), outbox.submit("hello", deadline_s=60)]
+            assert await asyncio.gather(outbox.send(), outbox.send()) == [0, 0]
+        sent = {key: [] for key in keys}
+        for body, headers in zip(device.requests, device.headers, strict=True):
+            sent[headers["idempotency-key"]].append(body["deadline_ms"])
+        assert [len(set(bodies)) for bodies in sent.values()] == [1, 1]
+
+
+async def test_a_portal_on_the_way_takes_no_submission(tmp_path: Path) -> None:
+    """Its page is neither a job nor the end of one."""
+    async with (
+        running_device() as device,
+        AsyncCauseway(device.url) as causeway,
+        AsyncOutbox(tmp_path / "outbox", causeway) as outbox,
+    ):
+        outbox.submit("hello", key="k")
+        device.handler = raw(b"<html>Log in</html>", 200)
+        assert await outbox.send() == 1
+        device.handler = answer_with({"id": "job_1", "status": "queued"})
+        assert await outbox.send() == 0
+        device.handler = raw(b"<html>Not found</html>", 404)
+        with pytest.raises(CausewayTimeout):
+            await anext(outbox.results(timeout_s=0))
+        device.handler = answer_with({"id": "job_1", "status": "succeeded"})
+        assert (await ended(outbox))["k"].status == "succeeded"
 
 
 async def test_a_deadline_counts_from_the_submission(tmp_path: Path) -> None:

@@ -13,12 +13,28 @@ from .errors import CausewayAPIError
 from .request import JSON
 
 
+def decode_document(response: httpx.Response) -> JSON:
+    """Return the JSON object of a response whose body was read.
+
+    Raises CausewayAPIError for anything else: a portal's page, for example, is not an answer.
+    """
+    document = _parse(response.content)
+    if document is None:
+        raise decode_error(response)
+    return document
+
+
 def decode_json(body: bytes | str) -> JSON:
     """Return a JSON object, or an empty one for anything else."""
+    return _parse(body) or {}
+
+
+def _parse(body: bytes | str) -> JSON | None:
     try:
-        return _dict(json.loads(body))
+        value = json.loads(body)
     except ValueError:
-        return {}
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def decode_decision(headers: httpx.Headers) -> Decision:
@@ -35,7 +51,7 @@ def decode_decision(headers: httpx.Headers) -> Decision:
 
 
 def decode_error(response: httpx.Response) -> CausewayAPIError:
-    """Return the error of a response with a status of 400 or more, whose body was read."""
+    """Return the error of a response that is not a success, or not the device's, whose body was read."""
     error = _dict(decode_json(response.content).get("error"))
     body_start = response.content[:200].decode("utf-8", "replace")
     message = _text(error.get("message")) or f"HTTP {response.status_code}: {body_start}"
@@ -43,7 +59,7 @@ def decode_error(response: httpx.Response) -> CausewayAPIError:
 
 
 def decode_answer(response: httpx.Response, total_s: float) -> Answer:
-    return _answer(decode_json(response.content), decode_decision(response.headers), total_s)
+    return _answer(decode_document(response), decode_decision(response.headers), total_s)
 
 
 def decode_job(document: JSON) -> Job:
@@ -68,7 +84,7 @@ def decode_job(document: JSON) -> Job:
 
 
 def decode_jobs(response: httpx.Response) -> list[Job]:
-    return [decode_job(_dict(row)) for row in _list(decode_json(response.content).get("data"))]
+    return [decode_job(_dict(row)) for row in _list(decode_document(response).get("data"))]
 
 
 def _answer(document: JSON, decision: Decision, total_s: float = 0.0) -> Answer:
@@ -83,7 +99,7 @@ def _answer(document: JSON, decision: Decision, total_s: float = 0.0) -> Answer:
 
 
 def decode_embeddings(response: httpx.Response) -> Embeddings:
-    document = decode_json(response.content)
+    document = decode_document(response)
     rows = [_list(_dict(row).get("embedding")) for row in _list(document.get("data"))]
     return Embeddings(
         vectors=tuple(tuple(float(x) for x in row if isinstance(x, (int, float))) for row in rows),
@@ -94,7 +110,7 @@ def decode_embeddings(response: httpx.Response) -> Embeddings:
 
 
 def decode_models(response: httpx.Response) -> list[Model]:
-    rows = [_dict(row) for row in _list(decode_json(response.content).get("data"))]
+    rows = [_dict(row) for row in _list(decode_document(response).get("data"))]
     return [Model(_text(row.get("id")), _text(row.get("owned_by"))) for row in rows]
 
 

@@ -74,8 +74,14 @@ class OutboxFile:
         """Return the submissions that became jobs, or were refused."""
         return self._found("WHERE job IS NOT NULL OR refusal IS NOT NULL")
 
-    def state(self, key: str, left_s: float | None) -> None:
-        """Record the remaining time that is about to be sent; None means that the submission was not sent."""
+    def state(self, key: str, left_s: float) -> float:
+        """Record the remaining time that is about to be sent, and return it; or the one that was recorded before."""
+        self._rows("UPDATE submissions SET stated_s = ? WHERE key = ? AND stated_s IS NULL", (left_s, key))
+        rows = self._rows("SELECT stated_s FROM submissions WHERE key = ?", (key,))
+        return float(rows[0][0]) if rows else left_s
+
+    def restate(self, key: str, left_s: float | None) -> None:
+        """Record again what was recorded before a try that was not sent."""
         self._rows("UPDATE submissions SET stated_s = ? WHERE key = ?", (left_s, key))
 
     def accept(self, key: str, job: str) -> None:
@@ -83,8 +89,8 @@ class OutboxFile:
         self._rows("UPDATE submissions SET job = ? WHERE key = ?", (job, key))
 
     def refuse(self, key: str, refusal: Mapping[str, str]) -> None:
-        """Record the reason why the submission never becomes a job."""
-        self._rows("UPDATE submissions SET refusal = ? WHERE key = ?", (json.dumps(refusal), key))
+        """Record the reason why the submission never becomes a job; no-op if it is one."""
+        self._rows("UPDATE submissions SET refusal = ? WHERE key = ? AND job IS NULL", (json.dumps(refusal), key))
 
     def forget(self, key: str) -> None:
         """Delete a submission; its content is overwritten."""

@@ -23,11 +23,11 @@ from ..connection import (
 from ..decoding import (
     StreamDecoder,
     decode_answer,
+    decode_document,
     decode_embeddings,
     decode_error,
     decode_job,
     decode_jobs,
-    decode_json,
     decode_models,
 )
 from ..errors import CausewayAPIError, CausewayConnectionBroken, CausewayError, CausewayTimeout
@@ -241,7 +241,7 @@ class AsyncCauseway:
             The file's id, for a part such as ``{"type": "file", "file": {"file_id": id}}``.
         """
         request = build_upload_request(content, filename, expires_after_s)
-        return str(decode_json((await self._fetch(request)).content).get("id", ""))
+        return str(decode_document(await self._fetch(request)).get("id", ""))
 
     async def delete_file(self, file_id: str) -> None:
         """Delete an uploaded file (``DELETE /v1/files/{id}``). Running answers and jobs keep it."""
@@ -257,7 +257,7 @@ class AsyncCauseway:
         Returns:
             The device's explanation: cache plan, decision with reasons, estimates and the snapshot of signals.
         """
-        return decode_json((await self._fetch(build_chat_request("/v1/route", messages, options))).content)
+        return decode_document(await self._fetch(build_chat_request("/v1/route", messages, options)))
 
     async def decision(self, decision_id: str) -> JSON:
         """Read the record of a past answer, attempt by attempt (``GET /v1/decisions/{id}``).
@@ -268,7 +268,7 @@ class AsyncCauseway:
         Returns:
             The record, without the request's and the answer's content.
         """
-        return decode_json((await self._fetch(Request(item_path("/v1/decisions", decision_id)))).content)
+        return decode_document(await self._fetch(Request(item_path("/v1/decisions", decision_id))))
 
     async def models(self) -> list[Model]:
         """List the names that `model=` accepts (``GET /v1/models``).
@@ -312,11 +312,11 @@ class AsyncCauseway:
         request = build_job_request(
             messages, options, priority, not_before_s, revise_within_s, webhook, key or uuid.uuid4().hex
         )
-        return decode_job(decode_json((await self._fetch(request)).content))
+        return decode_job(decode_document(await self._fetch(request)))
 
     async def job(self, job_id: str) -> Job:
         """Read a job, with its answer if it has one (``GET /v1/jobs/{id}``)."""
-        return decode_job(decode_json((await self._fetch(Request(item_path("/v1/jobs", job_id)))).content))
+        return decode_job(decode_document(await self._fetch(Request(item_path("/v1/jobs", job_id)))))
 
     async def jobs(self, *, limit: int = 20, after: str = "") -> list[Job]:
         """List this client's jobs, newest first (``GET /v1/jobs``).
@@ -387,7 +387,7 @@ class AsyncCauseway:
     async def _change_job(self, part: str, verb: str, job: Job | str) -> Job:
         job_id = job if isinstance(job, str) else job.id
         request = Request(item_path("/v1/jobs", job_id) + part, verb=verb)
-        return decode_job(decode_json((await self._fetch(request)).content))
+        return decode_job(decode_document(await self._fetch(request)))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -419,7 +419,7 @@ class AsyncCauseway:
         return response
 
     async def _open(self, request: Request) -> tuple[httpx.Response, Deadline]:
-        """Return a response with a status below 400, its body not yet read; retries if the device asks for that."""
+        """Return a successful response, its body not yet read; retries if the device asks for that."""
         deadline = Deadline(request.deadline_s, self._clock)
         attempts = 0
         while True:
@@ -437,7 +437,7 @@ class AsyncCauseway:
         wire = self._client.build_request(request.method, request.path, timeout=timeout, **request.encoded(left_s))
         try:
             response = await self._client.send(wire, stream=True)
-            if response.status_code < 400:
+            if response.is_success:
                 return response
             try:
                 await response.aread()

@@ -153,7 +153,7 @@ class AsyncOutbox:
                 self._file.refuse(key, {"status": "expired", "error": message, "code": "deadline_exceeded"})
                 return True
             # Before sending: if the response is lost, the retry must have the same body, because its key requires that.
-            self._file.state(key, left_s)
+            left_s = self._file.state(key, left_s)
         arguments = submission.arguments
         try:
             job = await self._causeway.submit(
@@ -163,12 +163,12 @@ class AsyncOutbox:
                 **{**arguments["options"], "deadline_s": left_s},
             )
         except CausewayUnreachable:
-            self._file.state(key, submission.stated_s)
+            self._file.restate(key, submission.stated_s)
             return False
         except CausewayAPIError as error:
             if error.status in _UNAUTHORISED:
                 raise
-            if error.status >= 500 or error.status in _LATER:
+            if not 400 <= error.status < 500 or error.status in _LATER:  # below 400: a portal on the way answered
                 return False
             self._file.refuse(key, {"status": "failed", "error": _reason(error, key), "code": error.code})
         except CausewayError:
@@ -189,7 +189,7 @@ class AsyncOutbox:
         except CausewayAPIError as error:
             if error.status in _UNAUTHORISED:
                 raise
-            if error.status != 404:
+            if error.status != 404 or not error.code:  # without a code it is not the device's
                 return None
             return Job(submission.job or "", "expired", error="the device no longer has this job", code=error.code)
         except CausewayError:
