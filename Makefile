@@ -12,12 +12,12 @@ CACHE = $(or $(CAUSEWAY_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/causeway)
 RUN_vllm = --vllm $(CACHE)/vllm/vllm.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test test-vllm quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
+.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test test-vllm test-clients quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Set everything up: packages, llama.cpp, Triton, Redis, Chromium, torch
+setup: ## Set everything up: packages, llama.cpp, Triton, Redis, Chromium, Node.js, torch
 	@$(PREPARE) test
 
 device: ## Set up the daemon and its engine only, for a device
@@ -38,6 +38,10 @@ test-vllm: ## Set up a real vLLM (3.4 GB and weights, asked first), then test th
 	@$(PREPARE) test
 	@$(PREPARE) vllm
 	@exec $(BIN)/python -m pytest tests/vllm/check_vllm.py $(ARGS)
+
+test-clients: ## Install Python's agent frameworks (115 MB each), then test edge and gateway with them; never part of `test`
+	@$(PREPARE) test
+	@exec $(BIN)/python -m pytest tests/clients/check_python.py $(ARGS)
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
 	@$(PREPARE) quick

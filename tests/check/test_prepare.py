@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import select
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.prepare import llama, plan, vllm
+from tests.prepare import llama, node, plan, vllm
 from tests.prepare.environments import locked_names, package_counter
 from tests.prepare.places import Places, find_places, is_made_here, require_disk
 from tests.prepare.progress import (
@@ -224,6 +225,45 @@ def test_locks_are_hashed_and_name_no_place(lock: Path) -> None:
     assert re.findall(r"\S*(?:://|--(?:extra-)?index|--find-links)\S*", text) == []
 
 
+@pytest.mark.parametrize("folder", ["edge_node/sdk-ts", "tests/clients"])
+def test_locks_of_npm_are_hashed_and_name_no_place(folder: str) -> None:
+    """Each package has an exact version and a hash, and npm is asked for it by name; all wishes are exact."""
+    lock = json.loads((ROOT / folder / "package-lock.json").read_text())["packages"]
+    wishes = json.loads((ROOT / folder / "package.json").read_text())
+    wished = {**wishes.get("dependencies", {}), **wishes.get("devDependencies", {})}
+    own = lock.pop("")
+    assert {**own.get("dependencies", {}), **own.get("devDependencies", {})} == wished
+    assert [name for name, version in wished.items() if lock[f"node_modules/{name}"]["version"] != version] == []
+    assert [name for name, one in lock.items() if not one["integrity"].startswith("sha512-")] == []
+    assert [name for name, one in lock.items() if "resolved" in one] == []
+
+
+def test_node_is_new_enough_or_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for program, words in (("node", "echo v18.19.0"), ("npm", "true")):
+        (tmp_path / program).write_text(f"#!/bin/sh\n{words}\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StepFailed, match=r"Node\.js 20 or newer is required, but .* is v18\.19\.0") as old:
+        node.require_node()
+    assert "CAUSEWAY_SKIP=node" in old.value.advice
+    (tmp_path / "node").write_text("#!/bin/sh\necho v20.1.0\n")
+    assert node.require_node() == str(tmp_path / "npm")
+    (tmp_path / "npm").unlink()
+    with pytest.raises(StepFailed, match=r"There is no npm\.") as missing:
+        node.require_node()
+    assert "apt-get install npm" in missing.value.advice
+
+
+def test_an_unreachable_registry_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = places(tmp_path)
+    (packages, *_) = node.node_steps(here, tmp_path)
+    monkeypatch.setattr(node, "require_node", lambda: "false")
+    with pytest.raises(StepFailed, match="false ended with status 1") as caught:
+        packages.work(quiet())
+    assert "Is the network up?" in caught.value.advice
+    assert "CAUSEWAY_SKIP=node" in caught.value.advice
+
+
 def test_the_locks_hold_what_the_project_asks_for() -> None:
     """Each dependency in pyproject.toml is in the lock that `make run` installs; torch is in none."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -284,13 +324,14 @@ def test_skipping_leaves_steps_out(tmp_path: Path) -> None:
     less = [each.title for each in plan.plan("test", here, {"CAUSEWAY_SKIP": "triton,redis,postgres"})]
     assert len(full) - len(less) == 3
     assert [title for title in less if "torch" in title]
-    unseen = {each.title for each in plan.plan("test", here, {"CAUSEWAY_SKIP": "chromium"})}
-    assert set(full) - unseen == {"chromium"}
+    unseen = {each.title for each in plan.plan("test", here, {"CAUSEWAY_SKIP": "chromium,node"})}
+    of_npm = {"packages of npm for typescript", "TypeScript SDK", "packages of npm for clients"}
+    assert set(full) - unseen == {"chromium", "npm"} | of_npm
     untrained = [each.title for each in plan.plan("test", here, {"CAUSEWAY_SKIP": "torch"})]
     assert not [title for title in untrained if "torch" in title or "training" in title]
     with pytest.raises(StepFailed) as caught:
         plan.plan("test", here, {"CAUSEWAY_SKIP": "tritn"})
-    assert "triton redis nats mosquitto postgres chromium torch" in caught.value.advice
+    assert "triton redis nats mosquitto postgres chromium node torch" in caught.value.advice
 
 
 def test_torch_is_set_up_for_those_who_train(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .environments import NETWORK_ADVICE, install_locked, make_environment
 from .llama import cached_wheel, expected_minutes, install_engine, wheel_key
+from .node import node_steps
 from .places import Places
 from .programs import PACKAGES, Package, install_triton
 from .progress import Progress, Step, StepFailed, digest, run
@@ -29,13 +30,14 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     development = _packages(places, places.edge_deploy / "requirements-dev.txt")
     engine, triton = _engine(places, environ), _triton(places, environ)
     programs = {package.name: _from_distribution(places, package) for package in PACKAGES}
+    node = node_steps(places, places.venv / ".causeway")
     training, torch = _packages(places, places.training / "requirements-train.txt"), _torch(places, environ)
     bench = [environment, packages, development, engine, project, tools, triton]
     compiled = [] if cached_wheel(places, environ) is None else [engine]
     goals = {
         "run": [environment, packages, engine, project, tools, triton],
         "fleet": [environment, packages, engine, project],
-        "test": [*bench, *programs.values(), training, torch],
+        "test": [*bench, *programs.values(), *node, training, torch],
         "bench": [*bench, programs["redis"], programs["postgres"]],
         "check": [environment, packages, development, project, tools],
         "quick": [environment, packages, development, *compiled, project, tools],
@@ -43,6 +45,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
         "train": [environment, packages, development, engine, project, tools, training, torch],
     }
     optional = {name: [step] for name, step in programs.items()} | {"triton": [triton], "torch": [training, torch]}
+    optional["node"] += node
     left_out = {id(step) for name in skipped for step in optional[name]}
     return [step for step in goals[goal] if id(step) not in left_out]
 

@@ -165,4 +165,6 @@ POSTGRES = Package("postgres", "postgresql", ["initdb"], "(Debian, Ubuntu), dnf 
 _CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]
 _ELSEWHERE = "(Debian), chromium-browser (Ubuntu), dnf install chromium (Fedora)"
 CHROMIUM = Package("chromium", "chromium", _CHROMIUM, _ELSEWHERE)
-PACKAGES = (REDIS, NATS, MOSQUITTO, POSTGRES, CHROMIUM)
+# Debian's npm brings Node.js; `node.py` says which version is new enough.
+NODE = Package("node", "npm", ["node", "nodejs"], "(Debian, Ubuntu), dnf install nodejs (Fedora)")
+PACKAGES = (REDIS, NATS, MOSQUITTO, POSTGRES, CHROMIUM, NODE)

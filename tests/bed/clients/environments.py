@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -24,19 +25,23 @@ def command(client: str, folder: Path) -> list[str]:
     Raises subprocess.CalledProcessError if it cannot be installed.
     """
     environment = folder / client
-    return _node(environment) if client == "ai_sdk" else _python(client, environment)
+    if client == "ai_sdk":
+        return _node(environment)
+    return [str(install_python(PYTHON_CLIENTS[client], environment)), str(PROGRAMS / f"with_{client}.py")]
 
 
-def _python(client: str, environment: Path) -> list[str]:
-    python = environment / "bin" / "python"
-    pins = "\n".join(PYTHON_CLIENTS[client])
-    installed = environment / "installed"
-    if not installed.exists() or installed.read_text() != pins:
+def install_python(pins: Sequence[str], environment: Path) -> Path:
+    """Install packages into an environment of their own, unless it has them, and return its Python.
+
+    Raises subprocess.CalledProcessError if they cannot be installed.
+    """
+    python, installed = environment / "bin" / "python", environment / "installed"
+    wanted = "\n".join(pins)
+    if not installed.exists() or installed.read_text() != wanted:
         venv.create(environment, with_pip=True, clear=True)
-        install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PYTHON_CLIENTS[client]]
-        subprocess.run(install, check=True)
-        installed.write_text(pins)
-    return [str(python), str(PROGRAMS / f"with_{client}.py")]
+        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *pins], check=True)
+        installed.write_text(wanted)
+    return python
 
 
 def _node(environment: Path) -> list[str]:
