@@ -58,7 +58,7 @@ async def test_it_and_the_daemon_mean_the_same(node: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_its_types_hold_for_its_users(node: str) -> None:
     """The programs of the tests are checked against the declarations, all strict."""
-    command = [node, SDK / "node_modules/typescript/bin/tsc", "-p", HERE]
+    command: list[str | Path] = [node, SDK / "node_modules/typescript/bin/tsc", "-p", HERE]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout) == (0, "")
 
