@@ -6,6 +6,7 @@ A name in `causeway_server` is given without it: `router.types`, as the file is 
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("router", "models", "edge_node", "cloud_pool", "fleet")  # of the product
 TRAINING = "causeway_train"
 FOLDERS = {**{name: ROOT / name for name in PACKAGES}, TRAINING: ROOT / "models" / "train" / "src" / TRAINING}
+_MADE = {"__pycache__", "node_modules", "dist"}
 _APART = {"sdk", "train"}  # distributions of their own: `edge_node/sdk` and `models/train`
+
+
+def files_below(folder: Path, suffix: str = "") -> list[Path]:
+    """The files below a folder whose names end so, without what tools made and npm installed."""
+    found: list[Path] = []
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _MADE]
+        found += [Path(where, name) for name in names if name.endswith(suffix)]
+    return sorted(found)
 
 
 def python_files(package: str) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .sources import FOLDERS, PACKAGES, ROOT, imported_files, parse, python_files
+from .sources import FOLDERS, PACKAGES, ROOT, files_below, imported_files, parse, python_files
 
 LARGEST_FOLDER = 14  # Python files
 MOST_PARAMETERS = 8  # of a constructor
@@ -158,13 +158,9 @@ def test_no_file_stands_twice() -> None:
     """What two packages need, pages and data too, is in `router`."""
     places: dict[bytes, list[str]] = defaultdict(list)
     for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*")):
+        for path in files_below(ROOT / package):
             parts = path.relative_to(ROOT).parts
-            if (
-                path.is_file()
-                and path.stat().st_size > SMALL_BYTES
-                and not {"sdk", "__pycache__", "node_modules"} & set(parts)
-            ):
+            if path.is_file() and path.stat().st_size > SMALL_BYTES and "sdk" not in parts:
                 places[sha256(path.read_bytes()).digest()].append("/".join(parts))
     assert [files for files in places.values() if len(files) > 1] == []
 
@@ -222,8 +218,8 @@ def test_names_of_modules_say_what_they_hold() -> None:
 def test_no_word_of_the_old_vocabulary_is_left() -> None:
     hits = {}
     for folder in (*PACKAGES, "policies", "tests"):
-        for path in (ROOT / folder).rglob("*"):
-            if path.suffix in {".py", ".md", ".yaml", ".lua"} and "__pycache__" not in path.parts:
+        for path in files_below(ROOT / folder):
+            if path.suffix in {".py", ".md", ".yaml", ".lua"}:
                 found = OUT_OF_USE.findall(path.read_text(encoding="utf-8"))
                 if found:
                     hits[str(path.relative_to(ROOT))] = found
@@ -236,13 +232,13 @@ def test_no_lost_word_is_left(suffix: str) -> None:
     hits = {}
     paths = [
         *ROOT.glob(f"*{suffix}"),
-        *(path for top in (*PACKAGES, "policies", "tests") for path in (ROOT / top).rglob(f"*{suffix}")),
+        *(path for top in (*PACKAGES, "policies", "tests") for path in files_below(ROOT / top, suffix)),
     ]
     assert paths
     for path in paths:
         parts = path.relative_to(ROOT).parts
         if (
-            not {"__pycache__", "_sync", "vendor"} & set(parts)
+            not {"_sync", "vendor"} & set(parts)
             and path.name
             not in (
                 "CHANGELOG.md",
