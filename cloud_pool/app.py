@@ -345,7 +345,8 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
     audit = AuditLog(config.audit_file)
     ledger = Ledger(config.tenants, limiter, usage, audit, TenantMetrics(metrics.registry))
     region = config.identity.region
-    authenticator = Authenticator(tokens, verifier, revocations, region=region)
+    named = config.identity.certificates.tenants
+    authenticator = Authenticator(tokens, verifier, revocations, region=region, certificate_tenants=named)
     operators = Authenticator(
         _operator_tokens(config),
         verifier if key_file is not None else None,  # the fleet's keys make no operators

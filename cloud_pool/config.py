@@ -109,9 +109,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def web_origins(self) -> WebOrigins:
         """Return the web origins whose pages may use the public address."""
-        needs_key = bool(self.server.token_file) or self.identity.signed
-        hosts = listener_hosts(self.server.host, self.server.hosts, needs_key=needs_key)
+        hosts = listener_hosts(self.server.host, self.server.hosts, needs_key=self.authenticates)
         return WebOrigins(self.server.origins, hosts, "server.origins")
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether each caller needs a token or a client certificate."""
+        return bool(self.server.token_file or self.identity.signed or self.identity.certificates.tenants)
 
     @property
     def has_operator_tokens(self) -> bool:
@@ -130,7 +134,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         port = self.operator.port
         if port is None:
             port = self.server.port and self.server.port + OPERATOR_PORT_OFFSET
-        return msgspec.structs.replace(self.server, host=self.operator.host, port=port)
+        return msgspec.structs.replace(self.server, host=self.operator.host, port=port, tls=self.operator.tls)
 
 
 _PATHS = re.compile(r"(.+_)?file|state_dir|model_dirs")  # keys that hold paths
@@ -249,11 +253,16 @@ def _absolute(key: str, value: object, folder: Path) -> object:
 
 def _check(config: Config) -> None:
     for host in (config.server.host, *(() if config.grpc.port is None else (config.grpc.host,))):
-        if not (config.server.token_file or config.identity.signed) and not is_loopback(host):
+        if not config.authenticates and not is_loopback(host):
             raise ConfigError(
-                f"Listening on {host} needs bearer tokens: set this key, `identity.key_file` or `identity.fleet.url`.",
+                f"Listening on {host} needs bearer tokens: set this key, `identity.key_file` or `identity.fleet.url`; "
+                "or client certificates, with `identity.certificates.tenants`.",
                 where="server.token_file",
             )
+    if config.identity.certificates.tenants and not config.server.tls.client_ca_file:
+        raise ConfigError(
+            "Client certificates need a CA: set `server.tls.client_ca_file`.", where="identity.certificates.tenants"
+        )
     _check_operator(config)
     config.identity.fleet.check()
     for where, address in (("redis", config.redis), ("cache.redis", config.cache.redis)):

@@ -18,9 +18,11 @@ from aiohttp import hdrs, web
 
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES
+from causeway_server.router.config import ListenerTls
 from causeway_server.router.errors import CausewayError, ConfigError
 from causeway_server.router.serving.addresses import bind_tcp, raise_file_limit, url_of
 from causeway_server.router.serving.folders import close_to_others, is_shared
+from causeway_server.router.serving.tls import server_tls
 
 from .controller.loop import SURVEY_S, Controller
 from .controller.publisher import Publisher
@@ -38,6 +40,7 @@ from .server.routes import ApiRoute, errors_as_json, fleet_document, nothing_her
 from .server.tokens import load_token_key
 from .server.wakes import IDLE_S
 from .store.database import STATEMENT_S, Store
+from .trust.certificates import Authority
 from .trust.keys import TRUST_FILE
 
 BOOTSTRAP_FILE = "bootstrap-token"
@@ -57,6 +60,8 @@ class ServeSettings(msgspec.Struct, frozen=True):
         database: The database's URL; "": SQLite in `state_dir`.
         issuer: The claim `iss` of the tokens, which must equal the gateways' `identity.issuer`.
         port: The port; 0: any free port.
+        tls: The certificates of the address; none by default.
+        device_ca: The folder of the CA of devices' certificates (`causeway-fleet tls init`); None: they get none.
         max_files: Maximum number of open files of connections; the process's file limit may allow fewer.
         statement_s: Time limit of a database statement, see `Store.open`.
         survey_s: Time between surveys of devices, see `Controller`.
@@ -69,6 +74,8 @@ class ServeSettings(msgspec.Struct, frozen=True):
     issuer: str = "causeway"
     host: str = "127.0.0.1"
     port: int = 8090
+    tls: ListenerTls = ListenerTls()
+    device_ca: Path | None = None
     max_files: int = MAX_FILES
     statement_s: float = STATEMENT_S
     survey_s: float = SURVEY_S
@@ -84,6 +91,8 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     """
     fleet = read_fleet_folder(settings.folder)
     settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    tls = server_tls(settings.tls, "--tls")
+    authority = None if settings.device_ca is None else Authority.load(settings.device_ca)
     key = load_token_key(settings.state_dir / "token-key.jwk", settings.issuer)  # refuses a key that others could read
     shared = is_shared(settings.state_dir, _OWN_FILES)
     fault = (
@@ -106,7 +115,7 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
         store = await Store.open(database, settings.statement_s)
         closing_last.push_async_callback(store.close)
         connections = Connections(files_of_connections(settings.max_files))
-        plane = ControlPlane(settings.folder, fleet, store, key, connections=connections)
+        plane = ControlPlane(settings.folder, fleet, store, key, connections=connections, authority=authority)
         await plane.wakes.refresh()
         operators = _build_operators(settings, plane)
         # A handler continues after its client has left, so that no transaction is interrupted; parked polls have no
@@ -121,13 +130,13 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
         plane.wakes.polls.new_handler = lambda: HttpConnection(
             server, connections, loop=loop, access_log=None, keepalive_timeout=IDLE_S
         )
-        listening = await bind_tcp(plane.wakes.polls.new_handler, settings.host, settings.port, "--listen")
+        listening = await bind_tcp(plane.wakes.polls.new_handler, settings.host, settings.port, "--listen", tls)
         closing_last.callback(listening.close)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(plane.run)
             tasks.start_soon(operators.controller.run)
             try:
-                yield plane, url_of(settings.host, listening.sockets[0].getsockname()[1])
+                yield plane, url_of(settings.host, listening.sockets[0].getsockname()[1], tls=tls is not None)
                 listening.close()
                 plane.wakes.close()
                 await runner.cleanup()

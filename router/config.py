@@ -28,6 +28,22 @@ def doc(description: str) -> Meta:
     return Meta(description=description)
 
 
+class ListenerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A section `tls` of an address to listen on. The files are read again when they change."""
+
+    cert_file: Annotated[
+        str, doc("PEM file of the server's certificate and those between it and its CA. Empty: no TLS.")
+    ] = ""
+    key_file: Annotated[str, doc("PEM file with the certificate's private key.")] = ""
+    client_ca_file: Annotated[
+        str,
+        doc(
+            "PEM file of the CAs, and perhaps their revocation lists, of client certificates, which every client then "
+            "needs (mTLS). Empty: none."
+        ),
+    ] = ""
+
+
 class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `realtime`: live sessions over WebSocket."""
 

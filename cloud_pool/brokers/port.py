@@ -19,6 +19,7 @@ import msgspec
 
 from causeway_server.router.config import doc
 from causeway_server.router.errors import CausewayError, ConfigError
+from causeway_server.router.serving.tls import TlsFiles, client_tls
 
 BrokerKind = Literal["nats", "kafka"]
 _SCHEMES: Final[dict[str, tuple[BrokerKind, bool]]] = {
@@ -65,13 +66,8 @@ class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def tls_context(self) -> ssl.SSLContext:
         """Build the TLS context. Raises ConfigError."""
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file or None)
-            if self.cert_file:
-                context.load_cert_chain(self.cert_file, self.key_file)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"The certificates are unusable: {error}", where="streams.login") from error
-        return context
+        files = TlsFiles(where="streams.login", ca_file=self.ca_file, cert_file=self.cert_file, key_file=self.key_file)
+        return client_tls(files, alpn=())
 
 
 class TopicAddress(msgspec.Struct, frozen=True):

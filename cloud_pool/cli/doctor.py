@@ -10,7 +10,8 @@ import click
 import msgspec
 from redis.exceptions import RedisError
 
-from causeway_server.router.errors import CausewayError, JobStoreUnavailable
+from causeway_server.router.errors import CausewayError, ConfigError, JobStoreUnavailable
+from causeway_server.router.serving.tls import server_tls
 
 from ..config import Config
 from ..redis.connect import client_fault, eviction_fault, open_redis
@@ -30,7 +31,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 @redis_options
 @format_option
 def doctor(source: ConfigSource, as_json: bool) -> None:
-    """Check Redis, the store of jobs and the collector of traces. Exit status 1 if a check fails."""
+    """Check certificates, Redis, the store of jobs and the collector of traces. Exit status 1 if a check fails."""
     findings = asyncio.run(examine(source.load()))
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}).decode())
@@ -43,6 +44,8 @@ def doctor(source: ConfigSource, as_json: bool) -> None:
 async def examine(config: Config) -> list[CheckResult]:
     """Return the check results of the configured services. Raises ConfigError for an unusable address."""
     faults = {}
+    if config.server.tls.cert_file or config.operator.tls.cert_file:
+        faults["tls"] = _tls_fault(config)
     if config.redis:
         faults["redis"] = await _redis_fault(config)
     if with_shared_redis(config.jobs, config.redis).redis:
@@ -54,6 +57,15 @@ async def examine(config: Config) -> list[CheckResult]:
         fault = await send_empty_export(config.tracing.endpoint)
         faults["tracing"] = fault and f"The collector at {config.tracing.endpoint} takes no traces: {fault}"
     return [CheckResult(check, "fail" if fault else "ok", fault) for check, fault in faults.items()]
+
+
+def _tls_fault(config: Config) -> str:
+    try:
+        server_tls(config.server.tls, "server.tls")
+        server_tls(config.operator.tls, "operator.tls")
+    except ConfigError as error:
+        return error.message
+    return ""
 
 
 async def _redis_fault(config: Config) -> str:

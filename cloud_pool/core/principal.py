@@ -18,7 +18,8 @@ SCOPES: tuple[Scope, ...] = ("chat", "jobs", "admin")
 Modality = Literal["text", "image", "audio", "file"]
 MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
 # Names go into Redis keys, logs and metrics: no separators, no control characters, bounded.
-ClaimName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+CLAIM_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+ClaimName = Annotated[str, Meta(pattern=CLAIM_NAME)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
 DEFAULT_TENANT = "default"
 """The tenant of static tokens, and of all callers of a loopback gateway without tokens."""

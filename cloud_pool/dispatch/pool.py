@@ -24,10 +24,12 @@ from causeway_server.router.errors import (
     EngineUnavailable,
     StreamBroken,
 )
+from causeway_server.router.serving.tls import client_tls
 
 from ..upstreams.clients import UpstreamClients
 from ..upstreams.config import UpstreamConfig
 from ..upstreams.inference import Upstream
+from ..upstreams.openai_http import upstream_tls
 from ..upstreams.server_load import LoadReader
 from . import health
 from .config import LoadBalancingConfig, ejection_s
@@ -444,7 +446,10 @@ def _client_of(clients: UpstreamClients, tier: TierEndpoints) -> Callable[[str],
 
 
 def _load_reader(upstream: UpstreamConfig, settings: LoadBalancingConfig) -> LoadReader | None:
-    return LoadReader(upstream.metrics, upstream.ca_file, settings.metrics_interval_s) if upstream.metrics else None
+    if not upstream.metrics:
+        return None
+    tls = client_tls(upstream_tls(upstream)) if upstream.is_http else None
+    return LoadReader(upstream.metrics, tls, settings.metrics_interval_s)
 
 
 async def _refresh(discovery: EndpointDiscovery, pool: Pool) -> None:

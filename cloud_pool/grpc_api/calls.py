@@ -25,6 +25,7 @@ from causeway_server.router.openai.answer import encode_error, error_headers
 from causeway_server.router.serving.logs import REQUEST, redacted
 from causeway_server.router.serving.request import read_request_id
 from causeway_server.router.serving.responses import STALLED_S
+from causeway_server.router.serving.tls import PeerCertificate
 from causeway_server.router.trackers import FairShare
 from causeway_server.router.types import RoutingHints
 
@@ -69,15 +70,18 @@ class GenerateCalls(msgspec.Struct):
     def __post_init__(self) -> None:
         self.idle.set()
 
-    async def generate(self, chunks: AsyncIterable[Any], call: Any) -> None:
-        """Handle one call. Every error becomes a status with the message of HTTP's error body."""
+    async def generate(self, chunks: AsyncIterable[Any], call: Any, certificate: PeerCertificate | None = None) -> None:
+        """Handle one call. Every error becomes a status with the message of HTTP's error body.
+
+        `certificate`: The client's verified one.
+        """
         headers = dict(reversed(_lines(call)))  # of a name that comes twice, the first value
         request_id = read_request_id(headers)
         REQUEST.set(request_id)
         outbox = Outbox(call, self.stalled_s)
         async with anyio.create_task_group() as writes:
             writes.start_soon(outbox.run)
-            failed = await self._failure(headers, request_id, chunks, call, outbox)
+            failed = await self._failure(headers, request_id, chunks, call, outbox, certificate)
             outbox.close()
         if failed is not None:
             await call.abort(status_code(failed), failed.message, trailing_metadata(failed, request_id))
@@ -88,13 +92,19 @@ class GenerateCalls(msgspec.Struct):
             await self.idle.wait()
 
     async def _failure(
-        self, headers: dict[str, str], request_id: str, chunks: AsyncIterable[Any], call: Any, outbox: Outbox
+        self,
+        headers: dict[str, str],
+        request_id: str,
+        chunks: AsyncIterable[Any],
+        call: Any,
+        outbox: Outbox,
+        certificate: PeerCertificate | None,
     ) -> CausewayError | None:
         """Answer the call; return the error if it fails."""
         self.active += 1
         self.idle.clear()
         try:
-            await self._answer(headers, request_id, chunks, call, outbox)
+            await self._answer(headers, request_id, chunks, call, outbox, certificate)
         except CausewayError as error:
             return error
         except Exception as failure:
@@ -109,17 +119,30 @@ class GenerateCalls(msgspec.Struct):
         return None
 
     async def _answer(
-        self, headers: dict[str, str], request_id: str, chunks: AsyncIterable[Any], call: Any, outbox: Outbox
+        self,
+        headers: dict[str, str],
+        request_id: str,
+        chunks: AsyncIterable[Any],
+        call: Any,
+        outbox: Outbox,
+        certificate: PeerCertificate | None,
     ) -> None:
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry("generate", request_id, headers) as entry:
-            context = await self._admit(headers, chunks, call, arrived_at, entry)
+            # (1)
+            principal = self.admission.caller(headers.get("authorization", ""), entry, certificate=certificate)
+            context = await self._admit(headers, chunks, call, arrived_at, entry, principal)
             await self.runner.run(entry, context, arrived_at, CallReply(call, outbox, context))
 
     async def _admit(
-        self, headers: dict[str, str], chunks: AsyncIterable[Any], call: Any, arrived_at: float, entry: LedgerEntry
+        self,
+        headers: dict[str, str],
+        chunks: AsyncIterable[Any],
+        call: Any,
+        arrived_at: float,
+        entry: LedgerEntry,
+        principal: Principal,
     ) -> RequestContext:
-        principal = self.admission.caller(headers.get("authorization", ""), entry)  # (1)
         if not self.shares.hold(id(call), principal.caller):
             raise QueueFull(
                 (

@@ -2,7 +2,7 @@
 
 The health of our service is the state of /readyz, determined at each `Check` and reported to each `Watch`; the server's
 own health, under the empty name, is SERVING until it drains. Health and reflection do not need a token. The server
-speaks plain HTTP/2, as the HTTP address speaks plain HTTP: a proxy in front of both must terminate TLS.
+speaks HTTP/2, over TLS if `server.tls` names a certificate.
 
 gRPC's library refuses connections beyond its bound and cannot close one, so idle connections would lock out new ones.
 Therefore the public socket relays its bytes to gRPC's own Unix socket. When the bound is reached, the oldest connection
@@ -25,8 +25,9 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from causeway_server.router.serving.addresses import address_of, bind_tcp
+from causeway_server.router.serving.addresses import ListeningSockets, address_of, bind_tcp
 from causeway_server.router.serving.responses import STALLED_S
+from causeway_server.router.serving.tls import HTTP2, PeerCertificate, TlsContext, peer_certificate, server_tls
 from causeway_server.router.trackers import FairShare, network_of
 
 from ..http.config import GrpcConfig, ServerConfig
@@ -126,20 +127,20 @@ class GrpcFront:
         self._by_inner: dict[str, _Client] = {}
         self._calls: dict[str, int] = {}  # in progress, by inner address
         self._connecting: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._server: ListeningSockets | None = None
         self._path = ""
 
     @property
     def connections(self) -> int:
         return self._shares.held
 
-    async def start(self, host: str, port: int, path: str) -> int:
+    async def start(self, host: str, port: int, path: str, tls: TlsContext | None = None) -> int:
         """Listen, relay to the Unix socket at `path`, and return the port.
 
         Raises ConfigError if the address is not available.
         """
         self._path = path
-        self._server = await bind_tcp(lambda: _Client(self), host.strip("[]"), port, "grpc.port")
+        self._server = await bind_tcp(lambda: _Client(self), host.strip("[]"), port, "grpc.port", tls)
         bound_port: int = self._server.sockets[0].getsockname()[1]
         return bound_port
 
@@ -165,6 +166,11 @@ class GrpcFront:
             self._calls[inner] = left
         elif (client := self._by_inner.get(inner)) is not None:
             self._idle[client] = None
+
+    def certificate(self, inner: str) -> PeerCertificate | None:
+        """Return the verified certificate of the client of the connection that gRPC knows as `inner`."""
+        client = self._by_inner.get(inner)
+        return None if client is None or client.transport is None else peer_certificate(client.transport)
 
     # --- connections -------------------------------------------------------------------------------------------------
 
@@ -226,6 +232,9 @@ class GrpcServer:
         calls: Handler of the calls.
         ready: Function that tells whether this gateway can answer.
         max_connections: Number of connections beyond which one without a call is closed.
+
+    Raises:
+        ConfigError: A certificate cannot be used.
     """
 
     def __init__(
@@ -243,6 +252,7 @@ class GrpcServer:
         self._calls = calls
         self._ready = ready
         self._health = health.aio.HealthServicer()
+        self._tls = server_tls(limits.tls, "server.tls", HTTP2)
         self._server: aio.Server | None = None
         self.port = config.port or 0
 
@@ -271,7 +281,7 @@ class GrpcServer:
         reflection.enable_server_reflection(names, server)
         path = f"{self._folder.name}/grpc.sock"
         server.add_insecure_port(f"unix:{path}")
-        self.port = await self._front.start(self._config.host, self.port, path)
+        self.port = await self._front.start(self._config.host, self.port, path, self._tls)
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.UNKNOWN)
         await server.start()
 
@@ -296,7 +306,7 @@ class GrpcServer:
         peer = call.peer()
         self._front.begin_call(peer)
         try:
-            await self._calls.generate(chunks, call)
+            await self._calls.generate(chunks, call, self._front.certificate(peer))
         finally:
             self._front.end_call(peer)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Pause, Positive, Seconds, doc
+from causeway_server.router.config import ListenerTls, Pause, Positive, Seconds, doc
 from causeway_server.router.web_origins import HostName, Origin
 
 MAX_PORT = 65535
@@ -19,6 +19,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("Address to listen on. Any other than loopback needs tokens: `server.token_file` or `identity`.")
     ] = "127.0.0.1"
     port: Annotated[Port, doc("TCP port. 0: any free port, which the ready line names.")] = 8090
+    tls: ListenerTls = ListenerTls()  # of the gRPC service, too
     token_file: Annotated[str, doc("File with lines of `<device> <token or sha256:hex> [grants]`. Empty: none.")] = ""
     hosts: Annotated[
         tuple[HostName, ...],
@@ -75,6 +76,7 @@ class OperatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[
         Port | None, doc("TCP port. 0: any free port. Default: `server.port` + 100, or 0 if that is 0.")
     ] = None
+    tls: ListenerTls = ListenerTls()
     token_file: Annotated[
         str,
         doc(

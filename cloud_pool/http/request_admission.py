@@ -22,6 +22,7 @@ from causeway_server.router.serving.request import (
     HttpExchange,
     PlainRequest,
     arrived_body,
+    client_certificate,
     combined,
     members,
     read_choice,
@@ -32,6 +33,7 @@ from causeway_server.router.serving.request import (
     read_traceparent,
     receive_body,
 )
+from causeway_server.router.serving.tls import PeerCertificate
 from causeway_server.router.types import Request, RoutingHints, folded_tags
 
 from ..accounts.identity.authenticator import Authenticator
@@ -159,11 +161,18 @@ class RequestAdmission(msgspec.Struct):
         """Return the size of the largest body that the caller may send."""
         return self.ledger.limits(principal).body_bytes(self.config.max_body_bytes)
 
-    def caller(self, authorization: str, entry: LedgerEntry, http: HttpExchange | None = None) -> Principal:
+    def caller(
+        self,
+        authorization: str,
+        entry: LedgerEntry,
+        http: HttpExchange | None = None,
+        certificate: PeerCertificate | None = None,
+    ) -> Principal:
         """Authenticate the caller of a request that generates.
 
         Args:
             http: Request to count among those in progress; None: it is counted elsewhere.
+            certificate: The verified certificate of the client, without `http`.
 
         Raises:
             QueueFull: The caller has used up its share of the requests in progress.
@@ -171,7 +180,9 @@ class RequestAdmission(msgspec.Struct):
             PermissionDenied: The token may not generate.
             Draining: The gateway is shutting down.
         """
-        principal = entry.principal = self.authenticator.principal(authorization)
+        if http is not None:
+            certificate = client_certificate(http)
+        principal = entry.principal = self.authenticator.principal(authorization, certificate)
         principal.require("chat")
         if http is not None:
             self.bodies.enter(http, principal.caller)

@@ -48,6 +48,7 @@ from causeway_server.router.serving.responses import (
     refusal,
 )
 from causeway_server.router.serving.stored.api import PATHS as STORED
+from causeway_server.router.serving.tls import server_tls
 from causeway_server.router.types import Request, RoutingHints
 from causeway_server.router.variants.feedback import FeedbackReceipt, parse_feedback
 from causeway_server.router.web_origins import WebOrigins
@@ -341,16 +342,17 @@ def gateway_listener(
     key: str = "server.port",
     plain: Collection[tuple[str, str]] = PLAIN,
 ) -> Listener:
-    """Return the listener of one address; the caller starts and closes it.
+    """Return the listener of one address; the caller starts and closes it. Raises ConfigError for bad certificates.
 
     Args:
         handle: Handler of the requests.
         origins: Web origins whose pages may send requests.
-        key: Configuration key of the address, for errors.
+        key: Configuration key of the address, for errors; `tls` is beside it.
         plain: Method and path of the requests of which `handle` takes a plain one.
     """
     connections = ConnectionTable("tcp", allowed_connections(config.max_connections), time.monotonic)
-    address = Address(connections, origins, key, config.host, config.port)
+    tls = server_tls(config.tls, key.replace("port", "tls"))
+    address = Address(connections, origins, key, config.host, config.port, tls=tls)
     return Listener(handle, (address,), config.read_timeout_s, plain)
 
 

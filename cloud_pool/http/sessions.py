@@ -30,6 +30,8 @@ from causeway_server.router.serving.live.live_session import (
     SessionRequests,
 )
 from causeway_server.router.serving.logs import REQUEST, redacted
+from causeway_server.router.serving.request import client_certificate
+from causeway_server.router.serving.tls import PeerCertificate
 from causeway_server.router.types import Request, RoutingHints
 
 from ..accounts.identity.authenticator import Authenticator
@@ -49,12 +51,19 @@ log = logging.getLogger(__name__)
 
 
 class GatewayClient(SessionClient, frozen=True):
-    """The client of one connection. `headers`: headers of the connection; `policy`: `x-causeway-policy`."""
+    """The client of one connection.
+
+    Attributes:
+        headers: Headers of the connection.
+        policy: Value of `x-causeway-policy`.
+        certificate: The client's verified certificate.
+    """
 
     authorization: str
     principal: Principal
     headers: RequestHeaders
     policy: str
+    certificate: PeerCertificate | None
 
 
 class GatewaySessions(msgspec.Struct, frozen=True):
@@ -80,13 +89,16 @@ class GatewaySessions(msgspec.Struct, frozen=True):
 
     def client(self, http: web.BaseRequest, authorization: str) -> GatewayClient:
         """Authenticate. Raises AuthenticationFailed, IdentityUnavailable, PermissionDenied or InvalidRequest."""
-        principal = self.authenticator.principal(authorization)
+        certificate = client_certificate(http)
+        principal = self.authenticator.principal(authorization, certificate)
         principal.require("chat")
         self.bodies.enter(http, principal.caller)
         headers = read_headers(http.headers.items(), REQUEST.get())
         hints = RoutingHints(client=principal.device, deadline_ms=headers.deadline_ms, tags=headers.tags)
         policy = http.headers.get("x-causeway-policy", "")
-        return GatewayClient(principal.owner, principal.caller, hints, authorization, principal, headers, policy)
+        return GatewayClient(
+            principal.owner, principal.caller, hints, authorization, principal, headers, policy, certificate
+        )
 
     def open(
         self, session_id: str, model: str | None, client: GatewayClient
@@ -144,7 +156,7 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         """Return why the token of the connection is no longer accepted; None if it is."""
         try:
             with suppress(IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
-                self._gateway.authenticator.principal(self.client.authorization)
+                self._gateway.authenticator.principal(self.client.authorization, self.client.certificate)
         except AuthenticationFailed as error:
             return error
         return None
@@ -197,7 +209,8 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
 
     async def _admit(self, entry: LedgerEntry, request: Request, size_bytes: int, arrived_at: float) -> RequestContext:
         """Admit a request. Raises CausewayError."""
-        principal = entry.principal = self._gateway.authenticator.principal(self.client.authorization)
+        authenticator, client = self._gateway.authenticator, self.client
+        principal = entry.principal = authenticator.principal(client.authorization, client.certificate)
         principal.require("chat")
         headers = msgspec.structs.replace(self.client.headers, id=entry.id)
         admitted = await self._gateway.admission.admit_parsed(

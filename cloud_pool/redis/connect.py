@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,14 @@ import anyio
 import msgspec
 import redis.asyncio
 from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+)
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.exceptions import (
@@ -36,6 +41,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.tls import TlsFiles, client_tls
 
 from .config import RedisAddress, RedisTarget, parse_redis, shown_address
 
@@ -272,11 +278,11 @@ def open_redis(
 
 
 def _open_server(target: RedisTarget, where: str, options: ConnectionOptions) -> redis.asyncio.Redis:
-    # The URL itself says whether TLS is used.
-    keywords = {name: value for name, value in _keywords(target, where, options).items() if name != "ssl"}
     pool = redis.asyncio.BlockingConnectionPool.from_url(
-        target.config.url, max_connections=options.connections, timeout=None, **keywords
+        target.config.url, max_connections=options.connections, timeout=None, **_keywords(target, where, options)
     )
+    if target.tls:
+        pool.connection_class = _connection_class(target, where, Connection)
     return redis.asyncio.Redis.from_pool(pool)
 
 
@@ -289,7 +295,13 @@ def _open_master(target: RedisTarget, where: str, options: ConnectionOptions) ->
         config.sentinel_username, config.sentinel_password_file, f"{where}.sentinel_password_file"
     )
     sentinels = Sentinel(target.hosts, sentinel_kwargs=at_sentinels)  # type: ignore[no-untyped-call]
-    keywords |= {"db": target.database, "redis_connect_func": _require_master}
+    for sentinel in sentinels.sentinels:
+        sentinel.connection_pool.connection_class = _connection_class(target, where, Connection)
+    keywords |= {
+        "db": target.database,
+        "redis_connect_func": _require_master,
+        "connection_class": _connection_class(target, where, SentinelManagedConnection),
+    }
     pool = _MasterPool(  # type: ignore[no-untyped-call]
         target.master, sentinels, max_connections=options.connections, timeout=None, **keywords
     )
@@ -300,6 +312,7 @@ def _open_cluster(target: RedisTarget, where: str, options: ConnectionOptions) -
     keywords = _keywords(target, where, options) | {"retry": Retry(NoBackoff(), _CLUSTER_RETRIES)}
     nodes = [ClusterNode(host, port) for host, port in target.hosts]
     cluster = _Cluster(startup_nodes=nodes, max_connections=_CLUSTER_CONNECTIONS, **keywords)
+    cluster.connection_kwargs["connection_class"] = _connection_class(target, where, Connection)
     return cast("redis.asyncio.Redis", cluster)
 
 
@@ -321,8 +334,6 @@ def _keywords(target: RedisTarget, where: str, options: ConnectionOptions) -> di
     password = _password(config.username, config.password_file, f"{where}.password_file")
     if password is not None:
         keywords["credential_provider"] = password
-    if target.tls:
-        keywords |= _certificates(target, where)
     return keywords
 
 
@@ -337,21 +348,18 @@ def _password(username: str, path: str, where: str) -> PasswordFile | None:
     return password
 
 
-def _certificates(target: RedisTarget, where: str) -> dict[str, Any]:
+def _connection_class(target: RedisTarget, where: str, base: type[Connection]) -> type[Connection]:
+    """Return `base`, or with TLS a class of connections that read the certificates again when they change, which
+    redis-py's own do not. Raises ConfigError.
+    """
+    if not target.tls:
+        return base
     config = target.config
-    try:
-        context = ssl.create_default_context(cafile=config.ca_file or None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{config.ca_file}: {error}", where=f"{where}.ca_file") from error
-    if config.cert_file:
-        try:
-            context.load_cert_chain(config.cert_file, config.key_file)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"{config.cert_file}: {error}", where=f"{where}.cert_file") from error
-    return {
-        "ssl": True,
-        "ssl_ca_certs": config.ca_file or None,
-        "ssl_certfile": config.cert_file or None,
-        "ssl_keyfile": config.key_file or None,
-        "ssl_check_hostname": True,
-    }
+    files = TlsFiles(where=where, ca_file=config.ca_file, cert_file=config.cert_file, key_file=config.key_file)
+    context = client_tls(files, alpn=())
+
+    class TlsConnection(base):  # type: ignore[misc, valid-type]
+        def _connection_arguments(self) -> Mapping[str, Any]:
+            return {**super()._connection_arguments(), "ssl": context}
+
+    return TlsConnection

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from anyio.abc import TaskGroup
 
+from causeway_server.router.serving.tls import HTTP2, client_tls
+
 from .config import UpstreamConfig, UpstreamKind
 from .inference import Upstream
-from .openai_http import OpenAIUpstream, read_credentials
-from .triton.client import TritonClient
+from .openai_http import OpenAIUpstream, read_credentials, upstream_tls
+from .triton.client import TritonAccess, TritonClient
 from .triton.tensors import TensorFormat, VllmTensors
 from .triton.trtllm import EnsembleTensors, LlmApiTensors
 
@@ -52,7 +54,12 @@ class UpstreamClients:
         if config.is_http:
             return OpenAIUpstream(address, config, read_credentials(config))
         tensors = _TENSORS[config.kind]
-        triton = TritonClient(address, self._tasks, reloaded=self._reloaded, key_file=self._key_file, tensors=tensors)
+        access = TritonAccess(
+            key_file=self._key_file,
+            tls=client_tls(upstream_tls(config), HTTP2) if config.tls else None,
+            server_name=config.server_name,
+        )
+        triton = TritonClient(address, self._tasks, reloaded=self._reloaded, access=access, tensors=tensors)
         self._tasks.start_soon(triton.check_model_control)
         return triton
 

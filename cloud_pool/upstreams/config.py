@@ -38,6 +38,17 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("File with the servers' bearer token on one line, read again when it changes. Empty: none.")
     ] = ""
     ca_file: Annotated[str, doc("PEM file of the CA of the servers' certificates. Empty: the system's CAs.")] = ""
+    tls: Annotated[
+        bool, doc("Use TLS to Triton's gRPC ports; its metrics have none. URLs of `kind: openai` say `https` instead.")
+    ] = False
+    server_name: Annotated[
+        str,
+        doc(
+            "Name in the certificates of all Tritons of this tier. Empty: the host of each address ; of `dns:`, the IP."
+        ),
+    ] = ""
+    client_cert_file: Annotated[str, doc("PEM file of the gateway's certificate, for servers that require one.")] = ""
+    client_key_file: Annotated[str, doc("PEM file with the private key of `client_cert_file`.")] = ""
     without: Annotated[
         tuple[Feature, ...],
         doc("Features that the servers lack, of `tools`, `logprobs` and `schemas`: requests for them get 400."),
@@ -80,10 +91,16 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             known = "`/metrics` or `:PORT/metrics`" if self.is_http else "`:8002/metrics`: gRPC's port has none"
             raise ConfigError(f"{self.metrics!r} is not of the form {known}.", where=f"{where}.metrics")
         if not self.is_http:
-            for key in ("urls", "key_file", "ca_file", "without"):
+            for key in ("urls", "key_file", "without"):
                 if getattr(self, key):
                     raise ConfigError("Only an upstream of `kind: openai` has this key.", where=f"{where}.{key}")
+            for key in ("ca_file", "server_name", "client_cert_file", "client_key_file"):
+                if getattr(self, key) and not self.tls:
+                    raise ConfigError("Certificates need TLS: set `tls: true`.", where=f"{where}.{key}")
             return
+        for key in ("tls", "server_name"):
+            if getattr(self, key):
+                raise ConfigError("Only Triton has this key; write `https` into `urls`.", where=f"{where}.{key}")
         if not self.urls:
             raise ConfigError("Name the servers, such as `[http://vllm:8000/v1]`.", where=f"{where}.urls")
         for index, url in enumerate(self.urls):

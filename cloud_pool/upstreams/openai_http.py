@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -38,6 +37,7 @@ from causeway_server.router.errors import (
 from causeway_server.router.openai.embeddings import decode_embeddings
 from causeway_server.router.openai.upstream.wire import encode_request
 from causeway_server.router.serving.http_client import HttpResponse, field_lines
+from causeway_server.router.serving.tls import TlsFiles, client_tls
 from causeway_server.router.serving.upstream.responses import UpstreamCall, read_error, read_whole
 from causeway_server.router.serving.upstream.server import (
     Credentials,
@@ -63,13 +63,22 @@ _FEATURE_CHATS: Mapping[Feature, Request] = {
 _PROBE_EMBEDDING = Request(kind="embedding", model="", prompts=("a",))
 
 
+def upstream_tls(config: UpstreamConfig, where: str = "upstream") -> TlsFiles:
+    """Return the files for TLS with the servers. `where`: path of the section."""
+    return TlsFiles(
+        where=where,
+        ca_file=config.ca_file,
+        cert_file=config.client_cert_file,
+        key_file=config.client_key_file,
+        cert_key="client_cert_file",
+        key_key="client_key_file",
+    )
+
+
 def read_credentials(config: UpstreamConfig, where: str = "") -> Credentials:
-    """Return the servers' token, and check the CA. Raises ConfigError; `where` is the path of the section."""
-    try:
-        if config.ca_file:
-            ssl.create_default_context(cafile=config.ca_file)
-    except OSError as error:
-        raise ConfigError(f"The CA cannot be used: {error}", where=f"{where}.ca_file") from error
+    """Return the servers' token, and check the certificates. Raises ConfigError; `where` is the path of the section."""
+    if (files := upstream_tls(config, where)).paths:
+        client_tls(files)
     if not config.key_file:
         return FixedToken()
     try:
@@ -122,7 +131,7 @@ class OpenAIUpstream:
     ) -> None:
         address = ServerAddress(
             url=url,
-            ca_file=config.ca_file,
+            tls=upstream_tls(config),
             max_connections=config.max_connections,
             connect_timeout_s=config.connect_timeout_s,
             user_agent="causeway-gateway",

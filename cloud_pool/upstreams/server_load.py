@@ -13,7 +13,6 @@ the fullest engine.
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import Collection, Iterator, Mapping
 from math import isfinite
 from typing import Final
@@ -25,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from causeway_server.router.serving.http_client import HttpClient, HttpClientError
+from causeway_server.router.serving.tls import TlsContext
 from causeway_server.router.serving.upstream.responses import read_body
 
 _MAX_BYTES: Final = 4 * 1024 * 1024
@@ -125,13 +125,13 @@ class LoadReader:
 
     Args:
         metrics: Location of each server's metrics (`metrics_url`).
-        ca_file: PEM file of the CA of the servers' certificates; "": the system's.
+        tls: TLS with servers whose URLs say `https`.
         timeout_s: Time within which a server must answer.
     """
 
-    def __init__(self, metrics: str, ca_file: str = "", timeout_s: float = 1.0) -> None:
+    def __init__(self, metrics: str, tls: TlsContext | None = None, timeout_s: float = 1.0) -> None:
         self._metrics = metrics
-        self._tls = ssl.create_default_context(cafile=ca_file or None)
+        self._tls = tls
         self._timeout_s = timeout_s
         self._clients: dict[str, HttpClient] = {}
         self._silent: set[str] = set()

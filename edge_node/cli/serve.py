@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from causeway_server.router.serving.addresses import url_of
 from causeway_server.router.serving.logs import start_log
 from causeway_server.router.serving.process import run_fast
 
@@ -88,4 +89,4 @@ def _summary(config: Config, app: App) -> Iterator[str]:
 
 def _url(config: Config, app: App) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.server.host, config.server.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{app.port}"
+    return url_of(host, app.port or 0, tls=bool(config.server.tls.cert_file))

@@ -21,7 +21,7 @@ from causeway_server.router.bundle.settings import (
     RealtimeConfig,
     ResponseCacheConfig,
 )
-from causeway_server.router.config import Count, Pause, Positive, Seconds, TracingConfig, doc
+from causeway_server.router.config import Count, ListenerTls, Pause, Positive, Seconds, TracingConfig, doc
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.jobs.webhooks import WebhookFormat
 from causeway_server.router.openai.wire import Tag
@@ -49,9 +49,16 @@ class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    host: Annotated[str, doc("Address to listen on. Any other than loopback needs `server.keys`.")] = "127.0.0.1"
+    host: Annotated[
+        str,
+        doc(
+            "Address to listen on. Any other than loopback needs `server.keys`, or client certificates "
+            "(`server.tls.client_ca_file`)."
+        ),
+    ] = "127.0.0.1"
     port: Annotated[Port, doc("TCP port. 0: any free port.")] = 8080
     socket: Annotated[str, doc("Path of an additional Unix socket to listen on. Empty: none.")] = ""
+    tls: ListenerTls = ListenerTls()
     hosts: Annotated[
         tuple[HostName, ...],
         doc(
@@ -95,15 +102,15 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_exposed(self) -> bool:
-        """Whether other machines may ask without an API key."""
-        return not (self.keys or is_loopback(self.host))
+        """Whether other machines may ask without an API key or a client certificate."""
+        return not (self.keys or self.tls.client_ca_file or is_loopback(self.host))
 
     def check_exposure(self) -> None:
         """Raise ConfigError if the daemon would answer other machines without an API key."""
         if self.is_exposed:
             raise ConfigError(
                 f"The daemon would answer other machines on {self.host or 'all addresses'} without an API key. "
-                "Set server.keys, or listen on 127.0.0.1.",
+                "Set server.keys or server.tls.client_ca_file, or listen on 127.0.0.1.",
                 where="server.host",
             )
 
@@ -122,6 +129,14 @@ class CloudServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Annotated[str, doc("Bearer token for the cloud. Prefer `clouds.NAME.key_file`.")] = ""
     key_file: Annotated[str, doc("File with the bearer token on one line, read at start.")] = ""
     ca_file: Annotated[str, doc("PEM file of the CA of the cloud's certificate. Empty: the system's CAs.")] = ""
+    client_cert_file: Annotated[
+        str,
+        doc(
+            "PEM file of this device's certificate, for clouds that require one. Empty: that of the fleet, for the "
+            "cloud that gets the fleet's token."
+        ),
+    ] = ""
+    client_key_file: Annotated[str, doc("PEM file with the private key of `clouds.NAME.client_cert_file`.")] = ""
     region: Annotated[
         str, doc("Region of the cloud, for requests that are bound to regions. Empty: outside every region.")
     ] = ""
@@ -141,6 +156,8 @@ class CloudConfig(CloudSettings, frozen=True):
     url: str = ""
     key: str = ""
     ca_file: str = ""
+    client_cert_file: str = ""
+    client_key_file: str = ""
     region: str = ""
     fleet_token: bool = False
 
@@ -308,6 +325,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 url=one.url,
                 key=one.key,
                 ca_file=one.ca_file,
+                client_cert_file=one.client_cert_file,
+                client_key_file=one.client_key_file,
                 region=one.region,
                 fleet_token=only and not one.key if one.fleet_token is None else one.fleet_token,
             )

@@ -25,6 +25,7 @@ from causeway_server.router.serving.listener import Address, ConnectionTable, Li
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.process import tune_garbage_collector
 from causeway_server.router.serving.request import PLAIN
+from causeway_server.router.serving.tls import server_tls
 from causeway_server.router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import Config, ServerConfig
@@ -308,12 +309,14 @@ class App:
 
 
 def _addresses(config: ServerConfig, tcp: ConnectionTable, unix: ConnectionTable) -> list[Address]:
-    """Return the addresses that the daemon is configured to listen on."""
+    """Return the addresses that the daemon is configured to listen on. Raises ConfigError for unusable certificates."""
     addresses = []
     if config.host:
-        hosts = listener_hosts(config.host, config.hosts, needs_key=bool(config.keys))
+        needs_key = bool(config.keys or config.tls.client_ca_file)
+        hosts = listener_hosts(config.host, config.hosts, needs_key=needs_key)
+        tls = server_tls(config.tls, "server.tls")
         origins = WebOrigins(config.origins, hosts, "server.origins")
-        addresses.append(Address(tcp, origins, "server.port", config.host, config.port))
+        addresses.append(Address(tcp, origins, "server.port", config.host, config.port, tls=tls))
     if config.socket:
         origins = WebOrigins(config.origins, key="server.origins")
         addresses.append(Address(unix, origins, "server.socket", socket=config.socket))

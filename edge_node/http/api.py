@@ -64,6 +64,7 @@ from causeway_server.router.serving.request import (
     PlainRequest,
     allowed_methods,
     arrived_body,
+    client_certificate,
     combined,
     read_choice,
     read_credential,
@@ -216,10 +217,13 @@ class RequestReader:
         return self.identify(read_credential(request), request)
 
     def identify(self, authorization: str | None, request: HttpExchange) -> Caller:
-        """Return the client that sends this value of `Authorization`; without configured keys every client is accepted.
+        """Return the client that sends this value of `Authorization`; without configured keys every client is accepted,
+        under the name in its certificate if it has one.
 
         Every key is compared, each in constant time. Raises AuthenticationFailed.
         """
+        if not self._keys and (certificate := client_certificate(request)) is not None:
+            return Caller(certificate.name)
         if not self._keys:
             return Caller(request.remote or "unix", reads_all_decisions=True)
         scheme, _, key = (authorization or "").partition(" ")

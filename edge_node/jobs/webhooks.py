@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import anyio
 
-from causeway_server.router.errors import CausewayError, ConfigError
+from causeway_server.router.errors import CausewayError
 from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.tls import TlsFiles, client_tls
 from causeway_server.router.serving.webhooks import DeliveryOutcome, WebhookQueue
 
 from ..backends.cloud.backend import Clouds
@@ -101,10 +102,7 @@ def trusted_authorities(ca_file: str) -> ssl.SSLContext | None:
     """Return the authorities in `jobs.webhooks.ca_file`; None for the system's. Raises ConfigError."""
     if not ca_file:
         return None
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{ca_file} cannot be read: {error}", where="jobs.webhooks.ca_file") from error
+    return client_tls(TlsFiles(where="jobs.webhooks", ca_file=ca_file))
 
 
 class CloudCanceller:

@@ -23,8 +23,9 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.errors import ConfigError, InvalidRequest
 from causeway_server.router.serving.request import combined
+from causeway_server.router.serving.tls import TlsFiles, client_tls
 
 from ..config.schema import MqttConfig
 from .messages import AnswerTooLarge, BrokerError, Message, OutgoingAnswer, PublishRefused
@@ -350,14 +351,13 @@ def _read_password(file: str) -> str | None:
 
 def _tls_context(config: MqttConfig) -> ssl.SSLContext:
     """Return the TLS settings. Raises BrokerError."""
+    files = TlsFiles(
+        where="mqtt", ca_file=config.ca_file, cert_file=config.cert_file, key_file=config.key_file or config.cert_file
+    )
     try:
-        context = ssl.create_default_context(cafile=config.ca_file or None)
-        if config.cert_file:
-            context.load_cert_chain(config.cert_file, config.key_file or None)
-    except (OSError, ssl.SSLError) as error:
-        files = ", ".join(file for file in (config.ca_file, config.cert_file, config.key_file) if file)
-        raise BrokerError(f"The TLS files of mqtt ({files}) cannot be used: {error}", lasting=True) from error
-    return context
+        return client_tls(files, alpn=())
+    except ConfigError as error:
+        raise BrokerError(error.message, lasting=True) from error
 
 
 async def _in_thread(work: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from causeway_server.router.checks.explanation import explain, try_draft
 from causeway_server.router.checks.replay import replay as run_replay
-from causeway_server.router.config import schema_of
+from causeway_server.router.config import ListenerTls, schema_of
 from causeway_server.router.documents.reader import did_you_mean
 from causeway_server.router.errors import CausewayError, ConfigError, ModelNotFound
 from causeway_server.router.migrate.rewrite import DocumentKind
@@ -50,6 +50,7 @@ OK, FOUND, USAGE = 0, 1, 2
 SECTIONS = {
     "Write and check": ("init", "lint", "test", "route", "replay", "schema", "migrate"),
     "Sign": ("keys", "diff", "sign"),
+    "Certificates": ("tls",),
     "Roll out": ("serve", "apply", "status", "pause", "resume", "accept", "abort"),
     "Devices": ("enroll", "devices", "hold", "pin", "release", "revoke", "audit"),
 }
@@ -86,7 +87,7 @@ for _command in (
     *(devices.devices, devices.enroll, devices.revoke, devices.hold, devices.release, devices.pin, devices.audit),
 ):
     main.add_command(_command)
-for _command in (signing.keys, signing.sign, signing.diff):
+for _command in (signing.keys, signing.sign, signing.diff, signing.tls):
     main.add_command(_command)
 
 
@@ -331,6 +332,7 @@ def _checked(paths: tuple[Path, ...], readable: frozenset[str] | None = None) ->
 
 
 _Folder = click.Path(path_type=Path, file_okay=False)
+_File = click.Path(path_type=Path, dir_okay=False)
 
 
 @main.command()
@@ -355,10 +357,31 @@ _Folder = click.Path(path_type=Path, file_okay=False)
     show_default=True,
     help="Maximum open files of connections. A parked poll takes one file, any other connection two.",
 )
-def serve(folder: Path, keys: Path, state_dir: Path, listen: str, database: str, issuer: str, max_files: int) -> None:
+@click.option("--tls-cert-file", "cert_file", type=_File, help="PEM file of the server's certificate. Default: no TLS.")
+@click.option("--tls-key-file", "key_file", type=_File, help="PEM file with the private key of --tls-cert-file.")
+@click.option(
+    "--tls-client-ca-file",
+    "client_ca_file",
+    type=_File,
+    help="PEM file of the CAs of client certificates, which every client then needs.",
+)
+@click.option("--device-ca", type=_Folder, help="Folder of `tls init`, whose CA issues devices' certificates.")
+def serve(
+    folder: Path,
+    keys: Path,
+    state_dir: Path,
+    listen: str,
+    database: str,
+    issuer: str,
+    max_files: int,
+    device_ca: Path | None,
+    **tls: Path | None,
+) -> None:
     """Serve the control plane of the fleet in FOLDER. Prints `ready url=…` on stdout.
 
-    It needs a TLS proxy in front of it. Exit code: 0 stopped by a signal, 1 it cannot start, 2 bad arguments.
+    Beyond loopback it needs a certificate, or a TLS proxy in front of it.
+
+    Exit code: 0 stopped by a signal, 1 it cannot start, 2 bad arguments.
     """
     from ..app import ServeSettings
     from ..app import serve as run
@@ -367,7 +390,19 @@ def serve(folder: Path, keys: Path, state_dir: Path, listen: str, database: str,
     if not host or not port.isdecimal() or int(port) > 65535:
         raise click.BadParameter(f"Expected HOST:PORT, such as 0.0.0.0:8090, not {listen!r}.", param_hint="--listen")
     start_log("info", "text")
-    settings = ServeSettings(folder, keys, state_dir, database, issuer, host.strip("[]"), int(port), max_files)
+    certificates = ListenerTls(**{name: "" if path is None else str(path) for name, path in tls.items()})
+    settings = ServeSettings(
+        folder,
+        keys,
+        state_dir,
+        database,
+        issuer,
+        host.strip("[]"),
+        int(port),
+        tls=certificates,
+        device_ca=device_ca,
+        max_files=max_files,
+    )
     try:
         run_fast(run(settings))
     except CausewayError as error:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..trust.published import PublishedFolder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST = re.compile(r"[A-Za-z0-9*][A-Za-z0-9.:-]{0,252}")
 _EXTRA = ("tuf", "securesystemslib", "cryptography")
 _Folder = click.Path(path_type=Path, file_okay=False)
 _File = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -78,6 +79,32 @@ def list_(folder: Path) -> None:
             private = folder / f"{key.name}.pem"
             state = "public" if not key.private else "encrypted" if is_encrypted(private) else "private"
             click.echo(f"{key.name:20} {key.keyid[:12]}  {state}")
+
+
+@click.group()
+def tls() -> None:
+    """Make the CA and the certificates of a fleet's servers."""
+
+
+@tls.command("init")
+@click.argument("folder", type=_Folder)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def init_tls(folder: Path, names: tuple[str, ...]) -> None:
+    """Make a CA in FOLDER unless it has one, and a certificate for each server NAME, a host name or an address.
+
+    FOLDER/ca.pem is what clients trust. FOLDER/ca.key signs: only the control plane needs it (`serve --device-ca`).
+    Each server gets NAME.pem and NAME.key, for a year; remove them and run the command again to renew them.
+
+    Exit code: 0 made, 1 a certificate exists already, 2 bad arguments.
+    """
+    for name in names:
+        if _HOST.fullmatch(name) is None:
+            raise click.BadParameter(f"{name!r} is not a host name or an address.", param_hint="NAME")
+    with readable_errors():
+        from ..trust.certificates import init
+
+        for path in init(folder, names, datetime.now(UTC).timestamp()):
+            click.echo(f"Wrote {path}.")
 
 
 @click.command()

@@ -81,8 +81,11 @@ class DeviceApi:
 
     async def token(self, http: web.Request) -> web.StreamResponse:
         answer = await self._submit(http, TokenRequest)
+        asked = decode_body(await read_body(http), TokenRequest).certificate_request
         now = self._plane.clock()
         device, key = answer.device, self._plane.key
+        authority, fleet = self._plane.authority, self._plane.fleet.name
+        certificate = authority.device(fleet, device.tenant, device.id, asked, now) if authority and asked else ""
         return json_response(
             IssuedToken(
                 token=key.issue(device.id, device.tenant, now),
@@ -90,6 +93,7 @@ class DeviceApi:
                 now=now,
                 cohort=device.cohort,
                 report_key=key.report_keys.issue(device.id, now + TOKEN_S),
+                certificate=certificate,
             ),
             headers={"cache-control": "no-store"},
         )

@@ -25,6 +25,7 @@ from ..repository.fleet_file import FleetDoc
 from ..store.database import GroupCommit, Store, StoreUnavailable
 from ..store.devices import Device, forget_old_events, read_devices
 from ..store.telemetry import forget_old_counters
+from ..trust.certificates import Authority
 from .connections import Connections
 from .enrolment import Enrolling
 from .messages import Answer, Messages, SignedMessage
@@ -51,6 +52,7 @@ class ControlPlane:
         enrolments: The enrolment of devices, many in one transaction, so that a flood delays other writers only once.
         readiness: An empty transaction, shared by all waiting readiness checks.
         clock: Unix time, s.
+        authority: The CA of the devices' certificates; None: they get none.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class ControlPlane:
         key: TokenKey,
         clock: Callable[[], float] = time.time,
         connections: Connections | None = None,
+        authority: Authority | None = None,
     ) -> None:
         self.folder = folder
         self.fleet = fleet
         self.store = store
         self.key = key
         self.clock = clock
+        self.authority = authority
         self._steady = SteadyClock()
         self.wakes = Wakes(store, clock, connections or Connections())
         messages = Messages(self.wakes.pace, clock, key.report_keys)

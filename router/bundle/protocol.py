@@ -113,13 +113,15 @@ class TokenRequest(_Message, frozen=True):
 
     `sent` is the device's estimate of the control plane's clock. If it is off by more than five minutes, the request is
     refused as `request_stale`, and the header `Date` of that answer has the time. `sent` must grow with each request,
-    or the request is refused as `token_request_replayed`.
+    or the request is refused as `token_request_replayed`. `certificate_request`: PEM of a PKCS #10 signing request; ""
+    while the device needs no certificate.
     """
 
     device: Device
     boot: Annotated[str, Meta(max_length=64)]
     nonce: Annotated[str, Meta(max_length=64)]
     sent: float
+    certificate_request: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class ReportKey(_Message, frozen=True):
@@ -135,6 +137,7 @@ class IssuedToken(_Message, frozen=True):
     Attributes:
         now: The control plane's clock.
         report_key: The key that authenticates reports until the token expires; None: the device signs its reports.
+        certificate: PEM of the device's certificate for TLS; "" without a request, or if the fleet issues none.
     """
 
     token: str
@@ -142,6 +145,7 @@ class IssuedToken(_Message, frozen=True):
     now: float
     cohort: Name
     report_key: ReportKey | None = None
+    certificate: str = ""
 
 
 class Wake(_Message, frozen=True):

@@ -10,21 +10,55 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 from ..errors import ConfigError
+from .tls import TlsContext, TlsServer
 
 BACKLOG = 4096
 
 
+class ListeningSockets(Protocol):
+    """Sockets that accept connections."""
+
+    @property
+    def sockets(self) -> tuple[Any, ...]:
+        """Return the sockets."""
+        ...
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        ...
+
+
 async def bind_tcp(
-    new_connection: Callable[[], asyncio.BaseProtocol], host: str, port: int, key: str
-) -> asyncio.Server:
-    """Listen on TCP. Raises ConfigError, which names `key`, if the address cannot be bound."""
+    new_connection: Callable[[], asyncio.BaseProtocol], host: str, port: int, key: str, tls: TlsContext | None = None
+) -> ListeningSockets:
+    """Listen on TCP, or with `tls` on TLS. Raises ConfigError, which names `key`, if the address cannot be bound."""
     loop = asyncio.get_running_loop()
     try:
+        if tls is not None:
+            return TlsServer(await _bound_sockets(host, port), new_connection, tls, key)
         return await loop.create_server(new_connection, host, port, backlog=BACKLOG, reuse_address=True)
     except OSError as error:
         raise bind_failure(address_of(host, port), error, where=key) from error
+
+
+async def _bound_sockets(host: str, port: int) -> list[socket.socket]:
+    """Return a listening socket for each address of `host`; "": all. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+            sockets.append(listening)
+            listening.setblocking(False)
+    except OSError:
+        for listening in sockets:
+            listening.close()
+        raise
+    return sockets
 
 
 def raise_file_limit() -> None:
@@ -35,9 +69,9 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, *, tls: bool = False) -> str:
     """Return the URL of an address; an IPv6 address gets brackets."""
-    return f"http://{address_of(host, port)}"
+    return f"http{'s' * tls}://{address_of(host, port)}"
 
 
 def address_of(host: str, port: int) -> str:

@@ -7,7 +7,8 @@
    is closed, which stops the server's work.
 4. Heads, trailers and unread bytes are bounded: reading from the connection pauses while there are too many.
 5. What a server sends before the first request is the answer to that: it refuses the connection.
-6. Interim responses (1xx) are skipped, redirects not followed, and proxies of the environment not used.
+6. After a change of the certificates a pooled connection is not used again.
+7. Interim responses (1xx) are skipped, redirects not followed, and proxies of the environment not used.
 
 A single timer per connection bounds its answers: it is moved when it fires, not for each request.
 """
@@ -25,6 +26,8 @@ from urllib.parse import urlsplit
 
 import aiohappyeyeballs
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from .tls import TlsContext
 
 _MAX_HEAD_BYTES: Final = 64 * 1024  # maximum size of a head, or of the trailers
 _MAX_FIELD_BYTES: Final = 8190
@@ -250,6 +253,7 @@ class HttpConnection(asyncio.Protocol):
         self.served = 0
         self.idle_since = 0.0
         self.is_open = True
+        self.tls: ssl.SSLContext | None = None  # of its handshake
         self._pool = pool
         self._transport: asyncio.Transport
         self._parser = HttpResponseParser(self)
@@ -452,7 +456,7 @@ class HttpClient:
     """
 
     def __init__(
-        self, url: str, *, tls: ssl.SSLContext | None, limit: int, connect_timeout_s: float, idle_s: float
+        self, url: str, *, tls: TlsContext | None, limit: int, connect_timeout_s: float, idle_s: float
     ) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
@@ -537,7 +541,8 @@ class HttpClient:
     def _idle_connection(self) -> HttpConnection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.loop.time() - connection.idle_since < self._idle_s:
+            fresh = connection.loop.time() - connection.idle_since < self._idle_s
+            if fresh and (self._tls is None or connection.tls is self._tls.newest()):
                 return connection
             connection.close()
         return None
@@ -619,9 +624,11 @@ class HttpClient:
         raw = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_OTHER_ADDRESS_S)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = self._host.rstrip(".") if self._tls is not None else None
+        tls = None if self._tls is None else self._tls.newest()
         _, connection = await loop.create_connection(
-            lambda: HttpConnection(self), sock=raw, ssl=self._tls, server_hostname=name
+            lambda: HttpConnection(self), sock=raw, ssl=tls, server_hostname=name
         )
+        connection.tls = tls
         return connection
 
 

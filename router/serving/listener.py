@@ -15,7 +15,8 @@ Misbehaving clients are treated as follows:
    Each address has its own limit, so that a flood over the network does not lock out programs on the machine
 4. pipelined requests: answered in order; only a few are read ahead, and the next one is not begun before the client
    has read most of the answer to the last one
-5. requests under a foreign `Host` or of a foreign web page: refused, see `router.web_origins`
+5. requests with a client certificate that has expired since its connection was opened: refused;
+   requests under a foreign `Host` or of a foreign web page: refused, see `router.web_origins`
 6. a client that disconnects: its handler and its work are cancelled
 7. requests that outlast the drain: they are cancelled and end with an error, before their connections are closed
 8. a request begins when its body is here; if that takes more than a moment, or the body is large, aiohttp receives it,
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -37,15 +39,16 @@ import msgspec
 from aiohttp import web
 from aiohttp.tcp_helpers import tcp_keepalive
 
-from ..errors import CausewayError, Draining, QueueFull
+from ..errors import AuthenticationFailed, CausewayError, Draining, QueueFull
 from ..openai.answer import encode_error
 from ..trackers import FairShare, network_of
 from ..web_origins import WebOrigins
-from .addresses import BACKLOG, bind_tcp, bind_unix_socket, url_of
+from .addresses import BACKLOG, ListeningSockets, bind_tcp, bind_unix_socket, url_of
 from .aiohttp_connection import AiohttpConnection, has_response_begun, is_between_requests, make_request
 from .logs import redacted
 from .request import ExchangeHandler, Handler, HttpExchange, PlainHead, PlainRequest, read_head, read_request_id
 from .responses import CORS, STOPPED, answer_plain, error_response, refusal
+from .tls import PeerCertificate, TlsContext, peer_certificate
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +167,7 @@ class Address(msgspec.Struct, frozen=True):
         key: The configuration key of the address, for errors.
         host: The TCP host, with `port`; port 0: any free port.
         socket: The path of a Unix socket, instead of host and port.
+        tls: The TLS of the TCP address; None: none.
     """
 
     connections: ConnectionTable
@@ -172,6 +176,7 @@ class Address(msgspec.Struct, frozen=True):
     host: str = ""
     port: int = 0
     socket: str = ""
+    tls: TlsContext | None = None
 
 
 class Connection(asyncio.Protocol):
@@ -182,6 +187,7 @@ class Connection(asyncio.Protocol):
         peer: The network of the client; "" over a Unix socket.
         reading_paused: Whether reading is paused because of requests that were sent ahead.
         task: The task that answers the request in progress.
+        certificate: The client's certificate, where the address asks for one.
     """
 
     def __init__(self, listener: Listener, address: Address) -> None:
@@ -190,6 +196,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.writing_paused = False
         self.task: asyncio.Task[None] | None = None
+        self.certificate: PeerCertificate | None = None
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._remote: str | None = None
@@ -245,6 +252,8 @@ class Connection(asyncio.Protocol):
             self._remote = str(address[0])
             self.peer = network_of(self._remote)
             tcp_keepalive(transport)
+        if self.address.tls is not None:
+            self.certificate = peer_certificate(transport)
         if (refusal := self._listener.admit(self)) is not None:
             transport.write(refusal)
             transport.close()
@@ -398,6 +407,7 @@ class Listener:
         handle: Answers a request; may raise only CancelledError. It takes plain requests if there are `plain` ones.
         read_timeout_s: Maximum time for a head to arrive, and between two requests.
         plain: Method and path of the requests that are answered without aiohttp if they are plain ones.
+        wall_clock: Unix time in seconds, for the dates of certificates.
 
     Attributes:
         plain: Method and path by request line.
@@ -410,17 +420,19 @@ class Listener:
         addresses: Sequence[Address],
         read_timeout_s: float,
         plain: Collection[tuple[str, str]] = (),
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.plain = {f"{method} {path} HTTP/1.1\r\n".encode(): (method, path) for method, path in plain}
         self.read_timeout_s = read_timeout_s
         self.connections: set[Connection] = set()
         self._refusal = _refusal()
+        self._wall_clock = wall_clock
         self._handle = cast("ExchangeHandler", handle)
         self._addresses = addresses
         self._idle: asyncio.Event | None = None  # set when no request is left, while `drain` waits
         self._requests: set[asyncio.Task[object]] = set()  # one task per request
         self._http: web.Server | None = None
-        self._sockets: list[asyncio.AbstractServer] = []
+        self._sockets: list[ListeningSockets] = []
         self._paths: list[Path] = []  # of Unix sockets that are bound
         self._closing = False
         self.port: int | None = None
@@ -429,8 +441,8 @@ class Listener:
     @property
     def url(self) -> str:
         """The URL of the TCP address."""
-        host = next(address.host for address in self._addresses if address.host)
-        return url_of(host, self.port or 0)
+        tcp = next(address for address in self._addresses if address.host)
+        return url_of(tcp.host, self.port or 0, tls=tcp.tls is not None)
 
     @property
     def in_flight(self) -> int:
@@ -449,7 +461,7 @@ class Listener:
                 self._sockets.append(await loop.create_unix_server(new_connection, sock=bound, backlog=BACKLOG))
                 self._paths.append(path)
             else:
-                listening = await bind_tcp(new_connection, address.host, address.port, address.key)
+                listening = await bind_tcp(new_connection, address.host, address.port, address.key, address.tls)
                 self._sockets.append(listening)
                 self.port = listening.sockets[0].getsockname()[1]
 
@@ -517,6 +529,8 @@ class Listener:
         self._requests.add(task)
         address.connections.begin_request(connection)
         try:
+            if connection.certificate is not None and connection.certificate.ends < self._wall_clock():
+                raise AuthenticationFailed("The client certificate has expired: connect again with a new one.")
             if isinstance(http, PlainRequest):
                 cors = http.head.cors
                 if cors is None:
@@ -530,7 +544,10 @@ class Listener:
             return await self._handle(http)
         except CausewayError as error:  # raised by `admit`; the handler raises none
             request_id = read_request_id(http.headers)
-            return refusal(http, error, request_id, {"x-request-id": request_id})
+            response = refusal(http, error, request_id, {"x-request-id": request_id})
+            if connection.certificate is not None:  # it may have expired
+                response.force_close()
+            return response
         except asyncio.CancelledError:
             if not self._closing or has_response_begun(http):
                 raise

@@ -43,6 +43,7 @@ from ..openai.audio import check_form
 from ..openai.wire import MAX_TAGS, TAG
 from ..parts.uploads import clean_filename
 from ..types import folded_tags
+from .tls import PeerCertificate
 
 OURS: Final = "x-causeway-"
 TAGS: Final = "x-causeway-tags"
@@ -377,6 +378,8 @@ class PlainTransport(Protocol):
     """The transport; None after closing."""
     writing_paused: bool
     """Whether the client reads more slowly than the server writes."""
+    certificate: PeerCertificate | None
+    """The client's verified certificate."""
 
     async def drain(self) -> None:
         """Wait until the client has caught up. Raises ConnectionError if it has disconnected."""
@@ -433,6 +436,13 @@ class PlainRequest:
 
 
 HttpExchange = web.BaseRequest | PlainRequest
+
+
+def client_certificate(http: HttpExchange) -> PeerCertificate | None:
+    """Return the verified certificate of the client's connection; None if it has none."""
+    protocol: object = http.protocol
+    certificate: PeerCertificate | None = getattr(getattr(protocol, "plain", protocol), "certificate", None)
+    return certificate
 
 
 # --- heads ---------------------------------------------------------------------------------------------------------

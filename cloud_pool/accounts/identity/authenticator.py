@@ -1,5 +1,7 @@
 """Authentication of every request: `Authorization` header to Principal; and static tokens of callers and operators.
 
+0. A client certificate that names a device of `identity.certificates.tenants`, without a token: that device, with the
+   scopes `static_scopes`, unless it is revoked. With a signed token, both must name the same device.
 1. No tokens are configured (loopback only): ANYONE.
 2. A bearer token that looks like a JWT, if keys are configured: signature, claims, revocation.
 3. Any other bearer token: the static tokens, of the tenant `default`, with `static_scopes`.
@@ -15,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,9 +25,10 @@ import msgspec
 
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
 from causeway_server.router.serving.folders import write_new
-from causeway_server.router.serving.request import HttpExchange, read_credential
+from causeway_server.router.serving.request import HttpExchange, client_certificate, read_credential
+from causeway_server.router.serving.tls import PeerCertificate
 
-from ...core.principal import ANYONE, DEFAULT_TENANT, Grants, Principal
+from ...core.principal import ANYONE, CLAIM_NAME, DEFAULT_TENANT, Grants, Principal
 from .revocation import RevocationList
 from .token_verifier import TokenVerifier
 
@@ -36,6 +39,7 @@ _MIN_CHARACTERS = 16
 _MAX_BYTES = 4096
 log = logging.getLogger(__name__)
 _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_NAME = re.compile(CLAIM_NAME)
 _LISTS = ("models", "modalities", "regions")
 
 
@@ -47,18 +51,24 @@ class Authenticator(msgspec.Struct, frozen=True):
     revocations: RevocationList | None = None
     static_scopes: frozenset[str] = CALLER_SCOPES  # of each static token
     region: str = ""  # of this gateway
+    certificate_tenants: Collection[str] = ()  # whose devices client certificates authenticate
     clock: Callable[[], float] = time.monotonic  # s
     wall_clock: Callable[[], float] = time.time  # unix, s
 
-    def principal(self, authorization: str) -> Principal:
-        """Return the caller.
+    def principal(self, authorization: str, certificate: PeerCertificate | None = None) -> Principal:
+        """Return the caller. `certificate`: the verified one of its connection.
 
         Raises:
-            AuthenticationFailed: The token is missing, invalid, expired or revoked.
+            AuthenticationFailed: The token is missing, invalid, expired or revoked, or not that of the certificate.
             IdentityUnavailable: The copy of the revocations is too old (`when_revocations_stale: deny`).
             PermissionDenied: The token is for other regions.
         """
-        if self.verifier is None and not self.static.known:  # (1)
+        holder = None if certificate is None else self._holder(certificate)
+        if holder is not None and not authorization:  # (0)
+            if self.revocations is not None:
+                self.revocations.check(holder.owner, holder.token_id, holder.issued)
+            return holder
+        if self.verifier is None and not self.static.known and not self.certificate_tenants:  # (1)
             return ANYONE
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
@@ -68,6 +78,10 @@ class Authenticator(msgspec.Struct, frozen=True):
             claims = self.verifier.verify(token, now=self.clock(), now_unix=self.wall_clock())
             if self.revocations is not None:
                 self.revocations.check(claims.owner, claims.jti, claims.iat)
+            if holder is not None and holder.owner != claims.owner:  # (0)
+                raise AuthenticationFailed(
+                    f"The token is that of {claims.owner}, the client certificate that of {holder.owner}."
+                )
             claims.require_region(self.region)  # (4)
             return claims.principal()
         static = self.static.find(token)  # (3)
@@ -76,7 +90,20 @@ class Authenticator(msgspec.Struct, frozen=True):
 
     def identify(self, http: HttpExchange) -> Principal:
         """Return the caller of a request. Raises like `principal`, and InvalidRequest for two credentials."""
-        return self.principal(read_credential(http))
+        return self.principal(read_credential(http), client_certificate(http))
+
+    def _holder(self, certificate: PeerCertificate) -> Principal | None:
+        """Return the device that a certificate names; None if it names none of our tenants'.
+
+        Raises AuthenticationFailed if the certificate has expired since the connection was opened.
+        """
+        if certificate.ends < self.wall_clock():
+            raise AuthenticationFailed("The client certificate has expired: connect again with a new one.")
+        tenant, device = certificate.holder
+        if tenant not in self.certificate_tenants or not _NAME.fullmatch(device):
+            return None
+        token_id = f"x509:{certificate.serial}"
+        return Principal(tenant, device, self.static_scopes, token_id=token_id, issued=certificate.begins)
 
     def check_again(self, principal: Principal) -> None:
         """Check an accepted caller again while its answer is being sent.

@@ -57,6 +57,22 @@ class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             )
 
 
+class CertificateIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `identity.certificates`: callers that a client certificate names (`server.tls.client_ca_file`).
+
+    The certificate's SPIFFE ID `spiffe://FLEET/tenant/TENANT/device/DEVICE`, which a fleet's CA writes, names tenant
+    and device; without one the organization and the common name of its subject do.
+    """
+
+    tenants: Annotated[
+        tuple[ClaimName, ...],
+        doc(
+            "Tenants whose devices need no token with a client certificate that names them. A signed token beside such "
+            "a certificate must be of the same device."
+        ),
+    ] = ()
+
+
 class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `identity`: the signed tokens that the gateway accepts.
 
@@ -102,6 +118,7 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "deny"
     fleet: FleetIdentityConfig = FleetIdentityConfig()
+    certificates: CertificateIdentityConfig = CertificateIdentityConfig()
 
     @property
     def signed(self) -> bool:

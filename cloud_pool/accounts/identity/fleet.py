@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from causeway_server.router.bundle.protocol import Revocations
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
 from causeway_server.router.serving.folders import write_atomically
+from causeway_server.router.serving.tls import TlsFiles, client_tls
 
 from .config import MAX_TOKEN_LIFETIME_S, FleetIdentityConfig
 from .key_set import Jwks, parse_keys
@@ -254,7 +255,4 @@ def _tls_context(config: FleetIdentityConfig) -> ssl.SSLContext | bool:
     """Build the TLS context. Raises ConfigError if `ca_file` cannot be used."""
     if not config.ca_file:
         return True
-    try:
-        return ssl.create_default_context(cafile=config.ca_file)
-    except OSError as error:
-        raise ConfigError(f"{config.ca_file}: {error}", where="identity.fleet.ca_file") from error
+    return client_tls(TlsFiles(where="identity.fleet", ca_file=config.ca_file))

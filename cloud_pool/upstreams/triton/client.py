@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from causeway_server.router.errors import (
@@ -34,6 +35,7 @@ from causeway_server.router.errors import (
     Phase,
     StreamBroken,
 )
+from causeway_server.router.serving.tls import TlsContext
 
 from ..inference import PROBE_S, Delta, InferenceRequest
 from .calls import Canceller, RunningCall
@@ -63,6 +65,23 @@ log = logging.getLogger(__name__)
 VLLM = VllmTensors()
 
 
+class TritonAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """How servers are reached.
+
+    Attributes:
+        key_file: File with the key of their model control.
+        tls: TLS of the connections; None: none.
+        server_name: Name in their certificates; "": the host of each address.
+    """
+
+    key_file: Path | None = None
+    tls: TlsContext | None = None
+    server_name: str = ""
+
+
+PLAIN = TritonAccess()
+
+
 class TritonClient:
     """A client of one server.
 
@@ -74,7 +93,7 @@ class TritonClient:
         pauses_s: Pauses between attempts to load a model.
         rng: Random number in [0, 1), to spread repairs by several gateways.
         tensors: Tensors of the models that it is called for.
-        key_file: File with the key of the server's model control.
+        access: How the server is reached.
     """
 
     def __init__(
@@ -87,7 +106,7 @@ class TritonClient:
         pauses_s: Sequence[float] = PAUSES_S,
         rng: Callable[[], float] = random.random,
         tensors: TensorFormat = VLLM,
-        key_file: Path | None = None,
+        access: TritonAccess = PLAIN,
     ) -> None:
         self.address = address
         self._format = tensors
@@ -95,9 +114,9 @@ class TritonClient:
         self._clock = clock
         self._reloaded = reloaded
         self._pauses_s = pauses_s
-        self._key_file = key_file
+        self._key_file = access.key_file
         self._rng = rng
-        self._connection = TritonConnection(address, tasks)
+        self._connection = TritonConnection(address, tasks, access.tls, access.server_name)
         self._canceller = Canceller(self._connection, tasks, clock, tensors.stop_s)
         self._calls: set[RunningCall] = set()
         self._in_repair: set[str] = set()

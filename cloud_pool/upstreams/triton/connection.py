@@ -21,6 +21,8 @@ from typing import cast
 import anyio
 from anyio.abc import TaskGroup
 
+from causeway_server.router.serving.tls import TlsContext
+
 from . import http2
 from .http2 import CallEnd, ProtocolError
 
@@ -396,10 +398,18 @@ class TritonConnection:
     A firewall or NAT that forgets a connection, or a host that vanishes, leaves it open at our end. TCP notices after
     minutes; pings would notice sooner, but Triton treats frequent ones as an attack (GOAWAY, too_many_pings). So the
     pool, which knows when an endpoint is silent, has the connection renewed.
+
+    Args:
+        address: Address of the server, as host:port.
+        tasks: Parent of the connections' tasks.
+        tls: TLS of the connections; None: none.
+        server_name: Name in the server's certificate; "": the host of `address`.
     """
 
-    def __init__(self, address: str, tasks: TaskGroup) -> None:
+    def __init__(self, address: str, tasks: TaskGroup, tls: TlsContext | None = None, server_name: str = "") -> None:
         self._address = address
+        self._tls = tls
+        self._server_name = server_name or address.rpartition(":")[0].strip("[]")
         self._tasks = tasks
         self._connection: Http2Connection | None = None
         self._used: set[Http2Connection] = set()
@@ -418,7 +428,8 @@ class TritonConnection:
             metadata: Names in lower case, and ASCII values.
         """
         more = b"".join([http2.header(name, value) for name, value in metadata])
-        stream = GrpcStream(http2.request_head(path, self._address) + http2.timeout_header(timeout_s) + more, message)
+        start = http2.request_head(path, self._address, tls=self._tls is not None)
+        stream = GrpcStream(start + http2.timeout_header(timeout_s) + more, message)
         connection = self._connection
         if connection is not None and connection.accepts:
             connection.start(stream)
@@ -486,7 +497,13 @@ class TritonConnection:
         host, _, port = self._address.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(self._new_connection, host.strip("[]"), int(port))
+            _, connection = await loop.create_connection(
+                self._new_connection,
+                host.strip("[]"),
+                int(port),
+                ssl=self._tls,
+                server_hostname=None if self._tls is None else self._server_name,
+            )
         except (OSError, ValueError):
             return None
         try:

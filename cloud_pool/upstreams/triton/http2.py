@@ -106,9 +106,9 @@ class CallEnd(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=1024)
-def request_head(path: str, authority: str) -> bytes:
+def request_head(path: str, authority: str, *, tls: bool = False) -> bytes:
     """Encode the headers that all calls of a method have."""
-    fixed = b"\x83\x86"  # :method POST, :scheme http
+    fixed = b"\x83\x87" if tls else b"\x83\x86"  # :method POST, :scheme https or http
     named = ((4, path), (1, authority), (31, "application/grpc"), (58, "causeway"))  # of the static table
     return fixed + b"".join([_integer(index, 4) + _text(value) for index, value in named]) + header("te", "trailers")
 

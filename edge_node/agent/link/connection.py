@@ -32,6 +32,7 @@ from ...clock import Clock
 from ...observability.logs import Fault
 from ...observability.metrics import Traffic
 from ..source import SourceWithImport
+from .certificate import CERTIFICATE, DeviceCertificate
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, write_identity, write_synced
 from .telemetry import TelemetryLog
@@ -120,6 +121,7 @@ class FleetConnection:
             uniform=self.uniform,
             sleep=self.sleep,
             changed=self._keep_record,
+            certificate=DeviceCertificate(self.folder / CERTIFICATE, self.clock.unix),
         )
         self.source = SourceWithImport(self.plane, self.folder, self.clock.monotonic)
         self._seen_import = self.source.stamp

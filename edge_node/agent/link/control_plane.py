@@ -36,6 +36,7 @@ from causeway_server.router.bundle.protocol import (
     signed_bytes,
 )
 from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.tls import TlsFiles, client_tls
 from causeway_server.router.web_origins import is_loopback
 
 _CONNECT_S = 10.0
@@ -296,7 +297,4 @@ def carries_secrets(url: str) -> bool:
 def tls_context(ca_file: str) -> ssl.SSLContext | bool:
     if not ca_file:
         return True
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise ConfigError(f"{error.strerror or error}", where=ca_file) from error
+    return client_tls(TlsFiles(where="fleet", ca_file=ca_file))

@@ -18,6 +18,7 @@ from causeway_server.router.bundle.protocol import IssuedToken, TokenRequest
 
 from ...clock import Clock
 from ...observability.logs import Fault
+from .certificate import DeviceCertificate
 from .control_plane import ControlPlane, FleetError, FleetRefused
 from .identity import Identity
 
@@ -48,6 +49,7 @@ class TokenKeeper:
         uniform: Function that returns a random number between two numbers.
         sleep: Function that waits for a number of seconds.
         changed: Function that is called when `problems` may have changed.
+        certificate: The device's certificate, which is renewed with the token.
     """
 
     identity: Identity
@@ -58,6 +60,7 @@ class TokenKeeper:
     uniform: Uniform
     sleep: Sleep
     changed: Callable[[], None]
+    certificate: DeviceCertificate
 
     def __post_init__(self) -> None:
         self._renewal_wanted = asyncio.Event()
@@ -78,6 +81,11 @@ class TokenKeeper:
     def problems(self) -> tuple[str, ...]:
         faults = (self._refused, self._expired, self._wrong_clock)
         return tuple(fault.problem for fault in faults if fault.problem)
+
+    @property
+    def certificate_file(self) -> str:
+        """The device's certificate and its key; the file may be missing."""
+        return str(self.certificate.path)
 
     async def wait(self) -> str:
         """Return the token as soon as it is available."""
@@ -162,13 +170,20 @@ class TokenKeeper:
         self._check_clock()
         self._expired.end("The fleet's token is renewed")
         self._refused.end(f"The fleet {self.identity.fleet} accepts this device again")
+        self.certificate.store(issued.certificate)
         self._use(issued.token)
         self.plane.report_key = issued.report_key
 
     async def _ask(self) -> IssuedToken:
         self._sent = max(self._sent + 0.001, self.clock.unix() + self._ahead_s)
         return await self.plane.token(
-            TokenRequest(device=self.identity.device, boot=self.boot, nonce=secrets.token_hex(16), sent=self._sent)
+            TokenRequest(
+                device=self.identity.device,
+                boot=self.boot,
+                nonce=secrets.token_hex(16),
+                sent=self._sent,
+                certificate_request=self.certificate.request(),
+            )
         )
 
     def _note(self, error: FleetError) -> None:

@@ -58,7 +58,7 @@ from causeway_server.router.types import Chunk, CloudSignals, Embeddings
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
-from .connection import PROBE_S, CloudHealth, CloudProbe, header_lines
+from .connection import PROBE_S, CloudHealth, CloudProbe, header_lines, tls_files
 
 _MAX_HEADER = 200  # maximum number of characters that are kept of a response header
 _TIMER_STEP_S = 0.005  # timers may fire this much early
@@ -101,7 +101,7 @@ class CloudBackend:
         self._probe = CloudProbe(config, self.health, now, has_alternative=has_alternative)
         address = ServerAddress(
             url=config.url,
-            ca_file=config.ca_file or "",
+            tls=tls_files(config, "" if credentials is None else credentials.certificate_file),
             max_connections=config.max_connections,
             connect_timeout_s=config.connect_timeout_s,
             user_agent="causeway-edge",
@@ -111,7 +111,7 @@ class CloudBackend:
         self._skip_until: dict[str, float] = {}  # time until which a model is skipped, from Retry-After
 
     async def start(self) -> None:
-        """Prepare the client, without connecting. Raises OSError or ssl.SSLError for an unusable `ca_file`."""
+        """Prepare the client, without connecting. Raises ConfigError for unusable certificates."""
         self._server.start()
 
     async def close(self) -> None:
@@ -315,7 +315,7 @@ class Clouds:
         return {name: cloud.signals() for name, cloud in self._by_name.items()}
 
     async def start(self) -> None:
-        """Prepare the connections. Raises OSError or ssl.SSLError for an unusable `ca_file`."""
+        """Prepare the connections. Raises ConfigError for unusable certificates."""
         for cloud in self:
             await cloud.start()
 

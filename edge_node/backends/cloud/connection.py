@@ -16,6 +16,7 @@ from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.http_client import ConnectError, HttpClientError, HttpResponse, field_lines
 from causeway_server.router.serving.request import TAGS
 from causeway_server.router.serving.responses import SERVER
+from causeway_server.router.serving.tls import TlsFiles
 from causeway_server.router.serving.upstream.responses import MAX_ERROR_BYTES, read_body
 from causeway_server.router.serving.upstream.server import OpenAIServer
 from causeway_server.router.trackers import Breaker, Ewma
@@ -122,6 +123,20 @@ def _reason(error: Exception) -> str:
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
         return os.strerror(cause.errno)
     return type(cause).__name__
+
+
+def tls_files(config: CloudConfig, issued: str = "") -> TlsFiles:
+    """Return the files for TLS with a cloud. `issued`: the certificate of the fleet, used unless one is configured."""
+    configured = config.client_cert_file or config.client_key_file
+    return TlsFiles(
+        where=f"clouds.{config.name}",
+        ca_file=config.ca_file,
+        cert_file=config.client_cert_file if configured else issued,
+        key_file=config.client_key_file if configured else issued,
+        is_renewed=not configured,
+        cert_key="client_cert_file",
+        key_key="client_key_file",
+    )
 
 
 class CloudProbe:

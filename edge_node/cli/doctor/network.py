@@ -20,7 +20,9 @@ import psutil
 from causeway_server.router.config import TracingConfig
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.addresses import url_of
+from causeway_server.router.serving.tls import check_certificate, client_tls, server_tls
 
+from ...backends.cloud.connection import tls_files
 from ...config.schema import CloudConfig, MqttConfig, ServerConfig
 from ...mqtt.messages import BrokerError
 from ...mqtt.topics import BrokerUrl, Topics
@@ -50,7 +52,8 @@ def check_port(server: ServerConfig) -> Finding:
             return fail("port", f"{server.host} is not an address of this machine.", "Set server.host.")
         if error.errno != errno.EADDRINUSE:
             return fail("port", f"{address}: {error.strerror or error}", "Set server.host and server.port.")
-    if _is_causeway(url_of(_REACHED_AT.get(server.host, server.host), server.port), None):
+    tls = bool(server.tls.cert_file)
+    if _is_causeway(url_of(_REACHED_AT.get(server.host, server.host), server.port, tls=tls), None):
         return ok("port", f"{address} is used by a running Causeway daemon.")
     holder = _port_holder(server.port)
     return fail("port", f"{address} is used by {holder}.", "Stop it, or choose another port with server.port.")
@@ -111,7 +114,19 @@ def check_exposure(server: ServerConfig) -> Iterator[Finding]:
             f"The daemon would listen on {server.host or 'all addresses'} without requiring an API "
             "key, so it does not start."
         )
-        yield fail("exposure", text, "Set server.keys, or listen on 127.0.0.1.")
+        yield fail("exposure", text, "Set server.keys or server.tls.client_ca_file, or listen on 127.0.0.1.")
+
+
+def check_tls(server: ServerConfig) -> Iterator[Finding]:
+    """Check the daemon's own certificate: with an unusable one it would not start."""
+    try:
+        context = server_tls(server.tls, "server.tls")
+    except ConfigError as error:
+        yield fail("tls", error.message, "Correct these files or server.tls; see router/TLS.md.")
+        return
+    if context is not None:
+        left_days = (check_certificate(context.files, time.time()) - time.time()) / 86400
+        yield ok("tls", f"The certificate {context.files.cert_file} is valid for {left_days:.0f} more days.")
 
 
 def check_triton(url: str = _TRITON) -> Iterator[Finding]:
@@ -147,13 +162,10 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
         unix_time: This device's clock, Unix seconds.
     """
     try:
-        verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=cloud.ca_file) if cloud.ca_file else True
-    except (OSError, ssl.SSLError) as error:
-        yield fail(
-            "cloud",
-            f"clouds.{cloud.name}.ca_file {cloud.ca_file}: {error}",
-            "Name a PEM file with the CA's certificate.",
-        )
+        files = tls_files(cloud)
+        verify: ssl.SSLContext | bool = client_tls(files).newest() if files.paths else True
+    except ConfigError as error:
+        yield fail("cloud", error.message, "Correct this file, or name another one.")
         return
     headers = {"authorization": f"Bearer {cloud.key}"} if cloud.key else {}
     started = time.monotonic()

@@ -67,6 +67,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
     yield network.check_port(config.server)
     yield from network.check_socket(config.server.socket)
     yield from network.check_exposure(config.server)
+    yield from network.check_tls(config.server)
     yield from network.check_triton()
     yield from network.check_clouds(config.cloud_configs)
     yield from network.check_broker(config.mqtt)

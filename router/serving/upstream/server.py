@@ -9,7 +9,6 @@ import asyncio
 import base64
 import logging
 import math
-import ssl
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +21,7 @@ from ...openai.upstream.decode import EventTemplate, SSEParser, StreamDecoder, d
 from ...openai.upstream.wire import encode_request
 from ...types import Chunk, Kind, Request
 from ..http_client import HttpClient, HttpClientError, HttpResponse, field_lines
+from ..tls import TlsContext, TlsFiles, client_tls
 from .responses import MAX_ANSWER_BYTES, UpstreamCall, client_error, read_error, too_large, too_slow
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,11 @@ class Credentials(Protocol):
         """Return the present token; "" if there is none."""
         ...
 
+    @property
+    def certificate_file(self) -> str:
+        """Return the PEM file of the certificate that belongs to the token, with its key; "" for none."""
+        ...
+
     async def renew(self, refused: str) -> bool:
         """Get another token than the one that was refused; return whether there is one now."""
         ...
@@ -51,6 +56,7 @@ class FixedToken(msgspec.Struct, frozen=True):
     """A bearer token that never changes (`Credentials`). `token`: "" for none."""
 
     token: str = ""
+    certificate_file: str = ""
 
     async def renew(self, refused: str) -> bool:
         return False
@@ -61,6 +67,8 @@ class KeyFile:
 
     A file that can no longer be read leaves the token as it was.
     """
+
+    certificate_file = ""
 
     def __init__(self, path: Path) -> None:
         """Read the file. Raises OSError, or ValueError if there is no token in it."""
@@ -110,7 +118,7 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Base URL of a server, such as `https://HOST/v1`, and settings of the connections to it."""
 
     url: str
-    ca_file: str = ""  # "": the system's certificates
+    tls: TlsFiles  # for `https`
     max_connections: int
     connect_timeout_s: float
     user_agent: str
@@ -135,20 +143,19 @@ class OpenAIServer:
         self._lines = ""  # header lines of every request, with that token
         self._asks_usage = True  # until the server refuses `stream_options`
         self._client: HttpClient | None = None
+        self._tls: TlsContext | None = None
 
     def start(self) -> None:
         """Prepare the client, or a new one in its place, without connecting.
 
         Raises:
-            OSError, ssl.SSLError: `ca_file` cannot be used.
+            ConfigError: A file of `tls` cannot be used.
         """
-        tls: ssl.SSLContext | None = None
-        if self._url.scheme == "https" or self._address.ca_file:
-            tls = ssl.create_default_context(cafile=self._address.ca_file or None)
-            tls.set_alpn_protocols(["http/1.1"])
+        if self._tls is None and (self._url.scheme == "https" or self._address.tls.paths):
+            self._tls = client_tls(self._address.tls)
         self._client = HttpClient(
             str(self._url.origin()),
-            tls=tls,
+            tls=self._tls,
             limit=self._address.max_connections,
             connect_timeout_s=self._address.connect_timeout_s,
             idle_s=_IDLE_S,

@@ -22,7 +22,7 @@ from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher, EndpointL
 from causeway_server.cloud_pool.dispatch.endpoint_selection import NO_PROMPT, Prompt
 from causeway_server.cloud_pool.dispatch.pool import Pool as RealPool
 from causeway_server.cloud_pool.upstreams.inference import InferenceRequest
-from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.cloud_pool.upstreams.triton.client import TritonAccess, TritonClient
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
 from causeway_server.cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, read_key
 from causeway_server.router.errors import (
@@ -112,7 +112,10 @@ async def pool_of(replicas: list[Replica]) -> AsyncIterator[tuple[RealPool, list
     try:
         async with anyio.create_task_group() as tasks:
             key_file = default_key_file()
-            tritons |= {one.address: TritonClient(one.address, tasks, key_file=key_file) for one in replicas}
+            tritons |= {
+                one.address: TritonClient(one.address, tasks, access=TritonAccess(key_file=key_file))
+                for one in replicas
+            }
             addresses = [EndpointAddress("127.0.0.1", replica.port) for replica in replicas]
             pool = RealPool(TierEndpoints("tier", "obedient", tuple(addresses)), tritons.__getitem__)
             for triton in tritons.values():

@@ -15,7 +15,7 @@ from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.grpc_api.calls import GenerateCalls
 from causeway_server.cloud_pool.grpc_api.messages import SERVICE, InputChunk, OutputChunk
 from causeway_server.cloud_pool.grpc_api.server import GrpcServer
-from causeway_server.cloud_pool.http.config import GrpcConfig, ServerConfig
+from causeway_server.cloud_pool.http.config import GrpcConfig
 from causeway_server.router.trackers import FairShare
 from tests.cloud_pool.accounts.identity.gateway import Gateway, running
 
@@ -122,7 +122,7 @@ async def serving(
             read_timeout_s=read_timeout_s,
             stalled_s=stalled_s,
         )
-        limits = ServerConfig(read_timeout_s=handshake_s)
+        limits = msgspec.structs.replace((config or Config()).server, read_timeout_s=handshake_s)
         server = GrpcServer(GrpcConfig(port=0), limits, calls, ready or always, max_connections)
         await server.start()
         try:

@@ -54,6 +54,7 @@ class Renewed:
 
     def __init__(self, *, useless: bool = False, hangs: bool = False) -> None:
         self.token = "old"
+        self.certificate_file = ""
         self.useless = useless
         self.hangs = hangs
         self.refused: list[str] = []

@@ -226,7 +226,7 @@ async def test_tls_files_that_cannot_be_used_are_named_and_last(tmp_path: Path, 
     port = free_port()
     settings = mqtt_config(port, url=f"mqtts://127.0.0.1:{port}")
     error = await fault_of(msgspec.structs.replace(settings, **{key: str(file)}))
-    assert str(error).startswith(f"The TLS files of mqtt ({file}) cannot be used")
+    assert str(error).startswith(f"mqtt.{key}: {file} holds no PEM certificate")
     assert error.lasting
 
 

@@ -96,7 +96,7 @@ class Plane:
 
 
 @asynccontextmanager
-async def serving(folder: Path, database: str, **more: float) -> AsyncIterator[Plane]:
+async def serving(folder: Path, database: str, **more: object) -> AsyncIterator[Plane]:
     """Run one. `more`: of its settings."""
     settings = msgspec.structs.replace(
         ServeSettings(folder, folder / "keys", folder / "data", database, port=0), **more

@@ -71,9 +71,9 @@ class Device:
             self.name = answer.body["device"]
         return answer
 
-    async def ask_token(self, sent: float | None = None) -> Answered:
+    async def ask_token(self, sent: float | None = None, **fields: Any) -> Answered:
         sent = time.time() if sent is None else sent
-        request = TokenRequest(device=self.name, boot=self.boot, nonce=str(next(self._seq)), sent=sent)
+        request = TokenRequest(device=self.name, boot=self.boot, nonce=str(next(self._seq)), sent=sent, **fields)
         answer = await self.post("/v1/token", request)
         if answer.status == 200:
             self.token = answer.body["token"]

@@ -32,6 +32,7 @@ REFUSED = {
     *("files.accept", "files.ttl_s"),
     *(f"responses.{name}" for name in ("max_responses", "max_bytes", "max_total_bytes", "ttl_s")),
     *(f"clouds.NAME.{name}" for name in ("url", "key", "key_file", "ca_file", "region", "fleet_token")),
+    *(f"clouds.NAME.client_{name}_file" for name in ("cert", "key")),
     *("mqtt.url", "mqtt.client_id", "mqtt.topics", "mqtt.response_topics", "mqtt.state_topic"),
     *("mqtt.username", "mqtt.password_file", "mqtt.ca_file", "mqtt.cert_file", "mqtt.key_file"),
 }

@@ -23,6 +23,7 @@ from causeway_server.router.serving.http_client import (
     TruncatedError,
     field_lines,
 )
+from causeway_server.router.serving.tls import TlsFiles, client_tls
 from tests.redis_deployments import Certificates
 from tests.waiting import until
 
@@ -420,7 +421,7 @@ async def test_a_connection_that_ends_as_it_is_handed_on_makes_room_for_another(
     ours.load_cert_chain(certificates.server, certificates.server_key)
     listener = await asyncio.start_server(Server([HELLO, CLOSE]).serve, "127.0.0.1", 0, ssl=ours)
     url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    trusting = ssl.create_default_context(cafile=str(certificates.ca))
+    trusting = client_tls(TlsFiles(where="", ca_file=str(certificates.ca)))
     client = HttpClient(url, tls=trusting, limit=1, connect_timeout_s=30.0, idle_s=1.0)
     async with listener:
         assert await asyncio.gather(*(ask(client) for _ in range(4))) == [(200, b"hello")] * 4
@@ -462,7 +463,7 @@ async def test_tls_is_with_the_server_that_the_certificate_names(tmp_path: Path)
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # of the refused handshake
     async with listener:
         for trusted in (True, False):
-            tls = ssl.create_default_context(cafile=str(certificates.ca) if trusted else None)
+            tls = client_tls(TlsFiles(where="", ca_file=str(certificates.ca) if trusted else ""))
             client = HttpClient(url, tls=tls, limit=1, connect_timeout_s=30.0, idle_s=60.0)
             if trusted:
                 for _ in range(2):

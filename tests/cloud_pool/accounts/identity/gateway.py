@@ -111,8 +111,7 @@ async def running(config: Config, caching_service: CachingService | None = None)
         await listener.start()
         accounts.start(tasks)
         try:
-            url = f"http://127.0.0.1:{listener.port}"
-            yield Gateway(url, service, accounts, server, admission, runner, bodies, metrics)
+            yield Gateway(listener.url, service, accounts, server, admission, runner, bodies, metrics)
         finally:
             await listener.close()
             tasks.cancel_scope.cancel()

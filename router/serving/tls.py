@@ -1,0 +1,458 @@
+"""TLS of every listener and of every connection to another server: TLS 1.2 at least, and certificates that may change
+while the process runs.
+
+1. A context reads its files again when one of them has changed, at most once a second and at a handshake. Connections
+   that are open stay open, with the certificates that they began with.
+2. Files that cannot be used are refused at start. Later the last usable ones stay in use, and the fault is logged.
+3. An own certificate that has expired, is not valid yet or has a weak key is refused. Peers' certificates are checked
+   by OpenSSL, at its security level 2: RSA with 2048 bits, elliptic curves with 224.
+4. Handshakes in progress are bounded in number and time, so that silent connections do not exclude the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..config import ListenerTls
+from ..errors import ConfigError
+from ..trackers import FairShare, network_of
+from .folders import file_version
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 10.0
+MAX_HANDSHAKES = 512
+_SHUTDOWN_S = 2.0  # time for a client's end of the TLS connection, after ours
+_CHECK_S = 1.0
+_ACCEPTED = 64  # maximum connections that are accepted in a row
+_LOG_INTERVAL_S = 60.0
+_SPIFFE_ID = re.compile(r"spiffe://[^/]+/tenant/([^/]+)/device/([^/]+)")
+HTTP1, HTTP2 = ("http/1.1",), ("h2",)
+
+
+class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """PEM files of a context.
+
+    Attributes:
+        where: Configuration key of the section, for errors.
+        cert_file: Own certificate, followed by those between it and the CA; "" for none.
+        key_file: Private key of `cert_file`.
+        ca_file: Trusted CAs. "": the system's for a client, no client certificates for a server. It may hold revocation
+            lists (CRL), too; peers' certificates are then checked against them.
+        is_renewed: The certificate is issued while the process runs: without a valid one there is none for the moment.
+        cert_key, key_key, ca_key: Names of the configuration keys below `where`.
+    """
+
+    where: str
+    cert_file: str = ""
+    key_file: str = ""
+    ca_file: str = ""
+    is_renewed: bool = False
+    cert_key: str = "cert_file"
+    key_key: str = "key_file"
+    ca_key: str = "ca_file"
+
+    @property
+    def paths(self) -> list[Path]:
+        return [Path(file) for file in (self.cert_file, self.key_file, self.ca_file) if file]
+
+
+class TlsContext(ssl.SSLContext):
+    """A context whose handshakes use the files as they are now (1, 2).
+
+    Attributes:
+        files: The files.
+        fault: Why the files' last change is not in use; "" if it is.
+
+    Raises:
+        ConfigError: A file cannot be used; the message names it.
+    """
+
+    files: TlsFiles
+    fault: str
+
+    def __init__(
+        self, protocol: int, *, files: TlsFiles, alpn: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.files = files
+        self.fault = ""
+        self._server = protocol == ssl.PROTOCOL_TLS_SERVER
+        self._alpn = list(alpn)
+        self._clock = clock
+        self._versions = self._read_versions()
+        self._check_at = clock() + _CHECK_S
+        self._made = self._make()
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **more: Any) -> ssl.SSLObject:
+        made = self.newest().wrap_bio(incoming, outgoing, *args, **more)
+        if isinstance(made, _AlertingObject):
+            made.unsent, made.client = outgoing, _CLIENT.get()
+        return made
+
+    def wrap_socket(self, *args: Any, **more: Any) -> ssl.SSLSocket:
+        return self.newest().wrap_socket(*args, **more)
+
+    def newest(self) -> ssl.SSLContext:
+        """Return the context of the present files, or of the last usable ones."""
+        now = self._clock()
+        if now < self._check_at:
+            return self._made
+        self._check_at = now + _CHECK_S
+        versions = self._read_versions()
+        if versions == self._versions:
+            return self._made
+        try:
+            self._made = self._make()
+        except ConfigError as error:  # perhaps the files are being written; so the next check tries again
+            if error.message != self.fault:
+                log.error("New certificates are not used, and the last ones stay in use: %s", error.message)
+            self.fault = error.message
+            return self._made
+        self._versions, self.fault = versions, ""
+        log.info("%s: the certificates were read again.", self.files.where)
+        return self._made
+
+    def _read_versions(self) -> list[tuple[int, int, int] | None]:
+        return [file_version(path) for path in self.files.paths]
+
+    def _make(self) -> ssl.SSLContext:
+        """Build a context. Raises ConfigError."""
+        files = self.files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self._server:
+            context.sslobject_class = _AlertingObject
+        if self._alpn:
+            context.set_alpn_protocols(self._alpn)
+        if files.ca_file:
+            self._trust(context)
+        elif not self._server:
+            context.load_default_certs()
+        if files.cert_file:
+            try:
+                check_certificate(files, time.time())
+            except ConfigError:
+                if files.is_renewed:
+                    return context
+                raise
+            _load_certificate(context, files)
+        return context
+
+    def _trust(self, context: ssl.SSLContext) -> None:
+        where = f"{self.files.where}.{self.files.ca_key}"
+        try:
+            context.load_verify_locations(self.files.ca_file)
+        except ssl.SSLError as error:
+            raise ConfigError(f"{self.files.ca_file} holds no PEM certificates of CAs.", where=where) from error
+        except OSError as error:
+            raise ConfigError(
+                f"{self.files.ca_file} cannot be read: {error.strerror or error}.", where=where
+            ) from error
+        if not context.cert_store_stats()["x509_ca"]:
+            raise ConfigError(f"{self.files.ca_file} holds no certificate of a CA.", where=where)
+        if context.cert_store_stats()["crl"]:
+            context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+        context.verify_mode = ssl.CERT_REQUIRED
+
+
+def server_tls(config: ListenerTls, where: str, alpn: Sequence[str] = HTTP1) -> TlsContext | None:
+    """Return the context of a listener; None if its section `where` names no certificate. Raises ConfigError."""
+    if not config.cert_file:
+        if config.key_file or config.client_ca_file:
+            raise ConfigError("Name the certificate, too: set this key.", where=f"{where}.cert_file")
+        return None
+    if not config.key_file:
+        raise ConfigError("Name the certificate's private key, too: set this key.", where=f"{where}.key_file")
+    files = TlsFiles(
+        where=where,
+        cert_file=config.cert_file,
+        key_file=config.key_file,
+        ca_file=config.client_ca_file,
+        ca_key="client_ca_file",
+    )
+    return TlsContext(ssl.PROTOCOL_TLS_SERVER, files=files, alpn=alpn)
+
+
+def client_tls(files: TlsFiles, alpn: Sequence[str] = HTTP1) -> TlsContext:
+    """Return the context of connections to another server. Raises ConfigError."""
+    if bool(files.cert_file) != bool(files.key_file):
+        raise ConfigError(
+            f"Set `{files.cert_key}` and `{files.key_key}` together.", where=f"{files.where}.{files.cert_key}"
+        )
+    return TlsContext(ssl.PROTOCOL_TLS_CLIENT, files=files, alpn=alpn)
+
+
+# --- own certificates ------------------------------------------------------------------------------------------------
+
+
+def read_certificate(path: Path, where: str) -> x509.Certificate:
+    """Return the first certificate of a PEM file. Raises ConfigError."""
+    from cryptography import x509  # on demand: 20 ms, and few processes have certificates
+
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.", where=where) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} holds no PEM certificate.", where=where) from error
+
+
+def check_certificate(files: TlsFiles, now: float) -> float:
+    """Check the dates of the own certificate (3); return the time at which it expires. Both times are Unix seconds.
+
+    Raises:
+        ConfigError: The file cannot be read, or the certificate is not valid now.
+    """
+    where = f"{files.where}.{files.cert_key}"
+    certificate = read_certificate(Path(files.cert_file), where)
+    begins, ends = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    if now >= ends:
+        raise ConfigError(
+            f"The certificate in {files.cert_file} expired on {_date(ends)}: renew it, or correct this machine's "
+            f"clock, which says {_date(now)}.",
+            where=where,
+        )
+    if now < begins:
+        raise ConfigError(
+            f"The certificate in {files.cert_file} is not valid before {_date(begins)}: correct this machine's clock, "
+            f"which says {_date(now)}, or issue the certificate again.",
+            where=where,
+        )
+    return ends
+
+
+def _date(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Load certificate and key. Raises ConfigError."""
+    where = f"{files.where}.{files.key_key}"
+    try:
+        context.load_cert_chain(files.cert_file, files.key_file, password=_refuse_passphrase)
+    except ssl.SSLError as error:
+        if "TOO_SMALL" in (error.reason or "") or "TOO_WEAK" in (error.reason or ""):
+            raise ConfigError(
+                f"The key or the signature of the certificate in {files.cert_file} is too weak: issue it with a key "
+                "of an elliptic curve such as P-256, or RSA with at least 2048 bits, and SHA-256.",
+                where=f"{files.where}.{files.cert_key}",
+            ) from error
+        if error.reason == "KEY_VALUES_MISMATCH":
+            message = f"The private key in {files.key_file} does not belong to the certificate in {files.cert_file}."
+        else:
+            message = f"{files.key_file} holds no PEM private key that can be used with {files.cert_file}."
+        raise ConfigError(message, where=where) from error
+    except OSError as error:
+        raise ConfigError(f"{files.key_file} cannot be read: {error.strerror or error}.", where=where) from error
+    except _PassphraseNeeded:
+        raise ConfigError(f"{files.key_file} has a passphrase: write it without one, mode 0600.", where=where) from None
+
+
+class _PassphraseNeeded(Exception):
+    pass
+
+
+def _refuse_passphrase() -> str:
+    raise _PassphraseNeeded
+
+
+# --- peers' certificates ---------------------------------------------------------------------------------------------
+
+
+class PeerCertificate(msgspec.Struct, frozen=True):
+    """A verified certificate of a peer.
+
+    Attributes:
+        uris: Its names of the kind URI, such as a SPIFFE ID.
+        organization, common_name: Of its subject; "" for none.
+        serial: Serial number, in hex.
+        begins, ends: Its validity, Unix seconds.
+    """
+
+    uris: tuple[str, ...]
+    organization: str
+    common_name: str
+    serial: str
+    begins: float
+    ends: float
+
+    @property
+    def holder(self) -> tuple[str, str]:
+        """Tenant and device: those of the SPIFFE ID `spiffe://FLEET/tenant/TENANT/device/DEVICE` if there is one, else
+        organization and common name. "" for what is missing.
+        """
+        found = next(filter(None, map(_SPIFFE_ID.fullmatch, self.uris)), None)
+        return (self.organization, self.common_name) if found is None else (found[1], found[2])
+
+    @property
+    def name(self) -> str:
+        """The device, or what else tells its holder from others."""
+        return self.holder[1] or next(iter(self.uris), "") or self.serial
+
+
+def spiffe_id(fleet: str, tenant: str, device: str) -> str:
+    """Return the name of a fleet's device in its certificate."""
+    return f"spiffe://{fleet.lower()}/tenant/{tenant}/device/{device}"
+
+
+def peer_certificate(transport: asyncio.BaseTransport) -> PeerCertificate | None:
+    """Return the verified certificate of the peer of a connection; None if it did not have to send one."""
+    found = transport.get_extra_info("peercert")
+    if not found:
+        return None
+    subject = {name: value for part in found.get("subject", ()) for name, value in part}
+    return PeerCertificate(
+        uris=tuple(value for kind, value in found.get("subjectAltName", ()) if kind == "URI"),
+        organization=subject.get("organizationName", ""),
+        common_name=subject.get("commonName", ""),
+        serial=found["serialNumber"],
+        begins=ssl.cert_time_to_seconds(found["notBefore"]),
+        ends=ssl.cert_time_to_seconds(found["notAfter"]),
+    )
+
+
+# --- handshakes of clients -------------------------------------------------------------------------------------------
+
+
+class TlsServer:
+    """Listening sockets whose connections begin with a handshake. Of too many handshakes (4), the oldest one of the
+    networks with the most is cancelled.
+
+    The event loop's own server is not used: it tells nobody of the handshakes in progress.
+
+    Args:
+        sockets: The listening sockets.
+        new_connection: Function that makes the protocol of a connection whose handshake is complete.
+        context: Context of the handshakes.
+        key: Configuration key of the address, for the log.
+    """
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        new_connection: Callable[[], asyncio.BaseProtocol],
+        context: TlsContext,
+        key: str,
+    ) -> None:
+        self.sockets = tuple(sockets)
+        self._new_connection = new_connection
+        self._context = context
+        self._key = key
+        self._shares = FairShare(MAX_HANDSHAKES)
+        self._open: dict[asyncio.Task[None], str] = {}  # networks of the clients by handshake, the oldest first
+        self._failed = 0
+        self._report_at = float("-inf")
+        self._loop = asyncio.get_running_loop()
+        self._resume: asyncio.TimerHandle | None = None
+        self._listen()
+
+    def close(self) -> None:
+        """Accept no more connections, and cancel the handshakes in progress."""
+        if self._resume is not None:
+            self._resume.cancel()
+        for listening in self.sockets:
+            if listening.fileno() >= 0:
+                self._loop.remove_reader(listening)
+                listening.close()
+        for handshake in tuple(self._open):
+            handshake.cancel()
+
+    def _listen(self) -> None:
+        for listening in self.sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTED):
+            try:
+                client, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file is left, for example
+                log.error("%s: connections cannot be accepted: %s.", self._key, error.strerror)
+                for one in self.sockets:
+                    self._loop.remove_reader(one)
+                self._resume = self._loop.call_later(_CHECK_S, self._listen)
+                return
+            client.setblocking(False)
+            self._begin(client, network_of(str(address[0])))
+
+    def _begin(self, client: socket.socket, peer: str) -> None:
+        """Start the handshake of a new connection, perhaps in the place of another one."""
+        if self._shares.held >= self._shares.capacity:
+            crowding = (one for one, network in self._open.items() if self._shares.crowds(network))
+            victim = next(crowding, None) or next(iter(self._open))
+            victim.cancel()
+            self._forget(victim)
+        handshake = self._loop.create_task(self._shake(client, peer))
+        self._open[handshake] = peer
+        self._shares.count(handshake, peer)
+        handshake.add_done_callback(self._forget)
+
+    def _forget(self, handshake: asyncio.Task[None]) -> None:
+        self._shares.release(handshake)
+        self._open.pop(handshake, None)
+
+    async def _shake(self, client: socket.socket, peer: str) -> None:
+        _CLIENT.set(client)
+        try:
+            await self._loop.connect_accepted_socket(
+                self._new_connection,
+                client,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
+            )
+        except OSError as error:  # of TLS, of the connection, or too late
+            self._report(peer, error)
+
+    def _report(self, peer: str, error: OSError) -> None:
+        """Log failed handshakes, at most one line per `_LOG_INTERVAL_S`."""
+        self._failed += 1
+        now = self._loop.time()
+        if now >= self._report_at:
+            reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or type(error).__name__
+            log.warning(
+                "%s: failed TLS handshakes: %d; the last one, from %s: %s.", self._key, self._failed, peer, reason
+            )
+            self._failed, self._report_at = 0, now + _LOG_INTERVAL_S
+
+
+class _AlertingObject(ssl.SSLObject):
+    """A server's end of a connection that says why a handshake failed. Event loops drop the alert that OpenSSL wrote,
+    and close the connection.
+    """
+
+    unsent: ssl.MemoryBIO
+    client: socket.socket | None = None
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError:
+            if self.client is not None:
+                with suppress(OSError):  # the client is gone
+                    os.write(self.client.fileno(), self.unsent.read())
+            raise
+
+
+_CLIENT: ContextVar[socket.socket | None] = ContextVar("_CLIENT", default=None)
+"""The new connection, in the task of its handshake."""
