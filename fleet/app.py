@@ -22,7 +22,7 @@ from causeway_server.router.config import ListenerTls
 from causeway_server.router.errors import CausewayError, ConfigError
 from causeway_server.router.serving.addresses import bind_tcp, raise_file_limit, url_of
 from causeway_server.router.serving.folders import close_to_others, is_shared
-from causeway_server.router.serving.tls import server_tls
+from causeway_server.router.serving.tls.contexts import server_tls
 
 from .controller.loop import SURVEY_S, Controller
 from .controller.publisher import Publisher

@@ -19,7 +19,7 @@ import msgspec
 
 from causeway_server.router.config import doc
 from causeway_server.router.errors import CausewayError, ConfigError
-from causeway_server.router.serving.tls import TlsFiles, client_tls
+from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 
 BrokerKind = Literal["nats", "kafka"]
 _SCHEMES: Final[dict[str, tuple[BrokerKind, bool]]] = {

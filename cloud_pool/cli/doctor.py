@@ -11,7 +11,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from causeway_server.router.errors import CausewayError, ConfigError, JobStoreUnavailable
-from causeway_server.router.serving.tls import server_tls
+from causeway_server.router.serving.tls.contexts import server_tls
 
 from ..config import Config
 from ..redis.connect import client_fault, eviction_fault, open_redis

@@ -24,7 +24,7 @@ from causeway_server.router.errors import (
     EngineUnavailable,
     StreamBroken,
 )
-from causeway_server.router.serving.tls import client_tls
+from causeway_server.router.serving.tls.contexts import client_tls
 
 from ..upstreams.clients import UpstreamClients
 from ..upstreams.config import UpstreamConfig

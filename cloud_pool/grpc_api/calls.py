@@ -25,7 +25,7 @@ from causeway_server.router.openai.answer import encode_error, error_headers
 from causeway_server.router.serving.logs import REQUEST, redacted
 from causeway_server.router.serving.request import read_request_id
 from causeway_server.router.serving.responses import STALLED_S
-from causeway_server.router.serving.tls import PeerCertificate
+from causeway_server.router.serving.tls.peers import PeerCertificate
 from causeway_server.router.trackers import FairShare
 from causeway_server.router.types import RoutingHints
 

@@ -27,7 +27,8 @@ from grpc_reflection.v1alpha import reflection
 
 from causeway_server.router.serving.addresses import ListeningSockets, address_of, bind_tcp
 from causeway_server.router.serving.responses import STALLED_S
-from causeway_server.router.serving.tls import HTTP2, PeerCertificate, TlsContext, peer_certificate, server_tls
+from causeway_server.router.serving.tls.contexts import HTTP2, TlsContext, server_tls
+from causeway_server.router.serving.tls.peers import PeerCertificate, peer_certificate
 from causeway_server.router.trackers import FairShare, network_of
 
 from ..http.config import GrpcConfig, ServerConfig

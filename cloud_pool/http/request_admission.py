@@ -33,7 +33,7 @@ from causeway_server.router.serving.request import (
     read_traceparent,
     receive_body,
 )
-from causeway_server.router.serving.tls import PeerCertificate
+from causeway_server.router.serving.tls.peers import PeerCertificate
 from causeway_server.router.types import Request, RoutingHints, folded_tags
 
 from ..accounts.identity.authenticator import Authenticator

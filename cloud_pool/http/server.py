@@ -48,7 +48,7 @@ from causeway_server.router.serving.responses import (
     refusal,
 )
 from causeway_server.router.serving.stored.api import PATHS as STORED
-from causeway_server.router.serving.tls import server_tls
+from causeway_server.router.serving.tls.contexts import server_tls
 from causeway_server.router.types import Request, RoutingHints
 from causeway_server.router.variants.feedback import FeedbackReceipt, parse_feedback
 from causeway_server.router.web_origins import WebOrigins

@@ -31,7 +31,7 @@ from causeway_server.router.serving.live.live_session import (
 )
 from causeway_server.router.serving.logs import REQUEST, redacted
 from causeway_server.router.serving.request import client_certificate
-from causeway_server.router.serving.tls import PeerCertificate
+from causeway_server.router.serving.tls.peers import PeerCertificate
 from causeway_server.router.types import Request, RoutingHints
 
 from ..accounts.identity.authenticator import Authenticator

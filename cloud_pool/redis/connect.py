@@ -41,7 +41,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.tls import TlsFiles, client_tls
+from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 
 from .config import RedisAddress, RedisTarget, parse_redis, shown_address
 

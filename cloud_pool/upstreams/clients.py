@@ -7,7 +7,7 @@ from pathlib import Path
 
 from anyio.abc import TaskGroup
 
-from causeway_server.router.serving.tls import HTTP2, client_tls
+from causeway_server.router.serving.tls.contexts import HTTP2, client_tls
 
 from .config import UpstreamConfig, UpstreamKind
 from .inference import Upstream

@@ -37,7 +37,7 @@ from causeway_server.router.errors import (
 from causeway_server.router.openai.embeddings import decode_embeddings
 from causeway_server.router.openai.upstream.wire import encode_request
 from causeway_server.router.serving.http_client import HttpResponse, field_lines
-from causeway_server.router.serving.tls import TlsFiles, client_tls
+from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 from causeway_server.router.serving.upstream.responses import UpstreamCall, read_error, read_whole
 from causeway_server.router.serving.upstream.server import (
     Credentials,

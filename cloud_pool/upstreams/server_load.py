@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from causeway_server.router.serving.http_client import HttpClient, HttpClientError
-from causeway_server.router.serving.tls import TlsContext
+from causeway_server.router.serving.tls.contexts import TlsContext
 from causeway_server.router.serving.upstream.responses import read_body
 
 _MAX_BYTES: Final = 4 * 1024 * 1024

@@ -25,7 +25,7 @@ from causeway_server.router.serving.listener import Address, ConnectionTable, Li
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.process import tune_garbage_collector
 from causeway_server.router.serving.request import PLAIN
-from causeway_server.router.serving.tls import server_tls
+from causeway_server.router.serving.tls.contexts import server_tls
 from causeway_server.router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import Config, ServerConfig

@@ -20,7 +20,7 @@ import anyio
 
 from causeway_server.router.errors import CausewayError
 from causeway_server.router.serving.logs import redacted
-from causeway_server.router.serving.tls import TlsFiles, client_tls
+from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 from causeway_server.router.serving.webhooks import DeliveryOutcome, WebhookQueue
 
 from ..backends.cloud.backend import Clouds

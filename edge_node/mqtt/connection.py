@@ -25,7 +25,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from causeway_server.router.errors import ConfigError, InvalidRequest
 from causeway_server.router.serving.request import combined
-from causeway_server.router.serving.tls import TlsFiles, client_tls
+from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 
 from ..config.schema import MqttConfig
 from .messages import AnswerTooLarge, BrokerError, Message, OutgoingAnswer, PublishRefused

@@ -23,7 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from causeway_server.router.errors import ConfigError, InvalidRequest
 from causeway_server.router.serving.folders import write_new
-from causeway_server.router.serving.tls import read_certificate, spiffe_id
+from causeway_server.router.serving.tls.contexts import read_certificate
+from causeway_server.router.serving.tls.peers import spiffe_id
 
 CA, CA_KEY = "ca.pem", "ca.key"
 DEVICE_S = 24 * 3600.0

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ConfigError
-from .tls import TlsContext, TlsServer
+from .tls.contexts import TlsContext
+from .tls.server import TlsServer
 
 BACKLOG = 4096
 

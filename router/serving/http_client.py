@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import aiohappyeyeballs
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from .tls import TlsContext
+from .tls.contexts import TlsContext
 
 _MAX_HEAD_BYTES: Final = 64 * 1024  # maximum size of a head, or of the trailers
 _MAX_FIELD_BYTES: Final = 8190

@@ -48,7 +48,8 @@ from .aiohttp_connection import AiohttpConnection, has_response_begun, is_betwee
 from .logs import redacted
 from .request import ExchangeHandler, Handler, HttpExchange, PlainHead, PlainRequest, read_head, read_request_id
 from .responses import CORS, STOPPED, answer_plain, error_response, refusal
-from .tls import PeerCertificate, TlsContext, peer_certificate
+from .tls.contexts import TlsContext
+from .tls.peers import PeerCertificate, peer_certificate
 
 log = logging.getLogger(__name__)
 

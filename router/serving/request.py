@@ -43,7 +43,7 @@ from ..openai.audio import check_form
 from ..openai.wire import MAX_TAGS, TAG
 from ..parts.uploads import clean_filename
 from ..types import folded_tags
-from .tls import PeerCertificate
+from .tls.peers import PeerCertificate
 
 OURS: Final = "x-causeway-"
 TAGS: Final = "x-causeway-tags"

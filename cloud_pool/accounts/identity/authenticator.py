@@ -26,7 +26,7 @@ import msgspec
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
 from causeway_server.router.serving.folders import write_new
 from causeway_server.router.serving.request import HttpExchange, client_certificate, read_credential
-from causeway_server.router.serving.tls import PeerCertificate
+from causeway_server.router.serving.tls.peers import PeerCertificate
 
 from ...core.principal import ANYONE, CLAIM_NAME, DEFAULT_TENANT, Grants, Principal
 from .revocation import RevocationList

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from causeway_server.router.bundle.protocol import Revocations
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
 from causeway_server.router.serving.folders import write_atomically
-from causeway_server.router.serving.tls import TlsFiles, client_tls
+from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 
 from .config import MAX_TOKEN_LIFETIME_S, FleetIdentityConfig
 from .key_set import Jwks, parse_keys

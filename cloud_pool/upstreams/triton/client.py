@@ -35,7 +35,7 @@ from causeway_server.router.errors import (
     Phase,
     StreamBroken,
 )
-from causeway_server.router.serving.tls import TlsContext
+from causeway_server.router.serving.tls.contexts import TlsContext
 
 from ..inference import PROBE_S, Delta, InferenceRequest
 from .calls import Canceller, RunningCall

@@ -21,7 +21,7 @@ from typing import cast
 import anyio
 from anyio.abc import TaskGroup
 
-from causeway_server.router.serving.tls import TlsContext
+from causeway_server.router.serving.tls.contexts import TlsContext
 
 from . import http2
 from .http2 import CallEnd, ProtocolError

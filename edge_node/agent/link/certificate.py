@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.tls import read_certificate
+from causeway_server.router.serving.tls.contexts import read_certificate
 
 from .identity import write_synced
 

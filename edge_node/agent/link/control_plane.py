@@ -36,7 +36,7 @@ from causeway_server.router.bundle.protocol import (
     signed_bytes,
 )
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.tls import TlsFiles, client_tls
+from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 from causeway_server.router.web_origins import is_loopback
 
 _CONNECT_S = 10.0

@@ -16,7 +16,7 @@ from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.http_client import ConnectError, HttpClientError, HttpResponse, field_lines
 from causeway_server.router.serving.request import TAGS
 from causeway_server.router.serving.responses import SERVER
-from causeway_server.router.serving.tls import TlsFiles
+from causeway_server.router.serving.tls.contexts import TlsFiles
 from causeway_server.router.serving.upstream.responses import MAX_ERROR_BYTES, read_body
 from causeway_server.router.serving.upstream.server import OpenAIServer
 from causeway_server.router.trackers import Breaker, Ewma

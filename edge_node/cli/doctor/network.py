@@ -20,7 +20,7 @@ import psutil
 from causeway_server.router.config import TracingConfig
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.addresses import url_of
-from causeway_server.router.serving.tls import check_certificate, client_tls, server_tls
+from causeway_server.router.serving.tls.contexts import check_certificate, client_tls, server_tls
 
 from ...backends.cloud.connection import tls_files
 from ...config.schema import CloudConfig, MqttConfig, ServerConfig

@@ -21,7 +21,7 @@ from ...openai.upstream.decode import EventTemplate, SSEParser, StreamDecoder, d
 from ...openai.upstream.wire import encode_request
 from ...types import Chunk, Kind, Request
 from ..http_client import HttpClient, HttpClientError, HttpResponse, field_lines
-from ..tls import TlsContext, TlsFiles, client_tls
+from ..tls.contexts import TlsContext, TlsFiles, client_tls
 from .responses import MAX_ANSWER_BYTES, UpstreamCall, client_error, read_error, too_large, too_slow
 
 log = logging.getLogger(__name__)

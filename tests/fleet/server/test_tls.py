@@ -19,7 +19,7 @@ from causeway_server.fleet.cli.commands import main
 from causeway_server.fleet.trust.certificates import DEVICE_S, Authority
 from causeway_server.router.config import ListenerTls
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.tls import TlsFiles, client_tls
+from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 
 from .conftest import Plane, serving
 from .device import Device

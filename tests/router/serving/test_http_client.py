@@ -23,7 +23,7 @@ from causeway_server.router.serving.http_client import (
     TruncatedError,
     field_lines,
 )
-from causeway_server.router.serving.tls import TlsFiles, client_tls
+from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 from tests.redis_deployments import Certificates
 from tests.waiting import until
 

@@ -16,10 +16,11 @@ from aiohttp import web
 
 from causeway_server.router.config import ListenerTls
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving import tls as tls_module
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.request import PLAIN, HttpExchange, client_certificate
-from causeway_server.router.serving.tls import HTTP1, TlsContext, TlsFiles, client_tls, server_tls
+from causeway_server.router.serving.tls import contexts
+from causeway_server.router.serving.tls import server as server_module
+from causeway_server.router.serving.tls.contexts import HTTP1, TlsContext, TlsFiles, client_tls, server_tls
 from causeway_server.router.web_origins import WebOrigins
 from tests.certificates import Authority, Issued, weak_key
 
@@ -150,7 +151,7 @@ async def test_new_certificates_are_used_without_losing_a_connection(
     ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A half-written pair leaves the last one in use. Open connections go on, with what they began with."""
-    monkeypatch.setattr(tls_module, "_CHECK_S", 0.0)
+    monkeypatch.setattr(contexts, "_CHECK_S", 0.0)
     first, second = ca.issue("first"), ca.issue("second")
     cert, key = tmp_path / "live.pem", tmp_path / "live.key"
     shutil.copy(first.cert, cert)
@@ -246,7 +247,7 @@ def _encrypt(key: Path) -> None:
 
 async def test_silent_connections_exclude_nobody(ca: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound the oldest handshake gives way, and each ends in time."""
-    monkeypatch.setattr(tls_module, "MAX_HANDSHAKES", 4)
+    monkeypatch.setattr(server_module, "MAX_HANDSHAKES", 4)
     async with listening(_config(ca.issue("server"))) as listener:
         silent = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(12)]
         assert b"200 OK" in (await _get(listener.port or 0, _client(ca)))[1]
@@ -257,7 +258,7 @@ async def test_silent_connections_exclude_nobody(ca: Authority, monkeypatch: pyt
 
 
 async def test_a_silent_handshake_ends(ca: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_module, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(server_module, "HANDSHAKE_S", 0.05)
     async with listening(_config(ca.issue("server"))) as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         with contextlib.suppress(ConnectionError):

@@ -19,7 +19,7 @@ from causeway_server.cloud_pool.http.config import OperatorConfig, ServerConfig
 from causeway_server.cloud_pool.http.server import gateway_listener
 from causeway_server.router.config import ListenerTls
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
-from causeway_server.router.serving.tls import PeerCertificate, spiffe_id
+from causeway_server.router.serving.tls.peers import PeerCertificate, spiffe_id
 from tests.certificates import Authority, Issued
 from tests.cloud_pool.unreachable import unreachable_tier
 

@@ -1,20 +1,9 @@
-"""TLS of every listener and of every connection to another server: TLS 1.2 at least, and certificates that may change
-while the process runs.
-
-1. A context reads its files again when one of them has changed, at most once a second and at a handshake. Connections
-   that are open stay open, with the certificates that they began with.
-2. Files that cannot be used are refused at start. Later the last usable ones stay in use, and the fault is logged.
-3. An own certificate that has expired, is not valid yet or has a weak key is refused. Peers' certificates are checked
-   by OpenSSL, at its security level 2: RSA with 2048 bits, elliptic curves with 224.
-4. Handshakes in progress are bounded in number and time, so that silent connections do not exclude the others.
-"""
+"""TLS contexts whose files may change while the process runs, and the checks of own certificates."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import re
 import socket
 import ssl
 import time
@@ -27,23 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..config import ListenerTls
-from ..errors import ConfigError
-from ..trackers import FairShare, network_of
-from .folders import file_version
+from ...config import ListenerTls
+from ...errors import ConfigError
+from ..folders import file_version
 
 if TYPE_CHECKING:
     from cryptography import x509
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_S = 10.0
-MAX_HANDSHAKES = 512
-_SHUTDOWN_S = 2.0  # time for a client's end of the TLS connection, after ours
 _CHECK_S = 1.0
-_ACCEPTED = 64  # maximum connections that are accepted in a row
-_LOG_INTERVAL_S = 60.0
-_SPIFFE_ID = re.compile(r"spiffe://[^/]+/tenant/([^/]+)/device/([^/]+)")
 HTTP1, HTTP2 = ("http/1.1",), ("h2",)
 
 
@@ -103,7 +85,7 @@ class TlsContext(ssl.SSLContext):
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **more: Any) -> ssl.SSLObject:
         made = self.newest().wrap_bio(incoming, outgoing, *args, **more)
         if isinstance(made, _AlertingObject):
-            made.unsent, made.client = outgoing, _CLIENT.get()
+            made.unsent, made.client = outgoing, CLIENT.get()
         return made
 
     def wrap_socket(self, *args: Any, **more: Any) -> ssl.SSLSocket:
@@ -273,165 +255,7 @@ def _refuse_passphrase() -> str:
     raise _PassphraseNeeded
 
 
-# --- peers' certificates ---------------------------------------------------------------------------------------------
-
-
-class PeerCertificate(msgspec.Struct, frozen=True):
-    """A verified certificate of a peer.
-
-    Attributes:
-        uris: Its names of the kind URI, such as a SPIFFE ID.
-        organization, common_name: Of its subject; "" for none.
-        serial: Serial number, in hex.
-        begins, ends: Its validity, Unix seconds.
-    """
-
-    uris: tuple[str, ...]
-    organization: str
-    common_name: str
-    serial: str
-    begins: float
-    ends: float
-
-    @property
-    def holder(self) -> tuple[str, str]:
-        """Tenant and device: those of the SPIFFE ID `spiffe://FLEET/tenant/TENANT/device/DEVICE` if there is one, else
-        organization and common name. "" for what is missing.
-        """
-        found = next(filter(None, map(_SPIFFE_ID.fullmatch, self.uris)), None)
-        return (self.organization, self.common_name) if found is None else (found[1], found[2])
-
-    @property
-    def name(self) -> str:
-        """The device, or what else tells its holder from others."""
-        return self.holder[1] or next(iter(self.uris), "") or self.serial
-
-
-def spiffe_id(fleet: str, tenant: str, device: str) -> str:
-    """Return the name of a fleet's device in its certificate."""
-    return f"spiffe://{fleet.lower()}/tenant/{tenant}/device/{device}"
-
-
-def peer_certificate(transport: asyncio.BaseTransport) -> PeerCertificate | None:
-    """Return the verified certificate of the peer of a connection; None if it did not have to send one."""
-    found = transport.get_extra_info("peercert")
-    if not found:
-        return None
-    subject = {name: value for part in found.get("subject", ()) for name, value in part}
-    return PeerCertificate(
-        uris=tuple(value for kind, value in found.get("subjectAltName", ()) if kind == "URI"),
-        organization=subject.get("organizationName", ""),
-        common_name=subject.get("commonName", ""),
-        serial=found["serialNumber"],
-        begins=ssl.cert_time_to_seconds(found["notBefore"]),
-        ends=ssl.cert_time_to_seconds(found["notAfter"]),
-    )
-
-
-# --- handshakes of clients -------------------------------------------------------------------------------------------
-
-
-class TlsServer:
-    """Listening sockets whose connections begin with a handshake. Of too many handshakes (4), the oldest one of the
-    networks with the most is cancelled.
-
-    The event loop's own server is not used: it tells nobody of the handshakes in progress.
-
-    Args:
-        sockets: The listening sockets.
-        new_connection: Function that makes the protocol of a connection whose handshake is complete.
-        context: Context of the handshakes.
-        key: Configuration key of the address, for the log.
-    """
-
-    def __init__(
-        self,
-        sockets: Sequence[socket.socket],
-        new_connection: Callable[[], asyncio.BaseProtocol],
-        context: TlsContext,
-        key: str,
-    ) -> None:
-        self.sockets = tuple(sockets)
-        self._new_connection = new_connection
-        self._context = context
-        self._key = key
-        self._shares = FairShare(MAX_HANDSHAKES)
-        self._open: dict[asyncio.Task[None], str] = {}  # networks of the clients by handshake, the oldest first
-        self._failed = 0
-        self._report_at = float("-inf")
-        self._loop = asyncio.get_running_loop()
-        self._resume: asyncio.TimerHandle | None = None
-        self._listen()
-
-    def close(self) -> None:
-        """Accept no more connections, and cancel the handshakes in progress."""
-        if self._resume is not None:
-            self._resume.cancel()
-        for listening in self.sockets:
-            if listening.fileno() >= 0:
-                self._loop.remove_reader(listening)
-                listening.close()
-        for handshake in tuple(self._open):
-            handshake.cancel()
-
-    def _listen(self) -> None:
-        for listening in self.sockets:
-            self._loop.add_reader(listening, self._accept, listening)
-
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_ACCEPTED):
-            try:
-                client, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:  # no file is left, for example
-                log.error("%s: connections cannot be accepted: %s.", self._key, error.strerror)
-                for one in self.sockets:
-                    self._loop.remove_reader(one)
-                self._resume = self._loop.call_later(_CHECK_S, self._listen)
-                return
-            client.setblocking(False)
-            self._begin(client, network_of(str(address[0])))
-
-    def _begin(self, client: socket.socket, peer: str) -> None:
-        """Start the handshake of a new connection, perhaps in the place of another one."""
-        if self._shares.held >= self._shares.capacity:
-            crowding = (one for one, network in self._open.items() if self._shares.crowds(network))
-            victim = next(crowding, None) or next(iter(self._open))
-            victim.cancel()
-            self._forget(victim)
-        handshake = self._loop.create_task(self._shake(client, peer))
-        self._open[handshake] = peer
-        self._shares.count(handshake, peer)
-        handshake.add_done_callback(self._forget)
-
-    def _forget(self, handshake: asyncio.Task[None]) -> None:
-        self._shares.release(handshake)
-        self._open.pop(handshake, None)
-
-    async def _shake(self, client: socket.socket, peer: str) -> None:
-        _CLIENT.set(client)
-        try:
-            await self._loop.connect_accepted_socket(
-                self._new_connection,
-                client,
-                ssl=self._context,
-                ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=_SHUTDOWN_S,
-            )
-        except OSError as error:  # of TLS, of the connection, or too late
-            self._report(peer, error)
-
-    def _report(self, peer: str, error: OSError) -> None:
-        """Log failed handshakes, at most one line per `_LOG_INTERVAL_S`."""
-        self._failed += 1
-        now = self._loop.time()
-        if now >= self._report_at:
-            reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or type(error).__name__
-            log.warning(
-                "%s: failed TLS handshakes: %d; the last one, from %s: %s.", self._key, self._failed, peer, reason
-            )
-            self._failed, self._report_at = 0, now + _LOG_INTERVAL_S
+# --- failed handshakes ----------------------------------------------------------------------------------------------
 
 
 class _AlertingObject(ssl.SSLObject):
@@ -454,5 +278,5 @@ class _AlertingObject(ssl.SSLObject):
             raise
 
 
-_CLIENT: ContextVar[socket.socket | None] = ContextVar("_CLIENT", default=None)
+CLIENT: ContextVar[socket.socket | None] = ContextVar("CLIENT", default=None)
 """The new connection, in the task of its handshake."""
