@@ -66,7 +66,7 @@ VLLM = VllmTensors()
 
 
 class TritonAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """How servers are reached.
+    """The settings of connections to Triton servers.
 
     Attributes:
         key_file: File with the key of their model control.
@@ -93,7 +93,7 @@ class TritonClient:
         pauses_s: Pauses between attempts to load a model.
         rng: Random number in [0, 1), to spread repairs by several gateways.
         tensors: Tensors of the models that it is called for.
-        access: How the server is reached.
+        access: Settings of the connections to it.
     """
 
     def __init__(
