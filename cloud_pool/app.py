@@ -682,7 +682,7 @@ class JobsGateway:
         self.refused = ""  # why no job is accepted now, as the last check found
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
-        self.files = NamedFileReader(self._stores.files)
+        self.files = NamedFileReader(self._stores.files, callers.region)
         parser = SubmissionParser(config, tiers, callers.check_cost, region=callers.region)
 
         def bind(principal: Principal, tags: tuple[str, ...]) -> tuple[str, ...]:
@@ -711,7 +711,9 @@ class JobsGateway:
         )
         self._response_jobs = GatewayResponseJobs(self._stores, self.api)
         self.stores_by_default = by_default = config.responses.by_default
-        stored = StoredResponses(store=self._stores.responses, jobs=self._response_jobs, by_default=by_default)
+        stored = StoredResponses(
+            store=self._stores.responses, jobs=self._response_jobs, by_default=by_default, region=callers.region
+        )
         self._stored = StoredResponseApi(stored, config.max_event_streams)
 
     def responses(self, admission: RequestAdmission) -> GatewayResponses:

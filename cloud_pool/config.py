@@ -147,7 +147,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None = None
     token_file: str | None = None
     operator_port: int | None = None
-    triton: str | None = None  # Triton's address, for every tier
+    triton: str | None = None  # Triton's address, for every tier that names none of its own
     tiers: tuple[str, ...] = ()  # names of tiers, instead of those in the file
     model_dirs: tuple[str, ...] = ()
     redis: str | None = None
@@ -165,8 +165,14 @@ def load_config(path: Path | None, flags: Flags, environ: Mapping[str, str] = os
     tiers = tuple(TierConfig(name=name) for name in flags.tiers) or config.tiers
     if flags.triton is not None:
         parse_endpoint_address(flags.triton, where="--triton")
+        addressed = [tier.name for tier in tiers if tier.triton != DEFAULT_TRITON or tier.endpoints]
+        if addressed and all(tier.upstream.is_http or tier.name in addressed for tier in tiers):
+            message = "Each tier names its own servers, which this does not replace. Remove it, or a tier's `triton`."
+            raise ConfigError(message, where="--triton")
         tiers = tuple(
-            tier if tier.upstream.is_http else msgspec.structs.replace(tier, triton=flags.triton, endpoints=())
+            tier
+            if tier.upstream.is_http or tier.name in addressed
+            else msgspec.structs.replace(tier, triton=flags.triton)
             for tier in tiers
         )
     port = config.operator.port if flags.operator_port is None else flags.operator_port

@@ -121,7 +121,7 @@ class Stack:
 
         Args:
             config: YAML, with tiers of its own instead of the one of `assistant-large`.
-            addressed: Whether the tiers have addresses of their own, which `--triton` would replace.
+            addressed: Whether all tiers have addresses of their own, beside which `--triton` is refused.
         """
         command = [str(BIN / "causeway-cloud"), "serve", "--port", str(self.gateway_port), "--operator-port", "0"]
         command += ["--token-file", str(self.tokens)]

@@ -208,6 +208,7 @@ class BatchApi:
         file = await self.stores.files.get(name, principal.owner)
         if file.purpose in PART_PURPOSES:
             raise UnsupportedFeature(CONTENT_KEPT)
+        self.bind(principal, tuple(file.tags.split(",")))  # content leaves the store
         pieces = self.stores.files.read(file)
         first = await anext(pieces, b"")  # before the headers: an error is still a response of its own
         headers = {"content-type": "application/octet-stream", "x-request-id": REQUEST.get()}

@@ -109,7 +109,7 @@ class ConfiguredProcess(NamedTuple):
 _OPTIONS = (
     click.option("--config", "path", type=PATH, help="The gateways' YAML file. Flags override it."),
     click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share."),
-    click.option("--triton", help="host:port of Triton's gRPC, for every tier."),
+    click.option("--triton", help="host:port of Triton's gRPC, for tiers without an address of their own."),
     click.option(
         "--tier",
         "tiers",

@@ -14,7 +14,7 @@ from causeway_server.router.errors import IdentityUnavailable, OutsideRegion
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_response
 from causeway_server.router.openai.responses.state import Turn, names_state
 from causeway_server.router.residency import region_tags, regions_of
-from causeway_server.router.serving.request import Handler, HttpExchange, read_authorization
+from causeway_server.router.serving.request import TAGS, Handler, HttpExchange, read_authorization, read_tags
 from causeway_server.router.serving.responses import KeepResponse
 from causeway_server.router.serving.stored.api import StoredResponseApi, check_method, methods_of
 from causeway_server.router.types import Request, RoutingHints, folded_tags
@@ -144,7 +144,8 @@ class GatewayResponses:
         admission = self._admission
         principal = admission.principal(http)
         principal.require("chat")
-        self._check_store((), admission.ledger.limits(principal))  # content leaves the store
+        tags = read_tags(http.headers.get(TAGS, ""))
+        self._check_store(tags, admission.ledger.limits(principal))  # content leaves the store
         await admission.ledger.admit_reads(principal, 1)
         read = partial(admission.read, http, principal)
         return await self.api.handle(http, principal.owner, read, partial(self._served, http))

@@ -47,10 +47,11 @@ Raises InvalidRequest if it exceeds the tenant's daily budget.
 
 
 class NamedFileReader:
-    """Reads the files that bodies name."""
+    """Reads the files that bodies name. `region`: of this process; None: no file is read outside its regions."""
 
-    def __init__(self, files: FileStore) -> None:
+    def __init__(self, files: FileStore, region: str | None = None) -> None:
         self._files = files
+        self._region = region
 
     async def inline(
         self, body: bytes, owner: str, max_bytes: int, hold: Callable[[int], None] = lambda _: None
@@ -66,6 +67,7 @@ class NamedFileReader:
             NotFound: `owner` has no such file; the error names the part.
             BodyTooLarge: The files are too large for one request.
             InvalidRequest: The body is malformed, or a file is the input of a batch or not an image.
+            OutsideRegion: A file is bound to regions, and this process is in none of them.
             JobStoreUnavailable: The files cannot be read.
             CausewayError: `hold` refuses the memory.
         """
@@ -98,6 +100,8 @@ class NamedFileReader:
         return file
 
     async def _read(self, file: StoredFile, reference: Reference) -> bytes:
+        if self._region is not None:
+            check_region(regions_of(file.tags.split(",")), self._region, "this gateway (identity.region)")
         try:
             return b"".join([piece async for piece in self._files.read(file)])
         except FileContentLost:

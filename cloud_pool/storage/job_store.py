@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
@@ -200,13 +200,16 @@ class JobStore:
         stored = as_bytes(await self._db.command("GET", self._db.key("result", job)))
         return self._cipher.open(stored, "result", owner, job)
 
-    async def read_answer(self, job: str, owner: str) -> tuple[JobRecord, bytes]:
+    async def read_answer(
+        self, job: str, owner: str, check: Callable[[JobRecord], object] = lambda _: None
+    ) -> tuple[JobRecord, bytes]:
         """Return a job of `owner` and the body of its answer, of the same revision; empty if there is none.
 
-        Raises as `get` and `read_result`.
+        Raises as `get`, `check`, which comes before the answer is read, and `read_result`.
         """
         while True:
             record = await self.get(job, owner)
+            check(record)
             result = await self.read_result(job, owner) if record.state is JobState.SUCCEEDED else b""
             if not record.late or (await self.get(job, owner)).revision == record.revision:
                 return record, result

@@ -48,7 +48,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     assert config.server.port == 9000
     assert config.server.drain_s == 5.0
     assert config.server.token_file == str(tmp_path / "tokens.txt")
-    assert [tier.triton for tier in config.tiers] == ["127.0.0.1:1", "127.0.0.1:1"]
+    assert [tier.triton for tier in config.tiers] == ["10.0.0.7:8001", "127.0.0.1:1"]
     assert config.tiers[1].template_file == str(tmp_path / "chat.jinja")
     assert config.tiers[1].guided_key == "structured_outputs"
 

@@ -33,7 +33,7 @@ from causeway_server.router.openai.answer import error_event
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.residency import permits, regions_of
 from causeway_server.router.serving.logs import REQUEST
-from causeway_server.router.serving.request import Handler, allowed_methods, served_method
+from causeway_server.router.serving.request import TAGS, Handler, allowed_methods, read_tags, served_method
 from causeway_server.router.serving.responses import STALLED_S, STREAMED, body_response, json_response
 from causeway_server.router.trackers import FairShare
 
@@ -201,7 +201,7 @@ class JobApi:
     audit: AuditLog = NO_AUDIT  # audit log, which gets a record of each acceptance
 
     def __post_init__(self) -> None:
-        self._files = NamedFileReader(self.stores.files)
+        self._files = NamedFileReader(self.stores.files, self.callers.region)
         self._event_streams = FairShare(self.config.max_event_streams)
         self._routes = (
             route("/v1/jobs", POST=self._create, GET=self._list, DELETE=self._cancel_key),
@@ -237,7 +237,8 @@ class JobApi:
         principal = self.callers.identify(request)
         self.bodies.enter(request, principal.caller)
         principal.require(next((scope for scope in scopes if scope in principal.scopes), scopes[0]))
-        self.parser.check_store((), self.callers.limits(principal))  # also of reads: content leaves the store
+        tags = read_tags(request.headers.get(TAGS, ""))
+        self.parser.check_store(tags, self.callers.limits(principal))  # also of reads: content leaves the store
         if request.method == hdrs.METH_POST:
             if self.callers.admit is not None:
                 await self.callers.admit(principal)  # before its body is read
@@ -354,7 +355,12 @@ class JobApi:
         return record, {"idempotent-replayed": "true"} if accepted.known else {}
 
     async def _get(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
-        return json_response(job_view(*await self.stores.jobs.read_answer(job, principal.owner)))
+        check = partial(self._check_region, principal)
+        return json_response(job_view(*await self.stores.jobs.read_answer(job, principal.owner, check)))
+
+    def _check_region(self, principal: Principal, record: JobRecord) -> None:
+        """Raise OutsideRegion if the content of a job may not be read through this gateway."""
+        self.parser.check_store(record.tag_list, self.callers.limits(principal))
 
     async def _list(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         limit, after = read_page(request.query)
@@ -376,7 +382,7 @@ class JobApi:
 
     async def _events(self, request: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
         last = read_last_id(request.headers.get("last-event-id", ""))
-        await self.stores.jobs.get(job, principal.owner)
+        self._check_region(principal, await self.stores.jobs.get(job, principal.owner))
         if not self._event_streams.hold(id(request), principal.caller):
             raise QueueFull(
                 (

@@ -30,6 +30,7 @@ from ...openai.responses.state import (
     read_state,
     resolve,
 )
+from ...residency import check_region, regions_of
 from .ports import BackgroundJobs, StartJob, StateStore
 
 _encode = msgspec.json.encode
@@ -43,12 +44,14 @@ class StoredResponses:
 
     Args:
         by_default: Whether a response is stored if its request does not say.
+        region: Region of this gateway, outside which nothing is read that is bound to regions; None: not checked.
         new_id: Function that returns 24 random hexadecimal digits.
     """
 
     store: StateStore
     jobs: BackgroundJobs
     by_default: bool
+    region: str | None = None
     wall_clock: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(12)
 
@@ -166,7 +169,11 @@ class StoredResponses:
         return _decode_conversation(rows[0]), [turn for turn in turns if turn is not None]
 
     async def _settled(self, owner: str, turn: StoredTurn) -> StoredTurn | None:
-        """Return a turn as it is now, with the answer of its job if that has ended; None if the job is gone."""
+        """Return a turn as it is now, with the answer of its job if that has ended; None if the job is gone. Raises
+        OutsideRegion.
+        """
+        if self.region is not None:
+            check_region(regions_of(turn.tags), self.region, "this gateway (identity.region)")
         if not turn.pending:
             return turn
         run = await self.jobs.look(owner, turn.id)

@@ -19,7 +19,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_triton_is_shorthand_for_one_endpoint_and_the_flag_replaces_both(tmp_path: Path) -> None:
+def test_triton_is_shorthand_for_one_endpoint(tmp_path: Path) -> None:
     first = "{name: a, endpoints: ['x:1@eu', 'dns:y:2'], load_balancing: prefix_affinity}"
     text = f"tiers:\n  - {first}\n  - {{name: b, triton: 'z:3'}}\n"
     many, one = load_config(write(tmp_path, text), Flags()).tiers
@@ -29,8 +29,6 @@ def test_triton_is_shorthand_for_one_endpoint_and_the_flag_replaces_both(tmp_pat
     ]
     assert [where.address for where in one.endpoint_addresses] == ["z:3"]
     assert [where.address for where in TierConfig().endpoint_addresses] == ["127.0.0.1:8001"]
-    for tier in load_config(write(tmp_path, text), Flags(triton="t:9")).tiers:
-        assert [where.address for where in tier.endpoint_addresses] == ["t:9"]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +55,17 @@ def test_a_config_error_names_file_line_column_and_key(tmp_path: Path, text: str
 def test_a_flag_error_names_the_flag_and_not_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--triton"):
         load_config(write(tmp_path, "tiers:\n  - {name: a, triton: 'z:3'}"), Flags(triton="nowhere"))
+
+
+def test_the_flag_replaces_only_the_address_that_no_tier_names(tmp_path: Path) -> None:
+    tiers = "tiers:\n  - {name: a}\n  - {name: b, triton: 'b:3'}\n  - {name: c, endpoints: ['c:3']}"
+    found = load_config(write(tmp_path, tiers), Flags(triton="flag:3")).tiers
+    assert [[one.address for one in tier.endpoint_addresses] for tier in found] == [["flag:3"], ["b:3"], ["c:3"]]
+
+
+def test_a_flag_that_replaces_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--triton: Each tier names its own servers"):
+        load_config(write(tmp_path, "tiers:\n  - {name: a, triton: 'z:3'}"), Flags(triton="flag:3"))
 
 
 def test_the_example_shows_every_load_balancing_key_with_its_default() -> None:

@@ -150,12 +150,30 @@ async def test_a_webhook_in_the_region_is_accepted(config: JobsConfig, clock: Cl
 async def test_files_batches_and_reads_of_a_tenant_elsewhere_are_refused(
     config: JobsConfig, clock: Clock, method: str, path: str, body: object
 ) -> None:
-    """By tag, too, where content comes; what is read is the client's own wish."""
+    """By tag, too."""
     async with jobs_in(config, clock) as url:
-        for how in ({"token": "acme-us"}, *([{"tags": US}] if method == "POST" else [])):
+        for how in ({"token": "acme-us"}, {"tags": US}):
             sent = file_form() if body == "form" else body
             status, answer = await send(url, method, path, sent, **how)
             assert (status, answer["error"]["code"]) == (503, "outside_region")
+
+
+async def test_what_is_bound_is_not_read_through_a_gateway_elsewhere(config: JobsConfig, clock: Clock) -> None:
+    """The store is inside, and the reader names no region: the tags of what is read count."""
+    async with jobs_in(config, clock) as home, jobs_in(config, clock, region="us") as away:
+        bound, free = [(await send(home, "POST", "/v1/jobs", CHAT, tags=tags))[1]["id"] for tags in (EU, "")]
+        _, file = await send(home, "POST", "/v1/files", file_form(), tags=EU)
+        naming = {
+            **CHAT,
+            "messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": file["id"]}}]}],
+        }
+        for url, status in ((home, 200), (away, 503)):
+            assert (await send(url, "GET", f"/v1/jobs/{bound}"))[0] == status
+        assert (await send(away, "GET", f"/v1/jobs/{free}"))[0] == 200
+        for method, path, body in (("GET", f"/v1/jobs/{bound}/events", None), ("POST", "/v1/jobs", naming)):
+            status, answer = await send(away, method, path, body)
+            assert (status, answer["error"]["code"]) == (503, "outside_region")
+            assert "this gateway (identity.region) is in us" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(("region", "flag"), [("eu", "01"), ("us", "00"), ("", "00")])
