@@ -18,6 +18,7 @@ from tests.openai_servers import OpenAIServer, llama_server, running, vllm_serve
 from tests.redis_server import RedisServer, redis_server
 from tests.stack import TOKEN, Stack
 
+from .lacks import lack_of
 from .surface import EXCEPTIONS, MAX_BODY_BYTES, Surface
 
 __all__ = ["redis_server"]
@@ -67,6 +68,10 @@ _KINDS = {
 }
 _CHOSEN = tuple(os.environ.get("CAUSEWAY_CONFORMANCE", "").split())
 """Kinds of upstreams that the suite runs against instead of all else: CAUSEWAY_CONFORMANCE="llama_server trtllm"."""
+_SHOWN = ("llama_server", "trtllm")
+_OURS = ("test_bodies", "test_http", "test_openapi", "test_any_body")
+"""Modules about what the gateway does before it asks any upstream."""
+collect_ignore = [f"{module}.py" for module in _OURS] if _CHOSEN else []
 _SERVERS = (_PLAIN[0], _PLAIN[2])
 _SURFACES = {
     "test_bodies": _SERVERS,
@@ -74,8 +79,10 @@ _SURFACES = {
     "test_openapi": _SERVERS,
     "test_fields": (*_PLAIN, _HTTP),
     "test_any_body": _PLAIN,
+    "test_stream": (*_PLAIN, _HTTP, *_CACHED, *(_KINDS[kind] for kind in _SHOWN)),
 }
-"""By module: bytes that no model is asked about need each server once, refused fields no cache."""
+"""By module: bytes that no model is asked about need each server once, refused fields no cache; streams show the kinds.
+"""
 
 SERVERS: Mapping[str, Callable[[Path], OpenAIServer]] = {
     "llama_server": lambda folder: llama_server(folder, "--logits_all=True"),
@@ -99,8 +106,8 @@ _PATIENT = {"silent_before_probe_s": 60, "probe_timeout_s": 60, "hung_after_s": 
 
 
 @contextlib.contextmanager
-def _before(kinds: Sequence[str], folder: Path) -> Iterator[Stack]:
-    """Run a gateway whose tiers are other servers."""
+def _before(kinds: Sequence[str], folder: Path, redis: RedisServer) -> Iterator[Stack]:
+    """Run a gateway whose tiers are other servers, and `no-vectors` one of them again."""
     started, tiers = Stack(folder), []
     with contextlib.ExitStack() as servers:
         for kind in kinds:
@@ -119,21 +126,28 @@ def _before(kinds: Sequence[str], folder: Path) -> Iterator[Stack]:
             server = servers.enter_context(running(SERVERS[kind](folder)))
             upstream = {"kind": "openai", "urls": [server.url], "without": WITHOUT[kind]}
             tiers.append({"name": kind, "model": server.model, "upstream": upstream})
-        sized = [{**tier, "context_tokens": 2048} for tier in tiers]
-        config = {"server": {"max_body_bytes": MAX_BODY_BYTES}, "tiers": sized, "load_balancing": _PATIENT}
+        tiers.append({**tiers[-1], "name": "no-vectors"})
+        config = {
+            "server": {"max_body_bytes": MAX_BODY_BYTES},
+            "tiers": [{**tier, "context_tokens": 2048} for tier in tiers],
+            "load_balancing": _PATIENT,
+            "jobs": {"durability": "warn"},
+            "redis": redis.url,
+        }
         started.start_gateway(config=json.dumps(config), addressed=True).ready()
         yield started
         started.close()
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
+def before_kinds(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[Stack]:
+    with _before(_CHOSEN or _SHOWN, tmp_path_factory.mktemp("kinds"), redis_server) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[Stack]:
     """Triton, gateway and edge with the same key and the same limits."""
-    if _CHOSEN:
-        with _before(_CHOSEN, tmp_path_factory.mktemp("conformance")) as before:
-            yield before
-        return
-    redis_server: RedisServer = request.getfixturevalue("redis_server")
     started = Stack(tmp_path_factory.mktemp("conformance"))
     policy: Path = started.folder / "policy.yaml"
     policy.write_text(_POLICY)
@@ -156,17 +170,22 @@ def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 @pytest.fixture(scope="session")
-def surface(request: pytest.FixtureRequest, stack: Stack) -> Surface:
+def surface(request: pytest.FixtureRequest) -> Surface:
     chosen: Surface = request.param
+    stack: Stack = request.getfixturevalue("before_kinds" if chosen.model in _KINDS else "stack")
     port = stack.edge_port if chosen.name.startswith("edge") else stack.gateway_port
     return msgspec.structs.replace(chosen, port=port)
 
 
 @pytest.fixture(autouse=True)
 def known_exceptions(request: pytest.FixtureRequest, surface: Surface) -> None:
+    """Expect the failures that `lacks` names: a listed case that passes is a failure, too."""
     reason = EXCEPTIONS.get((surface.name, request.function.__name__))
     if reason is not None:
         pytest.skip(reason)
+    module = request.module.__name__.rpartition(".")[2]
+    if lack := lack_of(surface.model, module, request.node.name.replace(surface.name, "")):
+        request.node.add_marker(pytest.mark.xfail(reason=lack, strict=True))
 
 
 @pytest.fixture(scope="session")

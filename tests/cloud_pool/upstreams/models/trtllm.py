@@ -41,7 +41,7 @@ class TritonPythonModel:
         if not given["stream" if self._is_ensemble else "streaming"][0]:
             raise ValueError("The stand-in only streams.")
         tokens = [json.dumps(given)] if prompt.endswith("parameters") else [f"{word} " for word in prompt.split()]
-        tokens = tokens[:limit]
+        tokens = tokens[:limit] or [""]
         for at, token in enumerate(tokens, 1):
             is_last = at == len(tokens)
             reason = ("length" if at == limit else "stop") if is_last else "None"
