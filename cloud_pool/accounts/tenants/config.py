@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -136,7 +137,7 @@ class TierPrice(Price, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tier: Annotated[str, doc("Name of the tier.")]
 
 
-class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TenantsConfig(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
     """Section `tenants`."""
 
     default: TenantLimits = TenantLimits()  # for tenants without an entry in `overrides`
@@ -157,10 +158,12 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def limits(self, tenant: str) -> TenantLimits:
         """Return the limits of a tenant."""
-        for each in self.overrides:
-            if each.name == tenant:
-                return each
-        return self.default
+        return self._by_name.get(tenant, self.default)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, TenantLimits]:
+        """Limits by tenant, looked up several times a request."""
+        return {each.name: each for each in self.overrides}
 
     def price(self, tier: str) -> Price:
         """Return the price of a tier, 0 if none is configured."""
