@@ -283,9 +283,9 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         principal = self.admission.principal(http)
         await self.admission.ledger.admit_reads(principal, 1)
         feedback = parse_feedback(await self.admission.read(http, principal))
-        counted = self.runner.variants.score(principal.tenant, principal.device, feedback)
+        counted = await self.runner.variants.score(principal.tenant, principal.device, feedback)
         if counted is None:
-            raise NotFound(f"Answer {feedback.id!r} not found. This gateway knows its newest {MAX_ANSWERS} answers.")
+            raise NotFound(f"Answer {feedback.id!r} not found. A gateway knows its newest {MAX_ANSWERS} answers.")
         return json_response(FeedbackReceipt(feedback.id, counted))
 
     async def _generate(

@@ -190,6 +190,12 @@ _SHARED = (
         ("counts", "hash", "ttl", "an hour after the last process that has the variant", "counts of a variant's trial"),
         ("batch:<id>", "string", "ttl", "ten minutes", "mark that counts were added"),
     ),
+    *_keys(
+        "tiers",
+        "causeway:feedback",
+        ("", "stream", "ttl", "about 1,000 scores; an hour after the newest", "scores for answers of any gateway"),
+        (":<id>", "string", "ttl", "a minute", "reply of the gateway that made the answer"),
+    ),
     *_keys("admission", "causeway:", ("permits:<tier>:<digest>", "hash", "ttl", "a minute", "peers and their demand")),
 )
 _CACHE = _keys(

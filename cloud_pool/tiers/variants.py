@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
+import anyio
 import msgspec
 import redis.asyncio
 from prometheus_client import CollectorRegistry
@@ -27,6 +28,7 @@ from causeway_server.router.variants.settings import TrialConfig
 from causeway_server.router.variants.trials import Trial, TrialPlace, Trials
 
 from .config import TierConfig
+from .shared_feedback import SharedFeedback
 from .shared_trials import SharedTrials
 from .tier import Tier
 
@@ -69,6 +71,7 @@ class TierVariants:
     ) -> None:
         self.trials = Trials(decided=_log)
         self.shared = None if client is None else SharedTrials(self.trials, client)
+        self._elsewhere = None if client is None else SharedFeedback(client, self.count_score)
         self._clock = clock
         self._scores: dict[tuple[str, str], Ewma] = {}  # recent means of clients' scores, by tier and variant
         self._varied: dict[tuple[str, str], Tier] = {}
@@ -125,7 +128,14 @@ class TierVariants:
         self._counted.add((tier.name, tier.variant, "failed" if failed else "ok"))
         self.trials.answered(tier.name, tier.variant, group, failed=failed, duration_s=duration_s)
 
-    def score(self, tenant: str, client: str, feedback: Feedback) -> bool | None:
+    async def score(self, tenant: str, client: str, feedback: Feedback) -> bool | None:
+        """Count a client's score here, or at the gateway of this Redis that made the answer; see `count_score`."""
+        counted = self.count_score(tenant, client, feedback)
+        if counted is None and self._elsewhere is not None:
+            return await self._elsewhere.offer(tenant, client, feedback)
+        return counted
+
+    def count_score(self, tenant: str, client: str, feedback: Feedback) -> bool | None:
         """Count a client's score; return False if the answer was scored before under this label, None if it is unknown
         or another client's.
         """
@@ -151,9 +161,11 @@ class TierVariants:
         return (*returned, fault) if fault else tuple(returned)
 
     async def watch(self) -> None:
-        """Share counts with other processes until cancelled, if there is a Redis."""
-        if self.shared is not None:
-            await self.shared.watch()
+        """Share counts and scores with other processes until cancelled, if there is a Redis."""
+        if self.shared is not None and self._elsewhere is not None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.shared.watch)
+                tasks.start_soon(self._elsewhere.watch)
 
     def _samples(self) -> Iterator[Sample]:
         now = self._clock()

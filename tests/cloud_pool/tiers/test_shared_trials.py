@@ -147,3 +147,27 @@ async def test_a_variant_that_clients_like_less_is_returned_by_gateways_that_ans
         for gateway in gateways:
             found = [(await ask(gateway, str(number))).headers.get("x-causeway-variant") for number in range(10)]
             assert found == [None] * 10
+
+
+async def test_any_gateway_takes_the_score_of_another_ones_answer(
+    cloud: TwoModels,  # noqa: F811
+    tmp_path: Path,
+    redis_server: RedisServer,
+    client: redis.asyncio.Redis,
+) -> None:
+    """Once, and of no answer that there never was."""
+    tier = http_tier(cloud.url, variants=TIER.variants, trial=TRIAL)
+    async with AsyncExitStack() as stack:
+        gateways: list[Gateway] = []
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            gateways.append(await stack.enter_async_context(serving(tmp_path / name, tier, redis=redis_server.url)))
+        one, other = gateways
+        answer = await ask(one, "hello")
+        receipts = [(await score(gateway, answer, 1.0)).json["counted"] for gateway in (other, one, other)]
+        assert receipts == [True, False, False]
+        assert 'result="good"' in one.app.runtime.metrics.text().decode()
+        assert (await other.post("/feedback", {"id": "never", "score": 1})).status == 404
+        keys = [key.decode() async for key in client.scan_iter("causeway:feedback*")]
+        assert len(keys) == 3
+        assert all([len(declared(key)) == 1 and await client.ttl(key) > 0 for key in keys])

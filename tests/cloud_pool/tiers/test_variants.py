@@ -137,9 +137,9 @@ def test_only_the_client_of_an_answer_may_score_it() -> None:
     variants = TierVariants()
     variants.answers["a"] = ScorableAnswer(("acme", "d1"), "large", "", None)
     for tenant, client in (("other", "d1"), ("acme", "d2"), ("", "")):
-        assert variants.score(tenant, client, Feedback("a", 1.0)) is None
-    assert variants.score("acme", "d1", Feedback("a", 1.0)) is True
-    assert variants.score("acme", "d1", Feedback("a", 1.0)) is False
+        assert variants.count_score(tenant, client, Feedback("a", 1.0)) is None
+    assert variants.count_score("acme", "d1", Feedback("a", 1.0)) is True
+    assert variants.count_score("acme", "d1", Feedback("a", 1.0)) is False
 
 
 async def test_variants_are_added_moved_and_removed_without_a_restart(cloud: TwoModels, tmp_path: Path) -> None:
