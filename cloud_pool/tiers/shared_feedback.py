@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol, cast
 
 import anyio
 import msgspec
@@ -22,6 +23,7 @@ from causeway_server.router.variants.feedback import Feedback
 _KEY: Final = "causeway:feedback"
 _KEPT_S, _REPLY_S = 3600, 60
 _LOOK_EVERY_S, _LOOKS, _PATIENCE_S = 0.25, 12, 2.0
+_Entries = Sequence[tuple[bytes | str, Mapping[bytes | str, bytes | str]]]
 _FAULTS = (RedisError, OSError, TimeoutError, msgspec.DecodeError)
 log = logging.getLogger(__name__)
 
@@ -76,9 +78,9 @@ class SharedFeedback:
     async def _look(self, last: str) -> str:
         """Count the offers after `last`, "" for those from now on. Return the last one's id."""
         if not last:
-            newest = await self._redis.xrevrange(_KEY, count=1)
-            return str(_text(newest[0][0])) if newest else "0"
-        for name, fields in await self._redis.xrange(_KEY, min=f"({last}", count=100):
+            newest = cast("_Entries", await self._redis.xrevrange(_KEY, count=1))
+            return _text(newest[0][0]) if newest else "0"
+        for name, fields in cast("_Entries", await self._redis.xrange(_KEY, min=f"({last}", count=100)):
             last = _text(name)
             offer = msgspec.json.decode({_text(key): value for key, value in fields.items()}["offer"], type=_Offer)
             counted = self._count(offer.tenant, offer.client, offer.feedback)
