@@ -81,6 +81,8 @@ from .lifetime import Closing, keep_running, run_with_tasks
 from .observability.metrics import EventLoopLag, Metrics
 from .redis.connect import EvictionCheck, open_redis
 from .serving.service import Service, nothing_stale
+from .serving.tokenizers import TierTokenizers
+from .serving.trimming import TrimmingService
 from .storage.config import JobsConfig, with_shared_redis
 from .storage.stores import JobStores
 from .tiers.config import TierConfig
@@ -194,6 +196,7 @@ def build_runtime(
         metrics=degradation_metrics,
         variants=variants,
     )
+    trimming = TrimmingService(service.answer, TierTokenizers(pools.by_tier))
     models = {tier.name: tier.model for tier in tiers}
     warmer = TierWarmer(fallback, pools.by_tier, models, degradation.warm_up_after_idle_s)
     reload_listeners.append(warmer.loaded)
@@ -212,7 +215,7 @@ def build_runtime(
         {name: runtime.admission for name, runtime in runtimes.items()},
         service,
         parts,
-        CachingService(cache, service.answer),
+        CachingService(cache, trimming.answer),
         tracing,
         PeerHeartbeat(accounts.redis, shared, kind=kind),
         kind,
@@ -623,6 +626,7 @@ def build_server(
             readiness,
             created=int(time.time()),
             document=_encoded_document,
+            tokenizers=TierTokenizers(readiness.pools),
             store=msgspec.UNSET if jobs is None else jobs.stores_by_default,
         ),
         bodies,

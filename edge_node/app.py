@@ -252,7 +252,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
     service = Service(
         admission=admission,
         sources=sources,
-        attempts=AttemptRunner(by_location, config.cloud, learned.calibrate, part_encoders),
+        attempts=AttemptRunner(by_location, config.cloud, learned.calibrate, part_encoders, engines),
         signals=backends.signals,
         on_demand=on_demand,
         records=records,

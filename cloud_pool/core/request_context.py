@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _TIER_HEADER = "x-causeway-tier"
 _REASON_HEADER = "x-causeway-tier-reason"
 _LOOSENED_HEADER = "x-causeway-loosened"
+TRIMMED_HEADER = "x-causeway-trimmed"
 VARIANT_HEADER = "x-causeway-variant"
 REGION_HEADER = "x-causeway-region"
 DEGRADED = ("x-causeway-degraded", "true")

@@ -10,16 +10,15 @@ import anyio
 import msgspec
 from aiohttp import web
 
-from causeway_server.router.anthropic.replies import VERSION_HEADER, TokenCount, model_info, model_page
-from causeway_server.router.errors import EngineUnavailable, ModelNotFound, UnsupportedFeature
+from causeway_server.router.anthropic.replies import VERSION_HEADER, model_info, model_page
+from causeway_server.router.errors import EngineUnavailable, ModelNotFound
 from causeway_server.router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
 from causeway_server.router.serving.request import HttpExchange
 from causeway_server.router.serving.responses import body_response, json_response
-from causeway_server.router.types import Request
 
 from ..dispatch.pool import Pool
+from ..serving.tokenizers import TierTokenizers
 from ..tiers.tier import AllowedTiers, Tier, find_tier, usable
-from ..upstreams.openai_http import OpenAIUpstream
 
 
 class TierReadiness(msgspec.Struct, frozen=True):
@@ -83,6 +82,7 @@ class InfoRoutes(msgspec.Struct):
     readiness: Readiness
     created: int  # unix time of the models, s
     document: Callable[[Mapping[str, str]], bytes]  # paths and their methods → the OpenAPI document as JSON
+    tokenizers: TierTokenizers
     draining: bool = False
     store: bool | msgspec.UnsetType = msgspec.UNSET  # whether a response is stored if its request does not say
 
@@ -105,24 +105,6 @@ class InfoRoutes(msgspec.Struct):
 
     def _listed(self, name: str, tier: Tier) -> ModelObject:
         return ModelObject(name, "causeway", self.created, causeway=ModelUse(tier.paths, self.store))
-
-    async def count(self, tier: Tier, request: Request, body: bytes, deadline: float) -> web.StreamResponse:
-        """Count the tokens of a chat's prompt, as the tier's server renders it. `deadline`: the loop's clock.
-
-        Raises:
-            UnsupportedFeature: The tier, or its server, cannot count.
-            CausewayError: The server does not answer.
-        """
-        tier.check_ability("chat")
-        lease = self.readiness.pools[tier.name].lease()
-        try:
-            if not isinstance(lease.upstream, OpenAIUpstream):
-                message = f"The tier {tier.name!r} counts tokens only of requests that it runs. See their `usage`."
-                raise UnsupportedFeature(message, param="model")
-            tokens = await lease.upstream.count(tier.model, request, body, deadline)
-        finally:
-            lease.close()
-        return json_response(TokenCount(tokens))
 
     async def healthz(self, http: HttpExchange) -> web.StreamResponse:
         return body_response(b'{"status":"ok"}')

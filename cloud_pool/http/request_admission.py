@@ -157,6 +157,14 @@ class RequestAdmission(msgspec.Struct):
         """Return the tiers that the caller may use."""
         return allowed_tiers(self.tiers, self.ledger.limits(principal).models, principal.grants.models)
 
+    def tier_of(self, request: Request, principal: Principal) -> Tier:
+        """Return the tier that a request names. Raises ModelNotFound, ModelNotAllowed or OutsideRegion."""
+        tier = find_tier(self.tiers, request.model, self.allowed(principal))
+        regions = regions_of(self.ledger.limits(principal).bounded(request).hints.tags)
+        check_region(regions, self.region, "this gateway (identity.region)")
+        check_region(regions, tier.config.region, f"the tier {tier.name} (tiers.region)")
+        return tier
+
     def max_body_bytes(self, principal: Principal) -> int:
         """Return the size of the largest body that the caller may send."""
         return self.ledger.limits(principal).body_bytes(self.config.max_body_bytes)

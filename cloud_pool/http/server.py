@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import hdrs, web
 from anyio import to_thread
 
-from causeway_server.router.anthropic.replies import COUNT_TOKENS, MESSAGES, UNCOUNTED, check_version
+from causeway_server.router.anthropic.replies import COUNT_TOKENS, MESSAGES, UNCOUNTED, TokenCount, check_version
 from causeway_server.router.anthropic.request import parse_count, parse_messages
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound, UnsupportedFeature
@@ -22,6 +22,7 @@ from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.responses.request import parse_response
+from causeway_server.router.openai.tokens import DETOKENIZE, TOKENIZE, DetokenizedText, parse_detokenize, parse_tokenize
 from causeway_server.router.parts.reading import first_part
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.live.sessions import Sessions
@@ -54,9 +55,10 @@ from causeway_server.router.variants.feedback import FeedbackReceipt, parse_feed
 from causeway_server.router.web_origins import WebOrigins
 
 from ..accounts.ledger import LedgerEntry
+from ..core.principal import Principal
 from ..core.request_context import AnswerHead, BodyMemory, RequestContext
 from ..tiers.config import NO_AUDIO
-from ..tiers.tier import find_tier
+from ..tiers.tier import Tier
 from ..tiers.variants import MAX_ANSWERS
 from .config import ServerConfig
 from .info_routes import MODELS, InfoRoutes
@@ -107,6 +109,8 @@ class Server(msgspec.Struct):
             "/v1/responses": (hdrs.METH_POST, generations.response),
             MESSAGES: (hdrs.METH_POST, generations.message),
             COUNT_TOKENS: (hdrs.METH_POST, self._count_tokens),
+            TOKENIZE: (hdrs.METH_POST, self._tokenize),
+            DETOKENIZE: (hdrs.METH_POST, self._detokenize),
             "/v1/audio/transcriptions": (hdrs.METH_POST, self.transcription or self._no_transcription),
             "/v1/feedback": (hdrs.METH_POST, generations.feedback),
             "/v1/models": (hdrs.METH_GET, self._models),
@@ -197,19 +201,46 @@ class Server(msgspec.Struct):
 
     async def _count_tokens(self, http: web.BaseRequest) -> web.StreamResponse:
         check_version(http.headers)
+        principal, hints, body = await self._counted_body(http)
+        request = parse_count(body, hints)
+        tier = self._counting(principal, request)
+        return json_response(TokenCount(await self.info.tokenizers.count(tier, request, body, self._deadline(request))))
+
+    async def _tokenize(self, http: web.BaseRequest) -> web.StreamResponse:
+        principal, hints, body = await self._counted_body(http)
+        asked = parse_tokenize(body, hints)
+        tier = self._counting(principal, asked.request)
+        return json_response(await self.info.tokenizers.tokenize(tier, asked, self._deadline(asked.request)))
+
+    async def _detokenize(self, http: web.BaseRequest) -> web.StreamResponse:
+        principal, hints, body = await self._counted_body(http)
+        asked = parse_detokenize(body)
+        request = asked.request(hints)
+        tier = self._counting(principal, request)
+        text = await self.info.tokenizers.detokenize(tier, tuple(asked.tokens), self._deadline(request))
+        return json_response(DetokenizedText(text))
+
+    async def _counted_body(self, http: web.BaseRequest) -> tuple[Principal, RoutingHints, bytes]:
+        """Read a request whose tokens are counted: it counts as a read. Raises CausewayError."""
         principal = self.admission.principal(http)
         principal.require("chat")
         await self.admission.ledger.admit_reads(principal, 1)
         headers = read_headers(http.headers.items())
         body = await self.admission.read(http, principal)
-        hints = RoutingHints(client=principal.device, deadline_ms=headers.deadline_ms, tags=headers.tags)
-        request = parse_count(body, hints)
-        path, _ = first_part(request)
-        if path:
+        return (
+            principal,
+            RoutingHints(client=principal.device, deadline_ms=headers.deadline_ms, tags=headers.tags),
+            body,
+        )
+
+    def _counting(self, principal: Principal, request: Request) -> Tier:
+        """Return the tier whose model counts a request's tokens. Raises UnsupportedFeature, or as `tier_of`."""
+        if path := first_part(request)[0]:
             raise UnsupportedFeature(UNCOUNTED.format(path), param=path)
-        tier = find_tier(self.info.tiers, request.model, self.admission.allowed(principal))
-        deadline = asyncio.get_running_loop().time() + self.admission.deadline_s(request)
-        return await self.info.count(tier, request, body, deadline)
+        return self.admission.tier_of(request, principal)
+
+    def _deadline(self, request: Request) -> float:
+        return asyncio.get_running_loop().time() + self.admission.deadline_s(request)
 
     async def _openapi(self, _: web.BaseRequest) -> web.StreamResponse:
         if not self.document:

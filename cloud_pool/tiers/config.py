@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from causeway_server.router.config import Count, Positive, Seconds, doc
 from causeway_server.router.errors import InvalidRequest
-from causeway_server.router.types import Modality, Request
+from causeway_server.router.types import Modality, Overflow, Request
 from causeway_server.router.variants.settings import TrialConfig, VariantConfig
 
 from ..admission.permits import AdmissionConfig, AdmissionSettings
@@ -79,12 +79,24 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     template_file: Annotated[
         str, doc("Jinja chat template that replaces the artifact's, for vLLM or TensorRT-LLM in Triton.")
     ] = ""
+    tokenizer_file: Annotated[
+        str,
+        doc("The model's `tokenizer.json`, for counts of tokens, with `template_file` only. Needs `tokenizers`."),
+    ] = ""
     special_tokens: Annotated[
         tuple[str, ...], doc("Tokens that a user's text must not be able to spell, with `template_file` only.")
     ] = ()
     bos: Annotated[str, doc("Beginning-of-sequence token, with `template_file` only.")] = ""
     eos: Annotated[str, doc("End-of-sequence token, with `template_file` only.")] = ""
     context_tokens: Annotated[Count, doc("Context length in tokens. 0: the artifact's.")] = 0
+    context_overflow: Annotated[
+        Overflow,
+        doc(
+            "Chats that exceed the context: `refuse` (400), or `trim_middle`: the oldest turns after the system "
+            "messages are left out, where the gateway can count the model's tokens; `x-causeway-trimmed` says how "
+            "many messages."
+        ),
+    ] = "refuse"
     max_tokens: Annotated[Count, doc("Maximum tokens of an answer if the request sets none. 0: the whole context.")] = 0
     max_sequences: Annotated[Positive, doc("Maximum sequences (prompts × n) of one request; larger ones get 400.")] = (
         128

@@ -43,6 +43,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
     tools: ToolFormat = PLAIN
     thinking: Thinking = ""
     transcripts: Transcripts = "written"  # the form in which the model reads transcripts
+    tokenizer: str = ""  # file with the vocabulary: the artifact's GGUF, or the tier's `tokenizer_file`
     weights: str = ""  # version of the artifact, part of the cache key; "": no artifact
 
 
@@ -269,6 +270,7 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         return _http_chat_format(tier, where)
     if tier.upstream.is_trtllm:
         _check_trtllm(tier, where)
+    _check_tokenizer(tier, f"{where}.tokenizer_file")
     if tier.native_parts and (tier.native_parts != ("image",) or "chat" not in tier.can or not tier.template_file):
         raise ConfigError(
             "Only chat tiers get parts themselves: over HTTP (`upstream.kind: openai`) any, in Triton's vLLM backend "
@@ -290,6 +292,7 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
             tier.context_tokens,
             tools=tool_format(template),
             thinking=thinking_of(template),
+            tokenizer=tier.tokenizer_file,
         )
     if tier.is_encoder:
         return ChatFormat("")
@@ -313,6 +316,7 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         answer_tokens=manifest.answer_tokens,
         answers=manifest.answers if tier.restrict_tool_arguments else "text",
         weights=artifact.version,
+        tokenizer=str(artifact.path),
         transcripts=manifest.transcripts,
     )
 
@@ -325,6 +329,18 @@ def _check_adapters(tier: TierConfig, where: str) -> None:
         raise ConfigError("Only tiers that generate text have adapters.", where=f"{where}.adapters")
     if "" in (*tier.adapters, *tier.adapters.values()):
         raise ConfigError("An adapter and its name have at least one character.", where=f"{where}.adapters")
+
+
+def _check_tokenizer(tier: TierConfig, where: str) -> None:
+    """Raise ConfigError for a tokenizer's file that is missing, or beside an artifact."""
+    if not tier.tokenizer_file:
+        return
+    if not tier.template_file:
+        raise ConfigError(
+            "Only with a `template_file`: an artifact has its own tokenizer. Remove this key.", where=where
+        )
+    if not Path(tier.tokenizer_file).is_file():
+        raise ConfigError(f"{tier.tokenizer_file}: no such file.", where=where)
 
 
 def _check_trtllm(tier: TierConfig, where: str) -> None:
@@ -341,7 +357,7 @@ def _check_trtllm(tier: TierConfig, where: str) -> None:
         raise ConfigError("Name the model's chat template: no artifact has it.", where=f"{where}.template_file")
 
 
-_RENDERED_UPSTREAM = ("adapter", "artifact", "template_file", "special_tokens", "bos", "eos")
+_RENDERED_UPSTREAM = ("adapter", "artifact", "template_file", "tokenizer_file", "special_tokens", "bos", "eos")
 
 
 def _http_chat_format(tier: TierConfig, where: str) -> ChatFormat:

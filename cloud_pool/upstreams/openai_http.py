@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from yarl import URL
@@ -35,6 +36,7 @@ from causeway_server.router.errors import (
     UnsupportedFeature,
 )
 from causeway_server.router.openai.embeddings import decode_embeddings
+from causeway_server.router.openai.tokens import DetokenizedText, TokenizeRequest, TokenList
 from causeway_server.router.openai.upstream.wire import encode_request
 from causeway_server.router.serving.http_client import HttpResponse, field_lines
 from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
@@ -105,6 +107,9 @@ class _Call(msgspec.Struct, eq=False):
             self.response.bound(now)
         elif not self.timer.expired():
             self.timer.reschedule(now)
+
+
+T = TypeVar("T")
 
 
 class _Count(msgspec.Struct):
@@ -209,7 +214,7 @@ class OpenAIUpstream:
     async def count(self, model: str, request: Request, body: bytes, deadline: float) -> int:
         """Return the number of tokens of a chat's prompt, which the server renders and counts without running it.
 
-        1. `/tokenize` of vLLM, with the chat as `generate` would send it
+        1. `/tokenize` of vLLM, or `/v1/tokenize` as here, with the chat as `generate` would send it
         2. `/v1/messages/count_tokens`, with the body as it came
 
         Args:
@@ -220,36 +225,55 @@ class OpenAIUpstream:
             CausewayError: It refuses the request, or does not answer.
         """
         call = UpstreamCall("", model, deadline)
-        chat = msgspec.json.decode(encode_request(request, model, stream=False), type=dict[str, msgspec.Raw])
-        asked = {name: chat[name] for name in ("model", "messages", "tools") if name in chat}
-        origin = self._base.removesuffix("/v1")
-        counted = await self._counted(call, f"{origin}/tokenize", msgspec.json.encode(asked))  # (1)
-        if isinstance(counted, CausewayError):
+        asked = _chat_fields(request, model)
+        counted = await self._tokenized(call, "tokenize", asked, _Count)  # (1)
+        if isinstance(counted, CausewayError) or counted.count is None:
             named = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-            named["model"] = chat["model"]
+            named["model"] = asked["model"]
             named.pop("causeway", None)
             path = f"{self._base}/messages/count_tokens"
-            counted = await self._counted(call, path, msgspec.json.encode(named))  # (2)
-        if isinstance(counted, CloudNotFound):
-            raise UnsupportedFeature(f"The server of {model} does not count tokens.", param="model")
-        if isinstance(counted, CausewayError):
-            raise counted
-        return counted
+            counted = await self._counted(call, path, msgspec.json.encode(named), _Count)  # (2)
+        found = _found(counted, call)
+        tokens = found.count if found.count is not None else found.input_tokens
+        return _found(_uncounted(call) if tokens is None else tokens, call)
 
-    async def _counted(self, call: UpstreamCall, path: str, body: bytes) -> int | CausewayError:
-        """Return a server's count, or the error instead of it. Raises BackendError if it does not answer."""
+    async def tokenize(self, model: str, asked: TokenizeRequest, deadline: float) -> TokenList:
+        """Return the tokens of a prompt by vLLM's `/tokenize`. Raises as `count`."""
+        fields: dict[str, object]
+        if asked.request.kind == "chat":
+            fields = {**_chat_fields(asked.request, model)}
+        else:
+            fields = {"model": model, "prompt": asked.request.prompts[0], "add_special_tokens": asked.adds_special}
+        call = UpstreamCall("", model, deadline)
+        return _found(await self._tokenized(call, "tokenize", fields, TokenList), call)
+
+    async def detokenize(self, model: str, tokens: tuple[int, ...], deadline: float) -> str:
+        """Return the text of tokens by vLLM's `/detokenize`. Raises as `count`."""
+        call, fields = UpstreamCall("", model, deadline), {"model": model, "tokens": tokens}
+        return _found(await self._tokenized(call, "detokenize", fields, DetokenizedText), call).prompt
+
+    async def _tokenized(
+        self, call: UpstreamCall, name: str, fields: Mapping[str, object], kind: type[T]
+    ) -> T | CausewayError:
+        """Return the answer of vLLM's path, or of ours below `/v1`, as `_counted`."""
+        body = msgspec.json.encode(fields)
+        found = await self._counted(call, f"{self._base.removesuffix('/v1')}/{name}", body, kind)
+        return (
+            await self._counted(call, f"{self._base}/{name}", body, kind) if isinstance(found, CloudNotFound) else found
+        )
+
+    async def _counted(self, call: UpstreamCall, path: str, body: bytes, kind: type[T]) -> T | CausewayError:
+        """Return a server's answer, or the error instead of it. Raises BackendError if it does not answer."""
         lines = field_lines({"Content-Type": "application/json"})
         response = await self._server.send(call, "POST", path, call.deadline, body=body, lines=lines)
         if response.status != 200:
             return await read_error(response, call, call.deadline)
         try:
-            found = msgspec.json.decode(await read_whole(response, call), type=_Count)
+            return msgspec.json.decode(await read_whole(response, call), type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            found = _Count()
+            return _uncounted(call)
         finally:
             response.release()
-        tokens = found.count if found.count is not None else found.input_tokens
-        return CloudNotFound(f"{call.name} does not count tokens.", phase="first_token") if tokens is None else tokens
 
     def last_received_at(self, model: str) -> float:
         return self._received_at.get(model, -math.inf)
@@ -332,6 +356,25 @@ class OpenAIUpstream:
         elif not isinstance(error, CloudTimeout) or request.deadline - self._clock() > 0.0:
             return error
         return DeadlineExceeded("The time for this request is over.")
+
+
+def _chat_fields(request: Request, model: str) -> dict[str, msgspec.Raw]:
+    """Return the fields of a chat that determine its prompt, as `generate` would send them."""
+    chat = msgspec.json.decode(encode_request(request, model, stream=False), type=dict[str, msgspec.Raw])
+    return {name: chat[name] for name in ("model", "messages", "tools") if name in chat}
+
+
+def _uncounted(call: UpstreamCall) -> CloudNotFound:
+    return CloudNotFound(f"{call.name} does not count tokens.", phase="first_token")
+
+
+def _found(counted: T | CausewayError, call: UpstreamCall) -> T:
+    """Return an answer. Raises the error instead of it, UnsupportedFeature if the server has no tokenizer."""
+    if isinstance(counted, CloudNotFound):
+        raise UnsupportedFeature(f"The server of {call.name} does not count tokens.", param="model")
+    if isinstance(counted, CausewayError):
+        raise counted
+    return counted
 
 
 def _deltas_of(chunks: Sequence[Chunk], counted: int) -> list[Delta]:

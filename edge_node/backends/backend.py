@@ -30,6 +30,7 @@ class UpstreamInfo(msgspec.Struct, frozen=True):
     reason: str
     degraded: bool
     modalities: str = ""
+    trimmed: str = ""  # number of messages that the cloud left out to fit a context
     loosened: str = ""  # names of offered tools whose arguments are not constrained to their schemas
 
     def __str__(self) -> str:

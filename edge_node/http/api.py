@@ -5,6 +5,7 @@ Every error is sent as OpenAI's error object, for Messages as Anthropic's.
     POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
     POST /v1/responses                                           the same, as a Response object
     POST /v1/messages[/count_tokens]                             the same, as Anthropic's Message
+    POST /v1/tokenize /v1/detokenize                             the tokens of a prompt, the text of tokens
     POST /v1/route                                               the decision for such a request, without running it
     GET  /v1/models, /v1/decisions, /healthz, …                  see `inspection`
     POST /v1/audio/transcriptions /v1/audio/speech               see `parts.audio`
@@ -52,6 +53,14 @@ from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.request_body import BOM, check_header_names, check_media_type
 from causeway_server.router.openai.responses.request import RESPONSE_ONLY, ResponseEcho, parse_response
 from causeway_server.router.openai.responses.state import Turn, names_state
+from causeway_server.router.openai.tokens import (
+    DETOKENIZE,
+    TOKENIZE,
+    DetokenizedText,
+    TokenizeRequest,
+    parse_detokenize,
+    parse_tokenize,
+)
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.request import (
@@ -135,6 +144,7 @@ _ANSWER_PATHS = frozenset(
 )
 AsJob = Callable[[web.BaseRequest], Awaitable[web.StreamResponse | None]]
 
+_TARGET = "x-causeway-target"
 _ID_HEADERS = ("x-request-id", "x-causeway-decision")
 _ID = "{id}"  # one step of a path
 _ANY_ID = "{id:.*}"  # the rest of a path
@@ -448,6 +458,8 @@ class Api:
             "/v1/responses": ("POST", functools.partial(self._answer, "response")),
             MESSAGES: ("POST", functools.partial(self._answer, "message")),
             COUNT_TOKENS: ("POST", self._count_tokens),
+            TOKENIZE: ("POST", self._tokenize),
+            DETOKENIZE: ("POST", self._detokenize),
             "/v1/route": ("POST", self._explain),
             **self.more_paths,
         }
@@ -537,8 +549,19 @@ class Api:
     async def _count_tokens(self, http: HttpExchange) -> web.StreamResponse:
         check_version(http.headers)
         parsed = await self.reader.request(http, "count")
-        target, tokens = await self.service.count(parsed.request)
-        return json_response(TokenCount(tokens), headers={"x-causeway-target": target})
+        target, found = await self.service.tokenize(TokenizeRequest(parsed.request))
+        return json_response(TokenCount(found.count), headers={_TARGET: target})
+
+    async def _tokenize(self, http: HttpExchange) -> web.StreamResponse:
+        hints, body = self.reader.facts(http).hints, await self.reader.body(http)
+        target, found = await self.service.tokenize(parse_tokenize(body, hints))
+        return json_response(found, headers={_TARGET: target})
+
+    async def _detokenize(self, http: HttpExchange) -> web.StreamResponse:
+        hints, body = self.reader.facts(http).hints, await self.reader.body(http)
+        asked = parse_detokenize(body)
+        target, text = await self.service.detokenize(asked.request(hints), tuple(asked.tokens))
+        return json_response(DetokenizedText(text), headers={_TARGET: target})
 
     async def _explain(self, http: HttpExchange) -> web.StreamResponse:
         parsed = await self.reader.request(http, "message" if VERSION_HEADER in http.headers else None)

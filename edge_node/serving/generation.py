@@ -40,7 +40,8 @@ from causeway_server.router.errors import (
     NoRoute,
     TargetNotConfigured,
 )
-from causeway_server.router.parts.reading import has_parts
+from causeway_server.router.openai.tokens import TokenizeRequest, TokenList
+from causeway_server.router.parts.reading import first_part, has_parts
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import ON_DEMAND, modalities
 from causeway_server.router.prices import FREE, PICO_USD
@@ -70,6 +71,7 @@ from ..backends.backend import Backend, BackendRequest, JobTerms, UpstreamInfo
 from ..storage.cache import CacheHit
 
 if TYPE_CHECKING:
+    from causeway_server.models.chat.overflow import TrimmedRequest
     from causeway_server.models.constraints.grammars import EnforceableRequest
     from causeway_server.models.llama_cpp.protocol import SoftTokens
     from causeway_server.models.parts.graph.graph import RequestFacts, RequestSoftTokens
@@ -126,6 +128,7 @@ class Generation(msgspec.Struct, eq=False):
     decision: Decision | None = None
     sequence: AttemptSequence | None = None
     upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
+    trimmed: TrimmedRequest | None = None  # set if the chat exceeds the context of the current target
     enforceable: EnforceableRequest | None = None  # set if the current target loosens offered tools
     facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
     soft: RequestSoftTokens | None = None  # set when a projector was asked for the parts' soft tokens
@@ -234,9 +237,15 @@ class Generation(msgspec.Struct, eq=False):
             cache_reason=self.cache_plan.bypass,
             degraded=self.degraded,
             loosened=self._loosened(),
+            trimmed=self._trimmed(),
             variant=target.variant,
             modalities=self._modalities(),
         )
+
+    def _trimmed(self) -> str:
+        if self.trimmed is not None:
+            return str(self.trimmed.left_out)
+        return "" if self.upstream is None else self.upstream.trimmed
 
     def _loosened(self) -> str:
         if self.enforceable is not None:
@@ -278,8 +287,9 @@ class Generation(msgspec.Struct, eq=False):
             )
         if records and self.upstream is not None and self.upstream.degraded and not records[-1].error:
             records = (*records[:-1], msgspec.structs.replace(records[-1], detail=str(self.upstream)))
-        if records and self.enforceable is not None:
-            details = filter(None, (records[-1].detail, self.enforceable.detail))
+        if records and (self.enforceable is not None or self.trimmed is not None):
+            changes = (None if one is None else one.detail for one in (self.enforceable, self.trimmed))
+            details = filter(None, (records[-1].detail, *changes))
             records = (*records[:-1], msgspec.structs.replace(records[-1], detail="; ".join(details)))
         if self.finished:
             self._records = records  # final from here on
@@ -344,6 +354,14 @@ def policy_label(policy: Policy) -> str:
     return f"{policy.name}@{policy.revision}"
 
 
+class Tokenizer(Protocol):
+    """The tokenizers of the device's models. Each method raises CausewayError."""
+
+    async def tokenize(self, request: Request, model: str, *, adds_special: bool = True) -> TokenList: ...
+
+    async def detokenize(self, tokens: tuple[int, ...], model: str) -> str: ...
+
+
 class PartPreparation(Protocol):
     """Turns parts of a request into the form that the target of an attempt takes; see `PartEncoders.prepare`."""
 
@@ -359,12 +377,14 @@ class AttemptRunner:
         calibrate: Calibrator of confidence; None: a handoff compares the confidence that the engine reports.
         encoders: Encoders that turn parts of requests into text or soft tokens for targets that cannot take them; None
             if this device has none.
+        tokenizer: The tokenizers of the device's models, by which chats are trimmed; None without an engine.
     """
 
     backends: Mapping[Location, Backend]
     cloud: CloudSettings
     calibrate: ConfidenceCalibrator | None = None
     encoders: PartPreparation | None = None
+    tokenizer: Tokenizer | None = None
 
     async def run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """Run attempts until `reply` has the complete answer. Raises CausewayError, the error for the client."""
@@ -384,8 +404,34 @@ class AttemptRunner:
                 _fail(attempt, error)
                 gives_up = generation.semantic_check is not None and attempt.failed
                 if gives_up or generation.sequence.next_step(error) == "raise":
+                    if not gives_up and await self._trim(generation, error):
+                        continue
                     raise final_error(generation.sequence.attempts, error) from failure
         raise no_route(generation.decision)
+
+    async def _trim(self, generation: Generation, error: CausewayError) -> bool:
+        """Plan a last attempt with a chat that fits the device, if the policy trims. Return whether there is one."""
+        assert generation.sequence is not None
+        request, tokenizer = generation.request, self.tokenizer
+        if generation.policy.overflow == "refuse" or generation.trimmed is not None or tokenizer is None:
+            return False
+        plan = generation.sequence.too_long_for(error)
+        if plan is None or request.kind != "chat" or first_part(request)[0]:
+            return False
+        from causeway_server.models.chat.overflow import trim_middle  # imported with the first such chat
+
+        async def tokenize(asked: TokenizeRequest) -> TokenList:
+            return await tokenizer.tokenize(asked.request, plan.target.model)
+
+        try:
+            async with asyncio.timeout_at(generation.first_byte_by):
+                generation.trimmed = await trim_middle(request, 0, tokenize)
+        except (CausewayError, TimeoutError) as failure:
+            log.warning("A chat could not be trimmed: %s", redacted(failure))
+        if generation.trimmed is None:
+            return False
+        generation.sequence.repeat(plan)
+        return True
 
     async def _run_attempt(self, generation: Generation, attempt: Attempt, reply: Reply[AnswerHead]) -> None:
         target = attempt.plan.target
@@ -396,7 +442,7 @@ class AttemptRunner:
         backend = self.backends.get(target.at)
         if backend is None:
             raise _no_backend(target)
-        request = generation.request
+        request = generation.request if generation.trimmed is None else generation.trimmed.request
         soft: tuple[SoftTokens, ...] = ()
         if (attempt.plan.facts or attempt.plan.soft) and self.encoders is not None:
             request, soft = await self.encoders.prepare(generation, attempt.plan)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -40,11 +42,11 @@ from causeway_server.router.errors import (
     ClientGone,
     DeadlineExceeded,
     Draining,
-    EngineUnavailable,
     QueueFull,
     UnsupportedFeature,
 )
 from causeway_server.router.openai.answer import CachedAnswer, is_keepable
+from causeway_server.router.openai.tokens import TokenizeRequest, TokenList
 from causeway_server.router.parts.reading import first_part
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import ON_DEMAND
@@ -62,6 +64,7 @@ from causeway_server.router.types import (
     Message,
     Request,
     Snapshot,
+    Target,
 )
 
 from ..backends.backend import JobTerms
@@ -69,7 +72,7 @@ from ..observability.logs import log_arrival, log_decision, log_outcome
 from ..signals.collector import SignalCollector
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
-from .generation import AttemptRunner, Generation, SemanticCheck
+from .generation import AttemptRunner, Generation, SemanticCheck, Tokenizer
 from .on_demand_signals import OnDemandSignals
 from .requests import Admission, Records, RequestContext, SharedGeneration, SharedGenerations, Subscriber
 
@@ -231,32 +234,42 @@ class Service:
             snapshot=generation.snapshot,
         )
 
-    async def count(self, request: Request) -> tuple[str, int]:
-        """Return the first target on the device that would answer a chat, and the tokens of its prompt there.
+    async def tokenize(self, asked: TokenizeRequest) -> tuple[str, TokenList]:
+        """Return the first target on the device that would answer a request, and the tokens of its prompt there.
 
         Raises:
             UnsupportedFeature: No target on the device would answer, or the chat has parts other than text.
-            EngineUnavailable: The model is not loaded, or refuses the prompt.
+            InvalidRequest: The model cannot take the prompt.
+            EngineUnavailable: The model is not loaded.
         """
+        request = asked.request
         if path := first_part(request)[0]:
             raise UnsupportedFeature(UNCOUNTED.format(path), param=path)
+        target, tokenizer, deadline = await self._tokenizer_of(request)
+        async with _counting_until(deadline):
+            found = await tokenizer.tokenize(request, target.model, adds_special=asked.adds_special)
+        return target.name, found
+
+    async def detokenize(self, request: Request, tokens: tuple[int, ...]) -> tuple[str, str]:
+        """Return the first target on the device that would answer a request, and the text of its tokens. Raises as
+        `tokenize`.
+        """
+        target, tokenizer, deadline = await self._tokenizer_of(request)
+        async with _counting_until(deadline):
+            return target.name, await tokenizer.detokenize(tokens, target.model)
+
+    async def _tokenizer_of(self, request: Request) -> tuple[Target, Tokenizer, float]:
         now, policy = self.records.clock.monotonic(), self._policy_of(request)
         self.admission.admit(request.hints.client, now)
         deadline = self._deadline(request, now)
         snapshot = self.signals.snapshot(policy)
         decision = await self._decide(Generation("", request, policy, snapshot, arrived=now, deadline=deadline))
         target = next((plan.target for plan in decision.attempts if plan.target.at == "edge"), None)
-        if target is None or self.on_demand.count_tokens is None:
+        tokenizer = self.attempts.tokenizer
+        if target is None or tokenizer is None:
             message = "`model`: no target on this device would answer, and it counts for its own models only."
             raise UnsupportedFeature(message, param="model")
-        try:
-            async with asyncio.timeout_at(deadline):
-                tokens = await self.on_demand.count_tokens(request, target.model)
-        except TimeoutError:
-            raise DeadlineExceeded("The deadline passed before the tokens were counted.") from None
-        if tokens is None:
-            raise EngineUnavailable(f"{target.model} cannot count now. Try again.", phase="connect", retry_after_s=1.0)
-        return target.name, tokens
+        return target, tokenizer, deadline
 
     @property
     def revision(self) -> str:
@@ -492,8 +505,12 @@ class Service:
         assert target is not None
         assert decision is not None
         assert generation.cache_key is not None
-        if generation.degraded or (decision.private and not generation.cache_plan.private):
-            return  # the latter: the key would not keep a private answer from other clients
+        if (
+            generation.degraded
+            or generation.trimmed is not None
+            or (decision.private and not generation.cache_plan.private)
+        ):
+            return  # a hit could not say so; and the key would not keep a private answer from other clients
         if isinstance(pieces[0], Embeddings):
             answer = StoredAnswer(target.name, target.model, pieces[0])
         else:
@@ -560,6 +577,15 @@ class Service:
             if decided.on_device:
                 return True
         return decided.regions is not None and not permits(frozenset(decided.regions), region)
+
+
+@asynccontextmanager
+async def _counting_until(deadline: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded("The deadline passed before the tokens were counted.") from None
 
 
 async def _forward(subscriber: Subscriber, context: RequestContext) -> None:

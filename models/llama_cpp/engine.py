@@ -46,7 +46,7 @@ _NEVER = float("inf")
 class Engine:
     """Runs the jobs of one model.
 
-    Any thread may call submit, cancel, count and stats.
+    Any thread may call submit, cancel, count, tokenize, detokenize and stats.
     """
 
     def __init__(
@@ -115,6 +115,14 @@ class Engine:
             InvalidRequest: This model cannot take the prompt.
         """
         return self._core.prompts.count(prompt)
+
+    def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the tokens of a prompt. Raises InvalidRequest."""
+        return tuple(self._core.prompts.tokens(prompt).tolist())
+
+    def detokenize(self, tokens: tuple[int, ...]) -> str:
+        """Return the text of tokens. Raises InvalidRequest."""
+        return self._core.vocabulary.detokenize(tokens)
 
     def stats(self) -> EngineStats:
         core = self._core

@@ -234,7 +234,7 @@ class PromptEncoder:
         self._vocabulary = vocabulary
         self._context = context
         self._template = template or DEFAULT_TEMPLATE
-        self._bos, self._eos = vocabulary.name(vocabulary.bos), vocabulary.name(vocabulary.eos)
+        self._bos, self._eos = vocabulary.bos_text, vocabulary.eos_text
         self._lock = threading.Lock()
         self._cache: OrderedDict[Prompt, Tokens] = OrderedDict()  # least recently used first
         self._cache_bytes = 0
@@ -295,7 +295,9 @@ class PromptEncoder:
             tokens = self._vocabulary.encode(text + prompt.answer_start, special=True, soft=soft)
         elif prompt.text is not None:
             self._check_length(prompt.text)
-            tokens = self._vocabulary.encode(prompt.text, special=prompt.parse_special, soft=soft)
+            tokens = self._vocabulary.encode(
+                prompt.text, special=prompt.parse_special, soft=soft, add_bos=prompt.add_bos
+            )
         else:
             tokens = self._vocabulary.validate(prompt.tokens)
         if prompt.suffix is not None:

@@ -55,7 +55,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int | Literal["auto"] = "auto"  # layers to offload; -1: all; "auto": as many as fit
     kv_type: KVType = "f16"
     # size of the cache of shared prefixes; the least recently used are evicted first
-    prefix_cache_bytes: int = 64 * 1024 * 1024
+    prefix_cache_bytes: int | None = None  # memory for prefixes of finished sequences; None: from the KV cache's size
     prompt_lookup: bool = True  # whether to draft tokens from text that repeats, if it pays
     prompt_folder: str = ""  # folder for files of system prompts; "": none
     prompt_bytes: int = 0  # total size of these files
@@ -134,6 +134,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     answer_start: str = ""  # beginning of the answer, for `messages`; the model continues it
     tokens: tuple[int, ...] = ()
     soft: tuple[SoftTokens, ...] = ()
+    add_bos: bool = True  # whether `text` begins with the beginning-of-sequence token, where the model wants one
 
 
 class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -240,15 +241,23 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class Count(msgspec.Struct, frozen=True, array_like=True, tag="count"):
+    """Asks for the length of a prompt; with `ids` for its tokens, too, or for the reason why it has none."""
+
     request_id: int
     prompt: Prompt
+    ids: bool = False
+
+
+class Detokenize(msgspec.Struct, frozen=True, array_like=True, tag="detokenize"):
+    request_id: int
+    tokens: tuple[int, ...]
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     """Asks for the statistics; there is one `Pong` for each."""
 
 
-DaemonMessage = Load | Submit | Cancel | Count | Ping
+DaemonMessage = Load | Submit | Cancel | Count | Detokenize | Ping
 DAEMON_MESSAGES: msgspec.msgpack.Decoder[DaemonMessage] = msgspec.msgpack.Decoder(DaemonMessage)
 
 # --- child → daemon --------------------------------------------------------------------------------------------------
@@ -275,7 +284,12 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 class Counted(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
     request_id: int
-    tokens: int  # number of tokens; -1: this prompt cannot be counted, and submitting it returns the reason
+    tokens: int  # number of tokens; -1: this prompt cannot be counted
+    ids: tuple[int, ...] = ()
+    text: str = ""  # of a Detokenize
+    error: str = ""  # code of router.errors, with its message and the parameter that it is about
+    detail: str = ""
+    param: str = ""
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):

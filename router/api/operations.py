@@ -25,6 +25,7 @@ from ..openai.completions import CompletionLogprobs
 from ..openai.embeddings import EncodedVectors
 from ..openai.responses.request import WireResponse
 from ..openai.responses.state import NotEnded, StoredConversation, WireConversation, WireItems
+from ..openai.tokens import DETOKENIZE, TOKENIZE, DetokenizedText, TokenList, WireDetokenize, WireTokenize
 from ..openai.wire import WireChat, WireCompletion, WireEmbedding
 from ..types import FinishReason
 from .document import EVENTS, FORM, JSON, TEXT, AnyOf, ApiResponse, Operation, Parameter
@@ -230,23 +231,22 @@ def generation_operations(
         taken = (*parameters, *job_parameters)
         return Operation("POST", path, summary, caller, {JSON: body}, taken, (answer, as_job), failures, fault)
 
+    def counting(
+        path: str, summary: str, body: type, kind: type, fault: type[msgspec.Struct] | None = None
+    ) -> Operation:
+        found = (ApiResponse(200, {JSON: kind}),)
+        return Operation("POST", path, summary, caller, {JSON: body}, parameters, found, failures, fault)
+
+    count = "Count the tokens of a message's prompt without running it."
     return [
         operation("/v1/chat/completions", "Answer a chat.", WireChat, _CHAT),
         operation("/v1/completions", "Continue a text.", WireCompletion, _COMPLETION),
         operation("/v1/embeddings", "Compute embedding vectors.", WireEmbedding, {JSON: EncodedVectors}),
         operation("/v1/responses", "Answer as a Response object.", WireResponse, _RESPONSE),
         operation(MESSAGES, "Answer as Anthropic's Message.", WireMessages, _MESSAGE, FaultDocument),
-        Operation(
-            "POST",
-            COUNT_TOKENS,
-            "Count the tokens of a message's prompt without running it.",
-            caller,
-            {JSON: WireCountTokens},
-            parameters,
-            (ApiResponse(200, {JSON: TokenCount}),),
-            failures,
-            FaultDocument,
-        ),
+        counting(COUNT_TOKENS, count, WireCountTokens, TokenCount, FaultDocument),
+        counting(TOKENIZE, "The tokens of a prompt or of a chat.", WireTokenize, TokenList),
+        counting(DETOKENIZE, "The text of tokens.", WireDetokenize, DetokenizedText),
     ]
 
 

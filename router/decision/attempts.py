@@ -27,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final, Literal
 
+import msgspec
+
 from ..errors import (
     AllAttemptsFailed,
     BreakerOpen,
@@ -403,6 +405,25 @@ class AttemptSequence:
         if not self._plans or (self.attempts and self.attempts[-1].committed):  # (1) (2)
             return "raise"
         return "next" if _is_of_the_target(error) else "raise"  # (3) (4)
+
+    def too_long_for(self, error: CausewayError) -> AttemptPlan | None:
+        """Return the plan of the first target on the device whose context the request exceeds; None for none, or if
+        no attempt may follow this error.
+        """
+        if self.attempts[-1].committed or not _is_of_the_target(error):
+            return None
+        return next(
+            (
+                msgspec.structs.replace(attempt.plan, handoff=None)
+                for attempt in self.attempts
+                if attempt.plan.target.at == "edge" and isinstance(attempt.error, ContextLengthExceeded)
+            ),
+            None,
+        )
+
+    def repeat(self, plan: AttemptPlan) -> None:
+        """Make `plan` the next attempt, and the last one."""
+        self._plans, self._tries_again = [plan], True
 
     @property
     def degraded(self) -> bool:

@@ -23,6 +23,7 @@ from ..types import (
     ExactCache,
     Fusion,
     Handoff,
+    Overflow,
     Reason,
     ReasonCode,
     SemanticCache,
@@ -114,6 +115,7 @@ class Policy:
     own_temperature: frozenset[str]  # names of the edge targets that declare none: their models' own is used
     adapted: tuple[Target, ...] = ()  # edge targets with an adapter of their model, for clients that name one
     places: Mapping[str, TrialPlace] = field(default_factory=dict)  # the targets with variants
+    overflow: Overflow = "refuse"
     base: Policy | None = None  # the policy without variants, of one made by `with_variants`
     constraint_needs: RequiredSignals = field(init=False)  # of `decide` with a named model: constraints only
     route_needs: RequiredSignals = field(init=False)  # of `decide` with model `auto`: constraints and routes
@@ -321,6 +323,7 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         own_temperature=frozenset(
             name for name, t in doc.targets.items() if t.location == "edge" and isinstance(t.temperature, UnsetType)
         ),
+        overflow=doc.context.overflow,
         places={name: TrialPlace(t.model, t.variants, t.trial) for name, t in doc.targets.items() if t.variants},
     )
 

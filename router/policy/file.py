@@ -14,7 +14,7 @@ from ..config import doc, schema_of
 from ..described import described
 from ..numbers import seconds_of
 from ..prices import FREE, Price
-from ..types import Ability, Fusion, Location, WaitFor
+from ..types import Ability, Fusion, Location, Overflow, WaitFor
 from ..variants.settings import TrialConfig, VariantConfig
 from .signals import CLOUD_NAME
 
@@ -245,6 +245,20 @@ class LimitsDoc(_Doc, frozen=True):
     ] = UNSET
 
 
+class ContextDoc(_Doc, frozen=True):
+    """Chats that do not fit a model's context."""
+
+    overflow: Annotated[
+        Overflow,
+        doc(
+            "What becomes of a chat that exceeds the context of the device's model where no other target answers it. "
+            "`refuse`: 400. `trim_middle`: its oldest turns are left out; system messages, the user's last message and "
+            "the newest step stay, and a call never loses its result. The model is told; "
+            "`x-causeway-trimmed` and the record have the number of messages."
+        ),
+    ] = "refuse"
+
+
 class ShadowDoc(_Doc, frozen=True):
     """Asks the other side too, after the answer, to learn when the device is good enough. Only agreement is kept."""
 
@@ -290,6 +304,7 @@ class PolicyDoc(_Doc, frozen=True):
     ] = ()
     cache: Annotated[tuple[CacheDoc, ...], doc("Rules of the response cache; the first that applies decides.")] = ()
     limits: Annotated[LimitsDoc, doc("Limits on admission.")] = LimitsDoc()
+    context: Annotated[ContextDoc, doc("Chats that do not fit a model's context.")] = ContextDoc()
     shadow: Annotated[
         ShadowDoc | UnsetType, doc("Shadow requests, which compare both sides' answers. Default: none is sent.")
     ] = UNSET

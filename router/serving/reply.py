@@ -33,6 +33,7 @@ class AnswerHead(msgspec.Struct, frozen=True):
     cache: CacheStatus
     cache_reason: str = ""  # why the cache was bypassed
     degraded: bool = False
+    trimmed: str = ""  # number of messages that were left out to fit the context
     loosened: str = ""  # offered tools whose arguments are not constrained to their schemas
     variant: str = ""  # the target's variant that answered
     modalities: str = ""  # ``audio=ok,image=timeout``: of the parts that the target got as text or soft tokens

@@ -531,6 +531,7 @@ def _lines_without_id(head: AnswerHead, media_type: str) -> str:
     more = {
         "x-causeway-cache-reason": head.cache_reason,
         "x-causeway-loosened": head.loosened,
+        "x-causeway-trimmed": head.trimmed,
         "x-causeway-modalities": head.modalities,
         "x-causeway-variant": head.variant,
     }

@@ -13,6 +13,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from causeway_server.edge_node.backends.backend import BackendRequest
 from causeway_server.router.errors import EngineCrashed, EngineUnavailable
+from causeway_server.router.openai.tokens import TokenList
 from causeway_server.router.types import Chunk, Confidence, EdgeSignals, Embeddings, Request, Usage
 
 Fault = Literal["none", "refuse", "stall", "die", "drip", "corrupt", "unfinished"]
@@ -64,6 +65,19 @@ class ScriptedEngine:
         self._break_early()
         texts = [message.content for message in request.messages if isinstance(message.content, str)]
         return sum(len(text.split()) for text in texts) if self.state == "ready" else None
+
+    async def tokenize(self, request: Request, *, adds_special: bool = True) -> TokenList:
+        """A token for each word, which is its length; 1 begins a prompt."""
+        if await self.count(request) is None:
+            raise EngineUnavailable("loading", phase="connect", retry_after_s=1.0)
+        texts = [*(message.content for message in request.messages), *request.prompts]
+        begin = (1,) if request.prompts and adds_special else ()
+        ids = (*begin, *(len(word) for text in texts if isinstance(text, str) for word in text.split()))
+        return TokenList(len(ids), 4096, ids)
+
+    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+        self._break_early()
+        return " ".join("w" * token for token in tokens)
 
     def signals(self) -> EdgeSignals:
         return EdgeSignals(queue=self.running, tokens_per_s=100.0, loaded=self.state == "ready")

@@ -406,6 +406,7 @@ def _upstream_info(response: HttpResponse) -> UpstreamInfo:
         degraded=response.header(b"x-causeway-degraded") == "true",
         modalities=response.header(b"x-causeway-modalities")[:_MAX_HEADER],
         loosened=response.header(b"x-causeway-loosened")[:_MAX_HEADER],
+        trimmed=response.header(b"x-causeway-trimmed")[:_MAX_HEADER],
     )
 
 

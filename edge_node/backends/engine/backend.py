@@ -25,6 +25,7 @@ from causeway_server.router.errors import (
     EngineUnavailable,
     UnsupportedFeature,
 )
+from causeway_server.router.openai.tokens import TokenList
 from causeway_server.router.reasoning import ReasoningParser, Thinking, closed_thought, thinking_limit, thinks
 from causeway_server.router.tool_calls.parser import ToolCallParser
 from causeway_server.router.tool_calls.schema import NO_FRAME, PLAIN, answer_schema, call_frame
@@ -124,11 +125,9 @@ class EngineBackend(Supervisor):
         """Return the number of tokens of all prompts together; None while the child is not ready. Loads an unloaded
         model.
         """
-        if self.loads_on_demand:
-            with contextlib.suppress(EngineUnavailable):
-                await self.ready(asyncio.get_running_loop().time() + _LOAD_S)
-        process = self._alive
-        if process is None:
+        try:
+            process = await self._counting()
+        except EngineUnavailable:
             return None
         total = 0
         for prompt in self._prompts(request):
@@ -137,6 +136,36 @@ class EngineBackend(Supervisor):
                 return None
             total += tokens
         return total
+
+    async def tokenize(self, request: Request, *, adds_special: bool = True) -> TokenList:
+        """Return the tokens of a request's only prompt. Loads an unloaded model.
+
+        Args:
+            request: A chat, or a completion with one prompt.
+            adds_special: Whether a completion's prompt gets a beginning-of-sequence token.
+
+        Raises:
+            InvalidRequest: The model cannot take the prompt.
+            EngineUnavailable: The child is not ready, or does not answer in time.
+        """
+        process = await self._counting()
+        (prompt,) = self._prompts(request)
+        ids = await process.tokenize(prompt if adds_special else msgspec.structs.replace(prompt, add_bos=False))
+        info = await process.ready
+        return TokenList(len(ids), info.context_tokens, ids)
+
+    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+        """Return the text of tokens. Raises as `tokenize`."""
+        return await (await self._counting()).detokenize(tokens)
+
+    async def _counting(self) -> EngineProcess:
+        """Return the child, for its tokenizer. Raises EngineUnavailable."""
+        if self.loads_on_demand:
+            with contextlib.suppress(EngineUnavailable):
+                await self.ready(asyncio.get_running_loop().time() + _LOAD_S)
+        if (process := self._alive) is None:
+            raise EngineUnavailable(f"{self.name} cannot count now. Try again.", phase="connect", retry_after_s=1.0)
+        return process
 
     async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         """Generate the answer, see `Backend`. Choices are numbered prompt by prompt: prompt p's choice c has the index

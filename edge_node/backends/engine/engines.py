@@ -19,6 +19,7 @@ import anyio.abc
 
 from causeway_server.models.catalog.artifact import ArtifactError
 from causeway_server.router.errors import EngineUnavailable
+from causeway_server.router.openai.tokens import TokenList
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.types import Chunk, EdgeSignals, Embeddings, Request
 
@@ -50,6 +51,10 @@ class Engine(Backend, Protocol):
     async def ready(self, deadline: float) -> object: ...
 
     async def count(self, request: Request) -> int | None: ...
+
+    async def tokenize(self, request: Request, *, adds_special: bool = True) -> TokenList: ...
+
+    async def detokenize(self, tokens: tuple[int, ...]) -> str: ...
 
     def signals(self) -> EdgeSignals: ...
 
@@ -203,6 +208,14 @@ class EnginePool:
         """Return the prompt's length in tokens of a model; "": of the first edge target's (`request.prompt_tokens`)."""
         engine = self._engines.get(model or self._first_model)
         return None if engine is None else await engine.count(request)
+
+    async def tokenize(self, request: Request, model: str, *, adds_special: bool = True) -> TokenList:
+        """Return the tokens of a request's only prompt. Raises CausewayError."""
+        return await self._engine(model).tokenize(request, adds_special=adds_special)
+
+    async def detokenize(self, tokens: tuple[int, ...], model: str) -> str:
+        """Return the text of a model's tokens. Raises CausewayError."""
+        return await self._engine(model).detokenize(tokens)
 
     def signals(self) -> EdgeSignals:
         engine = self._engines.get(self._first_model)

@@ -169,6 +169,7 @@ _KV_SHARE = 0.4  # of the free memory that the KV cache may take; the rest is fo
 _DEFAULT_KV_TOKENS = 16384  # for all sequences, unless one context is longer or more are configured
 _MIN_CONTEXT = 256  # a shorter context is of no use
 _MB = 1024 * 1024
+_MIN_PREFIX_BYTES = 64 * _MB
 Q8_BLOCK, Q8_BLOCK_BYTES = 32, 34  # ggml-common.h, block_q8_0: 32 values and a scale
 KV_BYTES: dict[KVType, float] = {"f16": 2.0, "q8_0": Q8_BLOCK_BYTES / Q8_BLOCK}  # of one value
 
@@ -237,10 +238,13 @@ def plan_memory(
         )
     if not options.kv_tokens:
         total = max(min(total, affordable), needed)
+    wanted = options.prefix_cache_bytes
+    if wanted is None:  # a conversation that fills the context is found again in its next turn
+        wanted = max(_MIN_PREFIX_BYTES, total * kv_bytes_per_token)
     return MemoryPlan(
         context_tokens=min(context, total),
         kv_tokens=total,
-        prefix_bytes=min(options.prefix_cache_bytes, free // 8),
+        prefix_bytes=min(wanted, free // 8),
     )
 
 

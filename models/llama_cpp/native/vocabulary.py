@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import llama_cpp.llama_cpp as native
 import numpy as np
@@ -34,7 +35,7 @@ class Vocabulary:
     token that marks a tool call (Llama 3, Mistral, Phi) or a thought is text, for the parsers in `router`.
     `control_tokens`: control tokens that are never text; `marks`: control tokens that are text, by their text. `texts`:
     each token's text; None for one that is part of a character, or that needs handling (end, refusal). `guard`: first
-    characters of control tokens, for `chat.template.render`.
+    characters of control tokens; `bos_text`, `eos_text`: as the file names them; all for `chat.template.render`.
     """
 
     def __init__(self, model: bindings.Pointer, refuse: str = "") -> None:
@@ -61,7 +62,9 @@ class Vocabulary:
         self._control_texts = tuple(filter(None, controls.values()))
         self.refuse_token = self._single_token(refuse) if refuse else None
         refuse_tokens = () if self.refuse_token is None else (self.refuse_token,)
-        for token in (*self.end_tokens, *self.control_tokens, *refuse_tokens):
+        silent = (*self.end_tokens, *self.control_tokens, *refuse_tokens)
+        self._silent_pieces = {token: self._piece(token, special=True) for token in silent}
+        for token in silent:
             self.pieces[token] = b""
         for token, piece in marks.items():
             self.pieces[token] = piece
@@ -71,21 +74,37 @@ class Vocabulary:
         ]
         self.guard = "".join(sorted({text[0] for text in self._control_texts}))
         self.bos, self.eos = int(native.llama_vocab_bos(self.pointer)), int(native.llama_vocab_eos(self.pointer))
+        self.bos_text, self.eos_text = self._named(model, "bos", self.bos), self._named(model, "eos", self.eos)
         middle = [int(token(self.pointer)) for token in _MIDDLE_TOKENS]
         self._middle_tokens = middle if min(middle) >= 0 else None
         self._adds_bos = bool(native.llama_vocab_get_add_bos(self.pointer)) and self.bos >= 0
+
+    @classmethod
+    def of_file(cls, path: Path) -> Vocabulary:
+        """Read the vocabulary of a GGUF file, which stays open, without its weights. Raises EngineUnavailable."""
+        bindings.start_backend()
+        bindings.clear_errors()
+        params = native.llama_model_default_params()
+        params.vocab_only = True
+        model: bindings.Pointer = native.llama_model_load_from_file(str(path).encode(), params)
+        if not model:
+            raise EngineUnavailable(f"{path}: llama.cpp cannot load its tokenizer: {bindings.last_errors()}")
+        return cls(model)
 
     def name(self, token: int) -> str:
         """Return a token as the vocabulary spells it, for templates (`bos_token`); "" for a negative id."""
         return self._piece(token, special=True).decode(errors="replace") if token >= 0 else ""
 
-    def encode(self, text: str, *, special: bool, soft: Mapping[str, Tokens] | None = None) -> Tokens:
+    def encode(
+        self, text: str, *, special: bool, soft: Mapping[str, Tokens] | None = None, add_bos: bool = True
+    ) -> Tokens:
         """Tokenise a prompt, with a leading beginning-of-sequence token where the model wants one.
 
         Args:
             text: The prompt.
             special: Recognise control tokens in it, except those that a `MARK` interrupts (a caller's words).
             soft: Ids of soft tokens, by the part of the text that they replace.
+            add_bos: Whether to add the beginning-of-sequence token.
         """
         tokens: list[Tokens] = []
         for part in re.split(f"({'|'.join(map(re.escape, soft))})", text) if soft else [text]:
@@ -94,7 +113,7 @@ class Vocabulary:
                 continue
             pieces = self._split_at_marks(part) if special and MARK in part else [part]
             tokens += [self._tokenize(piece, special=special) for piece in pieces if piece]
-        if self._adds_bos and not (tokens and len(tokens[0]) and tokens[0][0] == self.bos):
+        if add_bos and self._adds_bos and not (tokens and len(tokens[0]) and tokens[0][0] == self.bos):
             tokens.insert(0, np.array([self.bos], np.int32))
         return np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
 
@@ -118,8 +137,8 @@ class Vocabulary:
         parts = (before[:start], [prefix], before[start:], [suffix_mark], after, [middle])
         return np.concatenate(parts).astype(np.int32)
 
-    def validate(self, tokens: Sequence[int]) -> Tokens:
-        """Check a caller's token ids.
+    def validate(self, tokens: Sequence[int], param: str = "prompt") -> Tokens:
+        """Check a caller's token ids, which are the parameter `param`.
 
         Raises:
             InvalidRequest: An id is not one of the model's.
@@ -127,12 +146,21 @@ class Vocabulary:
         for index, token in enumerate(tokens):
             if not 0 <= token < self.size:
                 raise InvalidRequest(
-                    f"Token id {token} at {index}: this model has ids 0 to {self.size - 1}.", param="prompt"
+                    f"Token id {token} at {index}: this model has ids 0 to {self.size - 1}.", param=param
                 )
         return np.array(tokens, np.int32)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join(self.pieces[token] for token in tokens).decode(errors="replace")
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, control tokens as the vocabulary spells them.
+
+        Raises:
+            InvalidRequest: An id is not one of the model's.
+        """
+        found = self.validate(tokens, "tokens").tolist()
+        return b"".join(self._silent_pieces.get(token, self.pieces[token]) for token in found).decode(errors="replace")
 
     def _split_at_marks(self, text: str) -> list[str]:
         """Split a text inside control tokens that a caller spells, so that no piece has one; drop all marks."""
@@ -146,6 +174,14 @@ class Vocabulary:
                 pieces.append(unmarked[start:at])
                 start = at
         return [*pieces, unmarked[start:]]
+
+    def _named(self, model: bindings.Pointer, kind: str, token: int) -> str:
+        """Return a token's text for templates; "" if the file names none, for which llama.cpp has a default of its
+        own: token 11, a common word of many models.
+        """
+        key = f"tokenizer.ggml.{kind}_token_id".encode()
+        found = native.llama_model_meta_val_str(model, key, self._buffer, _PIECE_BYTES)
+        return self.name(token) if found >= 0 else ""
 
     def _single_token(self, text: str) -> int:
         tokens = self._tokenize(text, special=True)

@@ -71,8 +71,8 @@ class EngineChild:
         elif isinstance(message, protocol.Cancel):
             for job_id in message.jobs:
                 engine.cancel(job_id)
-        elif isinstance(message, protocol.Count):
-            self._count(engine, message)
+        elif isinstance(message, protocol.Count | protocol.Detokenize):
+            self._send(_counted(engine, message))
         else:
             self._send(protocol.Pong(engine.stats()))
         return True
@@ -91,13 +91,6 @@ class EngineChild:
         self._send(protocol.Ready(engine.info))
         return True
 
-    def _count(self, engine: Engine, message: protocol.Count) -> None:
-        try:
-            tokens = engine.count(message.prompt)
-        except CausewayError:
-            tokens = -1
-        self._send(protocol.Counted(message.request_id, tokens))
-
     def _emit(self, emissions: list[Emission]) -> None:
         assert self._engine is not None
         waiting, tokens_per_s = self._engine.load
@@ -114,6 +107,18 @@ class EngineChild:
                 self._link.sendall(frame)
         except OSError:
             os._exit(0)  # the daemon is gone, and every client with it
+
+
+def _counted(engine: Engine, message: protocol.Count | protocol.Detokenize) -> protocol.Counted:
+    try:
+        if isinstance(message, protocol.Detokenize):
+            return protocol.Counted(message.request_id, len(message.tokens), text=engine.detokenize(message.tokens))
+        if message.ids:
+            ids = engine.tokenize(message.prompt)
+            return protocol.Counted(message.request_id, len(ids), ids)
+        return protocol.Counted(message.request_id, engine.count(message.prompt))
+    except CausewayError as error:
+        return protocol.Counted(message.request_id, -1, error=error.code, detail=error.message, param=error.param or "")
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterable
 from typing import Protocol
 
-from causeway_server.router.errors import EngineUnavailable
+from causeway_server.router.errors import EngineUnavailable, error_classes
 
 from ...child_process import child_environment, start_child
 from .. import protocol
@@ -57,7 +57,7 @@ class EngineProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = protocol.FrameReader(protocol.CHILD_MESSAGES)
         self._sinks: dict[int, EmissionSink] = {}
-        self._counts: dict[int, asyncio.Future[int]] = {}  # pending count requests by id
+        self._counts: dict[int, asyncio.Future[protocol.Counted]] = {}  # pending count requests by id
         self._request_ids = itertools.count(1)
         self._failure = ""
         self.ready: asyncio.Future[ModelInfo] = self._loop.create_future()
@@ -128,18 +128,29 @@ class EngineProcess(asyncio.Protocol):
 
     async def count(self, prompt: Prompt) -> int | None:
         """Return the number of tokens of a prompt; None if it cannot be counted, or not in time."""
-        request_id = next(self._request_ids)
-        reply: asyncio.Future[int] = self._loop.create_future()
+        counted = await self._counted(protocol.Count(next(self._request_ids), prompt))
+        return counted.tokens if counted.tokens >= 0 else None
+
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the tokens of a prompt. Raises CausewayError if it has none, or not in time."""
+        return _checked(await self._counted(protocol.Count(next(self._request_ids), prompt, ids=True))).ids
+
+    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+        """Return the text of tokens. Raises CausewayError as `tokenize`."""
+        return _checked(await self._counted(protocol.Detokenize(next(self._request_ids), tokens))).text
+
+    async def _counted(self, message: protocol.Count | protocol.Detokenize) -> protocol.Counted:
+        request_id = message.request_id
+        reply: asyncio.Future[protocol.Counted] = self._loop.create_future()
         self._counts[request_id] = reply
-        timer = self._loop.call_later(_COUNT_S, self._resolve_count, request_id, -1)
-        self._send(protocol.Count(request_id, prompt))
+        timer = self._loop.call_later(_COUNT_S, self._resolve_count, protocol.Counted(request_id, -1))
+        self._send(message)
         try:
-            tokens = await reply
+            return await reply
         finally:
             timer.cancel()
             self._counts.pop(request_id, None)
             self._used_at = self._loop.time()
-        return tokens if tokens >= 0 else None
 
     def ping(self) -> None:
         """Ask for the engine's statistics; the reply updates `progress_at` if there were steps since the last one."""
@@ -187,7 +198,7 @@ class EngineProcess(asyncio.Protocol):
             self.progress_at = self._loop.time()
             self._deliver(message.emissions)
         elif isinstance(message, protocol.Counted):
-            self._resolve_count(message.request_id, message.tokens)
+            self._resolve_count(message)
         elif isinstance(message, protocol.Ready):
             self._used_at = self._loop.time()
             if not self.ready.done():
@@ -209,10 +220,10 @@ class EngineProcess(asyncio.Protocol):
         for sink, batch in by_sink.items():
             sink.put(batch)
 
-    def _resolve_count(self, request_id: int, tokens: int) -> None:
-        reply = self._counts.get(request_id)
+    def _resolve_count(self, counted: protocol.Counted) -> None:
+        reply = self._counts.get(counted.request_id)
         if reply is not None and not reply.done():
-            reply.set_result(tokens)
+            reply.set_result(counted)
 
     async def _wait_for_exit(self) -> None:
         """Give the child a moment to exit on its own."""
@@ -229,7 +240,7 @@ class EngineProcess(asyncio.Protocol):
         status = self._process.wait()
         reason = self._failure or f"the engine ended: {_describe_exit(status)}"
         for request_id in list(self._counts):
-            self._resolve_count(request_id, -1)
+            self._resolve_count(protocol.Counted(request_id, -1))
         if not self.ready.done():
             self.ready.set_exception(EngineUnavailable(reason, phase="connect"))
             self.ready.exception()  # mark as retrieved: that nothing awaits `ready` is not an error
@@ -238,6 +249,18 @@ class EngineProcess(asyncio.Protocol):
         sinks, self._sinks = set(self._sinks.values()), {}
         for sink in sinks:
             sink.engine_lost(reason)
+
+
+_CODES = error_classes()
+
+
+def _checked(counted: protocol.Counted) -> protocol.Counted:
+    """Return what the child has counted. Raises the error that it reported instead."""
+    if counted.tokens >= 0:
+        return counted
+    if counted.error:
+        raise _CODES[counted.error](counted.detail, param=counted.param or None)
+    raise EngineUnavailable("The model did not count in time. Try again.", phase="connect", retry_after_s=1.0)
 
 
 def _describe_exit(status: int) -> str:

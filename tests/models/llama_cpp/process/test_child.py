@@ -91,6 +91,7 @@ def test_one_frame_carries_every_token_of_a_step(ready: Link) -> None:
 
 
 def test_counting_and_stats_are_answered_while_it_decodes(ready: Link) -> None:
+    """A prompt that cannot be counted says why."""
     requests = (protocol.Count(7, Prompt(text="hello world")), protocol.Count(8, Prompt(text="")), protocol.Ping())
     together = b"".join(
         bytes(protocol.encode(message)) for message in (protocol.Submit((job(1, max_tokens=None),)), *requests)
@@ -103,7 +104,8 @@ def test_counting_and_stats_are_answered_while_it_decodes(ready: Link) -> None:
             assert not any(e.finish_reason for e in message.emissions)
         else:
             others.append(message)
-    assert others[:2] == [protocol.Counted(7, 2), protocol.Counted(8, -1)]
+    empty = protocol.Counted(8, -1, error="invalid_value", detail="The prompt is empty.", param="prompt")
+    assert others[:2] == [protocol.Counted(7, 2), empty]
     assert isinstance(others[2], protocol.Pong)
     assert others[2].stats.kv_total > 0
 

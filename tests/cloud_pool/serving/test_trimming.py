@@ -1,0 +1,75 @@
+"""A tier with `context_overflow: trim_middle`, before a server whose context is small: a device of ours."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from causeway_server.models.chat.overflow import NOTE
+from tests.cloud_pool.upstreams.http_gateway import http_tier, serving
+from tests.edge_node.device import Answer, Device, running
+from tests.edge_node.scripted import EDGE_WORDS
+from tests.edge_node.serving.test_overflow import BODY, SmallContext
+from tests.own_task import in_own_task
+
+
+@asynccontextmanager
+async def gateway(folder: Path, **fields: Any) -> AsyncIterator[tuple[str, Device]]:
+    """Yield the gateway's address, and the device behind it."""
+    async with AsyncExitStack() as stack:
+        device = await stack.enter_async_context(running(folder, engine=SmallContext()))
+        tier = http_tier(f"http://127.0.0.1:{device.app.port}/v1", model="small", **fields)
+        served = await stack.enter_async_context(in_own_task(serving(folder, tier)))
+        yield served.app.url.removesuffix("/v1"), device
+
+
+async def post(url: str, path: str, body: dict[str, Any]) -> Answer:
+    async with aiohttp.ClientSession() as http, http.post(url + path, json={"model": "large", **body}) as reply:
+        return Answer(reply.status, dict(reply.headers), await reply.read())
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_chat_is_answered_without_its_oldest_turns(tmp_path: Path, stream: bool) -> None:
+    async with gateway(tmp_path, context_overflow="trim_middle") as (url, device):
+        answer = await post(url, "/v1/chat/completions", {**BODY, "stream": stream})
+        assert (answer.status, answer.text) == (200, "".join(EDGE_WORDS))
+        asked = device.engine.calls[-1].request.messages
+        assert int(answer.headers["x-causeway-trimmed"]) == len(BODY["messages"]) - len(asked)
+        assert (asked[0].content, asked[-1].content) == (f"rule\n\n{NOTE}", "last")
+
+
+async def test_messages_and_responses_are_trimmed_too(tmp_path: Path) -> None:
+    system, *messages = BODY["messages"]
+    async with gateway(tmp_path, context_overflow="trim_middle") as (url, _):
+        message = {"max_tokens": 9, "system": system["content"], "messages": messages}
+        response = {"instructions": system["content"], "input": messages}
+        for path, body in (("/v1/messages", message), ("/v1/responses", response)):
+            answer = await post(url, path, body)
+            assert (answer.status, int(answer.headers["x-causeway-trimmed"]) > 0) == (200, True)
+
+
+@pytest.mark.parametrize(
+    "body", [BODY, {"messages": [{"role": "user", "content": "word " * 80}]}], ids=["chat", "long"]
+)
+async def test_what_is_not_trimmed_is_a_400(tmp_path: Path, body: dict[str, Any]) -> None:
+    """By default, and where the last message alone is too long."""
+    overflow = "refuse" if body is BODY else "trim_middle"
+    async with gateway(tmp_path, context_overflow=overflow) as (url, _):
+        answer = await post(url, "/v1/chat/completions", body)
+        assert (answer.status, answer.code) == (400, "context_length_exceeded")
+
+
+async def test_tokens_come_from_the_server_of_the_tier(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (url, _):
+        answer = await post(url, "/v1/tokenize", {"messages": [{"role": "user", "content": "one three"}]})
+        assert answer.json == {"count": 2, "max_model_len": 60, "tokens": [3, 5]}
+        answer = await post(url, "/v1/tokenize", {"prompt": "one", "add_special_tokens": False})
+        assert answer.json["tokens"] == [3]
+        assert (await post(url, "/v1/detokenize", {"tokens": [2]})).json == {"prompt": "ww"}
+        wrong = await post(url, "/v1/tokenize", {"prompt": "one", "chat_template": "x"})
+        assert (wrong.status, wrong.json["error"]["param"]) == (400, "chat_template")
