@@ -34,7 +34,7 @@ Transcripts = Literal["written", "spoken"]
 """The form of transcripts in a model's prompt: as a speech model writes them, or in lower case without punctuation."""
 PartStatus = Literal["ok", "timeout", "failed", "skipped"]  # skipped: the policy did not wait for it
 Overflow = Literal["refuse", "trim_middle"]
-"""What becomes of a chat that exceeds a model's context."""
+"""The treatment of a chat that exceeds a model's context."""
 Fusion = Literal["late", "early", "hybrid"]
 WaitFor = Literal["all", "first"]
 MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")

@@ -27,7 +27,7 @@ from ..upstreams.openai_http import OpenAIUpstream
 T = TypeVar("T")
 
 
-class Tokenizer(Protocol):
+class FileTokenizer(Protocol):
     """A tokenizer in this process. `special`: a template has written the text, with control tokens."""
 
     def encode(self, text: str, *, special: bool, add_bos: bool) -> Iterable[int]: ...
@@ -68,7 +68,7 @@ class TierTokenizers:
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self._pools = pools
-        self._loaded: dict[str, Tokenizer] = {}
+        self._loaded: dict[str, FileTokenizer] = {}
         self._loading = threading.Lock()
 
     async def count(self, tier: Tier, request: Request, body: bytes, deadline: float) -> int:
@@ -89,7 +89,7 @@ class TierTokenizers:
         assert isinstance(prompt, str)  # `parse_tokenize` reads no ids
         special = asked.request.kind == "chat"
 
-        def encode(tokenizer: Tokenizer) -> tuple[int, ...]:
+        def encode(tokenizer: FileTokenizer) -> tuple[int, ...]:
             return tuple(map(int, tokenizer.encode(prompt, special=special, add_bos=asked.adds_special)))
 
         ids = await self._on_thread(tier, encode, deadline)
@@ -102,7 +102,7 @@ class TierTokenizers:
                 return await upstream.detokenize(tier.model, tokens, deadline)
         return await self._on_thread(tier, lambda tokenizer: tokenizer.detokenize(tokens), deadline)
 
-    async def _on_thread(self, tier: Tier, work: Callable[[Tokenizer], T], deadline: float) -> T:
+    async def _on_thread(self, tier: Tier, work: Callable[[FileTokenizer], T], deadline: float) -> T:
         if not (path := tier.chat_format.tokenizer):
             message = (
                 f"The tier {tier.name!r} has no tokenizer here. Ask the gateway's operator for a `tokenizer_file`."
@@ -132,7 +132,7 @@ def _leased(pool: Pool) -> Iterator[OpenAIUpstream]:
         lease.close()
 
 
-def _load(path: Path, *, is_ours: bool) -> Tokenizer:
+def _load(path: Path, *, is_ours: bool) -> FileTokenizer:
     try:
         if not is_ours:
             return _JsonTokenizer(path)

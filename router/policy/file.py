@@ -251,7 +251,7 @@ class ContextDoc(_Doc, frozen=True):
     overflow: Annotated[
         Overflow,
         doc(
-            "What becomes of a chat that exceeds the context of the device's model where no other target answers it. "
+            "Treatment of a chat that exceeds the context of the device's model where no other target answers it. "
             "`refuse`: 400. `trim_middle`: its oldest turns are left out; system messages, the user's last message and "
             "the newest step stay, and a call never loses its result. The model is told; "
             "`x-causeway-trimmed` and the record have the number of messages."
