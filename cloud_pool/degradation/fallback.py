@@ -208,11 +208,17 @@ class TierFallback:
         self._clock = clock
         self._tiers = {name: _Tier(each) for name, each in signals.items()}
         self._chains = {name: _from(config.tiers, name) for name in signals}
+        # Outside the order there is nothing to choose, and so nothing to observe.
+        self._sole = {
+            name: (FallbackStep(name, last=True, forced=True),) for name in signals if name not in config.tiers
+        }
         # By priority: many bulk requests say nothing about the more urgent ones, which are admitted before them.
         self._tier_healths: dict[Priority, dict[str, TierHealth]] = {priority: {} for priority in RANK}
 
     def fallback_steps(self, request: FallbackRequest, priority: Priority) -> tuple[FallbackStep, ...]:
         """Return the steps to try for this request, in order; never empty."""
+        if not request.resumable and (sole := self._sole.get(request.tier)) is not None:
+            return sole
         now = self._clock()
         names = (request.tier,) if request.critical else self._chains[request.tier]
         if request.allowed is not None:
