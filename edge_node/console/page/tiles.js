@@ -140,6 +140,9 @@ function cloudTile(cloud, state) {
   const breaker = cloud.breaker && cloud.breaker !== "closed" ? `breaker ${cloud.breaker.replace("_", "-")}` : "";
   const word = cloud.reachable === null ? "not probed" : cloud.reachable ? "up" : "unreachable";
   const trip = cloud.rtt_ms === null ? "" : `${figure(cloud.rtt_ms)} ms`;
-  const notes = [trip && "round trip", breaker, cloud.tier && `last tier ${cloud.tier}`];
-  return tile("Cloud", word, trip, notes.filter(Boolean).join(", "));
+  const notes = [trip && "round trip", breaker, cloud.tier && `last tier ${cloud.tier}`].filter(Boolean).join(", ");
+  const each = state.readiness.clouds.map(({ name, region, state: found }) =>
+    make("div", {}, `${name}${region && ` in ${region}`}: ${found === "unknown" ? "not probed" : found}`),
+  );
+  return tile("Cloud", word, trip, each.length ? [make("div", {}, notes), ...each] : notes);
 }

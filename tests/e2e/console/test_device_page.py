@@ -224,6 +224,23 @@ async def test_signals_that_the_device_cannot_read_are_named(device: Device, chr
             await expect(page.locator(".tile", has_text=title)).to_contain_text(text)
 
 
+async def test_each_of_several_clouds_is_shown(device: Device, chromium: Browser) -> None:
+    async def with_clouds(route: Route) -> None:
+        response = await route.fetch()
+        state = await response.json()
+        state["readiness"]["clouds"] = [
+            {"name": "eu", "region": "eu-central", "state": "unreachable"},
+            {"name": "us", "region": "", "state": "unknown"},
+        ]
+        await route.fulfill(response=response, json=state)
+
+    async with open_page(chromium, url(device)) as (page, _):
+        await page.route("**/console/state", with_clouds)
+        tile = page.locator(".tile", has_text="round trip")
+        for text in ("eu in eu-central: unreachable", "us: not probed"):
+            await expect(tile).to_contain_text(text)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def fleet_device(tmp_path: Path) -> AsyncIterator[tuple[Device, Publisher]]:
     """A daemon whose agent tries its bundles for an hour, as far as requests go well."""
