@@ -63,7 +63,7 @@ class MessageEncoder:
             thought = "" if self._hides_thinking else choice.reasoning
             blocks.append(b'{"type":"thinking","thinking":%b,"signature":""}' % _encode(thought))
         if text := choice.text + (choice.refusal or ""):
-            blocks.append(b'{"type":"text","text":%b,"citations":null}' % _encode(text))
+            blocks.append(b'{"type":"text","text":%b}' % _encode(text))
         blocks += [_tool_use(call, _input(call.arguments)) for call in choice.tool_calls]
         self._stop(choice)
         return self._message(b",".join(blocks), usage) + self._token() + b"}"
@@ -85,7 +85,7 @@ class MessageEncoder:
         events = self._thought(chunk.reasoning) if chunk.reasoning else b""
         self._refused = self._refused or chunk.refusal is not None
         if text := chunk.text + (chunk.refusal or ""):
-            events += self._begin("text", b'{"type":"text","text":"","citations":null}')
+            events += self._begin("text", b'{"type":"text","text":""}')
             before, after = self.around[0] = _TEXT % (self._blocks - 1), b"}" + _END
             events += before + _encode(text) + after
         for call in chunk.tool_calls:

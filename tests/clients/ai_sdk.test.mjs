@@ -8,7 +8,7 @@ import { createOpenAI } from "@ai-sdk/openai";
 import { APICallError, embedMany, generateText, jsonSchema, Output, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
-import { ASK, assertLoop, KEY, LOOP, MODEL, PARAMETERS, REPORT, TEXT, THOUGHT, tools, URL } from "./place.mjs";
+import { ASK, assertLoop, AT_GATEWAY, KEY, LOOP, MODEL, PARAMETERS, REPORT, TEXT, THOUGHT, tools, URL } from "./place.mjs";
 
 const openai = createOpenAI({ baseURL: `${URL}/v1`, apiKey: KEY || "none" });
 const anthropic = createAnthropic({ baseURL: `${URL}/v1`, apiKey: KEY || "none" });
@@ -101,6 +101,18 @@ test("messages: thinking is told, and goes back with the tools' results", async 
   });
   assert.deepEqual([found.text, found.steps[0].reasoningText], [LOOP, THOUGHT]);
   assertLoop(calls);
+});
+
+test("responses, with the client's own default: it names items by their ids, which a device does not store unasked", async () => {
+  const asking = generateText({
+    model: openai.responses(MODEL),
+    maxRetries: 0,
+    prompt: ASK,
+    tools: offered([]),
+    stopWhen: stepCountIs(6),
+  });
+  if (AT_GATEWAY) assert.equal((await asking).text, LOOP);
+  else await assert.rejects(asking, /not found\. It was not stored \(`store: true` does that\)/);
 });
 
 test("embeddings", async () => {

@@ -246,7 +246,8 @@ def _referenced(item: JSONObject, known: dict[str, JSONObject], at: int) -> JSON
 
 def item_not_found(item: str, param: str | None = None) -> NotFound:
     """Return the error for an item that is not there, or belongs to another client."""
-    return NotFound(f"Item {item[:80]!r} not found. It was not stored, has expired or was deleted.", param=param)
+    message = f"Item {item[:80]!r} not found. It was not stored (`store: true` does that), has expired or was deleted."
+    return NotFound(message, param=param)
 
 
 def numbered(items: Sequence[JSONObject], turn_id: str) -> list[JSONObject]:

@@ -215,4 +215,7 @@ _STATUS: Final[Mapping[JobState, tuple[str, bool]]] = {
 
 def not_found(name: str, param: str | None = None) -> NotFound:
     """Return the error for a response that is not there, or belongs to another client."""
-    return NotFound(f"Response {name[:80]!r} not found. It was not stored, has expired or was deleted.", param=param)
+    message = (
+        f"Response {name[:80]!r} not found. It was not stored (`store: true` does that), has expired or was deleted."
+    )
+    return NotFound(message, param=param)

@@ -63,7 +63,7 @@ async def test_a_text_is_a_message(surface: Surface, stream: bool) -> None:
         *("message", "assistant", "end_turn"),
         None,
     )
-    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "Good day", "citations": None}]
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "Good day"}]
     usage = message.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (2, 7, 0)
     assert (usage.output_tokens, usage.output_tokens_details.thinking_tokens) == (4, 2)
