@@ -188,7 +188,7 @@ async def measure(model: Path, turns: int, prefix_words: int, seed: int, names: 
         policy.write_text(POLICY)
         server = ServerConfig(port=0, default_deadline_s=_TURN_S)
         config = Config(policy=str(policy), server=server, state_dir=str(Path(folder) / "state"))
-        engine = EngineBackend(model, EngineConfig())
+        engine = EngineBackend(model, EngineConfig(), stuck_s=_TURN_S)  # a busy machine is no stuck engine
         app = build(config, make_engine=lambda _: engine, environ={})
         await app.start()
         try:
@@ -211,6 +211,7 @@ async def _session(http: aiohttp.ClientSession, name: str, turns: int, prefix_wo
         dialect = list(DIALECTS)[at % len(DIALECTS)] if name == "mixed" else name
         turn, tokens = await take_turn(http, dialect, session, tokens)
         taken.append(turn)
+        print(f"  {at + 1}: {turn.cached} of {turn.prompt} cached, first token {turn.first_s:.2f} s", flush=True)
     cold, warm = taken[0], taken[1:]
     worst = min(turn.cached / turn.prompt for turn in warm)
     firsts = sorted(turn.first_s / cold.first_s for turn in warm)

@@ -36,6 +36,12 @@ from tests.tool import run_tool
 
 from .conversations import MARKS, conversation
 
+POLICY = """
+version: 1
+name: bed
+targets: {small: {at: edge, model: m-small}}
+routes: [{name: all, use: [small]}]
+"""
 FAMILIES = {name: template for name, template in vars(family_templates).items() if name.isupper() and name[0] != "_"}
 
 
@@ -91,7 +97,7 @@ async def measure(families: list[str], conversations: int, seed: int) -> bool:
         with tempfile.TemporaryDirectory() as name:
             path = model_of(Path(name), family)
             engine: Any = EngineBackend(path, EngineConfig(threads=1, sequences=2))
-            async with running(Path(name), engine=engine) as device:
+            async with running(Path(name), engine=engine, policy=POLICY) as device:
                 await engine.ready(asyncio.get_running_loop().time() + 60.0)
                 rng, wrong = random.Random(seed), Counter[str]()
                 for at in range(conversations):

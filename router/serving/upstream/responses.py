@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -66,6 +67,8 @@ _CREDENTIALS = (401, 403, 407)
 _INVALID_REQUEST_KINDS: dict[str, type[InvalidRequest]] = {
     kind.code: kind for kind in (ContextLengthExceeded, InvalidGrammar, UnsupportedFeature)
 }
+# What vLLM, SGLang and llama-server say in words alone, each in its own.
+_TOO_LONG = re.compile(r"maximum context length|maximum allowed length|exceeds? the available context size")
 # Codes of our gateway's 503 responses that do not mean saturation.
 _UNAVAILABLE: dict[str, str] = {
     CloudUnreachable.code: "none of its replicas can be reached",
@@ -166,8 +169,10 @@ def status_error(status: int, retry_after: str, body: bytes, name: str) -> Cause
     """Return the error for a status other than 200, cases (2) to (6). `name` is the target's."""
     sent = server_error(body)
     reason = sent.message[:_MAX_MESSAGE] or f"{name} refused the request (HTTP {status})"
-    if status in (*_INVALID_REQUEST, 413, 422) and (specific := _INVALID_REQUEST_KINDS.get(str(sent.code))):  # (3)
-        return specific(reason, param=sent.param)
+    if status in (*_INVALID_REQUEST, 413, 422):  # (3)
+        specific = ContextLengthExceeded if _TOO_LONG.search(sent.message) else None
+        if (kind := _INVALID_REQUEST_KINDS.get(str(sent.code), specific)) is not None:
+            return kind(reason, param=sent.param)
     if status in _INVALID_REQUEST:
         return InvalidRequest(reason, param=sent.param)
     if refused := _REFUSED.get(status):

@@ -167,6 +167,12 @@ async def test_every_fault_has_its_error(
     [
         (400, {"message": "no", "param": "messages[0]"}, InvalidRequest),
         (400, {"message": "long", "code": "context_length_exceeded"}, ContextLengthExceeded),
+        (
+            400,
+            {"message": "This model's maximum context length is 2048 tokens. However, you", "code": 400},
+            ContextLengthExceeded,
+        ),
+        (400, {"message": "the request exceeds the available context size (4096)", "code": 400}, ContextLengthExceeded),
         (402, {"message": "no credit"}, CloudPaymentRequired),
         (413, {"message": "large", "param": "messages"}, CloudBodyTooLarge),
         (422, {"message": "no"}, CloudUnprocessable),

@@ -61,6 +61,21 @@ def test_little_memory_shortens_the_context_before_it_is_an_error() -> None:
         plan_memory(options(), trained_context=131072, kv_bytes_per_token=32768, weights_bytes=700 * MB, free=4 * MB)
 
 
+def test_a_conversation_that_fills_the_context_is_kept_for_its_next_turn() -> None:
+    """Its prefix takes what its KV cells took: 100 MB for 8,000 tokens of a model of 0.5 billion parameters."""
+
+    def prefix_bytes(free_mb: int, **fields: int) -> int:
+        plan = plan_memory(
+            options(**fields), trained_context=32768, kv_bytes_per_token=12288, weights_bytes=0, free=free_mb * MB
+        )
+        return plan.prefix_bytes
+
+    assert prefix_bytes(20_000) == 32768 * 12288
+    assert prefix_bytes(2000) == 250 * MB  # an eighth of the free memory
+    assert prefix_bytes(20_000, context_tokens=512, sequences=1) == 64 * MB
+    assert prefix_bytes(20_000, prefix_cache_bytes=0) == 0
+
+
 def test_a_configured_context_is_kept_or_refused() -> None:
     """Never reduced silently, unless the model's own context is shorter."""
     configured = options(context_tokens=4096, sequences=2)
