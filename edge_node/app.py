@@ -59,6 +59,7 @@ from .jobs.lazy_jobs import LazyJobs
 from .jobs.responses import ResponseJobs
 from .observability.metrics import Metrics
 from .parts import LazyAudio
+from .serving.direct import DirectAnswers
 from .serving.generation import AttemptRunner
 from .serving.on_demand_signals import OnDemandSignals
 from .serving.requests import Admission, Records, SharedGenerations
@@ -375,6 +376,7 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
         heartbeat_s=config.server.heartbeat_s,
         as_job=parts.jobs.as_job,
         responses=parts.responses,
+        direct=DirectAnswers(parts.service, parts.clouds),
     )
 
 

@@ -17,6 +17,7 @@ from causeway_server.router.types import Chunk, Embeddings, Request, Target
 if TYPE_CHECKING:
     from causeway_server.models.constraints.grammars import EnforceableRequest
     from causeway_server.models.llama_cpp.protocol import SoftTokens
+    from causeway_server.router.serving.http_client import HttpResponse
     from causeway_server.router.serving.upstream.responses import TextRelay
 
 
@@ -60,6 +61,13 @@ class CloudJobEnded(BackendError, code="cloud_job_ended", retryable=False):
         self.body = body
 
 
+class BegunCall(msgspec.Struct, frozen=True):
+    """A request that was sent to a cloud in callbacks, at `started` (monotonic s), and whose answer a task awaits."""
+
+    response: HttpResponse
+    started: float
+
+
 class BackendRequest(msgspec.Struct, frozen=True):
     """The request of one attempt to a backend. Deadlines are monotonic seconds (the loop's clock)."""
 
@@ -83,6 +91,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     )
     choices: int = 1  # number of requested answers
     regions: Regions = None  # regions that the request may reach; None: any
+    begun: BegunCall | None = None  # set if it was sent already
 
 
 class Backend(Protocol):

@@ -82,6 +82,7 @@ class App:
             _addresses(self.config.server, *self.parts.connections),
             self.config.server.read_timeout_s,
             PLAIN,
+            direct=self.api.begin,
         )
         self._stop = asyncio.Event()
         self.failed = False

@@ -62,7 +62,9 @@ from causeway_server.router.openai.tokens import (
     parse_tokenize,
 )
 from causeway_server.router.parts.uploads import FILE_MARK
+from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.reply import AnswerHead
 from causeway_server.router.serving.request import (
     DEADLINE,
     OURS,
@@ -95,6 +97,7 @@ from causeway_server.router.trackers import MAX_CLIENTS, FairShare, network_of
 from causeway_server.router.types import Kind, Prefer, Request, RoutingHints, folded_tags
 
 from ..config.schema import ServerConfig
+from ..serving.direct import Arrival, DirectAnswer, DirectAnswers, DirectConnection
 from ..serving.generation import policy_label
 from ..serving.requests import Records, RequestContext
 from ..serving.service import Service
@@ -135,6 +138,8 @@ _PREFERENCES: tuple[Prefer, ...] = get_args(Prefer)
 _HEADERS = frozenset(name for name in REQUEST_HEADERS if name.startswith(OURS))
 _MAX_REMEMBERED = 2048  # number of parsed requests in memory, for bodies of at most:
 _SHORT_BYTES = 4096
+_TEMPERATURE = b'"temperature"'
+_SAMPLED = re.compile(rb'"temperature":\s*(?:0?\.0*)?[1-9]')
 _WITH_STATE = ("response", None)  # kinds of bodies that may name stored responses
 _ANSWER_PATHS = frozenset(
     {
@@ -145,6 +150,7 @@ _ANSWER_PATHS = frozenset(
 AsJob = Callable[[web.BaseRequest], Awaitable[web.StreamResponse | None]]
 
 _TARGET = "x-causeway-target"
+_CHAT = "/v1/chat/completions"
 _ID_HEADERS = ("x-request-id", "x-causeway-decision")
 _ID = "{id}"  # one step of a path
 _ANY_ID = "{id:.*}"  # the rest of a path
@@ -263,6 +269,20 @@ class RequestReader:
         if FILE_MARK in body:
             body = await self.with_files(body, hints.client)
         return self._parse(kind, body, hints)
+
+    def sampled_chat(self, request: PlainRequest, facts: HeadFacts, policy: Policy) -> ParsedRequest | None:
+        """Parse a chat that no cache answers, without waiting; None if that is not possible, if it may be cached, or if
+        it must be refused. It is not remembered: an equal request gets an answer of its own.
+        """
+        body = request.body
+        if policy.cache and not _SAMPLED.search(body) and (not policy.default_temperature or _TEMPERATURE in body):
+            return None
+        if len(body) > self._max_body_bytes or FILE_MARK in body:
+            return None
+        try:
+            return ParsedRequest(parse_chat(body, facts.hints, resumes=True), RequestMemo())
+        except CausewayError:
+            return None
 
     async def _continued(self, responses: StoredResponses, body: bytes, hints: RoutingHints, key: str) -> ParsedRequest:
         """Parse a request whose state is resolved first. What continues a private response stays on this
@@ -449,6 +469,7 @@ class Api:
     as_job: AsJob
     heartbeat_s: float
     responses: StatefulResponses
+    direct: DirectAnswers
 
     def __post_init__(self) -> None:
         paths: Mapping[str, tuple[str, Handler]] = {
@@ -466,6 +487,20 @@ class Api:
         self.paths = {path.replace(_ANY_ID, _ID): methods for path, (methods, _) in paths.items()}
         self._paths = {path: handlers for path, handlers in paths.items() if "{" not in path}
         self._patterns = [(_pattern(path), handlers) for path, handlers in paths.items() if "{" in path]
+
+    def begin(self, http: PlainRequest, connection: DirectConnection) -> DirectAnswer | None:
+        """Begin the answer to a chat in callbacks; None if `handle` must answer. `http.begun` keeps what was done."""
+        facts, policy = http.head.facts, self.service.direct_policy
+        if policy is None or http.path != _CHAT or self.tracing is not None or not isinstance(facts, HeadFacts):
+            return None
+        clock = self.records.clock
+        arrived, parsed = clock.monotonic(), self.reader.sampled_chat(http, facts, policy)
+        http.begun = parsed
+        if parsed is None or log.isEnabledFor(logging.DEBUG):
+            return None
+        decision_id, unix = new_decision_id(), clock.unix()
+        arrival = Arrival(decision_id, parsed.request, parsed.memo, facts.traceparent, arrived, unix)
+        return self.direct.begin(arrival, http, connection)
 
     async def handle(self, http: HttpExchange) -> web.StreamResponse:
         """Handle one request. Raises only CancelledError, when the client disconnects."""
@@ -514,7 +549,10 @@ class Api:
         if kind == "message":
             check_version(http.headers)
         facts = self.reader.facts(http)
-        parsed = await self.reader.request(http, kind, facts)
+        begun = http.begun if isinstance(http, PlainRequest) else None
+        if isinstance(begun, DirectAnswer):
+            return await self._go_on(begun, http)
+        parsed = begun if isinstance(begun, ParsedRequest) else await self.reader.request(http, kind, facts)
         turn = parsed.turn
         if turn is not None and turn.request.background:
             return await self.responses.in_background(http, parsed, turn)
@@ -536,8 +574,30 @@ class Api:
         )
         if turn is not None and turn.store:
             reply.keep = partial(self.responses.keep, context, turn)
+        return await self._reply(context, reply)
+
+    async def _go_on(self, begun: DirectAnswer, http: HttpExchange) -> web.StreamResponse:
+        """Answer a request whose answer was begun in callbacks."""
+        arrival = begun.arrival
+        reply = HttpReplyWriter(
+            arrival.request, http, device_header_lines, id=arrival.id, created=int(arrival.unix), id_headers=_ID_HEADERS
+        )
+        context = RequestContext(
+            arrival.request,
+            reply,
+            id=arrival.id,
+            arrived=arrival.arrived,
+            traceparent=arrival.traceparent,
+            memo=arrival.memo,
+        )
+        return await self._reply(context, reply, begun)
+
+    async def _reply(
+        self, context: RequestContext, reply: HttpReplyWriter[AnswerHead], begun: DirectAnswer | None = None
+    ) -> web.StreamResponse:
+        decision_id = context.id
         try:
-            await self.service.answer(context)
+            await self.service.answer(context, begun)
             return reply.response
         except ClientGone:
             raise

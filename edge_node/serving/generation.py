@@ -67,7 +67,7 @@ from causeway_server.router.types import (
     Usage,
 )
 
-from ..backends.backend import Backend, BackendRequest, JobTerms, UpstreamInfo
+from ..backends.backend import Backend, BackendRequest, BegunCall, JobTerms, UpstreamInfo
 from ..storage.cache import CacheHit
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ class Generation(msgspec.Struct, eq=False):
     trace: RequestTrace | None = None
     cache_plan: CachePlan = _NOT_ASKED
     cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
+    begun: BegunCall | None = None  # the first attempt's, if it was made in callbacks; with decision and sequence
     semantic_question: ComparedText | None = None  # set if the semantic cache was searched
     semantic_scope: bytes = b""
     # set if the answer is generated again, to be compared with a cached one
@@ -448,7 +449,8 @@ class AttemptRunner:
             request, soft = await self.encoders.prepare(generation, attempt.plan)
         if generation.decision.parts_on_device and target.at != "edge" and modalities(request) != ["text"]:
             raise NoRoute(f"Parts of this request may not leave the device, and {target.name} is in the cloud.")
-        now = _now()
+        begun, generation.begun = generation.begun, None
+        now = _now() if begun is None else begun.started
         attempt.start(now)
         deadline, first_token_by = self._deadlines(generation, attempt, now)
         relay = _Relay(attempt, reply) if generation.request.stream else None
@@ -470,6 +472,7 @@ class AttemptRunner:
             soft=soft,
             relay=relay,
             regions=None if generation.decision.regions is None else frozenset(generation.decision.regions),
+            begun=begun,
         )
         generation.upstream = generation.enforceable = None
         try:

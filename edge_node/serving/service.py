@@ -8,7 +8,8 @@
     Decision → Chunks    `generation`: run targets in order; after the first byte no other target may answer
     Chunks → Outcome     `requests`: exactly one per request: metrics, trace, decision record
 
-A cache hit needs no permit: it does not queue behind the work that it saves. The files that one streamed answer of the
+A cache hit needs no permit: it does not queue behind the work that it saves. A chat that the first cloud answers whole,
+as most are that are passed on, takes the same hops in callbacks (`direct`). The files that one streamed answer of the
 device passes, in order, are listed in router/README.md.
 """
 
@@ -20,7 +21,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -109,6 +110,14 @@ class Explanation(msgspec.Struct, frozen=True):
     similarity: float | None = None
 
 
+class BegunAnswer(Protocol):
+    """The beginning of an answer that was made without a task (`direct`)."""
+
+    def fill(self, generation: Generation, /) -> None:
+        """Set what was decided and sent."""
+        ...
+
+
 @dataclass(frozen=True)
 class AnswerSources:
     """Sources of answers that need no attempt: stored answers, and those in progress.
@@ -141,6 +150,8 @@ class Service:
     records: Records
     shadows: Shadows
     default_deadline_s: float
+    direct_policy: Policy | None = field(init=False, default=None)
+    """The active policy, if requests may be decided under it without a task (`direct`)."""
     _planner: CachePlanner = field(default_factory=CachePlanner)
     _policy: Policy = field(init=False)
 
@@ -152,18 +163,26 @@ class Service:
             scope: Extra cache-key bytes, such as model hashes.
         """
         self._policy = policy
+        varies = policy.places or policy.priced or not policy.reads_only_features or self.on_demand.record_all
+        keeps_samples = any(rule.allow_sampled for rule in policy.cache)
+        self.direct_policy = None if varies or keeps_samples else policy
         self.records.variants.use(policy)
         self._planner = CachePlanner(scope)
         self.sources.semantic.activate(policy)
 
-    async def answer(self, context: RequestContext) -> None:
+    async def answer(self, context: RequestContext, begun: BegunAnswer | None = None) -> None:
         """Answer a request; return when the last byte is passed to the client's connection.
+
+        Args:
+            begun: The answer's beginning in callbacks, with which it goes on.
 
         Raises:
             CausewayError: The error for the client.
             CancelledError: The client disconnected.
         """
         self._begin(context)
+        if begun is not None:
+            begun.fill(context.generation)
         if log.isEnabledFor(logging.DEBUG):
             log_arrival(context.id, context.request)
         try:
@@ -207,7 +226,7 @@ class Service:
             policy,
             self.signals.recent_snapshot(policy),
             arrived=now,
-            deadline=self._deadline(request, now),
+            deadline=self.deadline(request, now),
         )
         self.admission.admit(request.hints.client, now)
         if not self.on_demand.concerns(request):
@@ -261,7 +280,7 @@ class Service:
     async def _tokenizer_of(self, request: Request) -> tuple[Target, Tokenizer, float]:
         now, policy = self.records.clock.monotonic(), self._policy_of(request)
         self.admission.admit(request.hints.client, now)
-        deadline = self._deadline(request, now)
+        deadline = self.deadline(request, now)
         snapshot = self.signals.snapshot(policy)
         decision = await self._decide(Generation("", request, policy, snapshot, arrived=now, deadline=deadline))
         target = next((plan.target for plan in decision.attempts if plan.target.at == "edge"), None)
@@ -301,7 +320,7 @@ class Service:
 
     def _begin(self, context: RequestContext) -> None:
         policy = self._policy_of(context.request)
-        context.deadline = self._deadline(context.request, context.arrived, is_job=context.job is not None)
+        context.deadline = self.deadline(context.request, context.arrived, is_job=context.job is not None)
         generation = Generation(
             context.id,
             context.request,
@@ -324,7 +343,8 @@ class Service:
         """Return the place of one of the active policy's targets."""
         return next((one.at for one in self._policy.targets if one.name == target), None)
 
-    def _deadline(self, request: Request, arrived: float, *, is_job: bool = False) -> float:
+    def deadline(self, request: Request, arrived: float, *, is_job: bool = False) -> float:
+        """Return the deadline of a request, monotonic seconds."""
         if request.hints.deadline_ms is None:
             return arrived + self.default_deadline_s
         if is_job:
@@ -335,6 +355,9 @@ class Service:
 
     async def _hops(self, context: RequestContext) -> None:
         generation = context.generation
+        if generation.begun is not None:
+            await self._generate(generation, context)
+            return
         if context.job is None:  # a job was charged when it was accepted
             self.admission.admit(context.request.hints.client, context.arrived)
         hit = None if self._bypasses(generation) else await self._find(generation, context.memo)
@@ -370,7 +393,7 @@ class Service:
         """Return whether the request cannot be cached under any rule."""
         bypass = early_bypass(generation.policy, generation.request)
         if bypass:
-            generation.cache_plan = _bypassed(bypass)
+            generation.cache_plan = bypassed(bypass)
         return bool(bypass)
 
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
@@ -449,13 +472,16 @@ class Service:
 
     async def _generate(self, generation: Generation, reply: Reply[AnswerHead], *, waits: bool = True) -> None:
         """Generate an answer: wait for a permit, decide, run the attempts. `waits`: whether it needs a permit."""
-        admission, loop = self.admission, asyncio.get_running_loop()
-        if waits and not admission.try_acquire():
+        admission, loop, begun = self.admission, asyncio.get_running_loop(), generation.begun
+        if begun is None and waits and not admission.try_acquire():
             await admission.acquire(generation.first_byte_by, generation.request.hints.client)
-        started, decided = loop.time(), False
+        started, decided = loop.time() if begun is None else begun.started, False
         try:
-            generation.snapshot = self.signals.snapshot(generation.policy)
-            decision = await self._decide(generation)
+            if begun is None:
+                generation.snapshot = self.signals.snapshot(generation.policy)
+                await self._decide(generation)
+            decision = generation.decision
+            assert decision is not None
             tap = None if decision.shadow is None else self.shadows.tap(generation, reply)
             decided = True
             await self.attempts.run(generation, reply if tap is None else tap)
@@ -598,7 +624,7 @@ async def _forward(subscriber: Subscriber, context: RequestContext) -> None:
 
 
 @lru_cache(64)
-def _bypassed(reason: str) -> CachePlan:
+def bypassed(reason: str) -> CachePlan:
     return CachePlan(bypass=reason)
 
 

@@ -113,6 +113,11 @@ def encode_whole(request: Request, answer_id: str, model: str, created: int, chu
     first = chunks[0]
     if len(chunks) == 1 and first.usage is not None and first.finish_reason is not None and not first.tool_calls:
         choices, usage = chunks, first.usage
+        if request.kind == "chat" and first.refusal is None and not _has_more(first):
+            return _TEXT_WHOLE % (
+                *(_encode(answer_id), created, model_json(model)),
+                *(first.index, _encode(first.text), _encode(first.finish_reason), usage_json(usage)),
+            )
     else:
         choices, usage = coalesce(chunks)
     form = format_of(request.kind, request.logprobs)
@@ -221,6 +226,17 @@ class AnswerCall(msgspec.Struct):
 _TEXT_CHOICE: Final = (
     b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":%b},"logprobs":null,"finish_reason":%b}'
 )
+
+
+_TEXT_WHOLE: Final = (
+    b'{"id":%b,"object":"chat.completion","created":%d%b{"index":%d,"message":{"role":"assistant","content":%b,'
+    b'"refusal":null},"logprobs":null,"finish_reason":%b}],"usage":%b}'
+)
+
+
+def _has_more(chunk: Chunk) -> bool:
+    """Return whether a whole choice without tool calls and refusal has more than a text and its end."""
+    return bool(chunk.logprobs or chunk.reasoning or chunk.extra or chunk.resume or chunk.stop)
 
 
 class ChatChoiceFormat:

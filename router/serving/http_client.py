@@ -76,6 +76,14 @@ class BodyListener(Protocol):
         ...
 
 
+class ResponseOwner(Protocol):
+    """The receiver of a response in callbacks, without a task that waits for it."""
+
+    def changed(self) -> None:
+        """Take note that the head, a part of the body, its end, or an error has come. Raises nothing."""
+        ...
+
+
 class HttpResponse:
     """A response: its head, and its body as it arrives. The caller must `release` it.
 
@@ -84,6 +92,7 @@ class HttpResponse:
         complete: Whether the whole body has arrived; some of it may not have been taken yet.
         error: The error that ended the answer, raised after the arrived bytes are read.
         listener: The receiver that is called first while a task waits for the body.
+        owner: The receiver of every change; None: tasks wait for them.
     """
 
     def __init__(self, connection: HttpConnection) -> None:
@@ -91,6 +100,7 @@ class HttpResponse:
         self.complete = False
         self.error: Exception | None = None
         self.listener: BodyListener | None = None
+        self.owner: ResponseOwner | None = None
         self.headers: dict[bytes, bytes] = {}
         """The first value of each header, by lower-case name."""
         self._connection = connection
@@ -98,6 +108,11 @@ class HttpResponse:
         self._size_bytes = 0
         self._inflater: _Inflater | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_resent(self) -> bool:
+        """Whether the request is sent again if the connection ends before anything of an answer has come (2)."""
+        return self._connection.served > 0
 
     def header(self, name: bytes, default: str = "") -> str:
         """Return the first value of a header. `name`: the lower-case name."""
@@ -169,6 +184,9 @@ class HttpResponse:
         return waiter
 
     def wake(self) -> None:
+        if self.owner is not None:
+            self.owner.changed()
+            return
         if self._waiter is None or self._waiter.done():
             return
         if self.listener is None or self.complete or self.error is not None or not self.listener.arrived():
@@ -386,12 +404,12 @@ class HttpConnection(asyncio.Protocol):
     def _finish(self, response: HttpResponse) -> None:
         self._response = None
         self.served += 1
-        response.wake()
         if self._keeps_alive and not self._has_surplus and not self._transport.get_write_buffer_size():
             self.resume()
             self._pool.released(self)
         else:
             self.close()
+        response.wake()
 
     # --- httptools ---------------------------------------------------------------------------------------------------
 
@@ -476,8 +494,32 @@ class HttpClient:
         self._sweep: asyncio.TimerHandle | None = None
         self._addresses: tuple[list[Any], float] = ([], 0.0)  # addresses and their expiry
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a connection is idle."""
+        connection = self._idle_connection()
+        if connection is None:
+            return False
+        self._idle.append(connection)
+        return True
+
+    def begin(self, method: str, target: str, lines: str, until: float, body: bytes) -> HttpResponse | None:
+        """Send a request on an idle connection. Returns its response, whose head is yet to arrive; None if there is no
+        such connection. The arguments are those of `request`, which may wait for the response.
+        """
+        connection = self._idle_connection()
+        if connection is None:
+            return None
+        return connection.begin(self._message(method, target, lines, body), until)
+
     async def request(
-        self, method: str, target: str, lines: str, until: float, body: bytes | None = None
+        self,
+        method: str,
+        target: str,
+        lines: str,
+        until: float,
+        body: bytes | None = None,
+        begun: HttpResponse | None = None,
     ) -> HttpResponse:
         """Send a request. Returns the response when its head has arrived; the caller must release it.
 
@@ -485,17 +527,19 @@ class HttpClient:
             target: Path and query, encoded.
             lines: The lines of the headers (`field_lines`), without Host and Content-Length.
             until: The time by which the answer must be complete, unless its `bound` is moved (the loop's clock, s).
+            begun: The response of the same request, which was sent by `begin`.
 
         Raises:
             HttpClientError: There is no answer.
             TimeoutError: There was no answer in time.
         """
-        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
-        start = f"{method} {target} HTTP/1.1\r\nHost: {self._host_field}\r\n"
-        data = f"{start}{lines}{length}\r\n".encode() + (body or b"")
+        data = self._message(method, target, lines, body)
         while True:
-            connection = self._idle_connection() or await self._acquire(until)
-            response = connection.begin(data, until)
+            if begun is None:
+                connection = self._idle_connection() or await self._acquire(until)
+                response = connection.begin(data, until)
+            else:
+                response, begun = begun, None
             try:
                 while not response.status:  # until the head is here
                     if response.error is not None:
@@ -504,8 +548,13 @@ class HttpClient:
                 return response
             except BaseException as error:
                 response.release()  # a connection whose answer has just arrived may have another request already
-                if not isinstance(error, DisconnectedError) or not connection.served or error.begun:  # (2)
+                if not isinstance(error, DisconnectedError) or not response.is_resent or error.begun:  # (2)
                     raise
+
+    def _message(self, method: str, target: str, lines: str, body: bytes | None) -> bytes:
+        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
+        start = f"{method} {target} HTTP/1.1\r\nHost: {self._host_field}\r\n"
+        return f"{start}{lines}{length}\r\n".encode() + (body or b"")
 
     def close(self) -> None:
         """Close all connections. Waiting requests and all further ones fail."""

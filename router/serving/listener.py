@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import anyio
 import msgspec
@@ -47,7 +47,7 @@ from .addresses import BACKLOG, ListeningSockets, bind_tcp, bind_unix_socket, ur
 from .aiohttp_connection import AiohttpConnection, has_response_begun, is_between_requests, make_request
 from .logs import redacted
 from .request import ExchangeHandler, Handler, HttpExchange, PlainHead, PlainRequest, read_head, read_request_id
-from .responses import CORS, STOPPED, answer_plain, error_response, refusal
+from .responses import CORS, STOPPED, PrebuiltResponse, answer_plain, error_response, refusal
 from .tls.contexts import TlsContext
 from .tls.peers import PeerCertificate, peer_certificate
 
@@ -180,6 +180,22 @@ class Address(msgspec.Struct, frozen=True):
     tls: TlsContext | None = None
 
 
+class DirectWork(Protocol):
+    """A request that is answered in callbacks, without a task. It ends with `Connection.answered` or `hand_over`."""
+
+    def cancel(self) -> object:
+        """Stop, because the client has left or the server ends."""
+        ...
+
+
+class DirectHandler(Protocol):
+    """Begins the answer to a plain request in callbacks."""
+
+    def __call__(self, http: PlainRequest, connection: Connection, /) -> DirectWork | None:
+        """Return the work; None if a task must answer the request."""
+        ...
+
+
 class Connection(asyncio.Protocol):
     """A connection of a listener, from its beginning to its end, whichever server answers its requests.
 
@@ -189,6 +205,7 @@ class Connection(asyncio.Protocol):
         reading_paused: Whether reading is paused because of requests that were sent ahead.
         task: The task that answers the request in progress.
         certificate: The client's certificate, where the address asks for one.
+        direct: The request in progress, if it is answered in callbacks.
     """
 
     def __init__(self, listener: Listener, address: Address) -> None:
@@ -198,6 +215,7 @@ class Connection(asyncio.Protocol):
         self.writing_paused = False
         self.task: asyncio.Task[None] | None = None
         self.certificate: PeerCertificate | None = None
+        self.direct: DirectWork | None = None
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._remote: str | None = None
@@ -216,7 +234,11 @@ class Connection(asyncio.Protocol):
         """Whether it waits for the head of a request."""
         if self._moved is not None:
             return is_between_requests(self._moved)
-        return self.task is None and not self._received
+        return not self._is_busy and not self._received
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.task is not None or self.direct is not None
 
     @property
     def is_open(self) -> bool:
@@ -225,7 +247,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection after the answer to the request in progress."""
         self._ends = True
-        if self._moved is None and self.task is None:
+        if self._moved is None and not self._is_busy:
             if self._received:
                 self._move(self._received)
             else:
@@ -263,7 +285,7 @@ class Connection(asyncio.Protocol):
         self._expect_request()
 
     def data_received(self, data: bytes) -> None:
-        if self.task is None:
+        if self.task is None and self.direct is None:
             self._begin(self._received + data if self._received else data)
         elif not self._ends:
             self._received += data
@@ -283,8 +305,9 @@ class Connection(asyncio.Protocol):
         self._received = b""
         self.release()
         self._wake()
-        if self.task is not None:
-            self.task.cancel()
+        work = self.task or self.direct
+        if work is not None:
+            work.cancel()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -321,6 +344,12 @@ class Connection(asyncio.Protocol):
             self._rest_timer = None
         self._received = data[end:]
         http = PlainRequest(self, head, data[begin:end], self._remote)
+        if self._listener.direct is not None and head.cors is not None and self.certificate is None:
+            http.cors = head.cors
+            self.direct = self._listener.direct(http, self)
+            if self.direct is not None:
+                self._listener.begin_direct(self.direct, self)
+                return
         self.task = self._loop.create_task(self._answer(http))
 
     def _await_rest(self, data: bytes, size: int) -> None:
@@ -336,10 +365,29 @@ class Connection(asyncio.Protocol):
         self._rest_timer = None
         self._move(self._received)
 
-    async def _answer(self, http: PlainRequest) -> None:
+    def answered(self, http: PlainRequest) -> None:
+        """Continue after an answer in callbacks, which was written."""
+        work, self.direct = self.direct, None
+        self._listener.end_request(work, self)
+        if self.writing_paused:  # (4)
+            response = PrebuiltResponse(http, "", b"")
+            response.ended = True
+            self.task = self._loop.create_task(self._answer(http, response))
+        elif self.transport is not None:
+            self._end(kept=True)
+
+    def hand_over(self, http: PlainRequest) -> asyncio.Task[None]:
+        """Let a task answer the request whose answer was begun in callbacks. Returns the task."""
+        work, self.direct = self.direct, None
+        self.task = self._loop.create_task(self._answer(http))
+        self._listener.replace(work, self.task)
+        return self.task
+
+    async def _answer(self, http: PlainRequest, response: web.StreamResponse | None = None) -> None:
         kept = False
         try:
-            response = await self._listener.serve(http, self)
+            if response is None:
+                response = await self._listener.serve(http, self)
             kept = await answer_plain(http, response)
         except ConnectionError:
             pass  # the client has left
@@ -409,6 +457,7 @@ class Listener:
         read_timeout_s: Maximum time for a head to arrive, and between two requests.
         plain: Method and path of the requests that are answered without aiohttp if they are plain ones.
         wall_clock: Unix time in seconds, for the dates of certificates.
+        direct: Answers plain requests in callbacks where it can, once their head was admitted.
 
     Attributes:
         plain: Method and path by request line.
@@ -422,7 +471,9 @@ class Listener:
         read_timeout_s: float,
         plain: Collection[tuple[str, str]] = (),
         wall_clock: Callable[[], float] = time.time,
+        direct: DirectHandler | None = None,
     ) -> None:
+        self.direct = direct
         self.plain = {f"{method} {path} HTTP/1.1\r\n".encode(): (method, path) for method, path in plain}
         self.read_timeout_s = read_timeout_s
         self.connections: set[Connection] = set()
@@ -431,7 +482,7 @@ class Listener:
         self._handle = cast("ExchangeHandler", handle)
         self._addresses = addresses
         self._idle: asyncio.Event | None = None  # set when no request is left, while `drain` waits
-        self._requests: set[asyncio.Task[object]] = set()  # one task per request
+        self._requests: set[DirectWork] = set()  # a task per request, or its work in callbacks
         self._http: web.Server | None = None
         self._sockets: list[ListeningSockets] = []
         self._paths: list[Path] = []  # of Unix sockets that are bound
@@ -486,7 +537,7 @@ class Listener:
         """Cancel the requests in progress and wait until they have sent their errors."""
         self._closing = True
         self.stop_accepting()
-        for request in self._requests:
+        for request in tuple(self._requests):
             request.cancel()  # (7)
         await self.drain(_CANCEL_S)
         answering = [connection.task for connection in self.connections if connection.task is not None]
@@ -556,10 +607,26 @@ class Listener:
             request_id = read_request_id(http.headers)
             return refusal(http, Draining(STOPPED), request_id, {"x-request-id": request_id})  # (7)
         finally:
-            address.connections.end_request(connection)
-            self._requests.discard(task)
-            if self._idle is not None and not self._requests:
-                self._idle.set()
+            self.end_request(task, connection)
+
+    def begin_direct(self, work: DirectWork, connection: Connection) -> None:
+        """Note that a request is being answered in callbacks."""
+        self._requests.add(work)
+        connection.address.connections.begin_request(connection)
+
+    def replace(self, work: DirectWork | None, task: asyncio.Task[None]) -> None:
+        """Note that a task answers the request of this work now."""
+        self._requests.add(task)
+        if work is not None:
+            self._requests.discard(work)
+
+    def end_request(self, work: DirectWork | None, connection: Connection) -> None:
+        """Note that a request is answered."""
+        connection.address.connections.end_request(connection)
+        if work is not None:
+            self._requests.discard(work)
+        if self._idle is not None and not self._requests:
+            self._idle.set()
 
 
 def _refusal() -> bytes:

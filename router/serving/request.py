@@ -396,9 +396,10 @@ class PlainRequest:
         remote: The address of the client; None over a Unix socket.
         cors: The CORS headers of the answer.
         output_size: The number of written bytes of the answer.
+        begun: The handler's work on this request before a task was made for it; None if there was none.
     """
 
-    __slots__ = ("body", "cors", "head", "headers", "method", "output_size", "path", "protocol", "remote")
+    __slots__ = ("begun", "body", "cors", "head", "headers", "method", "output_size", "path", "protocol", "remote")
     version: Final[HttpVersion] = HttpVersion11
     keep_alive: Final = True
 
@@ -412,6 +413,7 @@ class PlainRequest:
         self.remote = remote
         self.cors = NO_HEADERS
         self.output_size = 0
+        self.begun: object = None
 
     @property
     def raw_path(self) -> str:

@@ -464,6 +464,18 @@ class EventTexts:
         return self._stream.drain() if self._stream.client_behind else None
 
 
+def send_plain(http: PlainRequest, lines: str, body: bytes) -> None:
+    """Write a whole answer to a plain request at once. Raises ClientGone. `lines`: as returned by `header_lines`."""
+    transport = http.protocol.transport
+    if transport is None or transport.is_closing():
+        raise ClientGone(_CLOSED)
+    cors = header_lines(http.cors) if http.cors and hdrs.ORIGIN in http.headers else ""
+    fixed = f"Date: {_date(int(time.time()))}\r\nServer: {SERVER}\r\n{cors}\r\n"
+    head = f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {len(body)}\r\n{fixed}".encode()
+    http.output_size += len(head)
+    transport.write(head + body)
+
+
 async def answer_plain(http: PlainRequest, response: web.StreamResponse) -> bool:
     """Write what is left of the answer to a plain request. Raises ConnectionError when the client has left.
 
@@ -513,12 +525,17 @@ def header_lines(fields: Mapping[str, str]) -> str:
 
 def device_header_lines(head: AnswerHead, media_type: str) -> str:
     """Return the header lines of a device's answer. All but the id is cached, since it repeats for most cache hits."""
-    lines = _lines_without_id(msgspec.structs.replace(head, id=""), media_type)
-    return f"{lines}x-request-id: {head.id}\r\nx-causeway-decision: {head.id}\r\n"
+    return shared_header_lines(msgspec.structs.replace(head, id=""), media_type) + id_lines(head.id)
+
+
+def id_lines(decision_id: str) -> str:
+    """Return the header lines with the id of an answer."""
+    return f"x-request-id: {decision_id}\r\nx-causeway-decision: {decision_id}\r\n"
 
 
 @lru_cache(maxsize=256)
-def _lines_without_id(head: AnswerHead, media_type: str) -> str:
+def shared_header_lines(head: AnswerHead, media_type: str) -> str:
+    """Return the header lines of a device's answer but for those of its id. `head`: without the id."""
     headers = {
         "Content-Type": media_type,
         "x-causeway-route": head.route,

@@ -36,7 +36,7 @@ REQUESTS = 300
 
 def _without_header_cache() -> None:
     """The lines of a reply's headers are made for each reply."""
-    vars(responses)["_lines_without_id"] = vars(responses)["_lines_without_id"].__wrapped__
+    vars(responses)["shared_header_lines"] = vars(responses)["shared_header_lines"].__wrapped__
 
 
 def _without_body_memo() -> None:

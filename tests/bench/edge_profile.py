@@ -47,15 +47,23 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
         "router.serving.listener:Listener.serve",
     ),
     "rules for hosts and pages": ("router.web_origins:WebOrigins.admit",),
-    "API: path, ids, context": ("edge_node.http.api:Api.handle",),
-    "caller and routing hints": ("edge_node.http.api:RequestReader.request",),
+    "API: path, ids, context": ("edge_node.http.api:Api.handle", "edge_node.http.api:Api.begin"),
+    "caller and routing hints": (
+        "edge_node.http.api:RequestReader.request",
+        "edge_node.http.api:RequestReader.sampled_chat",
+    ),
     "body: hash, decode, check": ("edge_node.http.api:RequestReader._parse",),
     "admission: rate and permit": (
         "edge_node.serving.requests:Admission.admit",
+        "edge_node.serving.requests:Admission.try_acquire",
+        "edge_node.serving.requests:Admission.release",
         "edge_node.serving.requests:EdgePermit.__aenter__",
         "edge_node.serving.requests:EdgePermit.__aexit__",
     ),
-    "service: hops, deadline": ("edge_node.serving.service:Service.answer",),
+    "service: hops, deadline": (
+        "edge_node.serving.service:Service.answer",
+        "edge_node.serving.direct:DirectAnswers.begin",
+    ),
     "snapshot of signals": (
         "edge_node.signals.collector:SignalCollector.recent_snapshot",
         "edge_node.signals.collector:SignalCollector.snapshot",
@@ -68,21 +76,30 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
         "edge_node.storage.cache:AnswerCache.lookup_memory",
         "edge_node.storage.cache:AnswerCache.lookup_disk",
     ),
-    "decide": ("edge_node.serving.service:Service._decide",),
-    "attempt: states, relay, timer": ("edge_node.serving.generation:AttemptRunner.run",),
+    "decide": ("edge_node.serving.service:Service._decide", "edge_node.serving.direct:DirectAnswers._plan"),
+    "attempt: states, relay, timer": (
+        "edge_node.serving.generation:AttemptRunner.run",
+        "edge_node.serving.direct:DirectAnswer.changed",
+    ),
     "cloud: breaker, health, fields": (
         "edge_node.backends.cloud.backend:CloudBackend._complete",
         "edge_node.backends.cloud.backend:CloudBackend.generate",
+        "edge_node.backends.cloud.backend:CloudBackend.begin",
+        "edge_node.backends.cloud.backend:CloudBackend.succeeded",
         "router.serving.upstream.server:OpenAIServer.request",
     ),
     "cloud: encode the request": (
         "edge_node.backends.cloud.backend:encode_request",
         "router.serving.upstream.server:encode_request",
     ),
-    "HTTP client: connection, write": ("router.serving.http_client:HttpClient.request",),
+    "HTTP client: connection, write": (
+        "router.serving.http_client:HttpClient.request",
+        "router.serving.http_client:HttpClient.begin",
+    ),
     "HTTP client: read": ("router.serving.http_client:HttpConnection.data_received",),
     "cloud: decode the answer": (
         "edge_node.backends.cloud.backend:decode_answer",
+        "edge_node.serving.direct:decode_answer",
         "router.serving.upstream.server:StreamReader._take",
     ),
     "reply: encode and write": (
@@ -92,9 +109,12 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
         "router.serving.responses:HttpReplyWriter.end",
         "router.serving.responses:EventTexts.send",
         "router.serving.listener:answer_plain",
+        "edge_node.serving.direct:encode_whole",
+        "edge_node.serving.direct:send_plain",
     ),
     "record": (
         "edge_node.serving.requests:RequestContext.finish",
+        "edge_node.serving.direct:DirectAnswer._record",
         "edge_node.serving.service:Service._finish_request",
         "edge_node.serving.service:Service._finish_generation",
         "edge_node.storage.decisions:DecisionStore.add",
@@ -102,6 +122,7 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
     "metrics": (
         "edge_node.observability.metrics:Metrics.request_finished",
         "edge_node.observability.metrics:Metrics.generation_finished",
+        "edge_node.observability.metrics:Metrics.passed_on",
     ),
     OFF: (
         "edge_node.observability.tracing:RequestTracer.begin",
@@ -316,15 +337,15 @@ def run_daemon(figures: Path, first: int) -> None:
 
     watch = Stopwatch(*calibrate(), first)
     install(watch)
-    from causeway_server.edge_node.serving.requests import RequestContext
+    from causeway_server.edge_node.storage.decisions import DecisionStore
 
-    finish = RequestContext.finish
+    add = DecisionStore.add
 
-    def counted(self: RequestContext, now: float, unix_s: float) -> Any:
+    def counted(self: DecisionStore, record: Any) -> None:
         watch.requests += 1
-        return finish(self, now, unix_s)
+        add(self, record)
 
-    RequestContext.finish = counted  # type: ignore[method-assign]  # each request has one record
+    DecisionStore.add = counted  # type: ignore[method-assign]  # each request has one record
     try:
         run()
     finally:

@@ -54,7 +54,7 @@ from causeway_server.router.serving.upstream.server import (
     StreamReader,
 )
 from causeway_server.router.trackers import Breaker
-from causeway_server.router.types import Chunk, CloudSignals, Embeddings
+from causeway_server.router.types import Chunk, CloudSignals, Embeddings, Target
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
@@ -66,7 +66,7 @@ _MAX_AWAY_S = 60.0  # upper bound of a server's Retry-After
 _FLEET_ADVICE = "it is the fleet's: see `causeway-edge fleet status`, and whether the gateway trusts the fleet"
 # The server is healthy: it rejected the request as invalid, or its answer cannot be parsed.
 _ANSWERED = (InvalidRequest, CloudRejected, CloudRefused, CloudUnreadable)
-_NO_INFO = UpstreamInfo("", "", degraded=False)
+NO_INFO = UpstreamInfo("", "", degraded=False)
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +151,28 @@ class CloudBackend:
             chunks = decode_answer(await self._fetch(call, body, until), call.id)
             return [_with_target(chunk, call) if chunk.resume else chunk for chunk in chunks]
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `begin` may send a request: the server is well, no model is skipped, and a connection is idle."""
+        is_well = self.health.reachable is not False and self.health.breaker.state(self.now()) == "closed"
+        return is_well and not self._skip_until and self._server.is_ready
+
+    def begin(self, call: BackendRequest) -> HttpResponse | None:
+        """Send a request for a whole answer at once. Returns its response, whose head is yet to arrive; None if no
+        connection is idle.
+
+        The caller awaits the answer with `BackendRequest.begun`, or gets it in callbacks and calls `succeeded`.
+        """
+        self.asked()
+        body = encode_request(call.request, call.target.model, stream=False)
+        return self._server.begin(call.request.kind, body, call.deadline, self._lines(call))
+
+    def succeeded(self, call: BackendRequest, response: HttpResponse) -> None:
+        """Record a good answer to a request that was sent by `begin`."""
+        self._probe.answered(response)
+        self.health.succeeded()
+        self.health.model_answered(call.target.model)
+
     async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         if (answer := self.complete(call)) is not None:
             for chunk in await answer:
@@ -162,7 +184,7 @@ class CloudBackend:
             response = await self._server.post_stream(
                 upstream_call, call.request, call.target.model, until, self._lines(call), _resume(call)
             )
-            call.report_upstream(_upstream_info(response))
+            call.report_upstream(upstream_info(response))
             reader = StreamReader(response, upstream_call, until)
             try:
                 while chunks := await reader.next():
@@ -183,9 +205,10 @@ class CloudBackend:
     async def _fetch(self, call: BackendRequest, body: bytes, until: float) -> bytes:
         """Return the body of a complete answer. `until`: its deadline, the loop's clock."""
         upstream_call = UpstreamCall(call.id, call.target.name, until)
-        response = await self._server.post(upstream_call, call.request.kind, body, until, self._lines(call))
+        begun = None if call.begun is None else call.begun.response
+        response = await self._server.post(upstream_call, call.request.kind, body, until, self._lines(call), begun)
         try:
-            call.report_upstream(_upstream_info(response))
+            call.report_upstream(upstream_info(response))
             return await read_whole(response, upstream_call)
         finally:
             response.release()
@@ -237,6 +260,9 @@ class _Guard:
     def __enter__(self) -> None:
         backend, call = self._backend, self._call
         breaker, now = backend.health.breaker, backend.now()
+        if call.begun is not None:  # `begin` looked at the breaker
+            self._started = call.begun.started
+            return
         self._started = now
         backend.refuse_skipped(call, now)
         backend.asked()
@@ -334,12 +360,16 @@ class Clouds:
         for cloud in self:
             await cloud.close()
 
+    def of(self, target: Target) -> CloudBackend | None:
+        """Return the cloud of a target; None if this device does not have it."""
+        return self._by_name.get(target.cloud) if target.cloud else self._first
+
     def _of(self, call: BackendRequest) -> CloudBackend:
         """Return the cloud of a request's target. Raises TargetNotConfigured, or OutsideRegion: whatever was decided,
         no byte of a bound request goes to a cloud outside its regions.
         """
         target = call.target
-        cloud = self._by_name.get(target.cloud) if target.cloud else self._first
+        cloud = self.of(target)
         if cloud is None:
             raise TargetNotConfigured(
                 f"{target.key}: clouds.{target.cloud} is not set on this device.", phase="connect"
@@ -397,9 +427,10 @@ def _is_server_failure(error: CausewayError, took_s: float, timeout_s: float) ->
     return not isinstance(error, CloudTimeout) or took_s >= timeout_s - _TIMER_STEP_S
 
 
-def _upstream_info(response: HttpResponse) -> UpstreamInfo:
+def upstream_info(response: HttpResponse) -> UpstreamInfo:
+    """Return what a gateway's headers say about an answer."""
     if b"x-causeway-" not in b" ".join(response.headers):
-        return _NO_INFO
+        return NO_INFO
     return UpstreamInfo(
         tier=response.header(b"x-causeway-tier")[:_MAX_HEADER],
         reason=response.header(b"x-causeway-tier-reason")[:_MAX_HEADER],

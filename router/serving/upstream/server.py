@@ -165,6 +165,18 @@ class OpenAIServer:
         if self._client is not None:
             self._client.close()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a connection is idle."""
+        return self._client is not None and self._client.is_ready
+
+    def begin(self, kind: Kind, body: bytes, until: float, lines: str) -> HttpResponse | None:
+        """Send a request of this kind on an idle connection. Returns its response, whose head is yet to arrive, for
+        `post` or for callbacks; None if there is no such connection.
+        """
+        assert self._client is not None, "start() comes first"
+        return self._client.begin("POST", self._paths[kind], self._token_lines() + lines, until, body)
+
     async def request(
         self,
         method: str,
@@ -192,14 +204,24 @@ class OpenAIServer:
         return response
 
     def _sent(
-        self, method: str, target: str, until: float, body: bytes | None, lines: str
+        self,
+        method: str,
+        target: str,
+        until: float,
+        body: bytes | None,
+        lines: str,
+        begun: HttpResponse | None = None,
     ) -> Coroutine[None, None, HttpResponse]:
         assert self._client is not None, "start() comes first"
+        return self._client.request(method, target, self._token_lines() + lines, until, body, begun)
+
+    def _token_lines(self) -> str:
+        """Return the header lines of every request, with the present token."""
         token = self._credentials.token
         if token != self._sent_token:
             self._lines = self._common_lines(token)
             self._sent_token = token
-        return self._client.request(method, target, self._lines + lines, until, body)
+        return self._lines
 
     async def send(
         self,
@@ -210,10 +232,13 @@ class OpenAIServer:
         *,
         body: bytes | None = None,
         lines: str = "",
+        begun: HttpResponse | None = None,
     ) -> HttpResponse:
-        """Send a request, like `request`, and report to the observer. Raises BackendError instead."""
+        """Send a request, like `request`, and report to the observer. Raises BackendError instead. `begun`: its
+        response, if it was sent by `begin`.
+        """
         try:
-            response = await self._sent(method, target, until, body, lines)
+            response = await self._sent(method, target, until, body, lines, begun)
             if response.status == 401 and await self._renewed(self._sent_token, until):
                 response.release()
                 response = await self._sent(method, target, until, body, lines)
@@ -227,13 +252,24 @@ class OpenAIServer:
         self._observer.answered(response)
         return response
 
-    async def post(self, call: UpstreamCall, kind: Kind, body: bytes, until: float, lines: str = "") -> HttpResponse:
+    async def post(
+        self,
+        call: UpstreamCall,
+        kind: Kind,
+        body: bytes,
+        until: float,
+        lines: str = "",
+        begun: HttpResponse | None = None,
+    ) -> HttpResponse:
         """Send a request of this kind. Return a response with status 200, its body unread; the caller must release it.
+
+        Args:
+            begun: Its response, if it was sent by `begin`.
 
         Raises:
             BackendError, InvalidRequest: There is no such response (`responses`).
         """
-        response = await self.send(call, "POST", self._paths[kind], until, body=body, lines=lines)
+        response = await self.send(call, "POST", self._paths[kind], until, body=body, lines=lines, begun=begun)
         if response.status != 200:
             raise await read_error(response, call, until)
         return response
