@@ -151,8 +151,15 @@ async def test_metrics_and_spending_count_it_once(device: Device) -> None:
     record = await device.record(direct)
     counts = {(one.route, one.status): one.count for one in device.parts.metrics.request_counts()}
     assert counts == {("cloud", "ok"): 4}
-    text = device.parts.metrics.text().decode()
-    assert 'causeway_edge_attempts_total{error="",state="done",target="large"} 4.0' in text
+    lines = device.parts.metrics.text().decode().splitlines()
+    assert 'causeway_edge_attempts_total{error="",state="done",target="large"} 4.0' in lines
+    assert 'causeway_edge_tokens_total{target="large",type="input"} 28.0' in lines
+    assert 'causeway_edge_request_seconds_count{route="cloud"} 4.0' in lines
+    # All four under the same labels, whichever way they took.
+    for name in ("server_request_duration", "server_time_to_first_token", "server_time_per_output_token"):
+        assert [line[-3:] for line in lines if line.startswith(f"gen_ai_{name}_count")] == ["4.0"]
+    usage = [line[-3:] for line in lines if line.startswith("gen_ai_client_token_usage_count")]
+    assert usage == ["4.0", "4.0"]
     assert device.parts.spend.current.usd_today == pytest.approx(4 * record.outcome.usd)
 
 
