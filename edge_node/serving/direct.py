@@ -35,7 +35,6 @@ from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead
 from causeway_server.router.serving.request import PlainRequest
 from causeway_server.router.serving.responses import JSON, id_lines, send_plain, shared_header_lines
-from causeway_server.router.serving.upstream.responses import MAX_ANSWER_BYTES
 from causeway_server.router.types import (
     AttemptRecord,
     Chunk,
@@ -95,7 +94,8 @@ class Plan(msgspec.Struct, frozen=True):
     decision: Decision
     target: Target
     cloud: CloudBackend
-    policy: str  # name@revision
+    policy: Policy
+    label: str  # name@revision
     bypass: str  # why the cache is bypassed
     lines: str  # header lines of an answer without a gateway's own, and without ids
 
@@ -107,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True):
         """Return the head of an answer, without its id."""
         return AnswerHead(
             id="",
-            policy=self.policy,
+            policy=self.label,
             route="cloud",
             target=self.target.name,
             model=self.target.model,
@@ -150,7 +150,7 @@ class DirectAnswer:
     def fill(self, generation: Generation) -> None:
         """Let a generation go on with what was done (`BegunAnswer`)."""
         plan = self._plan
-        generation.snapshot, generation.decision = plan.snapshot, plan.decision
+        generation.policy, generation.snapshot, generation.decision = plan.policy, plan.snapshot, plan.decision
         generation.cache_plan = bypassed(plan.bypass)
         generation.sequence = AttemptSequence(plan.decision, stream=False, choices=1, arrived=generation.arrived)
         generation.begun = BegunCall(self._response, self.started)
@@ -162,7 +162,8 @@ class DirectAnswer:
 
     def changed(self) -> None:
         response = self._response
-        if response.error is None and (not response.status or (response.status == 200 and not response.complete)):
+        arrives = not response.status or (response.status == 200 and not response.complete and not response.is_crowded)
+        if arrives and response.error is None:
             return
         try:
             if not self._deliver(response):
@@ -181,7 +182,7 @@ class DirectAnswer:
         body, connection, plan = response.peek(), self._connection, self._plan
         transport = connection.transport
         gone = transport is None or transport.is_closing() or connection.writing_paused
-        if response.error is not None or response.status != 200 or len(body) > MAX_ANSWER_BYTES or gone:
+        if response.error is not None or response.status != 200 or not response.complete or gone:
             return False
         arrival, target, info = self.arrival, plan.target, upstream_info(response)
         chunk = _answer_of(body, arrival.id)
@@ -191,9 +192,9 @@ class DirectAnswer:
         if target.price is not FREE and not (usage.prompt_tokens or usage.completion_tokens):
             return False  # its cost is estimated
         answer = encode_whole(arrival.request, f"chatcmpl-{arrival.id}", target.model, int(arrival.unix), (chunk,))
-        response.owner = None
         lines = plan.lines if info is NO_INFO else shared_header_lines(plan.head(info), JSON)
         send_plain(self._http, lines + id_lines(arrival.id), answer)
+        response.owner = None
         plan.cloud.succeeded(self._call, response)
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -287,7 +288,7 @@ class DirectAnswers:
             deadline=deadline,
             first_token_by=deadline,
             traceparent=arrival.traceparent,
-            policy=plan.policy,
+            policy=plan.label,
             cacheable=False,
         )
         try:
@@ -330,7 +331,7 @@ class DirectAnswers:
         cloud = self._clouds.of(first.target)
         if first.target.at != "cloud" or first.handoff is not None or cloud is None:  # (3)
             return None
-        plan = Plan(features, snapshot, decision, first.target, cloud, policy_label(policy), bypass, "")
+        plan = Plan(features, snapshot, decision, first.target, cloud, policy, policy_label(policy), bypass, "")
         return msgspec.structs.replace(plan, lines=shared_header_lines(plan.head(NO_INFO), JSON))
 
 

@@ -114,6 +114,11 @@ class HttpResponse:
         """Whether the request is sent again if the connection ends before anything of an answer has come (2)."""
         return self._connection.served > 0
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so many bytes are unread that no more arrive."""
+        return self._size_bytes > _BUFFER_BYTES
+
     def header(self, name: bytes, default: str = "") -> str:
         """Return the first value of a header. `name`: the lower-case name."""
         value = self.headers.get(name)

@@ -188,6 +188,20 @@ async def test_a_compressed_answer_is_read(device: Device) -> None:
     await assert_alike(device, general, direct)
 
 
+async def test_a_large_answer_is_read_to_its_end(device: Device) -> None:
+    """Its bytes arrive in parts, and more than a connection buffers."""
+    text = "word " * 200_000
+
+    class Talkative(ScriptedCloud):
+        async def _whole(self, request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+            return aiohttp.web.json_response(whole_answer(text))
+
+    device.cloud.__class__ = Talkative
+    general, direct = await twins(device)
+    assert direct.text == text
+    await assert_alike(device, general, direct)
+
+
 @pytest.mark.parametrize("fault", ["refuse", "corrupt", "die", "unfinished"])
 async def test_after_a_fault_the_next_target_answers(device: Device, fault: Fault) -> None:
     device.cloud.fault = fault
