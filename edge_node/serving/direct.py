@@ -6,7 +6,7 @@ is nothing for a coroutine to do. `DirectAnswers.begin` takes a request only if 
 1. the policy decides by the request's features alone, and has neither variants nor shadow requests: so equal requests
    are planned once for each snapshot of the signals, which is at most 50 ms old
 2. the cache is bypassed, whatever the signals are
-3. the first attempt is a cloud's, without handoff, and the request is not bound to the device or to regions
+3. the first attempt is a cloud's, and nothing else is decided: no handoff, no binding to the device or to regions
 4. a permit is free, the cloud is well at this moment, and one of its connections is idle
 
 Whatever comes but a good answer (another status, an error, a timeout, a client that leaves or reads slowly, the end of
@@ -36,6 +36,7 @@ from causeway_server.router.serving.reply import AnswerHead
 from causeway_server.router.serving.request import PlainRequest
 from causeway_server.router.serving.responses import JSON, id_lines, send_plain, shared_header_lines
 from causeway_server.router.types import (
+    AttemptPlan,
     AttemptRecord,
     Chunk,
     Decision,
@@ -87,7 +88,7 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What was decided for requests with the same features."""
+    """The decision for requests with the same features, and what follows from it."""
 
     features: RequestFeatures
     snapshot: Snapshot
@@ -124,7 +125,7 @@ class DirectAnswer:
     """One answer, which is waiting for its cloud (`ResponseOwner`, `DirectWork`).
 
     Attributes:
-        started: When the request was sent, the loop's clock.
+        started: Time at which the request was sent, the loop's clock.
     """
 
     __slots__ = ("_call", "_connection", "_http", "_plan", "_response", "_service", "arrival", "started")
@@ -325,11 +326,13 @@ class DirectAnswers:
             decision = decide_memoized(policy, request, snapshot, _NO_ESTIMATES, features)
         except CausewayError:
             return None
-        if decision.on_device or decision.regions is not None or not decision.attempts or decision.skipped_target:
+        # Whatever else a decision or a plan may ask for is done by the general path alone.
+        usual = Decision(decision.policy, decision.revision, decision.rule, decision.attempts, decision.reasons)
+        if not decision.attempts or decision != usual:  # (3)
             return None
         first = decision.attempts[0]
         cloud = self._clouds.of(first.target)
-        if first.target.at != "cloud" or first.handoff is not None or cloud is None:  # (3)
+        if first.target.at != "cloud" or first != AttemptPlan(first.target) or cloud is None:  # (3)
             return None
         plan = Plan(features, snapshot, decision, first.target, cloud, policy, policy_label(policy), bypass, "")
         return msgspec.structs.replace(plan, lines=shared_header_lines(plan.head(NO_INFO), JSON))
