@@ -122,7 +122,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class DirectAnswer:
-    """One answer, which is waiting for its cloud (`ResponseOwner`, `DirectWork`).
+    """An answer that is waiting for its cloud (`ResponseOwner`, `DirectWork`).
 
     Attributes:
         started: Time at which the request was sent, the loop's clock.
