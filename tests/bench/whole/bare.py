@@ -1,7 +1,7 @@
 """`python -m tests.bench.whole.bare answer|upstream|forward …`: aiohttp's least on uvloop, to measure against.
 
     answer BODY_FILE         reads a POST and returns the file's bytes
-    upstream                 an OpenAI-compatible server with one fixed answer
+    upstream [PEM_FILE]      an OpenAI-compatible server with one fixed answer; PEM_FILE: TLS, certificate and key
     forward UPSTREAM_URL     parses a chat's JSON, forwards it over a keep-alive pool, returns what comes back
 
 A port may follow; otherwise a free one is taken. Each prints its port and serves until it is killed.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -74,7 +75,11 @@ async def main(kind: str, argument: str = "", port: str = "0") -> None:
     app.router.add_get("/v1/models", models)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", int(port)).start()
+    tls = None
+    if kind == "upstream" and argument:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(argument)
+    await web.TCPSite(runner, "127.0.0.1", int(port), ssl_context=tls).start()
     print(runner.addresses[0][1], flush=True)
     await asyncio.Event().wait()
 

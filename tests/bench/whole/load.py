@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import ssl
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ class Contestant(msgspec.Struct, frozen=True):
     name: str
     port: int
     bodies: tuple[bytes, ...]
+    ca_file: str = ""  # of its certificate; "": no TLS
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -107,7 +109,12 @@ async def _measure(contestant: Contestant, connections: int, requests: int) -> F
     clients = [_Client(turns, left, times, end) for end in ends]
     started = time.perf_counter()
     for client in clients:
-        await loop.create_connection(lambda client=client: client, "127.0.0.1", contestant.port)  # type: ignore[misc]
+        await loop.create_connection(  # type: ignore[call-overload]
+            lambda client=client: client,  # type: ignore[misc]
+            "127.0.0.1",
+            contestant.port,
+            ssl=ssl.create_default_context(cafile=contestant.ca_file) if contestant.ca_file else None,
+        )
     await asyncio.wait_for(asyncio.gather(*ends), TIMEOUT_S)
     took_s = time.perf_counter() - started
     times.sort()
