@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.storage.durability import DurabilityCheck
 from causeway_server.cloud_pool.storage.stores import JobStores
 from causeway_server.router.errors import JobStoreUnavailable
+from causeway_server.router.serving.tls import contexts
 from tests.cloud_pool.cache.gateways import Clock, ask, gateway
 from tests.cloud_pool.jobs.scripted_worker import RunningWorker, ScriptedRunner
 from tests.redis_deployments import Certificates, SentinelDeployment, TlsServer, running
@@ -102,6 +104,25 @@ async def test_an_untrusted_server_or_client_is_refused(address: RedisConfig, mi
     with pytest.raises(JobStoreUnavailable):
         await stores.jobs.accept(job(1))
     await stores.close()
+
+
+async def test_a_new_connection_uses_new_certificates(
+    address: RedisConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one client, too: redis-py's own connections keep the certificates of their first attempt."""
+    monkeypatch.setattr(contexts, "_CHECK_S", 0.0)
+    cert, key = tmp_path / "live.pem", tmp_path / "live.key"
+    (tmp_path / "stranger").mkdir()
+    stranger = Certificates(tmp_path / "stranger")
+    shutil.copy(stranger.client, cert)
+    shutil.copy(stranger.client_key, key)
+    client = open_redis(msgspec.structs.replace(address, cert_file=str(cert), key_file=str(key)))
+    with pytest.raises(RedisError):
+        await client.ping()
+    shutil.copy(address.cert_file, cert)
+    shutil.copy(address.key_file, key)
+    assert await client.ping()
+    await client.aclose()
 
 
 async def test_sentinels_and_servers_may_have_passwords(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 import urllib3
+from click.testing import CliRunner
 
+from causeway_server.fleet.cli.commands import main as fleet_command
 from causeway_server.fleet.repository.folder import new_fleet
 from causeway_server.fleet.store.database import Store
 from causeway_server.fleet.store.enrolment import new_join_token
@@ -49,14 +51,21 @@ runpy.run_module("causeway_server.edge_node", run_name="__main__", alter_sys=Tru
 class Site:
     """One of each. The gateway has no Triton: what passes its identity check fails with 503."""
 
-    def __init__(self, folder: Path, fleet: Path | None = None) -> None:
-        """`fleet`: a fleet's folder with its keys in `keys`; by default one that has signed nothing."""
+    def __init__(self, folder: Path, fleet: Path | None = None, *, tls: bool = False) -> None:
+        """`fleet`: a fleet's folder with its keys in `keys`; by default one that has signed nothing. `tls`: control
+        plane and gateway have certificates of the fleet's CA, and the gateway asks devices for theirs.
+        """
         self.folder = folder
+        self.tls = folder / "tls" if tls else None
         self.fleet = fleet or folder / "fleet"
         self.state_dir = folder / "device"
         self.plane_port, self.gateway_port, self.edge_port = free_port(), free_port(), free_port()
-        self.plane_url = f"http://127.0.0.1:{self.plane_port}"
-        self._http = urllib3.PoolManager(retries=False, timeout=30.0)
+        self.plane_url = f"http{'s' * tls}://127.0.0.1:{self.plane_port}"
+        trusted: dict[str, Any] = {}
+        if self.tls is not None:
+            assert CliRunner().invoke(fleet_command, ["tls", "init", str(self.tls), "127.0.0.1"]).exit_code == 0
+            trusted = {"ca_certs": str(self.tls / "ca.pem")}
+        self._http = urllib3.PoolManager(retries=False, timeout=30.0, **trusted)
         self._running: list[Process] = []
         if fleet is None:
             _write_fleet(self.fleet)
@@ -79,12 +88,15 @@ class Site:
             data,
             "--listen",
             listen,
+            *(() if self.tls is None else ("--tls-cert-file", f"{self.tls}/127.0.0.1.pem")),
+            *(() if self.tls is None else ("--tls-key-file", f"{self.tls}/127.0.0.1.key")),
+            *(() if self.tls is None else ("--device-ca", str(self.tls))),
         )
         self.until(lambda: self.get(self.plane_url + "/readyz")[0] == 200)
         return plane
 
     def start_gateway(self, **fleet: object) -> Process:
-        config = {
+        config: dict[str, Any] = {
             "server": {"port": self.gateway_port},
             "operator": {"port": 0},
             "audit_file": "audit.jsonl",
@@ -106,6 +118,12 @@ class Site:
                 }
             ],
         }
+        if self.tls is not None:
+            server: dict[str, Any] = config["server"]
+            names = {"cert_file": "127.0.0.1.pem", "key_file": "127.0.0.1.key", "client_ca_file": "ca.pem"}
+            server["tls"] = {key: f"{self.tls}/{name}" for key, name in names.items()}
+            config["identity"]["fleet"]["ca_file"] = f"{self.tls}/ca.pem"
+            config["identity"]["certificates"] = {"tenants": ["acme"]}
         path = self.folder / "gateway.yaml"
         path.write_text(json.dumps(config))
         gateway = self._start("gateway", "-m", "causeway_server.cloud_pool", "serve", "--config", str(path))
@@ -113,13 +131,16 @@ class Site:
         return gateway
 
     def start_edge(self) -> Process:
+        cloud = {"url": f"http{'' if self.tls is None else 's'}://127.0.0.1:{self.gateway_port}/v1"}
+        if self.tls is not None:
+            cloud["ca_file"] = f"{self.tls}/ca.pem"
         config = {
             "state_dir": str(self.state_dir),
             "policy": str(self.folder / "policy.yaml"),
             "server": {"port": self.edge_port},
             "engine": {"sequences": 2, "threads": 1},
-            "clouds": {"main": {"url": f"http://127.0.0.1:{self.gateway_port}/v1"}},
-            "cloud": {"probe_interval_s": 60.0},
+            "clouds": {"main": cloud},
+            "cloud": {"probe_interval_s": 60.0 if self.tls is None else 1.0},  # the first one has no certificate yet
         }
         path = self.folder / "edge.yaml"
         path.write_text(json.dumps(config))
@@ -148,7 +169,9 @@ class Site:
 
     def join(self, name: str = "kiosk-1", token: str = "") -> subprocess.CompletedProcess[str]:
         token = token or self.join_token()
-        return self.command("fleet", "join", self.plane_url, "--name", name, "--label", "role=kiosk", stdin=token)
+        trusted = () if self.tls is None else ("--ca-file", f"{self.tls}/ca.pem")
+        arguments = (self.plane_url, "--name", name, "--label", "role=kiosk", *trusted)
+        return self.command("fleet", "join", *arguments, stdin=token)
 
     async def _join_token(self) -> str:
         store = await self._store()

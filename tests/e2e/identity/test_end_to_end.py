@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from tests.edge_node.agent.fleet import Publisher
 
@@ -52,6 +53,29 @@ def test_one_identity_opens_both_and_its_revocation_closes_both(site: Site) -> N
     assert site.join("kiosk-2").returncode == 0
     site.start_edge()
     site.until(lambda: site.ask()[0] == 200 and [row for row in site.audited() if row["device"] == "kiosk-2"])
+
+
+def test_one_identity_over_mtls(tmp_path: Path) -> None:
+    """The fleet's CA made all certificates. The device presents its own, and its revocation refuses it."""
+    site = Site(tmp_path, tls=True)
+    try:
+        site.start_plane()
+        joined = site.join()
+        assert (joined.returncode, joined.stderr) == (0, "")
+        site.start_gateway()
+        site.start_edge()
+        site.until(lambda: site.ask()[0] == 200 and [row for row in site.audited() if row["device"] == "kiosk-1"])
+        issued = site.state_dir / "fleet" / "device-tls.pem"
+        assert issued.stat().st_mode & 0o777 == 0o600
+        url, ca = f"https://127.0.0.1:{site.gateway_port}/v1/models", str(tmp_path / "tls" / "ca.pem")
+        alone = urllib3.PoolManager(ca_certs=ca, cert_file=str(issued), retries=False)
+        assert alone.request("GET", url).status == 200  # without a token
+        with pytest.raises(urllib3.exceptions.HTTPError):
+            urllib3.PoolManager(ca_certs=ca, retries=False).request("GET", url)
+        site.revoke()
+        site.until(lambda: alone.request("GET", url).status == 401)
+    finally:
+        site.stop()
 
 
 def test_telemetry_arrives_and_survives_the_control_plane(site: Site) -> None:
