@@ -312,7 +312,10 @@ def _open_cluster(target: RedisTarget, where: str, options: ConnectionOptions) -
     keywords = _keywords(target, where, options) | {"retry": Retry(NoBackoff(), _CLUSTER_RETRIES)}
     nodes = [ClusterNode(host, port) for host, port in target.hosts]
     cluster = _Cluster(startup_nodes=nodes, max_connections=_CLUSTER_CONNECTIONS, **keywords)
-    cluster.connection_kwargs["connection_class"] = _connection_class(target, where, Connection)
+    connection = _connection_class(target, where, Connection)
+    cluster.connection_kwargs["connection_class"] = connection  # of nodes that are found later
+    for node in cluster.startup_nodes:
+        node.connection_class = connection
     return cast("redis.asyncio.Redis", cluster)
 
 

@@ -125,6 +125,24 @@ async def test_a_new_connection_uses_new_certificates(
     await client.aclose()
 
 
+async def test_a_cluster_speaks_tls(certificates: Certificates, tmp_path: Path) -> None:
+    """The node that is configured, and those that it names."""
+    flags = ("--cluster-enabled", "yes", "--tls-cluster", "yes", "--cluster-announce-ip", "127.0.0.1")
+    with running(TlsServer(tmp_path, certificates, *flags)) as server, server.client() as admin:
+        admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        await until(lambda: "cluster_state:ok" in str(admin.execute_command("CLUSTER", "INFO")))
+        known = RedisConfig(
+            url=f"rediss+cluster://127.0.0.1:{server.port}",
+            ca_file=str(certificates.ca),
+            cert_file=str(certificates.client),
+            key_file=str(certificates.client_key),
+        )
+        client = open_redis(known)
+        await client.set("name", "value")
+        assert await client.get("name") == b"value"
+        await client.aclose()
+
+
 async def test_sentinels_and_servers_may_have_passwords(tmp_path: Path) -> None:
     (tmp_path / "servers").write_text("of servers")
     (tmp_path / "sentinels").write_text("of sentinels")
