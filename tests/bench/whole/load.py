@@ -109,8 +109,8 @@ async def _measure(contestant: Contestant, connections: int, requests: int) -> F
     clients = [_Client(turns, left, times, end) for end in ends]
     started = time.perf_counter()
     for client in clients:
-        await loop.create_connection(  # type: ignore[call-overload]
-            lambda client=client: client,  # type: ignore[misc]
+        await loop.create_connection(
+            lambda client=client: client,
             "127.0.0.1",
             contestant.port,
             ssl=ssl.create_default_context(cafile=contestant.ca_file) if contestant.ca_file else None,

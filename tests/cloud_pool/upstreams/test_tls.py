@@ -34,8 +34,9 @@ async def test_calls_over_tls(tmp_path: Path, fault: str) -> None:
     )
     await server.start()
     trusted = Authority(tmp_path / "other", "other") if fault == "foreign" else ca
-    with_own = {} if fault == "no certificate" else {"cert_file": str(client.cert), "key_file": str(client.key)}
-    tls = client_tls(TlsFiles(where="upstream", ca_file=str(trusted.file), **with_own), HTTP2)
+    cert_file, key_file = ("", "") if fault == "no certificate" else (str(client.cert), str(client.key))
+    files = TlsFiles(where="upstream", ca_file=str(trusted.file), cert_file=cert_file, key_file=key_file)
+    tls = client_tls(files, HTTP2)
     try:
         async with anyio.create_task_group() as tasks:
             name = "triton.example" if fault == "other name" else ""

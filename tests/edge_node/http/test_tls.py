@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from causeway_sdk import AsyncCauseway, CausewayError
 from causeway_server.edge_node.config.schema import ServerConfig
 from causeway_server.router.config import ListenerTls
 from causeway_server.router.errors import ConfigError
@@ -39,6 +40,26 @@ async def test_a_certificate_names_the_client(tmp_path: Path) -> None:
             assert (await live.receive_json())["type"] == "session.created"
         with pytest.raises(aiohttp.ClientConnectionError):
             await session.get(f"{url}/healthz", ssl=ssl.create_default_context(cafile=str(ca.file)))
+
+
+async def test_the_sdk_presents_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's own commands use it, too; both files are named in the environment."""
+    ca = Authority(tmp_path / "ca")
+    device = ca.issue("kiosk-17")
+    both = tmp_path / "both.pem"
+    both.write_bytes(device.cert.read_bytes() + device.key.read_bytes())
+    monkeypatch.setenv("CAUSEWAY_CA_FILE", str(ca.file))
+    async with running(tmp_path / "device", server=_server(ca)) as daemon:
+        url = f"https://127.0.0.1:{daemon.app.port}"
+        async with AsyncCauseway(url) as without:
+            with pytest.raises(CausewayError):
+                await without.models()
+        monkeypatch.setenv("CAUSEWAY_CLIENT_CERT_FILE", str(both))
+        async with AsyncCauseway(url) as client:
+            assert await client.models()
+    monkeypatch.setenv("CAUSEWAY_CA_FILE", str(tmp_path / "none.pem"))
+    with pytest.raises(CausewayError, match=r"none\.pem"):
+        AsyncCauseway(url)
 
 
 async def test_an_unusable_certificate_is_refused_at_start(tmp_path: Path) -> None:

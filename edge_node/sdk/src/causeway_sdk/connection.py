@@ -24,6 +24,10 @@ GRACE_S = 1.0  # grace period past a deadline: the device's own error is more sp
 _POLL_S, _MAX_POLL_S = 0.1, 2.0  # interval of checking a job
 _RETRIED_STATUSES = frozenset({429, 503})
 
+HTTP_ERRORS = (httpx.HTTPError, ssl.SSLError)
+"""Errors of a request. httpx does not translate TLS's alerts that come after the handshake, as a missing certificate's
+does with TLS 1.3.
+"""
 Sleep = Callable[[float], None]
 AsyncSleep = Callable[[float], Awaitable[None]]
 sleep_for: Sleep = time.sleep
@@ -48,11 +52,32 @@ class Address:
         return httpx.Timeout(wait_s, connect=min(self.connect_timeout_s, wait_s))
 
     def certificates(self) -> bool | ssl.SSLContext:
-        """Return httpx's `verify`. Plain HTTP loads no certificates, which takes 20 ms, and so trusts none."""
-        return self.url.startswith("https:") or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        """Return httpx's `verify`. Plain HTTP loads no certificates, which takes 20 ms, and so trusts none.
 
-    def translate(self, error: httpx.HTTPError) -> CausewayError:
+        $CAUSEWAY_CA_FILE names the CAs of the device's certificate, $CAUSEWAY_CLIENT_CERT_FILE the client's certificate
+        with its key.
+
+        Raises:
+            CausewayError: A file cannot be used.
+        """
+        if not self.url.startswith("https:"):
+            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        ca_file = os.environ.get("CAUSEWAY_CA_FILE", "")
+        own = os.environ.get("CAUSEWAY_CLIENT_CERT_FILE", "")
+        if not (ca_file or own):
+            return True
+        try:
+            context = ssl.create_default_context(cafile=ca_file or None)
+            if own:
+                context.load_cert_chain(own)
+        except OSError as error:
+            raise CausewayError(f"The certificates {ca_file} {own} cannot be used: {error}") from error
+        return context
+
+    def translate(self, error: httpx.HTTPError | ssl.SSLError) -> CausewayError:
         where = self.uds or self.url
+        if isinstance(error, ssl.SSLError):
+            return CausewayUnreachable(f"{where} refuses the TLS connection: {error.reason or error}")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return CausewayUnreachable(f"Cannot reach {where}: {str(error) or 'timed out'}")
         if isinstance(error, httpx.TimeoutException):

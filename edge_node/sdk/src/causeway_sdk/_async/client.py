@@ -12,6 +12,7 @@ import httpx
 
 from ..answers import Answer, AsyncChunks, Chunk, Decision, Embeddings, Job, Model
 from ..connection import (
+    HTTP_ERRORS,
     Address,
     AsyncSleep,
     Deadline,
@@ -90,7 +91,7 @@ class AsyncStream:
                 for chunk in self._decoder.feed(received):
                     yield chunk
                 self._deadline.check()
-        except httpx.HTTPError as error:
+        except HTTP_ERRORS as error:
             raise self._address.translate(error) from error
         finally:
             await self._response.aclose()
@@ -412,7 +413,7 @@ class AsyncCauseway:
         response, _ = await self._open(request)
         try:
             await response.aread()
-        except httpx.HTTPError as error:
+        except HTTP_ERRORS as error:
             raise self._address.translate(error) from error
         finally:
             await response.aclose()
@@ -443,6 +444,6 @@ class AsyncCauseway:
                 await response.aread()
             finally:
                 await response.aclose()
-        except httpx.HTTPError as error:
+        except HTTP_ERRORS as error:
             raise self._address.translate(error) from error
         raise decode_error(response)
