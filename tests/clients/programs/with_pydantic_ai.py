@@ -16,12 +16,14 @@ from pydantic_ai.providers.openai import OpenAIProvider
 OPENAI = OpenAIProvider(openai_client=AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0))
 ANTHROPIC = AnthropicProvider(anthropic_client=AsyncAnthropic(base_url=URL, api_key=KEY, max_retries=0))
 
+ABLE = {"supports_json_schema_output": True}  # otherwise it goes by the names of Anthropic's models
+
 
 def models(name: str = MODEL) -> dict[str, Model]:
     return {
         "chats": OpenAIChatModel(name, provider=OPENAI),
         "responses": OpenAIResponsesModel(name, provider=OPENAI),
-        "messages": AnthropicModel(name, provider=ANTHROPIC),
+        "messages": AnthropicModel(name, provider=ANTHROPIC, profile=ABLE),
     }
 
 
@@ -50,9 +52,10 @@ def register(kind: str, model: Model) -> None:
     async def _() -> None:
         tools = Tools()
         text = ""
-        async for event in agent(model, tools=tools).run_stream_events(ASK):
-            if event.event_kind == "agent_run_result":
-                text = event.result.output
+        async with agent(model, tools=tools).run_stream_events(ASK) as events:
+            async for event in events:
+                if event.event_kind == "agent_run_result":
+                    text = event.result.output
         tools.check(text)
 
     @flow(f"{kind}: output by schema and by tool, whole and streamed")
