@@ -1,7 +1,7 @@
 """Python's agent frameworks, unmodified: all flows, at the edge and at a gateway. `make test-clients` runs this.
 
-Each is installed once, with its pinned requirements, into an environment of its own in the user's cache (60 MB beside
-what the tests need; together with their own copies of shared packages 115 MB each).
+Each is installed once, with its pinned requirements, into an environment of its own in the user's cache (330 MB
+together), since that is too much for `make test`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Five agent frameworks against one edge daemon: does each of their ways to ask get the answer that it is for?
+"""Five agent frameworks, and the official clients for TypeScript, against one edge daemon: is each answer of the kind
+that was asked for?
 
     python -m tests.bench clients                          all clients; exits with 1 if a flow failed
     python -m tests.bench clients --client instructor --only "edge: schema"

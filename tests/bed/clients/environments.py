@@ -15,8 +15,14 @@ PYTHON_CLIENTS = {
     "langgraph": ("langgraph==1.2.24", "langchain-openai==1.7.4", "openai==3.57.0", "pydantic==2.14.4"),
     "openai_agents": ("openai-agents==0.24.0", "openai==3.57.0", "pydantic==2.14.4"),
 }
-NPM_PACKAGES = ("ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7")
-CLIENTS = (*PYTHON_CLIENTS, "ai_sdk")
+NPM_CLIENTS = {
+    "ai_sdk": ("ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7"),
+    "typescript": (
+        *("ai@6.0.326", "@ai-sdk/anthropic@3.0.140", "@ai-sdk/openai@3.0.141"),
+        *("@anthropic-ai/sdk@1.14.0", "openai@6.49.0", "zod@4.6.7"),
+    ),
+}
+CLIENTS = (*PYTHON_CLIENTS, *NPM_CLIENTS)
 
 
 def command(client: str, folder: Path) -> list[str]:
@@ -25,8 +31,8 @@ def command(client: str, folder: Path) -> list[str]:
     Raises subprocess.CalledProcessError if it cannot be installed.
     """
     environment = folder / client
-    if client == "ai_sdk":
-        return _node(environment)
+    if client in NPM_CLIENTS:
+        return _node(client, environment)
     return [str(install_python(PYTHON_CLIENTS[client], environment)), str(PROGRAMS / f"with_{client}.py")]
 
 
@@ -44,8 +50,8 @@ def install_python(pins: Sequence[str], environment: Path) -> Path:
     return python
 
 
-def _node(environment: Path) -> list[str]:
+def _node(client: str, environment: Path) -> list[str]:
     environment.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["npm", "install", "--silent", "--no-save", *NPM_PACKAGES], cwd=environment, check=True)
+    subprocess.run(["npm", "install", "--silent", "--no-save", *NPM_CLIENTS[client]], cwd=environment, check=True)
     # Node looks for packages beside the program.
-    return ["node", str(shutil.copy(PROGRAMS / "with_ai_sdk.mjs", environment))]
+    return ["node", str(shutil.copy(PROGRAMS / f"with_{client}.mjs", environment))]
