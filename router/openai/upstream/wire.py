@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from ...errors import BackendError, CloudFailed, CloudUnreadable, Phase
+from ...errors import CausewayError, CloudFailed, CloudUnreadable, InvalidRequest, Phase
 from ...tool_calls.schema import call_id
 from ...types import (
     AudioPart,
@@ -281,6 +281,7 @@ _FINISH: Final[dict[str, FinishReason]] = {
         "content_filter",
     ),
 }
+_BAD_REQUEST: Final = 400
 _NO_REASON: Final = ("", "null", "none", "finish_reason_unspecified")
 # The server gave up in the middle. As `stop`, half an answer would look complete.
 _BROKEN: Final = ("abort", "error", "cancelled", "insufficient_system_resource", "malformed_function_call")
@@ -292,6 +293,7 @@ def read_answer(data: bytes, phase: Phase) -> JSONObject:
     Raises:
         CloudUnreadable: The bytes are not a JSON object.
         CloudFailed: The object reports an error.
+        InvalidRequest: The error is about the request.
     """
     try:
         answer = _decode(data.removeprefix(_BOM))
@@ -416,10 +418,13 @@ def token_of(answer: JSONObject) -> str:
     return text(field.get("continue")) if isinstance(field, dict) else ""
 
 
-def _reported_error(answer: JSONObject, phase: Phase) -> BackendError:
+def _reported_error(answer: JSONObject, phase: Phase) -> CausewayError:
     message = answer.get("message") if answer.get("error") is None else answer.get("error")
+    code = answer.get("code")
     if isinstance(message, dict):
-        message = message.get("message", message.get("code", "no message"))
+        code, message = message.get("code"), message.get("message", message.get("code", "no message"))
+    if code == _BAD_REQUEST and phase == "first_token":  # as vLLM says in a stream what its engine refuses
+        return InvalidRequest(str(message)[:500])
     return CloudFailed(f"The target reported: {str(message)[:500]}", phase=phase)
 
 

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from causeway_server.router.errors import BackendError, CloudFailed, StreamBroken
+from causeway_server.router.errors import (
+    BackendError,
+    CloudFailed,
+    ContextLengthExceeded,
+    InvalidRequest,
+    StreamBroken,
+)
 from causeway_server.router.openai.answer import AnswerEncoder, coalesce
 from causeway_server.router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
+from causeway_server.router.serving.upstream.responses import status_error
 from causeway_server.router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
 from .values import answers, json_values
@@ -35,6 +42,21 @@ def texts_of(decoder: StreamDecoder, data: bytes) -> tuple[list[bytes], int]:
     """Return the texts of events that are text alone, as JSON, and the index of their choice."""
     template = decoder.text_template
     return ([], 0) if template is None else (template.texts(data), template.index)
+
+
+def test_an_event_that_calls_the_request_bad_is_the_clients_error() -> None:
+    """As vLLM answers a schema that its grammar does not know. After the first piece the server broke."""
+    refusal = json.dumps({"error": {"message": "Grammar error", "type": "BadRequestError", "code": 400}}).encode()
+    with pytest.raises(InvalidRequest, match="Grammar error"):
+        read(refusal)
+    with pytest.raises(CloudFailed, match="Grammar error"):
+        read(event(piece({"content": "a"})), refusal)
+
+
+def test_a_prompt_that_is_too_long_is_known_by_the_message_that_names_no_code() -> None:
+    message = "This model's maximum context length is 2048 tokens. However, your prompt contains 2049."
+    found = status_error(400, "", json.dumps({"error": {"message": message, "code": 400}}).encode(), "m")
+    assert isinstance(found, ContextLengthExceeded)
 
 
 def test_a_stream_of_openai() -> None:
@@ -236,7 +258,7 @@ def test_a_stream_that_stops_before_its_end(events: list[bytes]) -> None:
         (b'{"error":{"message":"out of memory","code":500}}', "out of memory"),
         (b'{"error":"overloaded"}', "overloaded"),
         (b'{"error":{"code":"boom"}}', "boom"),
-        (b'{"object":"error","message":"bad things","code":400}', "bad things"),
+        (b'{"object":"error","message":"bad things","code":500}', "bad things"),
         (b"{}x", "malformed"),
         (b"[]", "malformed"),
         (b"\xff", "malformed"),
