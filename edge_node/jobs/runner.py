@@ -22,6 +22,7 @@ import msgspec
 
 from causeway_server.router.errors import (
     CausewayError,
+    CloudSaturated,
     CloudUnreachable,
     DeadlineExceeded,
     InvalidRequest,
@@ -55,6 +56,7 @@ _MAX_PAUSE_S = 60.0  # interval of checks
 
 _CATCH_UP = 3.0  # maximum multiple of the configured rate
 _PAUSE_S = 2.0  # pause if the cloud names no time
+_LONGEST_PAUSE = 1.25  # in multiples of that time
 _MAX_WAIT_S = 60.0
 
 
@@ -264,11 +266,15 @@ class OutboxRunner:
         if isinstance(error, CloudJobEnded):
             return lambda: store.fail(job, error.event, error.body, decision=decision)
         if isinstance(error, CLOUD_AWAY):
-            self._gate.pause(self.clock.monotonic(), error.retry_after_s)
+            is_alone, until = len(self.clouds) < 2, now + _RETRY_S
+            if is_alone or not self._is_reachable or isinstance(error, CloudSaturated):
+                self._gate.pause(self.clock.monotonic(), error.retry_after_s)
+            if not is_alone:  # A job whose region is cut must not be the first one again whenever a pause ends.
+                until += _LONGEST_PAUSE * (error.retry_after_s or _PAUSE_S)
             unpin = isinstance(error, CloudUnreachable) and error.phase == "connect" and not job.target
             # A device that is not ready is asked again soon; one that handed off waits for the cloud.
             lane: Lane = "edge" if any(isinstance(one, DEVICE_BUSY) for one in errors) else "cloud"
-            return lambda: store.release(job, until=now + _RETRY_S, unpin=unpin, lane=lane)
+            return lambda: store.release(job, until=until, unpin=unpin, lane=lane)
         if isinstance(error, DEVICE_BUSY):
             until = now + max(_RETRY_S, error.retry_after_s or 0.0)
             return lambda: store.release(job, until=until)
@@ -324,4 +330,4 @@ class CloudGate:
     def pause(self, now: float, seconds: float | None) -> None:
         """Pause because the cloud asked for it, or after the cloud has failed."""
         wait_s = _PAUSE_S if seconds is None else min(seconds, _MAX_WAIT_S)
-        self._opens = max(self._opens, now + wait_s * (1.0 + 0.25 * self._rng.random()))
+        self._opens = max(self._opens, now + wait_s * (1.0 + (_LONGEST_PAUSE - 1.0) * self._rng.random()))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from causeway_server.edge_node.backends.backend import BackendRequest
-from causeway_server.edge_node.config.schema import CloudServer, OutboxConfig, OutboxWebhookConfig
+from causeway_server.edge_node.config.schema import CloudServer, MqttConfig, OutboxConfig, OutboxWebhookConfig
 from causeway_server.router.config import TracingConfig
 from causeway_server.router.errors import OutsideRegion
 from causeway_server.router.types import Message, Request, Target
@@ -53,14 +53,18 @@ class Regions:
 
 @asynccontextmanager
 async def three_regions(
-    folder: Path, policy: str = BOUND, jobs: OutboxConfig | None = None, tracing: TracingConfig | None = None
+    folder: Path,
+    policy: str = BOUND,
+    jobs: OutboxConfig | None = None,
+    tracing: TracingConfig | None = None,
+    mqtt: MqttConfig | None = None,
 ) -> AsyncIterator[Regions]:
     clouds = {name: JobCloud() for name in ("us", "eu", "none")}
     for cloud in clouds.values():
         await cloud.start()
     listed = {name: CloudServer(url=one.url, region=name.replace("none", "")) for name, one in clouds.items()}
     try:
-        async with running(folder, policy=policy, clouds=listed, jobs=jobs, tracing=tracing) as device:
+        async with running(folder, policy=policy, clouds=listed, jobs=jobs, tracing=tracing, mqtt=mqtt) as device:
             yield Regions(device, clouds)
     finally:
         for cloud in clouds.values():

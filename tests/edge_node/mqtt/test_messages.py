@@ -15,6 +15,7 @@ from tests.edge_node.jobs.support import PROMPT
 from tests.mosquitto import Mosquitto
 from tests.waiting import until
 
+from ..backends.test_residency import HASTY, three_regions
 from ..device import running
 from ..scripted import CLOUD_WORDS, EDGE_WORDS
 from .peer import ASK, FILTER, bridge_of, mqtt_config, outbox_of, peer_of
@@ -136,6 +137,27 @@ async def test_every_tag_of_the_user_properties_binds(mosquitto: Mosquitto, tmp_
                 assert (await peer.answer()).properties["x-causeway-route"] == "edge"
                 assert {"a", "cloud", "private"} <= set(device.newest().request.tags)
             assert device.cloud.bodies == []
+
+
+async def test_a_message_that_is_bound_to_a_region_reaches_no_other_cloud(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """While its region is cut it waits: a message without a region, which comes later, is answered before it."""
+    mosquitto.start()
+    config = mqtt_config(mosquitto.port, tags=("cloud",))
+    async with three_regions(tmp_path, HASTY, PROMPT, mqtt=config) as bed:
+        with peer_of(mosquitto) as peer:
+            await peer.state("online")
+            for number, tags in enumerate(["eu", "EU, a", "eu", "a"]):
+                if number == 2:
+                    await bed.clouds["eu"].stop()
+                peer.ask("hello", correlation=str(number).encode(), properties=[("x-causeway-tags", tags)])
+                if number != 2:
+                    answer = await peer.answer()
+                    assert (answer.correlation, answer.properties["x-causeway-route"]) == (
+                        str(number).encode(),
+                        "cloud",
+                    )
+                assert bed.asked["us"] == (number == 3)
+            assert (bed.asked["eu"] > 1, bed.asked["none"]) == (True, 0)
 
 
 async def test_what_is_no_request_is_answered_with_an_error_once(mosquitto: Mosquitto, tmp_path: Path) -> None:
