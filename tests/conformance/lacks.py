@@ -127,6 +127,22 @@ LACKS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
         "no vectors: another server, or another start of it, makes them": (*_VECTORS,),
     },
+    "vllm": {
+        "no tools: its model's template knows none, so that `without` names them": (
+            *_TOOLS,
+            "test_a_call_is_made_or_not",
+            "test_an_odd_schema_is_obeyed_too",
+            "test_logprobs_of_a_call",
+            "test_no_call_is_made_if_none_is_allowed",
+        ),
+        "no vectors: another server makes them": _VECTORS,
+        "400 for a limit beyond its context": ("test_a_limit_beyond_the_context_is_no_error",),
+        "its model writes more than these tests ask for": (
+            "test_a_stream_builds_the_whole_answer",
+            "test_the_answer_is_that_of_a_chat",
+            "test_the_stream_helper_builds_the_whole_answer",
+        ),
+    },
 }
 
 

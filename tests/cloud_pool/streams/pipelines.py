@@ -36,7 +36,7 @@ from tests.cloud_pool.jobs.scripted_worker import ScriptedRunner
 
 from .brokers import RealBroker, sink_of, source_of
 
-TIER = Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))
+TIER = Tier(TierConfig(name="large", region="eu"), ChatFormat("{{ messages }}"))
 LANES = 3
 CONFIG = StreamsConfig(tenant="factory", batch_wait_s=0.001, lease_s=10.0)
 
@@ -131,7 +131,7 @@ def message_runner(
     return MessageRunner(
         config,
         jobs,
-        SubmissionParser(jobs, {"large": TIER}),
+        SubmissionParser(jobs, {"large": TIER}, region=jobs.region),
         runner,
         MessageCallers(identify),
         metrics or StreamMetrics(CollectorRegistry()),

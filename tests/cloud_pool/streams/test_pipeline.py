@@ -59,6 +59,22 @@ async def test_a_message_is_answered_with_its_id_key_and_trace(start: Start, top
     assert set(run.request.hints.tags) == {"private", "night"}
 
 
+@pytest.mark.parametrize("region", ["eu", "us", ""])
+async def test_a_bound_message_is_answered_only_by_brokers_of_its_region(
+    topics: Topics, database: RedisClient, jobs: JobsConfig, region: str
+) -> None:
+    """Elsewhere no model sees it, and its outcome names the region alone."""
+    await topics.send(encoded("q1", causewaytags="in-region:eu"), encoded("q2"))
+    runner, is_home = ActingRunner(), region == "eu"
+    jobs = msgspec.structs.replace(jobs, region="eu")
+    async with RunningPipeline(topics, database, jobs, runner, region=region):
+        await topics.until(2 if is_home else 1, dead=0 if is_home else 1)
+    assert sorted(runner.names) == (["q1", "q2"] if is_home else ["q2"])
+    for letter in await topics.dead():
+        assert (letter["id"], letter["data"]["error"]["code"]) == ("q1", "outside_region")
+        assert "a secret question" not in letter["data"]["error"]["message"]
+
+
 async def test_messagepack_is_answered_in_messagepack(start: Start, topics: Topics) -> None:
     await topics.send(msgspec.msgpack.encode(question("q1")), content_type="application/cloudevents+msgpack")
     async with start():
