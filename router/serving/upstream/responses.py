@@ -64,7 +64,6 @@ _REFUSED: dict[int, type[CloudRefused]] = {
     for kind in (CloudPaymentRequired, CloudNotFound, CloudBodyTooLarge, CloudUnprocessable, CloudLegallyUnavailable)
 }
 _CREDENTIALS = (401, 403, 407)
-_TOO_LONG = "maximum context length"  # in OpenAI's message, which vLLM sends without the code
 _INVALID_REQUEST_KINDS: dict[str, type[InvalidRequest]] = {
     kind.code: kind for kind in (ContextLengthExceeded, InvalidGrammar, UnsupportedFeature)
 }
@@ -175,8 +174,7 @@ def status_error(status: int, retry_after: str, body: bytes, name: str) -> Cause
         if (kind := _INVALID_REQUEST_KINDS.get(str(sent.code), specific)) is not None:
             return kind(reason, param=sent.param)
     if status in _INVALID_REQUEST:
-        kind = ContextLengthExceeded if _TOO_LONG in reason else InvalidRequest
-        return kind(reason, param=sent.param)
+        return InvalidRequest(reason, param=sent.param)
     if refused := _REFUSED.get(status):
         return refused(reason, phase="first_token", param=sent.param)
     message = f"{name} answered HTTP {status}"
