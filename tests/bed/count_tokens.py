@@ -98,7 +98,7 @@ async def measure(families: list[str], conversations: int, seed: int) -> bool:
             path = model_of(Path(name), family)
             engine: Any = EngineBackend(path, EngineConfig(threads=1, sequences=2))
             async with running(Path(name), engine=engine, policy=POLICY) as device:
-                await engine.ready(asyncio.get_running_loop().time() + 60.0)
+                await engine.ready(asyncio.get_running_loop().time() + 600.0)
                 rng, wrong = random.Random(seed), Counter[str]()
                 for at in range(conversations):
                     if found := await compare(device, tier_of(path), conversation(rng, "small")):

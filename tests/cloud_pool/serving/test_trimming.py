@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
 from causeway_server.models.chat.overflow import NOTE
 from tests.cloud_pool.upstreams.http_gateway import http_tier, serving
 from tests.edge_node.device import Answer, Device, running
@@ -19,17 +20,21 @@ from tests.own_task import in_own_task
 
 
 @asynccontextmanager
-async def gateway(folder: Path, **fields: Any) -> AsyncIterator[tuple[str, Device]]:
+async def gateway(
+    folder: Path, *, sections: Mapping[str, Any] = {}, **fields: Any
+) -> AsyncIterator[tuple[str, Device]]:
     """Yield the gateway's address, and the device behind it."""
     async with AsyncExitStack() as stack:
         device = await stack.enter_async_context(running(folder, engine=SmallContext()))
         tier = http_tier(f"http://127.0.0.1:{device.app.port}/v1", model="small", **fields)
-        served = await stack.enter_async_context(in_own_task(serving(folder, tier)))
+        served = await stack.enter_async_context(in_own_task(serving(folder, tier, **sections)))
         yield served.app.url.removesuffix("/v1"), device
 
 
-async def post(url: str, path: str, body: dict[str, Any]) -> Answer:
-    async with aiohttp.ClientSession() as http, http.post(url + path, json={"model": "large", **body}) as reply:
+async def post(url: str, path: str, body: dict[str, Any], tags: str = "") -> Answer:
+    headers = {"x-causeway-tags": tags} if tags else {}
+    body = {"model": "large", **body}
+    async with aiohttp.ClientSession(headers=headers) as http, http.post(url + path, json=body) as reply:
         return Answer(reply.status, dict(reply.headers), await reply.read())
 
 
@@ -73,3 +78,26 @@ async def test_tokens_come_from_the_server_of_the_tier(tmp_path: Path) -> None:
         assert (await post(url, "/v1/detokenize", {"tokens": [2]})).json == {"prompt": "ww"}
         wrong = await post(url, "/v1/tokenize", {"prompt": "one", "chat_template": "x"})
         assert (wrong.status, wrong.json["error"]["param"]) == (400, "chat_template")
+
+
+@pytest.mark.parametrize("path", ["/v1/tokenize", "/v1/messages/count_tokens"])
+async def test_nothing_bound_to_regions_is_counted_outside_them(tmp_path: Path, path: str) -> None:
+    """Neither the gateway nor the tier's server is in a region."""
+    chat = {"messages": [{"role": "user", "content": "one three"}]}
+    async with gateway(tmp_path) as (url, _):
+        assert (await post(url, path, chat)).status == 200
+        bound = await post(url, path, chat, tags="in-region:eu-central")
+        assert bound.status == 503
+        assert b"outside_region" in bound.body
+
+
+async def test_a_tier_outside_the_regions_counts_nothing(tmp_path: Path) -> None:
+    """The gateway itself may have the request."""
+    chat = {"messages": [{"role": "user", "content": "one three"}]}
+    here = IdentityConfig(region="eu-central")
+    async with gateway(tmp_path, sections={"identity": here}, region="us-east") as (url, _):
+        bound = await post(url, "/v1/tokenize", chat, tags="in-region:eu-central")
+        assert (bound.status, bound.code) == (503, "outside_region")
+        assert "the tier large" in bound.message
+    async with gateway(tmp_path, sections={"identity": here}, region="eu-central") as (url, _):
+        assert (await post(url, "/v1/tokenize", chat, tags="in-region:eu-central")).status == 200
