@@ -62,6 +62,7 @@ from .core.request_context import BodyMemory
 from .degradation.continue_token import load_continue_tokens
 from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals, TierWarmer
 from .degradation.tier_attempt import TierRuntime
+from .degradation.tier_sessions import TierSessions
 from .dispatch.dispatcher import Dispatcher, RetryBudget
 from .dispatch.metrics import DispatchMetrics
 from .dispatch.pool import Pools
@@ -528,6 +529,9 @@ def build(
     )
     bodies.check_largest(config.server.max_body_bytes)
     jobs = build_jobs(config, runtime, bodies)
+    sessions = None
+    if config.degradation.sessions.mode != "off":
+        sessions = TierSessions(config.degradation.sessions, runtime.service.fallback.chains, accounts.redis)
     admission = RequestAdmission(
         config.server,
         runtime.tiers,
@@ -538,6 +542,7 @@ def build(
         tracing=runtime.tracing,
         inline_files=None if jobs is None else jobs.files.inline,
         region=config.identity.region,
+        sessions=sessions,
     )
     runner = RequestRunner(
         runtime.service,
@@ -546,6 +551,7 @@ def build(
         metrics,
         callers=accounts.authenticator,
         variants=runtime.service.variants,
+        sessions=sessions,
     )
     grpc = build_grpc(config, admission, runner, bodies, readiness)
     detector = build_speech_detection(parts, speech_detector)

@@ -107,6 +107,8 @@ _ANSWERED = {
     "x-causeway-degraded": "reason why the answer is not the first choice",
     "x-causeway-cache": "outcome in the shared cache",
     "x-causeway-modalities": "state of audio, images and files, such as `audio=ok,image=timeout`",
+    "x-causeway-session": "`new`, `stayed; reason=…` or `switched; from=TIER; reason=…`; only with "
+    "`degradation.sessions`",
     "x-causeway-variant": "model that answered in the place of the tier's own, for a share of the requests",
 }
 

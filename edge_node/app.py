@@ -59,6 +59,7 @@ from .jobs.lazy_jobs import LazyJobs
 from .jobs.responses import ResponseJobs
 from .observability.metrics import Metrics
 from .parts import LazyAudio
+from .serving.agent_sessions import AgentSessions
 from .serving.direct import DirectAnswers
 from .serving.generation import AttemptRunner
 from .serving.on_demand_signals import OnDemandSignals
@@ -79,6 +80,8 @@ from .storage.decisions import DecisionStore
 from .storage.policies import DEFAULT_POLICY, PolicyStore
 from .storage.responses import FILE as RESPONSES_FILE
 from .storage.responses import DeviceResponseStore
+from .storage.sessions import FILE as SESSIONS_FILE
+from .storage.sessions import SessionStore
 from .storage.spend import FILE as SPEND_FILE
 from .storage.spend import SpendStore
 from .storage.state_folder import StateFolderLock
@@ -136,7 +139,7 @@ def build(
     state_dir = Path(config.state_dir) if config.state_dir else None
     factory = config
     state_folder = StateFolderLock(
-        state_dir, (CACHE_FILE, DECISIONS_FILE, SPEND_FILE, SHADOW_FILE, JOBS_FILE, RESPONSES_FILE)
+        state_dir, (CACHE_FILE, DECISIONS_FILE, SPEND_FILE, SHADOW_FILE, JOBS_FILE, RESPONSES_FILE, SESSIONS_FILE)
     )
     booted, config = boot_bundle(config, state_folder, clock)
     model_dirs = [Path(folder) for folder in config.engine.model_dirs]
@@ -259,6 +262,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         records=records,
         shadows=shadows,
         default_deadline_s=config.server.default_deadline_s,
+        sessions=AgentSessions(SessionStore(device.state_dir, clock.monotonic), clock),
     )
 
     def activate(policy: Policy) -> None:

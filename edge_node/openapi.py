@@ -87,6 +87,8 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     ),
     "x-causeway-trimmed": "number of the oldest messages that were left out, because the chat exceeds the context "
     "(`context.overflow` of the policy)",
+    "x-causeway-session": "`new`, `stayed; reason=…` or `switched; from=TARGET; reason=…`; only under a policy with "
+    "`session`",
     "x-causeway-variant": "model that answered instead of the target's own, for a share of the requests",
     "x-request-id": "same as `x-causeway-decision`; a separate id if a request is refused before its decision",
     "Preference-Applied": "`respond-async`: the request was accepted as a job",

@@ -172,6 +172,10 @@ class NoRoute(CausewayError, status=503, type="routing_error", code="no_route"):
     """Constraints, preferences or abilities exclude every target. The message names the reason for each target."""
 
 
+class SessionTargetUnavailable(NoRoute, code="session_target_unavailable"):
+    """The session is pinned to one target (`session.mode: require`), which cannot answer. The message names it."""
+
+
 class OutsideRegion(NoRoute, code="outside_region"):
     """The request is bound to regions, and a place that it needs is in none of them. The message names both."""
 

@@ -397,6 +397,9 @@ ReasonCode = Literal[
     "target_unable",  # the target lacks an ability that the request needs (images, embeddings, tools)
     "target_absent",  # the device has no cloud, or no engine, for this target: it is not tried
     "target_down",  # breaker open, engine not running: moved to the end, not removed
+    "session_bound",  # an earlier request of the session is bound to the device, or to regions
+    "session_pinned",  # the target that the session asked before comes first, or alone
+    "session_left",  # that target is gone, or the client named another one
     "calibration_set_aside",  # shadow answers showed that the target's calibrated signals are wrong: they are not used
     "no_route",  # no target is left
     "cache_rule_held",
@@ -440,6 +443,7 @@ class Decision(msgspec.Struct, frozen=True):
     # other targets of the policy with the needed capabilities, if the client named one
     able_targets: tuple[str, ...] = ()
     skipped_target: str = ""  # the target that would be first if it were not down; answers of others are degraded
+    pinned: str = ""  # the only target that the policy's `session` allows, whether it is there or not
     shadow: Shadow | None = None  # whether the answer may be followed by a shadow request to the other side
 
 
@@ -565,6 +569,36 @@ class Candidate(msgspec.Struct, frozen=True):
     latency_s: float | None = None  # recent time of an answer, seconds
 
 
+class Session(msgspec.Struct, frozen=True):
+    """The state of a request's session before it: numbers and names, no content. A new session has no `target`."""
+
+    target: str = ""  # name of the target that answered its last turn
+    cloud: str = ""  # its cloud
+    model: str = ""  # its model there, with the adapter, or that of its variant
+    warm: dict[str, int] = {}  # prompt tokens that targets read a moment ago, by name
+    on_device: bool = False  # whether a request of it was bound to the device, which binds the rest
+    regions: tuple[str, ...] | None = None  # regions to which its requests were bound; None: they were not
+    tool_result: bool = False  # whether the request brings the result of a tool that `target` asked for
+    at: float = 0.0  # end of its last turn, Unix seconds
+
+
+class SessionOutcome(msgspec.Struct, frozen=True):
+    """Whether the target of a session's last turn answered this one, too."""
+
+    status: Literal["new", "stayed", "switched"]
+    reason: str = ""  # why it stayed or switched
+    before: str = ""  # target of the last turn
+    lost_tokens: int = 0  # prompt tokens that were warm there, and not at the target that answered
+
+    @property
+    def header(self) -> str:
+        """The value of the response header."""
+        if self.status == "new":
+            return self.status
+        before = f"; from={self.before}" if self.status == "switched" else ""
+        return f"{self.status}{before}; reason={self.reason}"
+
+
 class Estimates(msgspec.Struct, frozen=True):
     """The on-demand signals of a request, which are expensive. None: the signal is absent or not computed."""
 
@@ -576,6 +610,7 @@ class Estimates(msgspec.Struct, frozen=True):
     language: str | None = None  # request.language, ISO 639-1
     audio_speech: bool | None = None  # audio.speech: whether an audio part contains speech
     candidates: tuple[Candidate, ...] | None = None  # estimates of the targets that `best_of` compares
+    session: Session | None = None  # None: the policy has no `session`
 
 
 # --- the outcome -----------------------------------------------------------------------------------------------------
@@ -637,6 +672,7 @@ class Outcome(msgspec.Struct, frozen=True):
     # tokens received
     estimated: bool = False
     error: str = ""
+    session: SessionOutcome | None = None  # None: the policy has no `session`, or there is no answer
 
 
 class DecisionRecord(msgspec.Struct, frozen=True):

@@ -53,6 +53,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = ""  # hit, stale, miss, coalesced, bypass; "" without a cache
     variant: str = ""  # the tier's variant that answered
     region: str = ""  # region of the tier that answered
+    session: str = ""  # ``stayed; reason=requested``: whether the tier of the last turn answered; "" without sessions
     parts: str = ""  # what became of audio, images and files, ``audio=ok,image=timeout``; "" without any
 
 

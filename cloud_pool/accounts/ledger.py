@@ -214,6 +214,7 @@ class Ledger(msgspec.Struct, frozen=True):
                 cache=entry.cache,
                 parts=entry.response_headers.get("x-causeway-modalities", ""),
                 variant=entry.variant,
+                session=entry.response_headers.get("x-causeway-session", ""),
                 region=entry.response_headers.get("x-causeway-region", ""),
             )
         )

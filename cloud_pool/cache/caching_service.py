@@ -192,7 +192,8 @@ class CachingService:
         if cache is None:
             return Billing(on_first_token, ""), self._generate(context)
         billing = Billing(on_first_token)
-        cache_key = cache.key(context.request, context.tenant)
+        is_pinned = context.session is not None and bool(context.session.pinned)
+        cache_key = None if is_pinned else cache.key(context.request, context.tenant)
         key = None if cache_key is None else _generation_key(cache_key, context)
         return billing, self._pieces(cache, billing, context, key)
 

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge
 
-from causeway_server.router.errors import ConfigError, QueueFull, RateLimited, Shed
+from causeway_server.router.decision.sessions import SessionTurn
+from causeway_server.router.errors import (
+    CausewayError,
+    ConfigError,
+    QueueFull,
+    RateLimited,
+    SessionTargetUnavailable,
+    Shed,
+)
+from causeway_server.router.residency import region_tags
 from causeway_server.router.trackers import FairShare
-from causeway_server.router.types import Chunk, Request
+from causeway_server.router.types import Chunk, Request, folded_tags
 
 from ..admission import Priority
 from ..tiers.tier import Tier
@@ -23,12 +32,36 @@ if TYPE_CHECKING:
     from .late import DeferredParts
 
 _TIER_HEADER = "x-causeway-tier"
-_REASON_HEADER = "x-causeway-tier-reason"
+REASON_HEADER = "x-causeway-tier-reason"
 _LOOSENED_HEADER = "x-causeway-loosened"
 TRIMMED_HEADER = "x-causeway-trimmed"
 VARIANT_HEADER = "x-causeway-variant"
 REGION_HEADER = "x-causeway-region"
 DEGRADED = ("x-causeway-degraded", "true")
+
+
+class TierTurn(msgspec.Struct, frozen=True):
+    """A request's turn in its session, at this gateway."""
+
+    turn: SessionTurn
+    tenant: str
+    pinned: str = ""  # tier that is to answer; "": any
+    variant: str = ""  # its variant; "": its own model
+    only: bool = False  # whether no other may answer
+
+    def bound(self, request: Request) -> Request:
+        """Return the request with the regions to which its session is bound."""
+        tags = region_tags(self.turn.session.regions)
+        if not tags:
+            return request
+        hints = msgspec.structs.replace(request.hints, tags=folded_tags((*request.hints.tags, *tags)))
+        return msgspec.structs.replace(request, hints=hints)
+
+    def gone(self, why: str, retry_after_s: float | None = None) -> SessionTargetUnavailable:
+        """Return the error if the only tier cannot answer."""
+        name = f"{self.pinned} ({self.variant})" if self.variant else self.pinned
+        message = f"The session stays at `{name}` (`degradation.sessions.mode: require`). {why}"
+        return SessionTargetUnavailable(message, retry_after_s=retry_after_s)
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +82,20 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     allowed_tiers: frozenset[str] | None = None  # tiers that the caller may use, also as fallback; None for all
     # memory of parts that a live session owns; None for the tenant's, or for none if the request is private
     memory: Memory | None = None
+    session: TierTurn | None = None  # None: sessions are off
     late: DeferredParts | None = None  # reader of the parts of a job whose answer may be revised
     meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # counter of upstream cost
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether only an answer of one tier is acceptable."""
+        return self.critical or (self.session is not None and self.session.only)
+
+    def pinned_error(self, error: CausewayError) -> CausewayError:
+        """Return the error of the last tier; one that names the tier if no other may answer the session."""
+        if self.session is None or not self.session.only:
+            return error
+        return self.session.gone(error.message, error.retry_after_s)
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
@@ -104,7 +149,7 @@ def answer_head(
     `loosened`: offered tools whose arguments are not constrained to their schemas. `variant`: the tier's variant that
     answers. `region`: the tier's.
     """
-    headers: tuple[tuple[str, str], ...] = ((_TIER_HEADER, tier), (_REASON_HEADER, reason))
+    headers: tuple[tuple[str, str], ...] = ((_TIER_HEADER, tier), (REASON_HEADER, reason))
     if loosened:
         headers = (*headers, (_LOOSENED_HEADER, loosened))
     if variant:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -39,6 +39,29 @@ class ShareRamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 60.0
 
 
+class TierSessionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sessions of agents. One is an `x-session-id`, a stored conversation or chain of responses, or one history."""
+
+    mode: Annotated[
+        Literal["off", "prefer", "require"],
+        doc(
+            "`prefer`: the pinned tier is tried first. `require`: it alone may answer, and the error names it. `off`: "
+            "each request is answered by itself."
+        ),
+    ] = "off"
+    pin: Annotated[
+        Literal["tool_loop", "conversation"],
+        doc(
+            "`tool_loop`: the result of a tool goes to the tier that asked for it. `conversation`: each turn goes to "
+            "the tier of the last one."
+        ),
+    ] = "tool_loop"
+    ttl_s: Annotated[Seconds, doc("Time for which a session is known after its last turn.")] = 86_400.0
+    max_per_tenant: Annotated[
+        Positive, doc("Maximum known turns of a tenant's sessions; the oldest ones give way.")
+    ] = 20_000
+
+
 class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tiers: Annotated[
         tuple[str, ...], doc("Tiers in the order of fallback, best first. A request starts at the tier that it names.")
@@ -55,6 +78,7 @@ class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     critical_tenants: Annotated[
         tuple[str, ...], doc("Tenants whose requests are all critical, whatever their headers or tokens say.")
     ] = ()
+    sessions: TierSessionsConfig = TierSessionsConfig()
     continue_key_file: Annotated[
         str,
         doc("File with Fernet keys, one per line: the first signs, all verify. Empty: answers are never truncated."),

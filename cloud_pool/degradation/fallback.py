@@ -54,6 +54,7 @@ class FallbackRequest(msgspec.Struct, frozen=True):
     position: float = 0.5  # caller's position in the line, 0 to 1
     critical: bool = False  # whether no other tier may answer
     allowed: frozenset[str] | None = None  # tiers that may answer; None for all
+    pinned: str = ""  # tier of the request's session, which is tried first; "": that of the request
     resumable: bool = False  # whether a truncated answer could be continued as if it had never been cut
 
 
@@ -98,7 +99,7 @@ def plan(
     assessments = [_assess(view, tier_healths.get(view.name, FULL_SHARE), share_ramp, now) for view in views]
     if request.critical or len(assessments) == 1:  # (5)
         truncated = request.resumable and not request.critical and _is_under_stress(assessments[0])
-        only = FallbackStep(request.tier, truncated=truncated, last=True, forced=True)
+        only = FallbackStep(views[0].name, truncated=truncated, last=True, forced=True)
         return FallbackPlan(
             (only,), tuple((assessment.view.name, assessment.tier_health) for assessment in assessments)
         )
@@ -194,7 +195,8 @@ class _Tier:
 class TierFallback:
     """Plans each request's fallback steps, and records their outcomes.
 
-    `signals`: signals by the tier's name; a tier outside the configured order has no fallback.
+    `signals`: signals by the tier's name; a tier outside the configured order has no fallback. `chains`: the tiers that
+    may answer for each, in order.
     """
 
     def __init__(
@@ -207,7 +209,7 @@ class TierFallback:
         self.config = config
         self._clock = clock
         self._tiers = {name: _Tier(each) for name, each in signals.items()}
-        self._chains = {name: _from(config.tiers, name) for name in signals}
+        self.chains = {name: _from(config.tiers, name) for name in signals}
         # Outside the order there is nothing to choose, and so nothing to observe.
         self._sole = {
             name: (FallbackStep(name, last=True, forced=True),) for name in signals if name not in config.tiers
@@ -220,9 +222,12 @@ class TierFallback:
         if not request.resumable and (sole := self._sole.get(request.tier)) is not None:
             return sole
         now = self._clock()
-        names = (request.tier,) if request.critical else self._chains[request.tier]
+        first = request.pinned or request.tier
+        names = (first,) if request.critical else self.chains[request.tier]
         if request.allowed is not None:
             names = tuple(name for name in names if name == request.tier or name in request.allowed)
+        if request.pinned:
+            names = (first, *[name for name in names if name != first])
         views = [self._observe(name, priority, now) for name in names]
         tier_healths = self._tier_healths[priority]
         planned = plan(request, views, tier_healths, self.config.share_ramp, now)

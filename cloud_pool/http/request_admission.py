@@ -34,6 +34,8 @@ from causeway_server.router.serving.request import (
     receive_body,
 )
 from causeway_server.router.serving.tls.peers import PeerCertificate
+from causeway_server.router.session_tags import HEADER as SESSION
+from causeway_server.router.session_tags import read_session
 from causeway_server.router.types import Request, RoutingHints, folded_tags
 
 from ..accounts.identity.authenticator import Authenticator
@@ -42,6 +44,7 @@ from ..admission import RANK, Priority
 from ..cache.shared_cache import NO_STORE
 from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, BodyMemory, RequestContext
+from ..degradation.tier_sessions import TierSessions
 from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, find_tier, in_regions
 from .config import ServerConfig
 
@@ -82,7 +85,13 @@ def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> Requ
         priority=read_choice(headers, PRIORITY, RANK) or "standard",
         traceparent=read_traceparent(headers),
         critical=read_choice(headers, "x-causeway-critical", ("true", "false")) == "true",
-        tags=folded_tags((*read_tags(headers.get(TAGS, "")), *_cache_tags(headers.get("cache-control", "")))),
+        tags=folded_tags(
+            (
+                *read_tags(headers.get(TAGS, "")),
+                *_cache_tags(headers.get("cache-control", "")),
+                *read_session(headers.get(SESSION)),
+            )
+        ),
     )
 
 
@@ -142,6 +151,7 @@ class RequestAdmission(msgspec.Struct):
     inline_files: InlineFiles | None = None  # puts uploaded files in place of their ids; None: there are no files here
     draining: bool = False
     region: str = ""  # of this gateway
+    sessions: TierSessions | None = None  # None: sessions are off
 
     def principal(self, http: HttpExchange) -> Principal:
         """Authenticate the caller. Raises AuthenticationFailed, IdentityUnavailable or QueueFull."""
@@ -249,6 +259,10 @@ class RequestAdmission(msgspec.Struct):
         principal.grants.require_modalities(parsed)
         limits.check_request(parsed)
         request = limits.bounded(parsed)
+        session = None
+        if self.sessions is not None:
+            session = await self.sessions.find(request, principal.tenant, principal.owner, tier.name)
+            request = request if session is None else session.bound(request)
         if request.hints.tags:
             regions = regions_of(request.hints.tags)
             check_region(regions, self.region, "this gateway (identity.region)")
@@ -273,6 +287,7 @@ class RequestAdmission(msgspec.Struct):
             tokens=size_bytes / BYTES_PER_TOKEN * request.n / request.sequences + _answer_tokens(request, tier),
             critical=(inbound.critical and principal.grants.critical) or principal.tenant in self.critical_tenants,
             allowed_tiers=allowed,
+            session=session,
         )
 
     def deadline_s(self, request: Request) -> float:

@@ -10,6 +10,7 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import cast
 
+import anyio
 import msgspec
 
 from causeway_server.router.errors import (
@@ -31,6 +32,7 @@ from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import Ledger, LedgerEntry
 from ..cache.caching_service import Billing, CachingService
 from ..core.request_context import VARIANT_HEADER, AnswerHead, RequestContext
+from ..degradation.tier_sessions import TierSessions
 from ..observability.metrics import Metrics
 from ..serving.service import Service
 from ..tiers.variants import MAX_ANSWERS, ScorableAnswer, TierVariants
@@ -53,6 +55,7 @@ class RequestRunner(msgspec.Struct):
     callers: Authenticator | None = None  # ends the answers of those whose tokens are revoked; None: none are
     clock: Callable[[], float] = time.monotonic  # s
     variants: TierVariants = msgspec.field(default_factory=TierVariants)  # knows the answers that may be scored
+    sessions: TierSessions | None = None  # None: sessions are off
     cancelled_outcome: str = ClientGone.code  # of requests that are cancelled from now on
 
     def stop(self) -> None:
@@ -92,25 +95,37 @@ class RequestRunner(msgspec.Struct):
             async with aclosing(answer) as pieces:
                 head = await anext(pieces)
                 assert isinstance(head, AnswerHead)
+                if context.session is not None and self.sessions is not None:
+                    head = self.sessions.decided(context.session, head)
                 entry.tier = measured.tier = head.model
                 entry.response_headers = dict(head.headers)
                 self._note(context, head)
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # only the first piece is a head
                 first = await anext(chunks)  # until it is there, an error is a status
-                self._on_chunk(entry, measured, billing, first)
+                self._on_chunk(entry, measured, billing, first, context)
                 await reply.commit(head)
                 if (slow := reply.send(first)) is not None:
                     await slow
                 try:
                     async for chunk in chunks:
-                        self._on_chunk(entry, measured, billing, chunk)
+                        self._on_chunk(entry, measured, billing, chunk, context)
                         if (slow := reply.send(chunk)) is not None:
                             await slow
                 except Exception as fault:
                     if isinstance(fault, ClientGone) or not reply.finished:
                         raise
                     log.info("A fault occurred after the answer's end: %s", redacted(fault))
+                except asyncio.CancelledError:
+                    if reply.finished:  # the client has the whole answer, and may go on at another gateway
+                        with anyio.CancelScope(shield=True):
+                            await self._keep(context, head)
+                    raise
+                await self._keep(context, head)
                 await reply.end()
+
+    async def _keep(self, context: RequestContext, head: AnswerHead) -> None:
+        if context.session is not None and self.sessions is not None:
+            await self.sessions.keep(context.session, head, context.request)
 
     def _note(self, context: RequestContext, head: AnswerHead) -> None:
         """Remember an answer that its client may score."""
@@ -121,8 +136,12 @@ class RequestRunner(msgspec.Struct):
         if len(variants.answers) > MAX_ANSWERS:
             variants.answers.popitem(last=False)
 
-    def _on_chunk(self, entry: LedgerEntry, measured: RequestMetrics, billing: Billing, chunk: Chunk) -> None:
+    def _on_chunk(
+        self, entry: LedgerEntry, measured: RequestMetrics, billing: Billing, chunk: Chunk, context: RequestContext
+    ) -> None:
         """Count a chunk. Raises AuthenticationFailed once the caller's token is revoked."""
+        if context.session is not None:
+            context.session.turn.add(chunk)
         if self.callers is not None and entry.principal is not None:
             self.callers.check_again(entry.principal)
         measured.on_chunk(billing, chunk)

@@ -17,6 +17,7 @@ from causeway_server.router.residency import region_tags, regions_of
 from causeway_server.router.serving.request import TAGS, Handler, HttpExchange, read_authorization, read_tags
 from causeway_server.router.serving.responses import KeepResponse
 from causeway_server.router.serving.stored.api import StoredResponseApi, check_method, methods_of
+from causeway_server.router.session_tags import tags_of_session
 from causeway_server.router.types import Request, RoutingHints, folded_tags
 
 from ..accounts.ledger import LedgerEntry
@@ -88,8 +89,9 @@ class GatewayResponses:
             body = turn.body
         body = await admission.with_files(body, principal, http)
         hints = RoutingHints(client=principal.device, deadline_ms=headers.deadline_ms, tags=headers.tags)
-        if turn is not None and turn.tags:
-            hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *turn.tags)))
+        named = () if turn is None or tags_of_session(hints.tags) else turn.session_tags
+        if turn is not None and (turn.tags or named):
+            hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *turn.tags, *named)))
         request, echo = parse_response(body, hints, resumes=True)
         turn = None if turn is None else self._in_regions(turn, request, principal)
         echo = echo if turn is None else turn.echo(echo)
@@ -124,7 +126,8 @@ class GatewayResponses:
         principal.require("jobs")
         await self._admission.ledger.admit_submission(principal)
         tags, model = parsed.region_tags, parsed.request.model
-        headers = msgspec.structs.replace(parsed.headers, tags=folded_tags((*parsed.headers.tags, *tags)))
+        named = tags_of_session(parsed.request.hints.tags)
+        headers = msgspec.structs.replace(parsed.headers, tags=folded_tags((*parsed.headers.tags, *tags, *named)))
         start = partial(self._start, principal, headers)
         await self.api.stored.accept(principal.owner, turn, parsed.echo, model, start, tags)
         entry.outcome = ACCEPTED

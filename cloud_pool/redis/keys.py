@@ -196,6 +196,12 @@ _SHARED = (
         ("", "stream", "ttl", "about 1,000 scores; an hour after the newest", "scores for answers of any gateway"),
         (":<id>", "string", "ttl", "a minute", "reply of the gateway that made the answer"),
     ),
+    *_keys(
+        "degradation",
+        "causeway:",
+        ("sessions:{<digest>}", "zset", "ttl", "`max_per_tenant`", "keys of a tenant's sessions by their last turn"),
+        ("sessions:{<digest>}:<key>", "string", "ttl", "`ttl_s`", "state of a session"),
+    ),
     *_keys("admission", "causeway:", ("permits:<tier>:<digest>", "hash", "ttl", "a minute", "peers and their demand")),
 )
 _CACHE = _keys(

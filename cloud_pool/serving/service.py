@@ -173,9 +173,10 @@ class Service(msgspec.Struct, frozen=True):
                 arm.ended()
                 yield builder.end()
                 return
-        stale = None if context.critical or partial_answer else await self.find_stale(context.request, context.tenant)
+        is_sole = context.is_exclusive or partial_answer is not None
+        stale = None if is_sole else await self.find_stale(context.request, context.tenant)
         if stale is None:
-            raise combined_error(failures, self._broken(step))  # (5)
+            raise context.pinned_error(combined_error(failures, self._broken(step)))  # (5)
         yield self._stale_head(context, stale, stress)  # (4)
         for chunk in stale.chunks:
             yield chunk
@@ -184,6 +185,13 @@ class Service(msgspec.Struct, frozen=True):
         """Return the models of a step's tier in the order in which they are tried."""
         is_adapted = context.tier.adapted and context.tier.name == step.tier
         tier = context.tier if is_adapted else self.runtimes[step.tier].tier
+        session = context.session
+        if self.variants.active and session is not None and session.pinned == step.tier:
+            asked = self.variants.named(tier, session.variant)
+            if session.only and not asked:
+                raise session.gone("The tier no longer has this variant.")
+            others = () if session.only else self.variants.tried(tier, context.request)
+            return (*asked, *(one for one in others if one not in asked))
         return self.variants.tried(tier, context.request) if self.variants.active else (tier,)
 
     def _partial_answer(self, context: RequestContext) -> PartialAnswer | None:
@@ -203,10 +211,16 @@ class Service(msgspec.Struct, frozen=True):
         first = partial_answer.tier if partial_answer else ""
         allowed = context.allowed_tiers is None or first in context.allowed_tiers
         tier = first if allowed and first in self.runtimes else context.tier.name
-        resumable = self.continue_tokens is not None and is_resumable(context.request)
         position = caller_position(context.tenant, context.request.hints.client, key)
+        session, only, pinned = context.session, context.critical, ""
+        if session is not None and session.pinned in self.runtimes and (session.only or not only):
+            if context.allowed_tiers is None or session.pinned in context.allowed_tiers:
+                pinned, only, position = session.pinned, only or session.only, 0.0  # no lowered share moves it
+            elif session.only:
+                raise session.gone("It is not among the tiers that this request may use.")
+        resumable = self.continue_tokens is not None and is_resumable(context.request)
         left_s = context.deadline - self.clock()
-        return FallbackRequest(tier, left_s, position, context.critical, context.allowed_tiers, resumable)
+        return FallbackRequest(tier, left_s, position, only, context.allowed_tiers, pinned, resumable)
 
     def _truncator(
         self, context: RequestContext, step: FallbackStep, tier: Tier, partial_answer: PartialAnswer | None
@@ -290,7 +304,7 @@ class Service(msgspec.Struct, frozen=True):
     ) -> AnswerHead:
         is_fallback, reason = step.tier != context.tier.name, step.reason(stress)
         if is_fallback and not step.skipped:
-            reason = "continued"  # by the tier that gave the first part
+            reason = "continued" if partial_answer else "session"  # by the tier of the first part, or of the last turn
         if self.metrics is not None:
             self.metrics.answered(context.tier.name, step.tier, step.nearest_reason(stress))
             kinds: tuple[tuple[Kind, bool], ...] = (

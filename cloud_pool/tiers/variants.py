@@ -101,7 +101,14 @@ class TierVariants:
         """Return the tier with the model of the variant that answers a request; vectors are of the tier's own model."""
         if not self.active or request.kind == "embedding" or tier.adapted:
             return tier
-        variant = self.trials.assigned(request).get(tier.name, "")
+        return self._varied_by(tier, self.trials.assigned(request).get(tier.name, ""))
+
+    def named(self, tier: Tier, variant: str) -> tuple[Tier, ...]:
+        """Return the tier with a variant's model, "" for its own; () if it has no such variant any more."""
+        known = any((trial.place, trial.variant.model) == (tier.name, variant) for trial in self.trials)
+        return (self._varied_by(tier, variant),) if known or not variant else ()
+
+    def _varied_by(self, tier: Tier, variant: str) -> Tier:
         if not variant:
             return tier
         key = (tier.name, variant)

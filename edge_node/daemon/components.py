@@ -131,6 +131,7 @@ class Components(Backends, Serving, WaysIn):
             *self.jobs.problems,
             *self.files.problems,
             *self.response_store.problems,
+            *self.service.sessions.store.problems,
             *(() if self.mqtt is None else self.mqtt.problems),
             self.policies.persist_problem,
             *self.shadows.problems,

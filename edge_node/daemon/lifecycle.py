@@ -127,6 +127,7 @@ class App:
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             await parts.spend.load()
+            await parts.service.sessions.store.load()
             await parts.files.start()
             self._root = asyncio.create_task(self._run_tasks(started), name="causeway-edge")
             self._root.add_done_callback(functools.partial(self._root_ended, started))
@@ -187,6 +188,7 @@ class App:
         self.parts.jobs.close()
         self.parts.files.close()
         self.parts.response_store.close()
+        self.parts.service.sessions.store.close()
         self.parts.cache.close()
         self.parts.decisions.close()
         self.parts.shadows.close()

@@ -93,6 +93,8 @@ from causeway_server.router.serving.responses import (
     refusal,
 )
 from causeway_server.router.serving.stored.responses import StoredResponses
+from causeway_server.router.session_tags import HEADER as SESSION
+from causeway_server.router.session_tags import read_session, tags_of_session
 from causeway_server.router.trackers import MAX_CLIENTS, FairShare, network_of
 from causeway_server.router.types import Kind, Prefer, Request, RoutingHints, folded_tags
 
@@ -122,6 +124,7 @@ REQUEST_HEADERS: Mapping[str, str] = {
     "narrows the policy, never widens it",
     "x-causeway-tags": "tags for the policy's rules, separated by commas; at most 32 tags of at most 64 characters; "
     "case does not count",
+    "x-session-id": "name of the agent's session, 1 to 256 printable characters; only under a policy with `session`",
     "x-causeway-deadline-ms": "time left for this request, milliseconds",
     "x-causeway-priority": "priority of a job: `interactive`, `standard` or `bulk`",
     "Prefer": "`respond-async, wait=SECONDS` (RFC 7240): a request that takes longer becomes a job",
@@ -290,8 +293,9 @@ class RequestReader:
         """
         turn = await responses.begin(body, hints.client, key)
         body = turn.body
-        if turn.tags:
-            hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *turn.tags)))
+        tags = (*turn.tags, *(() if tags_of_session(hints.tags) else turn.session_tags))
+        if tags:
+            hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *tags)))
         if FILE_MARK in body:
             body = await self.with_files(body, hints.client)
         parsed = _parsed("response", body, hints)
@@ -399,16 +403,13 @@ def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
     Raises:
         InvalidRequest: A value or a name is unknown, or a header has two values: it may be meant to protect privacy.
     """
-    for name in headers:
-        if name[:11].lower() == OURS:
-            lines = combined(headers.items())
-            check_header_names(lines, _HEADERS)
-            break
-    else:
+    if SESSION not in headers and not any(name[:11].lower() == OURS for name in headers):
         return _without_hints(caller.name, caller.tags)
+    lines = combined(headers.items())
+    check_header_names(lines, _HEADERS)
     return RoutingHints(
         prefer=read_choice(lines, "x-causeway-prefer", _PREFERENCES),
-        tags=(*caller.tags, *read_tags(lines.get(TAGS, ""))),
+        tags=(*caller.tags, *read_tags(lines.get(TAGS, "")), *read_session(lines.get(SESSION))),
         client=caller.name,
         deadline_ms=read_deadline_ms(lines.get(DEADLINE)),
     )

@@ -16,6 +16,7 @@ from causeway_server.router.openai.responses.state import Turn
 from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.request import Handler, HttpExchange
 from causeway_server.router.serving.stored.api import PATHS, StoredResponseApi
+from causeway_server.router.session_tags import tags_of_session
 from causeway_server.router.types import RoutingHints, folded_tags
 
 from ..serving.requests import RequestContext
@@ -59,8 +60,9 @@ class DeviceResponses:
             message = "`background`: jobs wait on the disk, where private requests are never written. Leave it out."
             raise UnsupportedFeature(message, param="background")
         owner, tags = request.hints.client, region_tags(decision.regions)
+        named = tags_of_session(request.hints.tags)
         hints = routing_hints(http.headers, self.reader.caller(http))
-        hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *tags))) if tags else hints
+        hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *tags, *named)))
         self.service.admit(owner)
         await self.api.stored.accept(owner, turn, echo, request.model, partial(self.start, http, hints), tags)
         if turn.request.stream:

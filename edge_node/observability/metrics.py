@@ -88,6 +88,16 @@ class Metrics:
             "Scores of clients for answers, by target, variant and result (good: 0.5 or more, bad).",
             ("target", "variant", "result"),
         )
+        self._session_turns = counter(
+            "causeway_edge_session_turns",
+            "Answers in sessions, by target and whether the session stayed there (new, stayed, switched).",
+            ("target", "status"),
+        )
+        self._lost_prefix = counter(
+            "causeway_edge_session_lost_tokens",
+            "Prompt tokens that were warm at the target that a session left, by the target that answered instead.",
+            _TARGET,
+        )
         self._policy_loads = counter(
             "causeway_edge_policy_loads", "Policy files that were read, by result (activated, refused).", ("result",)
         )
@@ -127,6 +137,10 @@ class Metrics:
         """Count a request when its outcome is known."""
         self._requests.add((outcome.route, outcome.target, outcome.status, outcome.cache))
         self._request_s.observe((outcome.route,), outcome.total_ms / 1000.0)
+        if (session := outcome.session) is not None:
+            self._session_turns.add((outcome.target, session.status))
+            if session.lost_tokens:
+                self._lost_prefix.add((outcome.target,), session.lost_tokens)
 
     def traffic(self) -> Traffic:
         """Return the sums of all requests until now; computed from the counters, so requests pay nothing for it."""

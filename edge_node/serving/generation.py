@@ -23,8 +23,9 @@ import anyio.abc
 import msgspec
 
 from causeway_server.router.bundle.settings import CloudSettings
-from causeway_server.router.decision.abilities import no_route
+from causeway_server.router.decision.abilities import no_route, pinned_error
 from causeway_server.router.decision.attempts import Attempt, AttemptSequence, AttemptState, final_error
+from causeway_server.router.decision.sessions import SessionTurn
 from causeway_server.router.errors import (
     BackendError,
     BreakerOpen,
@@ -135,6 +136,7 @@ class Generation(msgspec.Struct, eq=False):
     soft: RequestSoftTokens | None = None  # set when a projector was asked for the parts' soft tokens
     usage: Usage = _NO_USAGE
     raw_confidence: Confidence | None = None  # the engine's last report, before calibration
+    session: SessionTurn | None = None  # None: the policy has no `session`
     shadow: str = ""  # the target that a shadow request asks after the answer
     committed: bool = False  # whether a byte of the answer has been sent
     finished: bool = False  # whether no further attempt will start
@@ -407,7 +409,8 @@ class AttemptRunner:
                 if gives_up or generation.sequence.next_step(error) == "raise":
                     if not gives_up and await self._trim(generation, error):
                         continue
-                    raise final_error(generation.sequence.attempts, error) from failure
+                    final = final_error(generation.sequence.attempts, error)
+                    raise pinned_error(generation.decision, final) from failure
         raise no_route(generation.decision)
 
     async def _trim(self, generation: Generation, error: CausewayError) -> bool:

@@ -28,6 +28,7 @@ import anyio.abc
 import msgspec
 
 from causeway_server.router.decision.decide import RequestMemo, features_of
+from causeway_server.router.decision.sessions import SessionTurn, outcome_of
 from causeway_server.router.errors import CausewayError, ClientGone, DeadlineExceeded, Draining, QueueFull, RateLimited
 from causeway_server.router.openai.answer import CachedAnswer
 from causeway_server.router.policy.compiled import Limits
@@ -329,6 +330,7 @@ class RequestContext:
     head: AnswerHead | None = None
     error: CausewayError | None = None
     shared: bool = False  # whether another request's generation answers
+    session: SessionTurn | None = None  # None: the policy has no `session`
     _usage: Usage = _NO_USAGE
     _finish_reason: str = ""
     _hit: CacheHit | None = None  # the replayed cache hit
@@ -336,6 +338,11 @@ class RequestContext:
     @property
     def committed(self) -> bool:
         return self.head is not None
+
+    @property
+    def usage(self) -> Usage:
+        """The usage of the answer so far."""
+        return self._usage
 
     @property
     def features(self) -> RequestFeatures:
@@ -363,7 +370,17 @@ class RequestContext:
     async def commit(self, head: AnswerHead) -> None:
         own_head = head.id == self.id and head.cache == self.cache
         self.head = head if own_head else msgspec.structs.replace(head, id=self.id, cache=self.cache)
+        if self.session is not None:
+            self.head = self._with_session(self.session, self.head)
         await self.reply.commit(self.head)
+
+    def _with_session(self, turn: SessionTurn, head: AnswerHead) -> AnswerHead:
+        """Note the target that answers, and return the head with the session's header."""
+        target, is_cached = self.generation.target, head.route == "cache"
+        model = head.model if is_cached or target is None else target.served
+        decision = None if is_cached else self.generation.decision
+        turn.outcome = outcome_of(turn.session, decision, head.target, model, head.reason)
+        return msgspec.structs.replace(head, session=turn.outcome.header)
 
     def send(self, piece: Piece) -> Awaitable[None] | None:
         if piece.usage is not None:
@@ -372,6 +389,8 @@ class RequestContext:
             self._finish_reason = piece.finish_reason
         if self.shared and isinstance(piece, Chunk):
             piece = with_own_ids(piece, self.id)
+        if self.session is not None and isinstance(piece, Chunk):
+            self.session.add(piece)
         return self.reply.send(piece)
 
     def text_sink(self, index: int) -> TextSink | None:
@@ -408,6 +427,10 @@ class RequestContext:
         if isinstance(body, CachedAnswer):
             self._finish_reason = body.choices[0].finish_reason or ""
             body = body.with_own_ids(self.id) if body.has_calls else body
+        if self.session is not None:
+            self.head = self._with_session(self.session, self.head)
+            for chunk in body.chunks if isinstance(body, CachedAnswer) else ():
+                self.session.add(chunk)
         await self.reply.replay(self.head, body)
 
     # --- outcome -----------------------------------------------------------------------------------------------------
@@ -452,6 +475,7 @@ class RequestContext:
             usd=0.0 if self.shared else self.generation.usd(),
             estimated=not self.shared and self.generation.estimated,
             error="" if error is None else error.code,
+            session=None if self.session is None else self.session.outcome,
         )
 
     def _status(self) -> Status:

@@ -73,6 +73,7 @@ from ..observability.logs import log_arrival, log_decision, log_outcome
 from ..signals.collector import SignalCollector
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
+from .agent_sessions import AgentSessions, written
 from .generation import AttemptRunner, Generation, SemanticCheck, Tokenizer
 from .on_demand_signals import OnDemandSignals
 from .requests import Admission, Records, RequestContext, SharedGeneration, SharedGenerations, Subscriber
@@ -140,6 +141,7 @@ class Service:
         records: Destinations of outcomes.
         shadows: Shadow requests, which follow some answers; used only by policies with `shadow`.
         default_deadline_s: Deadline of a request that names none.
+        sessions: Sessions; used only by policies with `session`.
     """
 
     admission: Admission
@@ -150,6 +152,7 @@ class Service:
     records: Records
     shadows: Shadows
     default_deadline_s: float
+    sessions: AgentSessions
     direct_policy: Policy | None = field(init=False, default=None)
     """The active policy, if requests may be decided under it without a task (`direct`)."""
     _planner: CachePlanner = field(default_factory=CachePlanner)
@@ -192,6 +195,7 @@ class Service:
                 if isinstance(error, ClientGone) or not context.reply.finished:
                     raise
                 log.info("%s after the end of an answer.", error.code)  # the answer already has its end
+            await written(self._keep_session(context))  # the client's next request may come after a crash
             await context.reply.end()
         except CausewayError as error:
             context.error = error
@@ -199,6 +203,7 @@ class Service:
         except asyncio.CancelledError:
             # a client may disconnect without waiting for the stream's end: it has its answer
             if context.reply.finished:
+                self._keep_session(context)
                 if not self.admission.ending:
                     raise
                 await context.reply.end()
@@ -217,6 +222,11 @@ class Service:
             # other request can look for it.
             asyncio.get_running_loop().call_soon(self._finish_request, context, self.records.clock.monotonic())
 
+    def _keep_session(self, context: RequestContext) -> asyncio.Future[None] | None:
+        if context.session is None or context.head is None:
+            return None
+        return self.sessions.keep(context.session, context.head, context.generation, context.usage)
+
     async def explain(self, request: Request) -> Explanation:
         """Return the plan of `answer` for a request, without running it."""
         now, policy = self.records.clock.monotonic(), self._policy_of(request)
@@ -227,6 +237,7 @@ class Service:
             self.signals.recent_snapshot(policy),
             arrived=now,
             deadline=self.deadline(request, now),
+            estimates=self.sessions.estimates(policy, request),
         )
         self.admission.admit(request.hints.client, now)
         if not self.on_demand.concerns(request):
@@ -282,7 +293,9 @@ class Service:
         self.admission.admit(request.hints.client, now)
         deadline = self.deadline(request, now)
         snapshot = self.signals.snapshot(policy)
-        decision = await self._decide(Generation("", request, policy, snapshot, arrived=now, deadline=deadline))
+        session = self.sessions.estimates(policy, request)
+        generation = Generation("", request, policy, snapshot, arrived=now, deadline=deadline, estimates=session)
+        decision = await self._decide(generation)
         target = next((plan.target for plan in decision.attempts if plan.target.at == "edge"), None)
         tokenizer = self.attempts.tokenizer
         if target is None or tokenizer is None:
@@ -307,9 +320,9 @@ class Service:
     async def preview(self, request: Request) -> Decision:
         """Return the decision for a job now, without running it. Raises InvalidRequest or ModelNotFound."""
         now, policy = self.records.clock.monotonic(), self._policy_of(request)
-        generation = Generation(
-            "", request, policy, self.signals.snapshot(policy), arrived=now, deadline=now + _PREVIEW_S, job=_JOB
-        )
+        snapshot, session = self.signals.snapshot(policy), self.sessions.estimates(policy, request)
+        deadline = now + _PREVIEW_S
+        generation = Generation("", request, policy, snapshot, now, deadline, job=_JOB, estimates=session)
         return await self._decide(generation)
 
     def self_check(self) -> Decision:
@@ -332,6 +345,9 @@ class Service:
             features=context.features,
         )
         generation.traceparent, generation.trace = context.traceparent, context.trace
+        if policy.session is not None and (turn := self.sessions.turn(policy, context.request)) is not None:
+            context.session = generation.session = turn
+            generation.estimates = Estimates(session=turn.session)
         context.follow(generation)
 
     def _policy_of(self, request: Request) -> Policy:
@@ -394,6 +410,10 @@ class Service:
         bypass = early_bypass(generation.policy, generation.request)
         if bypass:
             generation.cache_plan = bypassed(bypass)
+        if (session := generation.estimates.session) is not None:
+            plan = self.sessions.bypass(generation.policy, session)
+            generation.cache_plan = plan or generation.cache_plan
+            return bool(bypass) or plan is not None
         return bool(bypass)
 
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
@@ -482,6 +502,8 @@ class Service:
                 await self._decide(generation)
             decision = generation.decision
             assert decision is not None
+            if generation.session is not None:
+                await written(self.sessions.bind(generation))
             tap = None if decision.shadow is None else self.shadows.tap(generation, reply)
             decided = True
             await self.attempts.run(generation, reply if tap is None else tap)

@@ -134,6 +134,10 @@ class GroupCommit(SqliteThread):
         Raises:
             JobStoreUnavailable: The disk is full or failing; whether the work was committed is then unknown.
         """
+        return await self.submit(work)
+
+    def submit(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+        """Return the future of what `run` returns. Raises JobStoreUnavailable at the end of the daemon."""
         unit: _Work[T] = _Work(work, asyncio.get_running_loop().create_future())
         with self._ready:
             if self._closing:
@@ -141,7 +145,7 @@ class GroupCommit(SqliteThread):
             self._waiting.append(unit)  # type: ignore[arg-type]
             if len(self._waiting) == self._wanted:
                 self._ready.notify()
-        return await unit.future
+        return unit.future
 
     # --- background thread -------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from ..types import (
     ResponseFormat,
     RoutingHints,
     Sampling,
+    Session,
     Snapshot,
     SpendSignals,
     Tool,
@@ -152,11 +153,16 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: Literal["model_not_found"] | UnsetType = UNSET
 
 
+class CaseSession(Session, frozen=True, forbid_unknown_fields=True):
+    """The state of a session. Left out: the request has none."""
+
+
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     expect: Expect
     request: CaseRequest = CaseRequest()
     snapshot: CaseSnapshot = CaseSnapshot()
+    session: CaseSession | None = None  # state of the request's session
 
 
 class CaseFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,7 +204,7 @@ def run_cases(cases: CaseFile, locations: KeyLocations, policy: Policy) -> list[
 
 def _compare(case: Case, policy: Policy) -> list[Difference]:
     request, snapshot = case.request.build(), case.snapshot.build()
-    estimates = estimates_of(case.request, case.snapshot)
+    estimates = msgspec.structs.replace(estimates_of(case.request, case.snapshot), session=case.session)
     try:
         decision = decide(policy, request, snapshot, estimates)
     except ModelNotFound as error:

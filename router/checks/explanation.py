@@ -16,7 +16,18 @@ from ..errors import ConfigError
 from ..policy.compiled import Policy
 from ..policy.signals import ESTIMATED, SIGNALS, SignalType, find_signal
 from ..renames import advice
-from ..types import AttemptPlan, CachePlan, Decision, Estimates, Handoff, NowSignals, Reason, ReasonCode, Snapshot
+from ..types import (
+    AttemptPlan,
+    CachePlan,
+    Decision,
+    Estimates,
+    Handoff,
+    NowSignals,
+    Reason,
+    ReasonCode,
+    Session,
+    Snapshot,
+)
 from .cases import CaseRequest, CaseSnapshot, estimates_of
 
 Segment = tuple[str, str]  # text and its style, as rich writes styles; "" for none
@@ -53,6 +64,9 @@ _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
     "target_unable": ("✗", "red", "{target} lacks a capability: {detail}"),
     "target_absent": ("✗", "red", "{target} is not on this device: {detail}"),
     "target_down": ("↓", "yellow", "{target} is down, tried last {detail}"),
+    "session_bound": ("✓", "green", "an earlier request of the session is bound, and so is this one {detail}"),
+    "session_pinned": ("✓", "green", "the session stays at {target}: {detail}"),
+    "session_left": ("✗", "yellow", "the session leaves {target}: {detail}"),
     "calibration_set_aside": ("!", "yellow", "the calibration of {target} has drifted and is set aside {detail}"),
     "no_route": ("✗", "red", "no target is left {detail}"),
     "cache_rule_held": ("✓", "green", "cache rule held"),
@@ -86,6 +100,7 @@ def explain(explanation: RouteExplanation) -> list[Line]:
         *_reasons(reasons, draft=explanation.draft),
         [],
         [(f"cache    {_cache(explanation)}", "")],
+        *_session(explanation.estimates.session),
         *_shadow(decision),
         *_signals(explanation),
         *([[(_DRAFT_NOTE, "dim")]] if explanation.draft else []),
@@ -162,6 +177,17 @@ def _shadow(decision: Decision) -> list[Line]:
         return []
     text = f"a share of {shadow.share:.3g} of such answers, for at most {shadow.usd_per_day:g} USD a day"
     return [[(f"shadow   the other side is also asked after {text}", "")]]
+
+
+def _session(session: Session | None) -> list[Line]:
+    """Return what is known of the request's session; "" if the policy has no `session`."""
+    if session is None:
+        return []
+    text = "new, or unknown here"
+    if session.target:
+        warm = ", ".join(f"{tokens} tokens warm at {name}" for name, tokens in session.warm.items())
+        text = f"its last turn was answered by {session.target} ({session.model})" + (f"; {warm}" if warm else "")
+    return [[(f"session  {text}", "")]]
 
 
 def _signals(explanation: RouteExplanation) -> list[Line]:

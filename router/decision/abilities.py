@@ -10,7 +10,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..errors import CausewayError, NoRoute, OutsideRegion, UnsupportedFeature
+from ..errors import (
+    AllAttemptsFailed,
+    BackendError,
+    CausewayError,
+    NoRoute,
+    OutsideRegion,
+    SessionTargetUnavailable,
+    UnsupportedFeature,
+)
 from ..policy.compiled import Policy, Route
 from ..policy.signals import required_abilities
 from ..types import (
@@ -26,6 +34,7 @@ from ..types import (
     Target,
     WaitFor,
 )
+from .sessions import EXCLUSIONS
 
 
 class PartForms(msgspec.Struct, frozen=True):
@@ -106,6 +115,11 @@ def no_route(decision: Decision) -> CausewayError:
     2. The regions to which it is bound exclude a target, and nothing else is left: OutsideRegion (503).
     3. Anything else may succeed later: NoRoute (503). The message names the reason that excluded each target.
     """
+    if decision.pinned:
+        return SessionTargetUnavailable(
+            f"The session stays at `{decision.pinned}` (`session.mode: require`), which cannot answer: "
+            f"{_exclusions(decision) or 'no target of the policy has its name and model'}."
+        )
     missing = decision.missing_abilities
     if missing:  # (1)
         needs = " and ".join(_NEEDS[ability][1] for ability in missing)
@@ -122,18 +136,28 @@ def no_route(decision: Decision) -> CausewayError:
             f"Leave that out{_reading(missing)}, or add a target with `can: [{', '.join(missing)}]` to the policy.",
             param=_NEEDS[missing[0]][0],
         )
-    exclusions = [
-        f"{reason.target or 'no target'} ({reason.code}{': ' + because if because else ''})"
-        for reason in decision.reasons
-        if reason.code
-        in ("constraint_excluded", "region_excluded", "preference_excluded", "target_absent", "target_unable")
-        for because in (reason.detail or reason.rule,)
-    ]
-    detail = ", ".join(exclusions) or "no route of the policy holds"
+    detail = _exclusions(decision) or "no route of the policy holds"
     message = f"Policy {decision.policy}@{decision.revision} leaves no target: {detail}."
     if any(reason.code == "region_excluded" for reason in decision.reasons):  # (2)
         return OutsideRegion(f"{message} The request is bound to {', '.join(decision.regions or ()) or 'no region'}.")
     return NoRoute(message)  # (3)
+
+
+def pinned_error(decision: Decision, error: CausewayError) -> CausewayError:
+    """Return the client's error after every attempt failed: one that names the target if only that may answer."""
+    if not decision.pinned or not isinstance(error, AllAttemptsFailed | BackendError):
+        return error
+    message = f"The session stays at `{decision.pinned}` (`session.mode: require`). {error.message}"
+    return SessionTargetUnavailable(message, retry_after_s=error.retry_after_s)
+
+
+def _exclusions(decision: Decision) -> str:
+    return ", ".join(
+        f"{reason.target or 'no target'} ({reason.code}{': ' + because if because else ''})"
+        for reason in decision.reasons
+        if reason.code in EXCLUSIONS
+        for because in (reason.detail or reason.rule,)
+    )
 
 
 def _reading(missing: tuple[Ability, ...]) -> str:

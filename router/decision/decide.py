@@ -12,6 +12,9 @@
 5. Plans: an attempt per target, with a handoff if a later target can take over, but never for a request that must stay
    on the device. Parts that a target cannot take reach it as text or as soft tokens (`abilities.part_forms`).
 
+In a policy with `session`, an earlier request of the session binds as constraints do (1), and the route may be replaced
+by the target that the session asked before (2): `sessions`.
+
 `plan_cache` applies the policy's cache rules, `fingerprint` computes a request's cache key, and `CachePlanner` does
 both.
 """
@@ -54,6 +57,7 @@ from ..types import (
     RequestFeatures,
     RoutingHints,
     Sampling,
+    Session,
     Shadow,
     Snapshot,
     Target,
@@ -63,6 +67,7 @@ from .abilities import PartForms, part_forms, unmet_abilities
 from .attempts import continuing_target, split_token
 from .candidates import ranked
 from .features import without_question
+from .sessions import NO_SESSION, SESSION_BOUND, counts_prefix, pinned_route
 
 _ONLY: Final[dict[Prefer | None, Location]] = {"only_on_device": "edge", "only_cloud": "cloud"}
 _FIRST: Final[dict[Prefer | None, Location]] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
@@ -79,6 +84,11 @@ class _Bindings(msgspec.Struct, frozen=True):
     regions: Regions
     region_rule: str  # name of the first constraint that binds it to regions; "" for its tags
 
+    @property
+    def none(self) -> bool:
+        """Whether nothing binds it."""
+        return not (self.on_device or self.parts) and self.regions is None
+
 
 def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> Decision:
     """Return the decision for a request: its attempts in order, with the reasons.
@@ -91,25 +101,26 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
     kinds = modalities(request)
     values = (policy.route_needs if named is None else policy.constraint_needs).read(request, snapshot, estimates)
     reasons: list[Reason] = []
-    bound = _binding_constraints(policy.constraints, values, reasons)  # (1)
-    kept: tuple[Constraint, ...] = ()
-    if policy.part_constraints and len(kinds) > 1:
-        kept = _binding_constraints(policy.part_constraints, values, reasons)
-    regions, region_rule = _binding_regions(policy, request, values, reasons)
+    session = estimates.session if policy.session is not None else None
+    bindings = _bind(policy, request, kinds, values, session, reasons)  # (1)
     if named is None:  # (2)
         route = _first_match(policy.routes, values, reasons)
     else:
         route = named
         reasons.append(_naming_reason(request, named))
-    bindings = _Bindings(bound, kept, regions, region_rule)
+    pinned = ""
+    if session is not None and not request.resume:
+        route, pinned = pinned_route(policy, session, route, named, reasons)
     attempts: tuple[AttemptPlan, ...] = ()
     skipped_target = ""
     if route is None:
         reasons.append(_NO_ROUTE_HOLDS)
     else:
-        attempts, skipped_target = _plan(route, request, kinds, (snapshot, estimates), bindings, reasons)
+        leaving = session if session is not None and counts_prefix(policy) else NO_SESSION
+        attempts, skipped_target = _plan(route, request, kinds, (snapshot, estimates), bindings, reasons, leaving)
         if snapshot.uncalibrated and named is None:
             _note_uncalibrated(policy, route, snapshot, attempts, reasons)
+    is_loop = session is not None and session.tool_result
     missing, able = ((), ()) if attempts else unmet_abilities(policy, request, kinds, snapshot, route, named)
     return Decision(
         policy=policy.name,
@@ -117,16 +128,15 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         rule="" if route is None else route.name,
         attempts=attempts,
         reasons=tuple(reasons),
-        on_device=bool(bound) or request.hints.prefer == "only_on_device",
-        private=bool(bound),
-        parts_on_device=bool(kept),
-        regions=None if regions is None else tuple(sorted(regions)),
+        on_device=bool(bindings.on_device) or request.hints.prefer == "only_on_device",
+        private=bool(bindings.on_device),
+        parts_on_device=bool(bindings.parts),
+        regions=None if bindings.regions is None else tuple(sorted(bindings.regions)),
         missing_abilities=missing,
         able_targets=able,
         skipped_target=skipped_target,
-        shadow=None
-        if policy.shadow is None or named is not None or bound or kept or regions is not None
-        else plan_shadow(policy.shadow, request, attempts),
+        pinned=pinned,
+        shadow=_shadow_of(policy, request, attempts) if named is None and bindings.none and not is_loop else None,
     )
 
 
@@ -152,6 +162,32 @@ def decide_memoized(
         if known.attempts:  # else the reasons name what else is missing
             policy.decisions[key] = known
     return known
+
+
+def _shadow_of(policy: Policy, request: Request, attempts: tuple[AttemptPlan, ...]) -> Shadow | None:
+    return None if policy.shadow is None else plan_shadow(policy.shadow, request, attempts)
+
+
+def _bind(
+    policy: Policy,
+    request: Request,
+    kinds: list[Modality],
+    values: SignalValues,
+    session: Session | None,
+    reasons: list[Reason],
+) -> _Bindings:
+    """Return what binds a request: constraints, its tags, and the earlier requests of its session."""
+    bound = _binding_constraints(policy.constraints, values, reasons)
+    kept: tuple[Constraint, ...] = ()
+    if policy.part_constraints and len(kinds) > 1:
+        kept = _binding_constraints(policy.part_constraints, values, reasons)
+    regions, region_rule = _binding_regions(policy, request, values, reasons)
+    if session is not None and (session.on_device or session.regions is not None):
+        reasons.append(Reason("session_bound", rule=SESSION_BOUND.name))
+        bound = (*bound, SESSION_BOUND) if session.on_device else bound
+        if session.regions is not None:
+            regions, region_rule = narrowed(regions, frozenset(session.regions)), region_rule or SESSION_BOUND.name
+    return _Bindings(bound, kept, regions, region_rule)
 
 
 def _named(policy: Policy, request: Request) -> Route | None:
@@ -182,6 +218,7 @@ def _plan(
     signals: tuple[Snapshot, Estimates],
     bindings: _Bindings,
     reasons: list[Reason],
+    session: Session,
 ) -> tuple[tuple[AttemptPlan, ...], str]:
     """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
     snapshot, estimates = signals
@@ -197,7 +234,7 @@ def _plan(
         reasons.append(Reason("no_route", rule=route.name, detail="every target is excluded"))
         return (), ""
     if route.best_of is not None:  # (4)
-        allowed = ranked(allowed, route.name, route.best_of, request, estimates, reasons)
+        allowed = ranked(allowed, route.name, route.best_of, request, estimates, reasons, session)
     preferred = _prefer(allowed, prefer, reasons)
     ordered = _move_down_targets_last(preferred, route.name, snapshot.down, reasons)
     skipped_target = "" if ordered[0].name == preferred[0].name else preferred[0].name

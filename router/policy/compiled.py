@@ -35,7 +35,7 @@ from ..types import (
 from ..variants.trials import TrialPlace
 from .cel_source import ExpressionError
 from .expression import compile_expression
-from .file import BestOfDoc, CacheDoc, PolicyDoc, RouteDoc, ShadowDoc, TargetDoc, rules, seconds, used
+from .file import BestOfDoc, CacheDoc, PolicyDoc, RouteDoc, SessionDoc, ShadowDoc, TargetDoc, rules, seconds, used
 from .lint import Conditions, check_meaning
 from .signals import AUDIO_S, OPENAI_TEMPERATURE, Expression, RequiredSignals
 
@@ -113,6 +113,7 @@ class Policy:
     shadow: Shadow | None
     default_temperature: float  # `request.temperature` if the client sets none: the highest of the targets
     own_temperature: frozenset[str]  # names of the edge targets that declare none: their models' own is used
+    session: SessionDoc | None = None  # None: each request is decided alone
     adapted: tuple[Target, ...] = ()  # edge targets with an adapter of their model, for clients that name one
     places: Mapping[str, TrialPlace] = field(default_factory=dict)  # the targets with variants
     overflow: Overflow = "refuse"
@@ -137,7 +138,7 @@ class Policy:
         ordered = (route for route in self.routes if route.best_of is not None)
         compared = dict.fromkeys(target for route in ordered for target in route.targets)
         object.__setattr__(self, "compared", tuple(compared))
-        alone = self.route_needs.request_only and not self.compared and self.shadow is None
+        alone = self.route_needs.request_only and not self.compared and self.shadow is None and self.session is None
         object.__setattr__(self, "reads_only_features", alone)
         hears = any(target.price.audio_second for target in self.targets)
         object.__setattr__(self, "priced", frozenset((AUDIO_S,) if hears else ()))
@@ -242,14 +243,15 @@ def _with_targets(policy: Policy, change: Callable[[Target], Target]) -> Policy:
 def with_variants(policy: Policy, chosen: Mapping[str, str]) -> Policy:
     """Return the policy for requests that variants answer. `chosen`: the variant's model, by the name of the target."""
 
-    def varied(target: Target) -> Target:
-        variant = chosen.get(target.name, "")
-        if not variant:
-            return target
-        model, _, adapter = variant.partition("+") if target.at == "edge" else (variant, "", "")
-        return msgspec.structs.replace(target, model=model, adapter=adapter, variant=variant)
+    return replace(_with_targets(policy, lambda one: as_variant(one, chosen.get(one.name, ""))), base=policy)
 
-    return replace(_with_targets(policy, varied), base=policy)
+
+def as_variant(target: Target, variant: str) -> Target:
+    """Return the target with a variant's model in the place of its own; "": with its own."""
+    if not variant:
+        return target
+    model, _, adapter = variant.partition("+") if target.at == "edge" else (variant, "", "")
+    return msgspec.structs.replace(target, model=model, adapter=adapter, variant=variant)
 
 
 def check_policy(
@@ -319,6 +321,7 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         cache=cache,
         limits=Limits(doc.limits.concurrent, doc.limits.queue, None if isinstance(rps, UnsetType) else rps),
         shadow=_shadow(doc.shadow),
+        session=None if isinstance(doc.session, UnsetType) else doc.session,
         default_temperature=_default_temperature(tuple(targets.values())),
         own_temperature=frozenset(
             name for name, t in doc.targets.items() if t.location == "edge" and isinstance(t.temperature, UnsetType)

@@ -289,6 +289,32 @@ class ShadowDoc(_Doc, frozen=True):
     ] = 0.1
 
 
+class SessionDoc(_Doc, frozen=True):
+    """Keeps the turns of an agent together. A session is an `x-session-id`, a stored conversation, or one history."""
+
+    pin: Annotated[
+        Literal["tool_loop", "conversation"],
+        doc(
+            "Turns that are pinned. `tool_loop`: the result of a tool goes to the target that asked for it. "
+            "`conversation`: each turn goes to the target of the last one."
+        ),
+    ] = "tool_loop"
+    mode: Annotated[
+        Literal["require", "prefer"],
+        doc(
+            "Behaviour if that target cannot answer: `require` is an error that names it, `prefer` asks the others of "
+            "the route."
+        ),
+    ] = "prefer"
+    switch_cost: Annotated[
+        Literal["none", "prefix"],
+        doc(
+            "`prefix`: in the score of `best_of`, tokens of the session that a target has warm have their "
+            "`cached_input` price, and leaving the target of the last turn costs its warm tokens at its `input` price."
+        ),
+    ] = "none"
+
+
 @described
 class PolicyDoc(_Doc, frozen=True):
     """A Causeway policy: where each request is answered, and why."""
@@ -307,6 +333,9 @@ class PolicyDoc(_Doc, frozen=True):
     context: Annotated[ContextDoc, doc("Chats that do not fit a model's context.")] = ContextDoc()
     shadow: Annotated[
         ShadowDoc | UnsetType, doc("Shadow requests, which compare both sides' answers. Default: none is sent.")
+    ] = UNSET
+    session: Annotated[
+        SessionDoc | UnsetType, doc("Sessions, which stay at their target. Default: each request is decided alone.")
     ] = UNSET
 
 

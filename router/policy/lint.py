@@ -45,6 +45,7 @@ def check_meaning(
         *checks.lifetimes(),
         *checks.money(),
         *checks.shadows(),
+        *checks.sessions(),
         *checks.absent_signals(readable),
         *checks.library(),
         *checks.contradictions(),
@@ -256,6 +257,18 @@ class _Checks:
         ]
         if free:
             yield self.warning("shadow", f"`usd_per_day` bounds nothing where `{free[0]}` answers: it has no `price`")
+
+    def sessions(self) -> Iterator[Problem]:
+        session, path = self.doc.session, "session.switch_cost"
+        if isinstance(session, UnsetType) or session.switch_cost == "none":
+            return
+        compared = [route.use.weights for route in self.doc.routes if isinstance(route.use, BestOfDoc)]
+        if not compared:
+            yield self.error(path, "has no effect without a route with `best_of`: only such a route compares prices")
+        elif session.pin == "conversation":
+            yield self.error(path, "has no effect with `pin: conversation`, which leaves no target for its price")
+        elif not any(weights.usd for weights in compared):
+            yield self.warning(path, "has no effect: `weights.usd` is 0 in every `best_of`")
 
     def contradictions(self) -> Iterator[Problem]:
         """Find rules whose comparisons exclude each other, or lie outside a signal's range."""

@@ -36,6 +36,7 @@ class AnswerHead(msgspec.Struct, frozen=True):
     trimmed: str = ""  # number of messages that were left out to fit the context
     loosened: str = ""  # offered tools whose arguments are not constrained to their schemas
     variant: str = ""  # the target's variant that answered
+    session: str = ""  # ``stayed; reason=…``, of a policy with `session`
     modalities: str = ""  # ``audio=ok,image=timeout``: of the parts that the target got as text or soft tokens
 
 

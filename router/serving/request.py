@@ -42,6 +42,7 @@ from ..errors import BodyTooLarge, ClientGone, InvalidRequest, RequestTimeout
 from ..openai.audio import check_form
 from ..openai.wire import MAX_TAGS, TAG
 from ..parts.uploads import clean_filename
+from ..session_tags import HEADER
 from ..types import folded_tags
 from .tls.peers import PeerCertificate
 
@@ -52,7 +53,7 @@ PRIORITY: Final = "x-causeway-priority"
 LISTS: Final = frozenset({TAGS, "causewaytags", "cache-control", "prefer", "sec-websocket-protocol"})
 """The list headers, and the list attribute of a CloudEvent. Names are in lower case."""
 # The headers with a single value; two values may belong to different callers or requests.
-_ONE_VALUE: Final = (OURS, "causeway", "authorization", "x-api-key", "idempotency-key")
+_ONE_VALUE: Final = (OURS, "causeway", "authorization", "x-api-key", "idempotency-key", HEADER)
 _SLASHES: Final = re.compile("/{2,}")
 _TAG: Final = re.compile(TAG)
 _DEADLINE_MS: Final = re.compile(r"[0-9]{1,9}", re.ASCII)

@@ -551,6 +551,7 @@ def shared_header_lines(head: AnswerHead, media_type: str) -> str:
         "x-causeway-trimmed": head.trimmed,
         "x-causeway-modalities": head.modalities,
         "x-causeway-variant": head.variant,
+        "x-causeway-session": head.session,
     }
     headers |= {name: value for name, value in more.items() if value}
     return header_lines(headers | STREAMED if media_type is EVENTS else headers)

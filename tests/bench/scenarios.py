@@ -17,6 +17,7 @@ class Tool(NamedTuple):
 SCENARIOS = {
     "abandoned": Tool("bed.abandoned", "streams that clients leave cost what was generated"),
     "ablation": Tool("bed.ablation", "what each mechanism is worth, in a scenario or in virtual time"),
+    "agents": Tool("bed.agents", "agents in sessions at a device, under faults"),
     "clients": Tool("bed.clients.__main__", "agent frameworks and official clients against one edge daemon"),
     "clouds": Tool("bed.clouds", "a device with three clouds, of which one and two are cut under load"),
     "equal": Tool("bed.equal", "equal requests at two gateways with a shared cache"),

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ...errors import InvalidRequest, NotFound
+from ...session_tags import session_tag
 from ...types import folded_tags
 from ..request_body import JSONObject, load, validate
 from .request import ResponseEcho, WireItem, WireResponse, with_item_types
@@ -139,6 +140,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     def required(self) -> bool:
         request = self.request
         return self.store and bool(request.store or request.background or request.conversation)
+
+    @property
+    def session_tags(self) -> tuple[str, ...]:
+        """The tag of its conversation, or of its chain, as a session; () if nothing can continue it."""
+        name = self.request.conversation or next(iter(self.chain), self.id if self.store else "")
+        return (session_tag(name, "response"),) if name else ()
 
     def echo(self, echo: ResponseEcho) -> ResponseEcho:
         """Return the fields that the answer repeats, with those of its state, and its id."""

@@ -31,7 +31,14 @@ ACCOUNT_SCRIPTS = {
 }
 HEARTBEAT = load_script("causeway_server.cloud_pool.admission", "heartbeat")
 EXCHANGE = load_script("causeway_server.cloud_pool.tiers", "exchange")
-WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **ACCOUNT_SCRIPTS, "heartbeat": HEARTBEAT, "exchange": EXCHANGE}
+KEEP = load_script("causeway_server.cloud_pool.degradation", "keep_session")
+WITHOUT_SHEBANG = {
+    **CACHE_SCRIPTS,
+    **ACCOUNT_SCRIPTS,
+    "heartbeat": HEARTBEAT,
+    "exchange": EXCHANGE,
+    "keep_session": KEEP,
+}
 REVOCATION_SCRIPTS = {"revoke": REVOKE_SCRIPT, "restore_revocations": RESTORE_REVOCATIONS_SCRIPT}
 WITH_SHEBANG = {**JOB_SCRIPTS, **STREAM_SCRIPTS, **REVOCATION_SCRIPTS}
 LUA_FILES = sorted(Path(str(files("causeway_server.cloud_pool"))).rglob("*.lua"))

@@ -28,6 +28,8 @@ async def test_every_response_header_of_an_answer_has_a_meaning(tmp_path: Path) 
         sent = {name.lower() for name in (await device.ask()).headers}
     sent.add("x-causeway-modalities")  # only of a request with audio or images: tests/models/parts
     sent.add("x-causeway-variant")  # only of a target with variants: tests/edge_node/serving
+    sent.add("x-causeway-session")  # only under a policy with `session`: tests/edge_node/serving
+    sent.add("x-causeway-trimmed")  # only of a chat that exceeds the context: tests/edge_node/serving
     sent.add("x-causeway-loosened")  # only of a request with tools that cannot be held: tests/conformance
     assert {name for name in sent if name.startswith("x-")} == {name for name in RESPONSE_HEADERS if name[:2] == "x-"}
 

@@ -1,0 +1,118 @@
+"""The sessions of a device: the newest in memory, and in a file from which they are read again after a restart.
+
+States have digests, numbers and names, so that those of private sessions may be on the disk, too. The oldest ones give
+way; those that are bound to the device or to regions are counted apart, so that others do not displace them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from causeway_server.router.errors import JobStoreUnavailable
+from causeway_server.router.types import Session, decode_row
+
+from .group_commit import GroupCommit, TableHooks
+
+FILE = "sessions-1.sqlite"
+MAX_SESSIONS = 16_384
+"""The maximum number of states that are bound, and of those that are not. Each turn has one or two."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, state BLOB NOT NULL
+);
+"""
+_PUT = "INSERT OR REPLACE INTO sessions (key, state) VALUES (?, ?)"
+_decoder = msgspec.msgpack.Decoder(Session)
+_encode = msgspec.msgpack.Encoder().encode
+T = TypeVar("T")
+
+
+class SessionStore:
+    """The states of sessions by key. Used by the event loop only.
+
+    Args:
+        folder: The state folder; None: memory only.
+        monotonic: The clock, seconds.
+    """
+
+    def __init__(self, folder: Path | None, monotonic: Callable[[], float], most: int = MAX_SESSIONS) -> None:
+        self._most = most
+        self._bound: OrderedDict[bytes, Session] = OrderedDict()
+        self._others: OrderedDict[bytes, Session] = OrderedDict()
+        self._path = None if folder is None else folder / FILE
+        self._file: GroupCommit | None = None
+        self._started = False
+        if self._path is not None:
+            self._file = GroupCommit(self._path, _SCHEMA, TableHooks(lambda _: None), monotonic=monotonic)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Faults of the file."""
+        return () if self._file is None else self._file.problems
+
+    async def load(self) -> None:
+        """Read the states of earlier runs, if there are any."""
+        if self._path is None or not self._path.exists():
+            return
+        try:
+            rows = await self._submit(lambda db: db.execute("SELECT key, state FROM sessions ORDER BY seq").fetchall())
+        except JobStoreUnavailable:
+            return  # `problems` says so
+        for key, row in rows:
+            if (state := decode_row(_decoder, row)) is not None:
+                self._keep(key, state)
+
+    def find(self, key: bytes) -> Session | None:
+        """Return the state of a key; None if it is unknown."""
+        return self._bound.get(key) or self._others.get(key)
+
+    def put(self, states: Mapping[bytes, Session]) -> asyncio.Future[None] | None:
+        """Keep states. Return a future that is done when they are on the disk, None if there is no disk."""
+        gone = [(old,) for key, state in states.items() for old in self._keep(key, state)]
+        if self._file is None:
+            return None
+        rows = [(key, _encode(state)) for key, state in states.items()]
+
+        def write(db: sqlite3.Connection) -> None:
+            db.executemany(_PUT, rows)
+            db.executemany("DELETE FROM sessions WHERE key = ?", gone)
+
+        try:
+            written = self._submit(write)
+        except JobStoreUnavailable:
+            return None  # at the end of the daemon
+        written.add_done_callback(_see)
+        return written
+
+    def close(self) -> None:
+        """Commit waiting work. Blocking."""
+        if self._file is not None and self._started:
+            self._file.close(timeout_s=10.0)
+
+    def _submit(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+        assert self._file is not None
+        if not self._started:
+            self._started = True
+            self._file.start()
+        return self._file.submit(work)
+
+    def _keep(self, key: bytes, state: Session) -> list[bytes]:
+        """Keep a state as the newest one, and return the keys that gave way."""
+        self._others.pop(key, None)
+        kept = self._bound if state.on_device or state.regions is not None else self._others
+        kept[key] = state
+        kept.move_to_end(key)
+        return [kept.popitem(last=False)[0] for _ in range(len(kept) - self._most)]
+
+
+def _see(written: asyncio.Future[None]) -> None:
+    """Take note of an error that no request waits for; `problems` tells it."""
+    if not written.cancelled():
+        written.exception()
