@@ -81,6 +81,7 @@ from .jobs.submission import NamedFileReader, SubmissionParser
 from .lifetime import Closing, keep_running, run_with_tasks
 from .observability.metrics import EventLoopLag, Metrics
 from .redis.connect import EvictionCheck, open_redis
+from .serving.guard import GatewayGuard
 from .serving.service import Service, nothing_stale
 from .serving.tokenizers import TierTokenizers
 from .serving.trimming import TrimmingService
@@ -188,6 +189,7 @@ def build_runtime(
     degradation_metrics.watch(fallback)
     takes_parts = any(tier.config.is_encoder or tier.config.native_parts for tier in tiers)
     parts = _build_parts(config, runtimes, fallback) if takes_parts else None
+    guard = build_guard(config)
     service = Service(
         runtimes,
         fallback,
@@ -196,8 +198,9 @@ def build_runtime(
         parts=parts,
         metrics=degradation_metrics,
         variants=variants,
+        guard=guard,
     )
-    trimming = TrimmingService(service.answer, TierTokenizers(pools.by_tier))
+    trimming = TrimmingService(service.answer, TierTokenizers(pools.by_tier, guard))
     models = {tier.name: tier.model for tier in tiers}
     warmer = TierWarmer(fallback, pools.by_tier, models, degradation.warm_up_after_idle_s)
     reload_listeners.append(warmer.loaded)
@@ -216,7 +219,7 @@ def build_runtime(
         {name: runtime.admission for name, runtime in runtimes.items()},
         service,
         parts,
-        CachingService(cache, trimming.answer),
+        CachingService(cache, trimming.answer if guard is None else guard.around(trimming.answer)),
         tracing,
         PeerHeartbeat(accounts.redis, shared, kind=kind),
         kind,
@@ -227,6 +230,19 @@ def build_runtime(
             if tier.config.upstream.is_http and "chat" in tier.config.can
         ),
     )
+
+
+def build_guard(config: Config) -> GatewayGuard | None:
+    """Build the guard; None without rules, so that requests cost nothing more. Raises ConfigError."""
+    rules = config.guard.compiled()
+    if not rules:
+        return None
+    model = None
+    if config.guard.names_model:
+        from causeway_server.models.signals.names import load_names_model  # imported where there is a model
+
+        model = load_names_model(config.guard.names_model)
+    return GatewayGuard(config.guard, rules, model)
 
 
 def _build_tier_runtimes(
@@ -568,6 +584,7 @@ def build(
         detect=None if detector is None else detector.run,
         jobs=jobs,
         on_drain=None if grpc is None else partial(tasks.start_soon, grpc.tell_draining),
+        guard=runtime.service.guard,
     )
     routes = OperatorRoutes(
         accounts.operators,
@@ -599,6 +616,7 @@ def build_server(
     detect: Detect | None = None,
     jobs: JobsGateway | None = None,
     on_drain: Callable[[], object] | None = None,
+    guard: GatewayGuard | None = None,
 ) -> Server:
     """Wire the handlers of the public address.
 
@@ -607,6 +625,7 @@ def build_server(
         parts: Reader of audio, images and files; None: no tier is an encoder.
         detect: Speech detection; None if live sessions do not detect turns.
         on_drain: Callback for the moment when the gateway begins to drain.
+        guard: Rules about the texts that a tier's tokenizer gets.
     """
     sessions = Sessions(
         config.realtime,
@@ -632,7 +651,7 @@ def build_server(
             readiness,
             created=int(time.time()),
             document=_encoded_document,
-            tokenizers=TierTokenizers(readiness.pools),
+            tokenizers=TierTokenizers(readiness.pools, guard),
             store=msgspec.UNSET if jobs is None else jobs.stores_by_default,
         ),
         bodies,

@@ -32,6 +32,7 @@ from .dispatch.config import LoadBalancingConfig
 from .dispatch.discovery import parse_endpoint_address
 from .http.config import MAX_PORT, GrpcConfig, OperatorConfig, ServerConfig
 from .redis.config import RedisAddress, parse_redis, with_url
+from .serving.guard import GuardConfig
 from .storage.config import JobsConfig
 from .streams.config import StreamsConfig
 from .tiers.config import DEFAULT_TRITON, PartsConfig, TierConfig
@@ -92,6 +93,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: CacheConfig = CacheConfig()
     realtime: GatewaySessionConfig = GatewaySessionConfig()
     parts: PartsConfig = PartsConfig()
+    guard: GuardConfig = GuardConfig()
     grpc: GrpcConfig = GrpcConfig()
     tracing: TracingConfig = TracingConfig()
     audit_file: Annotated[
@@ -137,7 +139,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self.server, host=self.operator.host, port=port, tls=self.operator.tls)
 
 
-_PATHS = re.compile(r"(.+_)?file|state_dir|model_dirs")  # keys that hold paths
+_PATHS = re.compile(r"(.+_)?file|state_dir|model_dirs|names_model")  # keys that hold paths
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,6 +280,7 @@ def _check(config: Config) -> None:
     config.tenants.check(models, config.identity.region)
     config.jobs.check()
     config.streams.check()
+    config.guard.compiled()
     config.cache.check(config.redis)
     config.degradation.check([tier.name for tier in config.tiers])
     for index, price in enumerate(config.tenants.prices):

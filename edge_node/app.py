@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from causeway_server.models.parts.installed import find_program
 from causeway_server.models.signals import SHADOW_FILE
 from causeway_server.router.policy.compiled import Limits, Policy
+from causeway_server.router.serving.guard.runner import GuardRunner
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.stored.api import StoredResponseApi
@@ -243,6 +244,11 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         checks=SemanticChecks(semantic, metrics, random.Random(os.urandom(16))),
     )
     candidates = CandidateEstimates(model_dirs)
+    guard = GuardRunner()
+    if config.guard.names_model:
+        from causeway_server.models.signals.names import load_names_model  # imported where there is a model
+
+        guard = GuardRunner(load_names_model(config.guard.names_model))
     on_demand = OnDemandSignals(
         clock,
         count_tokens=None if engines is None else engines.count,
@@ -250,13 +256,14 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         encoders=part_encoders,
         record_all=config.decisions.signals == "all",
         candidates=candidates,
+        guard=guard,
     )
     records = Records(decisions, backends.spend, metrics, clock, DeviceVariants(metrics, device.state_dir))
     sources = AnswerSources(cache, semantic, SharedGenerations())
     service = Service(
         admission=admission,
         sources=sources,
-        attempts=AttemptRunner(by_location, config.cloud, learned.calibrate, part_encoders, engines),
+        attempts=AttemptRunner(by_location, config.cloud, learned.calibrate, part_encoders, engines, guard),
         signals=backends.signals,
         on_demand=on_demand,
         records=records,

@@ -44,6 +44,15 @@ class ListenerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
 
+NamesModel = Annotated[
+    str,
+    doc(
+        "Folder of a token classification model that finds names and addresses: `model.onnx`, `tokenizer.json` and "
+        "`config.json`. Empty: neither is found. No such model ships."
+    ),
+]
+
+
 class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `realtime`: live sessions over WebSocket."""
 

@@ -92,6 +92,10 @@ class InvalidGrammar(InvalidRequest, code="invalid_schema"):
     """A JSON schema has a keyword that cannot be enforced."""
 
 
+class GuardRefused(InvalidRequest, code="guard_refused"):
+    """A rule of the guard refuses the request for personal data or keys in its texts."""
+
+
 class BodyTooLarge(InvalidRequest, status=413, code="body_too_large"):
     """The body is larger than the server accepts."""
 
@@ -239,6 +243,10 @@ class BackendError(CausewayError, status=502, type="backend_error", code="backen
 
 class TargetNotConfigured(BackendError, status=503, code="target_not_configured"):
     """The target cannot be reached from this device, which has no engine or no cloud configured."""
+
+
+class GuardFailed(BackendError, status=503, code="guard_failed"):
+    """The request could not be masked for this target: the detectors failed, were too slow, or cannot read a part."""
 
 
 class EngineUnavailable(BackendError, status=503, code="engine_unavailable"):

@@ -400,6 +400,8 @@ ReasonCode = Literal[
     "session_bound",  # an earlier request of the session is bound to the device, or to regions
     "session_pinned",  # the target that the session asked before comes first, or alone
     "session_left",  # that target is gone, or the client named another one
+    "guard_held",  # this rule of the guard applies to the request; `detail` is its action
+    "guard_not_held",
     "calibration_set_aside",  # shadow answers showed that the target's calibrated signals are wrong: they are not used
     "no_route",  # no target is left
     "cache_rule_held",
@@ -445,6 +447,8 @@ class Decision(msgspec.Struct, frozen=True):
     skipped_target: str = ""  # the target that would be first if it were not down; answers of others are degraded
     pinned: str = ""  # the only target that the policy's `session` allows, whether it is there or not
     shadow: Shadow | None = None  # whether the answer may be followed by a shadow request to the other side
+    refused_by: str = ""  # rule of the guard that refuses the request
+    mask: tuple[str, ...] = ()  # classes of values that cloud targets get as placeholders
 
 
 class ExactCache(msgspec.Struct, frozen=True):
@@ -611,6 +615,9 @@ class Estimates(msgspec.Struct, frozen=True):
     audio_speech: bool | None = None  # audio.speech: whether an audio part contains speech
     candidates: tuple[Candidate, ...] | None = None  # estimates of the targets that `best_of` compares
     session: Session | None = None  # None: the policy has no `session`
+    pii_classes: tuple[str, ...] | None = None  # pii.classes, sorted
+    pii_count: int | None = None  # pii.count: number of different personal values
+    key_count: int | None = None  # secrets.count: number of different keys
 
 
 # --- the outcome -----------------------------------------------------------------------------------------------------

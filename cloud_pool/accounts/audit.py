@@ -54,6 +54,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     variant: str = ""  # the tier's variant that answered
     region: str = ""  # region of the tier that answered
     session: str = ""  # ``stayed; reason=requested``: whether the tier of the last turn answered; "" without sessions
+    guard: str = ""  # rules of the guard that applied, ``personal=mask``
     parts: str = ""  # what became of audio, images and files, ``audio=ok,image=timeout``; "" without any
 
 

@@ -212,6 +212,7 @@ class Ledger(msgspec.Struct, frozen=True):
                 pico_usd=0 if charge is None else charge.pico_usd,
                 estimated=entry.estimated,
                 cache=entry.cache,
+                guard=entry.response_headers.get("x-causeway-guard", ""),
                 parts=entry.response_headers.get("x-causeway-modalities", ""),
                 variant=entry.variant,
                 session=entry.response_headers.get("x-causeway-session", ""),

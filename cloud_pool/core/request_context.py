@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge
@@ -64,6 +64,14 @@ class TierTurn(msgspec.Struct, frozen=True):
         return SessionTargetUnavailable(message, retry_after_s=retry_after_s)
 
 
+class RequestGuard(Protocol):
+    """The rules of the guard for one request."""
+
+    async def check(self, request: Request) -> Request:
+        """Return the request as a tier may get it. Raises GuardRefused or GuardFailed."""
+        ...
+
+
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """A client's request, with the tier that it named."""
 
@@ -83,6 +91,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     # memory of parts that a live session owns; None for the tenant's, or for none if the request is private
     memory: Memory | None = None
     session: TierTurn | None = None  # None: sessions are off
+    guard: RequestGuard | None = None  # checks what tiers get; None: there are no rules
     late: DeferredParts | None = None  # reader of the parts of a job whose answer may be revised
     meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # counter of upstream cost
 

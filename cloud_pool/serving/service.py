@@ -62,6 +62,7 @@ from ..upstreams.features import check_features
 from ..upstreams.inference import Delta, InferenceRequest
 from ..upstreams.triton.messages import SamplingParameters, from_request
 from ..upstreams.triton.trtllm import check_parameters
+from .guard import GatewayGuard, GuardedRequest
 
 if TYPE_CHECKING:
     from ..parts.request_parts import ReadParts, RequestParts
@@ -98,6 +99,7 @@ class Service(msgspec.Struct, frozen=True):
     metrics: DegradationMetrics | None = None  # counters of fallback and degraded answers
     clock: Callable[[], float] = time.monotonic  # monotonic clock, seconds
     variants: TierVariants = msgspec.field(default_factory=TierVariants)  # chooser of each tier's model
+    guard: GatewayGuard | None = None  # rules about embeddings; `GatewayGuard.around` applies them to `answer`
 
     async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
         """Return the answer's head and the vectors of an embedding request, in order. Raises CausewayError.
@@ -105,8 +107,12 @@ class Service(msgspec.Struct, frozen=True):
         Each input is a sequence, with its own permit and call. No other tier ever answers, because vectors of two
         models cannot be compared. A long list enters the tier's queue in parts of `max_sequences`.
         """
-        tier, inputs = context.tier, context.request.prompts
+        tier = context.tier
         tier.check_ability("embedding")
+        guarded = None if self.guard is None else GuardedRequest(self.guard)
+        if guarded is not None:
+            context = msgspec.structs.replace(context, request=await guarded.check(context.request))
+        inputs = context.request.prompts
         vectors: list[Vector] = []
         tokens = 0
         most = tier.config.max_sequences
@@ -118,6 +124,7 @@ class Service(msgspec.Struct, frozen=True):
                 vectors.append(_vector(delta, request))
                 tokens += delta.input_tokens
         head = answer_head(tier.name, REQUESTED, region=tier.config.region)
+        head = head if guarded is None else guarded.mark(head)
         return head, Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
 
     async def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
@@ -143,8 +150,9 @@ class Service(msgspec.Struct, frozen=True):
             async with attempt:
                 try:
                     parts = await parts_at.tier(step, tier)
+                    sent, enforceable = await _sent(context, parts, tier, enforceable)
                     requests = partial(
-                        self._inference_requests, context, enforceable.request, parts, tier, partial_answer, truncator
+                        self._inference_requests, context, enforceable.request, sent, tier, partial_answer, truncator
                     )
                     sequence, delta = await attempt.begin(context, requests, key)
                 except TierFailed as failure:  # (2)
@@ -239,17 +247,17 @@ class Service(msgspec.Struct, frozen=True):
         self,
         context: RequestContext,
         enforceable: Request,
-        parts: ReadParts | None,
+        request: Request,
         tier: Tier,
         partial_answer: PartialAnswer | None,
         truncator: Truncator | None,
     ) -> list[InferenceRequest]:
         """Render the request for `tier`, with n sequences per prompt. Raises InvalidRequest.
 
-        `enforceable`: the request with the schemas that the engine can enforce.
+        `enforceable`: the request with the schemas that the engine can enforce. `request`: what the tier gets, with
+        parts as text, and with placeholders.
         """
         chat_format = tier.chat_format
-        request = context.request if parts is None else parts.for_model(chat_format.transcripts)
         if tier.config.upstream.kind == "openai":
             if partial_answer is not None:
                 raise UnsupportedFeature(f"The tier {tier.name!r} does not continue answers.", param=PARAM)
@@ -392,6 +400,19 @@ async def _enforceable(request: Request, tier: Tier) -> EnforceableRequest:
     if not tier.chat_format.is_ours or not (request.tools or request.response_format is not None):
         return EnforceableRequest(request)
     return await check_schemas(request, calls_only=tier.chat_format.answers == "calls")
+
+
+async def _sent(
+    context: RequestContext, parts: ReadParts | None, tier: Tier, enforceable: EnforceableRequest
+) -> tuple[Request, EnforceableRequest]:
+    """Return what the tier gets of a request, and the schemas that it holds. Raises GuardRefused or GuardFailed."""
+    request = context.request if parts is None else parts.for_model(tier.chat_format.transcripts)
+    if context.guard is None:
+        return request, enforceable
+    sent = await context.guard.check(request)
+    if sent.tools == request.tools and sent.response_format == request.response_format:
+        return sent, enforceable
+    return sent, await _enforceable(sent, tier)
 
 
 def check_supported(request: Request) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import anyio
+import msgspec
 from anyio import to_thread
 
 from causeway_server.router.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, UnsupportedFeature
@@ -23,6 +24,7 @@ from causeway_server.router.types import Request
 from ..dispatch.pool import Pool
 from ..tiers.tier import Tier
 from ..upstreams.openai_http import OpenAIUpstream
+from .guard import GatewayGuard, GuardedRequest
 
 T = TypeVar("T")
 
@@ -64,10 +66,12 @@ class TierTokenizers:
 
     Args:
         pools: The pools of endpoints, by the tier's name.
+        guard: Rules about what a tier's server may get; None: there are none.
     """
 
-    def __init__(self, pools: Mapping[str, Pool]) -> None:
+    def __init__(self, pools: Mapping[str, Pool], guard: GatewayGuard | None = None) -> None:
         self._pools = pools
+        self._guard = guard
         self._loaded: dict[str, FileTokenizer] = {}
         self._loading = threading.Lock()
 
@@ -76,6 +80,8 @@ class TierTokenizers:
         if tier.config.upstream.kind != "openai":
             return (await self.tokenize(tier, TokenizeRequest(request), deadline)).count
         tier.check_ability("chat")
+        if self._guard is not None and (sent := await GuardedRequest(self._guard).check(request)) is not request:
+            return (await self.tokenize(tier, TokenizeRequest(sent), deadline)).count  # `body` has the values
         with _leased(self._pools[tier.name]) as upstream:
             return await upstream.count(tier.model, request, body, deadline)
 
@@ -83,6 +89,9 @@ class TierTokenizers:
         """Return the tokens of a request's only prompt."""
         tier.check_ability(asked.request.kind)
         if tier.config.upstream.kind == "openai":
+            if self._guard is not None:
+                sent = await GuardedRequest(self._guard).check(asked.request)
+                asked = msgspec.structs.replace(asked, request=sent)
             with _leased(self._pools[tier.name]) as upstream:
                 return await upstream.tokenize(tier.model, asked, deadline)
         (prompt,) = tier.prompts(asked.request)

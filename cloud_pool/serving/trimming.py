@@ -48,7 +48,8 @@ class TrimmingService(msgspec.Struct, frozen=True):
 
     async def _trimmed(self, context: RequestContext) -> TrimmedRequest | None:
         """Return the request in a form that fits its tier; None if there is none, or the tier has no tokenizer."""
-        tier, request = context.tier, context.request
+        tier = context.tier
+        request = context.request if context.guard is None else await context.guard.check(context.request)
         if tier.config.context_overflow == "refuse" or request.kind != "chat" or first_part(request)[0]:
             return None
 

@@ -42,7 +42,8 @@ PREFIX = "CAUSEWAY_"
 _MAX_FILE_BYTES = 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _OTHER_SECRET = {"clouds.NAME.key": "key_file", "clouds.NAME.key_file": "key"}
-_PATHS = re.compile(r".+_file|policy|state_dir|server\.socket|engine\.model_dirs")  # keys that hold paths
+# Keys that hold paths.
+_PATHS = re.compile(r".+_file|policy|state_dir|server\.socket|engine\.model_dirs|guard\.names_model")
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from causeway_server.router.bundle.settings import (
     RealtimeConfig,
     ResponseCacheConfig,
 )
-from causeway_server.router.config import Count, ListenerTls, Pause, Positive, Seconds, TracingConfig, doc
+from causeway_server.router.config import Count, ListenerTls, NamesModel, Pause, Positive, Seconds, TracingConfig, doc
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.jobs.webhooks import WebhookFormat
 from causeway_server.router.openai.wire import Tag
@@ -256,6 +256,12 @@ class MqttConfig(MqttSettings, frozen=True, forbid_unknown_fields=True):
     ] = "causeway/{client_id}/state"
 
 
+class GuardModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Detectors of personal data, whose rules are in the policy."""
+
+    names_model: NamesModel = ""
+
+
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trial_s: Annotated[
         Seconds,
@@ -303,6 +309,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     realtime: RealtimeConfig = RealtimeConfig()
     mqtt: MqttConfig = MqttConfig()
     parts: PartsConfig = PartsConfig()
+    guard: GuardModelConfig = GuardModelConfig()
     tracing: TracingConfig = TracingConfig()
     fleet: FleetConfig = FleetConfig()
     log: Annotated[

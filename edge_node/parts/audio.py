@@ -49,7 +49,7 @@ from causeway_server.router.openai.audio import (
 )
 from causeway_server.router.openai.request_body import check_media_type
 from causeway_server.router.policy.compiled import Policy
-from causeway_server.router.policy.signals import ON_DEMAND
+from causeway_server.router.policy.signals import LISTED_UNRECORDED
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.responses import JSON, STREAMED, EventStream, error_response, header_lines
 from causeway_server.router.types import (
@@ -265,7 +265,7 @@ class AudioService:
                 created=self._clock.unix(),
                 request=_features(kind, requested, call.hints),
                 estimates=Estimates(),
-                unrecorded=ON_DEMAND,
+                unrecorded=LISTED_UNRECORDED,
                 snapshot=self._signals.recent_snapshot(self._policy()),
                 decision=None,
                 outcome=_outcome(kind, model, failure, self._clock.monotonic() - call.arrived),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -41,11 +41,13 @@ from causeway_server.router.errors import (
     NoRoute,
     TargetNotConfigured,
 )
+from causeway_server.router.guard.mask import Restorer, restored_whole, restorer_of
 from causeway_server.router.openai.tokens import TokenizeRequest, TokenList
 from causeway_server.router.parts.reading import first_part, has_parts
 from causeway_server.router.policy.compiled import Policy
-from causeway_server.router.policy.signals import ON_DEMAND, modalities
+from causeway_server.router.policy.signals import LISTED_UNRECORDED, modalities
 from causeway_server.router.prices import FREE, PICO_USD
+from causeway_server.router.serving.guard.runner import GuardRunner, RestoredChunks
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead, Piece, Reply, TextSink, text_sink_of
 from causeway_server.router.types import (
@@ -126,7 +128,7 @@ class Generation(msgspec.Struct, eq=False):
     # set if the answer is generated again, to be compared with a cached one
     semantic_check: SemanticCheck | None = None
     estimates: Estimates = _NO_ESTIMATES
-    unrecorded: tuple[str, ...] = ON_DEMAND  # on-demand signals that were not computed
+    unrecorded: tuple[str, ...] = LISTED_UNRECORDED  # on-demand signals that were not computed
     decision: Decision | None = None
     sequence: AttemptSequence | None = None
     upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
@@ -381,6 +383,7 @@ class AttemptRunner:
         encoders: Encoders that turn parts of requests into text or soft tokens for targets that cannot take them; None
             if this device has none.
         tokenizer: The tokenizers of the device's models, by which chats are trimmed; None without an engine.
+        guard: Masks requests to clouds, where the policy asks for it.
     """
 
     backends: Mapping[Location, Backend]
@@ -388,6 +391,7 @@ class AttemptRunner:
     calibrate: ConfidenceCalibrator | None = None
     encoders: PartPreparation | None = None
     tokenizer: Tokenizer | None = None
+    guard: GuardRunner = field(default_factory=GuardRunner)
 
     async def run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """Run attempts until `reply` has the complete answer. Raises CausewayError, the error for the client."""
@@ -457,6 +461,10 @@ class AttemptRunner:
         attempt.start(now)
         deadline, first_token_by = self._deadlines(generation, attempt, now)
         relay = _Relay(attempt, reply) if generation.request.stream else None
+        restorer: Restorer | None = None
+        if generation.decision.mask and target.at != "edge":
+            masked = await self.guard.masked(request, generation.decision.mask, generation.policy.guard_settings)
+            request, restorer = masked.request, restorer_of(masked) if masked.values else None
         call = BackendRequest(
             id=generation.id,
             request=with_temperature(request, target),
@@ -473,7 +481,7 @@ class AttemptRunner:
             report_loosened=generation.set_enforceable,
             job=generation.job,
             soft=soft,
-            relay=relay,
+            relay=relay if restorer is None else None,
             regions=None if generation.decision.regions is None else frozenset(generation.decision.regions),
             begun=begun,
         )
@@ -482,10 +490,13 @@ class AttemptRunner:
             if generation.request.kind == "embedding":
                 await _embed(generation, attempt, backend, call, reply)
             elif (answer := backend.complete(call)) is not None:
-                await _deliver_whole(generation, attempt, await answer, reply)
+                chunks = await answer
+                whole = chunks if restorer is None else restored_whole(chunks, restorer)
+                await _deliver_whole(generation, attempt, whole, reply)
             else:
-                chunks = backend.generate(call)
-                stream = self._stream(generation, attempt, chunks, call, relay or _Relay(attempt, reply))
+                parts = backend.generate(call)
+                source = parts if restorer is None else RestoredChunks(parts, restorer)
+                stream = self._stream(generation, attempt, source, call, relay or _Relay(attempt, reply))
                 # In a task of its own a token resumes 5 coroutines, not the 17 from the connection down to here.
                 await (asyncio.create_task(stream) if generation.request.stream else stream)
         except (TimeoutError, DeadlineExceeded, CloudTimeout) as error:

@@ -15,6 +15,8 @@ import msgspec
 
 from causeway_server.router.errors import EncoderFailed
 from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.policy.signals import GUARD_SIGNALS
+from causeway_server.router.serving.guard.runner import GuardRunner
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.types import AttemptRecord, Request
 
@@ -51,6 +53,7 @@ class OnDemandSignals:
         encoders: Encoders that turn audio and images into text, whose signals are computed; None if there are none.
         record_all: Whether to compute them for every decided request, for its record.
         candidates: Estimates of the targets that a policy's `best_of` compares.
+        guard: Detectors of personal data and keys.
     """
 
     clock: Clock
@@ -60,6 +63,7 @@ class OnDemandSignals:
     encoders: PartEncoders | None = None
     record_all: bool = False
     candidates: CandidateEstimates = field(default_factory=CandidateEstimates)
+    guard: GuardRunner = field(default_factory=GuardRunner)
 
     def concerns(self, request: Request) -> bool:
         """Return whether the request has a part that requires the child processes of encoders."""
@@ -70,9 +74,12 @@ class OnDemandSignals:
         generation.unrecorded = tuple([name for name in generation.unrecorded if name not in signals])
         if self.encoders is not None and self.encoders.concerns(generation.request):
             await self.encoders.estimate(generation, signals)
-        if QUALITY not in signals and _TOKENS not in signals:
+        wants_facts = not GUARD_SIGNALS.isdisjoint(signals) and generation.estimates.pii_count is None
+        if QUALITY not in signals and _TOKENS not in signals and not wants_facts:
             return
         request = await self._as_text(generation)
+        if wants_facts:
+            await self._examine(generation, request)
         if QUALITY in signals and generation.estimates.quality is None:
             self._estimate(generation, request)
         if _TOKENS in signals and generation.estimates.prompt_tokens is None:
@@ -99,6 +106,15 @@ class OnDemandSignals:
             generation.estimates = msgspec.structs.replace(generation.estimates, quality=quality)
         except Exception as failure:
             log.warning("%s could not be estimated: %s", QUALITY, redacted(failure))
+
+    async def _examine(self, generation: Generation, request: Request) -> None:
+        """Set the signals of the guard. A part that an encoder could not read in time may contain anything."""
+        read = () if generation.facts is None else generation.facts.facts.values()
+        settings = generation.policy.guard_settings
+        found = await self.guard.facts(request, settings, unread=any(fact is None for fact in read))
+        generation.estimates = msgspec.structs.replace(
+            generation.estimates, pii_classes=found.classes, pii_count=found.pii, key_count=found.secrets
+        )
 
     async def _count(self, generation: Generation, request: Request) -> None:
         if self.count_tokens is None:

@@ -14,6 +14,7 @@ from ..decision.decide import decide, plan_cache
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem, SourceLocation
 from ..errors import ModelNotFound
+from ..guard.detectors import GuardClass, PiiClass
 from ..policy.compiled import Policy
 from ..policy.file import seconds
 from ..types import (
@@ -102,6 +103,15 @@ class CaseAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speech: bool | None = None  # whether an encoder finds speech in the request's audio clips
 
 
+class CasePii(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    classes: tuple[PiiClass, ...] = ()  # classes of personal data that the detectors find
+    count: int = 0  # number of different values
+
+
+class CaseSecrets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    count: int = 0  # number of different keys that the detectors find
+
+
 class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The signals of the device. A signal that is left out is absent."""
 
@@ -109,6 +119,8 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     edge: CaseEdge = CaseEdge()
     images: CaseImages = CaseImages()
     audio: CaseAudio = CaseAudio()
+    pii: CasePii = CasePii()
+    secrets: CaseSecrets = CaseSecrets()
     cloud: CloudSignals = CloudSignals()  # the first cloud
     clouds: dict[str, CloudSignals] = {}
     regions: dict[str, str] = {}  # regions of the device's clouds, by name
@@ -133,6 +145,9 @@ def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:
         audio_s=request.audio_s,
         language=request.language,
         audio_speech=snapshot.audio.speech,
+        pii_classes=snapshot.pii.classes,
+        pii_count=snapshot.pii.count,
+        key_count=snapshot.secrets.count,
     )
 
 
@@ -144,6 +159,8 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     handoff: bool | UnsetType = UNSET  # whether any attempt may hand off
     on_device: bool | UnsetType = UNSET
     private: bool | UnsetType = UNSET
+    mask: tuple[GuardClass, ...] | UnsetType = UNSET  # classes that cloud targets get as placeholders; [] for none
+    refused_by: str | UnsetType = UNSET  # rule of the guard that refuses the request; "" for none
     reasons: tuple[Reason, ...] = ()
     cache: (
         Annotated[str, Meta(pattern=r"^(bypass|[0-9.]+(ms|s|m|h|d))$", title="bypass or a time to live such as 30s")]
@@ -218,6 +235,8 @@ def _compare(case: Case, policy: Policy) -> list[Difference]:
         *_differ("handoff", expect.handoff, any(a.handoff is not None for a in decision.attempts)),
         *_differ("on_device", expect.on_device, decision.on_device),
         *_differ("private", expect.private, decision.private),
+        *_differ("mask", _target_list(expect.mask), _target_list(decision.mask)),
+        *_differ("refused_by", expect.refused_by, decision.refused_by),
         *_differ("cache", _expected_ttl(expect.cache), _planned_ttl(plan)),
         *_missing("reasons", expect.reasons, decision),
         *_missing("cache_reasons", expect.cache_reasons, plan),

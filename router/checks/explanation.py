@@ -13,6 +13,7 @@ import msgspec
 from ..decision.decide import decide, plan_cache
 from ..documents.reader import did_you_mean
 from ..errors import ConfigError
+from ..guard.facts import NOTHING, Detector, facts_of
 from ..policy.compiled import Policy
 from ..policy.signals import ESTIMATED, SIGNALS, SignalType, find_signal
 from ..renames import advice
@@ -25,6 +26,7 @@ from ..types import (
     NowSignals,
     Reason,
     ReasonCode,
+    Request,
     Session,
     Snapshot,
 )
@@ -53,6 +55,8 @@ _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
     "signal_absent": ("?", "yellow", "{detail} cannot be read on this device, so the rule does not hold"),
     "rule_failed": ("!", "red", "evaluation failed: {detail}"),
     "constraint_held": ("✓", "green", "constraint holds {detail}"),
+    "guard_held": ("✓", "yellow", "rule of the guard applies: {detail}"),
+    "guard_not_held": ("·", "dim", "rule of the guard does not apply"),
     "constraint_excluded": ("✗", "red", "constraint excluded {target} {detail}"),
     "region_excluded": ("✗", "red", "the regions of the request exclude {target}: {detail}"),
     "preference_excluded": ("✗", "red", "the request's preference excluded {target} {detail}"),
@@ -91,7 +95,7 @@ def explain(explanation: RouteExplanation) -> list[Line]:
     if decision.regions is not None:
         head.append((f"  bound to {', '.join(decision.regions) or 'no region'}", "yellow"))
     # The cache plan repeats the decision's constraints; show them once.
-    cache = [reason for reason in explanation.cache.reasons if not reason.code.startswith("constraint")]
+    cache = [reason for reason in explanation.cache.reasons if not reason.code.startswith(("constraint", "guard"))]
     reasons = [*decision.reasons, *(reason for reason in cache if reason not in decision.reasons)]
     return [
         head,
@@ -197,6 +201,8 @@ def _signals(explanation: RouteExplanation) -> list[Line]:
         "request": {},
         "images": {},
         "audio": {},
+        "pii": {},
+        "secrets": {},
         **{name: msgspec.structs.asdict(getattr(snapshot, name)) for name in ("device", "edge", "cloud", "spend")},
     }
     if len(snapshot.clouds) > 1:
@@ -251,7 +257,14 @@ def try_draft(policy: Policy, text: str, settings: Iterable[str], now: NowSignal
         ModelNotFound: `request.model` is not a target's name.
     """
     request_fields: dict[str, object] = {"prompt_tokens": max(1, round(len(text) / CHARACTERS_PER_TOKEN))}
-    groups: dict[str, dict[str, object]] = {"request": request_fields, "now": msgspec.structs.asdict(now)}
+    drafted = Request(kind="completion", model="", prompts=(text,))
+    found = facts_of(drafted, Detector(policy.guard_settings.phone_regions)) if policy.reads_texts else NOTHING
+    groups: dict[str, dict[str, object]] = {
+        "request": request_fields,
+        "now": msgspec.structs.asdict(now),
+        "pii": {"classes": found.classes, "count": found.pii},
+        "secrets": {"count": found.secrets},
+    }
     down: object = ()
     for setting in settings:
         key, value = _read(setting)

@@ -25,6 +25,8 @@ from ..decision.decide import decide, plan_cache
 from ..errors import InvalidRequest, ModelNotFound
 from ..policy.compiled import CacheRule, Policy, Route, Rule, with_clouds, with_model_temperatures
 from ..policy.signals import (
+    ESTIMATED,
+    GUARD_SIGNALS,
     TEMPERATURE,
     EvaluationFailure,
     Reader,
@@ -270,6 +272,8 @@ class PolicyReplay:
     def _for_device(self, record: DecisionRecord, request: Request) -> tuple[Policy, frozenset[str]]:
         """Return the policy as the record's device compiles it, and the signals that are unknown there."""
         policy, unrecorded = self._policy, frozenset(record.unrecorded)
+        estimates = record.estimates
+        unrecorded |= {name for name in GUARD_SIGNALS if getattr(estimates, ESTIMATED[name]) is None}
         setup = record.snapshot.setup or _ALL_PRESENT
         models, known = policy.model_temperatures, setup.temperatures
         is_known = models.keys() <= known.keys()
@@ -300,15 +304,17 @@ class PolicyReplay:
         key = (policy, undecided, binds, name)
         case = self._cases.get(key)
         if case is None:
-            constraints, regional = (
-                tuple(
-                    replace(one, when=None) if one.name in undecided else one
-                    for one in listed
-                    if binds or one.name not in undecided
-                )
-                for listed in (policy.constraints, policy.region_constraints)
+
+            def bound(rules: tuple[_R, ...]) -> tuple[_R, ...]:
+                known = [one for one in rules if binds or one.name not in undecided]
+                return tuple([replace(one, when=None) if one.name in undecided else one for one in known])
+
+            case = replace(
+                policy,
+                constraints=bound(policy.constraints),
+                region_constraints=bound(policy.region_constraints),
+                guard=bound(policy.guard),
             )
-            case = replace(policy, constraints=constraints, region_constraints=regional)
             if chosen:
                 case = replace(case, routes=() if route is None else (replace(route, when=None),))
             self._cases[key] = case
@@ -393,7 +399,7 @@ def _holds(rule: Rule, values: SignalValues, unknown: frozenset[str], *, on_fail
 def _undecided_constraints(policy: Policy, values: SignalValues, unknown: frozenset[str]) -> tuple[str, ...]:
     found = {
         rule: _holds(rule, values, unknown, on_failure=True)
-        for rule in (*policy.constraints, *policy.region_constraints)
+        for rule in (*policy.constraints, *policy.region_constraints, *policy.guard)
     }
     if any(found[rule] for rule in policy.constraints):
         return ()  # bound to the device in any case

@@ -16,7 +16,16 @@ import msgspec
 from ..decision.features import request_of
 from ..errors import InvalidRequest
 from ..policy.compiled import Policy
-from ..policy.signals import ESTIMATED, OF_EACH_CLOUD, SIGNALS, SignalType, Value, find_signal, signal_spec
+from ..policy.signals import (
+    ESTIMATED,
+    GUARD_SIGNALS,
+    OF_EACH_CLOUD,
+    SIGNALS,
+    SignalType,
+    Value,
+    find_signal,
+    signal_spec,
+)
 from ..types import CloudSignals, Decision, DecisionRecord
 from .possible import PolicyReplay
 
@@ -110,7 +119,7 @@ def _signal(record: DecisionRecord, name: str, named: frozenset[str]) -> Recorde
         meaning=spec.meaning,
         values=spec.values,
         value=_recorded(record, name),
-        unrecorded=name in record.unrecorded,
+        unrecorded=name in record.unrecorded or (name in GUARD_SIGNALS and _recorded(record, name) is None),
         named=name in named,
     )
 

@@ -14,6 +14,7 @@ from ..errors import (
     AllAttemptsFailed,
     BackendError,
     CausewayError,
+    GuardRefused,
     NoRoute,
     OutsideRegion,
     SessionTargetUnavailable,
@@ -110,11 +111,17 @@ _NEEDS: Mapping[Ability, tuple[str, str]] = {
 def no_route(decision: Decision) -> CausewayError:
     """Build the error for a decision without attempts.
 
+    0. A rule of the guard refuses it: GuardRefused (400).
     1. No target of the policy, or none that the request names, has the abilities it needs: UnsupportedFeature (400),
        because it can never succeed.
     2. The regions to which it is bound exclude a target, and nothing else is left: OutsideRegion (503).
     3. Anything else may succeed later: NoRoute (503). The message names the reason that excluded each target.
     """
+    if decision.refused_by:  # (0)
+        return GuardRefused(
+            f"The rule `{decision.refused_by}` of policy {decision.policy}@{decision.revision} refuses this request "
+            "for what its texts contain, such as personal data or keys. Remove that, and send it again."
+        )
     if decision.pinned:
         return SessionTargetUnavailable(
             f"The session stays at `{decision.pinned}` (`session.mode: require`), which cannot answer: "

@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ..errors import ModelNotFound
-from ..policy.compiled import CacheRule, Constraint, Policy, Route, Rule, chosen_by_name, in_each_cloud
+from ..policy.compiled import CacheRule, GuardRule, Policy, Route, Rule, chosen_by_name, in_each_cloud
 from ..policy.signals import (
     EvaluationFailure,
     SignalValues,
@@ -79,15 +79,26 @@ _NO_ROUTE_HOLDS: Final = Reason("no_route", detail="no route holds")
 class _Bindings(msgspec.Struct, frozen=True):
     """The constraints that bind a request to the device, and its parts; and the regions that it may be in."""
 
-    on_device: tuple[Constraint, ...]
-    parts: tuple[Constraint, ...]
+    on_device: tuple[Rule, ...]
+    parts: tuple[Rule, ...]
     regions: Regions
     region_rule: str  # name of the first constraint that binds it to regions; "" for its tags
+    guard: tuple[GuardRule, ...] = ()  # rules of the guard that apply
 
     @property
     def none(self) -> bool:
         """Whether nothing binds it."""
-        return not (self.on_device or self.parts) and self.regions is None
+        return not (self.on_device or self.parts or self.mask) and self.regions is None
+
+    @property
+    def mask(self) -> tuple[str, ...]:
+        """The classes of values that cloud targets get as placeholders."""
+        return tuple(sorted({kind for rule in self.guard for kind in rule.classes}))
+
+    @property
+    def refused_by(self) -> str:
+        """The name of the rule of the guard that refuses the request; "" for none."""
+        return next((rule.name for rule in self.guard if rule.action == "refuse"), "")
 
 
 def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> Decision:
@@ -108,20 +119,21 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
     else:
         route = named
         reasons.append(_naming_reason(request, named))
-    pinned = ""
+    pinned, refused_by = "", bindings.refused_by
     if session is not None and not request.resume:
         route, pinned = pinned_route(policy, session, route, named, reasons)
     attempts: tuple[AttemptPlan, ...] = ()
     skipped_target = ""
     if route is None:
         reasons.append(_NO_ROUTE_HOLDS)
-    else:
+    elif not refused_by:
         leaving = session if session is not None and counts_prefix(policy) else NO_SESSION
         attempts, skipped_target = _plan(route, request, kinds, (snapshot, estimates), bindings, reasons, leaving)
         if snapshot.uncalibrated and named is None:
             _note_uncalibrated(policy, route, snapshot, attempts, reasons)
     is_loop = session is not None and session.tool_result
-    missing, able = ((), ()) if attempts else unmet_abilities(policy, request, kinds, snapshot, route, named)
+    decided = bool(attempts or refused_by)
+    missing, able = ((), ()) if decided else unmet_abilities(policy, request, kinds, snapshot, route, named)
     return Decision(
         policy=policy.name,
         revision=policy.revision,
@@ -137,6 +149,8 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         skipped_target=skipped_target,
         pinned=pinned,
         shadow=_shadow_of(policy, request, attempts) if named is None and bindings.none and not is_loop else None,
+        refused_by=refused_by,
+        mask=bindings.mask,
     )
 
 
@@ -178,16 +192,19 @@ def _bind(
 ) -> _Bindings:
     """Return what binds a request: constraints, its tags, and the earlier requests of its session."""
     bound = _binding_constraints(policy.constraints, values, reasons)
-    kept: tuple[Constraint, ...] = ()
+    kept: tuple[Rule, ...] = ()
     if policy.part_constraints and len(kinds) > 1:
         kept = _binding_constraints(policy.part_constraints, values, reasons)
+    guard = _binding_constraints(policy.guard, values, reasons) if policy.guard else ()
+    if policy.guard_settings.on_failure == "hit" and len(kinds) > 1:
+        kept = (*kept, *[rule for rule in guard if rule.action == "mask"])  # placeholders stand for text only
     regions, region_rule = _binding_regions(policy, request, values, reasons)
     if session is not None and (session.on_device or session.regions is not None):
         reasons.append(Reason("session_bound", rule=SESSION_BOUND.name))
         bound = (*bound, SESSION_BOUND) if session.on_device else bound
         if session.regions is not None:
             regions, region_rule = narrowed(regions, frozenset(session.regions)), region_rule or SESSION_BOUND.name
-    return _Bindings(bound, kept, regions, region_rule)
+    return _Bindings(bound, kept, regions, region_rule, guard)
 
 
 def _named(policy: Policy, request: Request) -> Route | None:
@@ -323,13 +340,11 @@ def _note_uncalibrated(
     reasons += [Reason("calibration_set_aside", rule=route.name, target=name) for name in names]
 
 
-def _binding_constraints(
-    constraints: tuple[Constraint, ...], values: SignalValues, reasons: list[Reason]
-) -> tuple[Constraint, ...]:
-    """Return the constraints that apply; a constraint that cannot be evaluated applies (fail closed). Appends to
-    `reasons`.
+def _binding_constraints(constraints: tuple[_R, ...], values: SignalValues, reasons: list[Reason]) -> tuple[_R, ...]:
+    """Return the constraints, or rules of the guard, that apply; one that cannot be evaluated applies (fail closed).
+    Appends to `reasons`.
     """
-    bound: list[Constraint] = []
+    bound: list[_R] = []
     for constraint in constraints:
         result = True if constraint.when is None else constraint.when.evaluate(values)
         if result is False:
@@ -337,7 +352,7 @@ def _binding_constraints(
             continue
         if isinstance(result, EvaluationFailure):
             reasons.append(_failure_reason(constraint, result))
-            reasons.append(Reason("constraint_held", rule=constraint.name, detail="cannot be evaluated: it binds"))
+            reasons.append(Reason(constraint.HELD, rule=constraint.name, detail="cannot be evaluated: it binds"))
         else:
             reasons.append(constraint.held)
         bound.append(constraint)
@@ -376,6 +391,7 @@ def _failure_reason(rule: Rule, failure: EvaluationFailure) -> Reason:
 
 KEY_BYTES: Final = 16
 _CONTINUES: Final = "the rest of another answer"
+_REFUSED: Final = "the guard refuses the request"
 
 UNKEYED_FIELDS: Final[dict[str, str]] = {
     "stream": "only how the answer is delivered; a cached answer can be delivered either way",
@@ -412,8 +428,11 @@ def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: 
     private = bool(_binding_constraints(policy.constraints, values, reasons))
     within, _ = _binding_regions(policy, request, values, reasons)
     regions = None if within is None else tuple(sorted(within))
+    guard = _binding_constraints(policy.guard, values, reasons) if policy.guard else ()
     rule = _first_match(policy.cache, values, reasons)
     bypass = _bypass_reason(policy, rule, request)
+    if any(one.action == "refuse" for one in guard):
+        bypass = _REFUSED
     if bypass and rule is not None and rule.exact is not None:
         reasons.append(Reason("cache_refused", rule=rule.name, detail=bypass))
     used = None if bypass else rule

@@ -16,6 +16,8 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem
 from ..errors import PolicyError
+from ..guard.detectors import GUARD_CLASSES, GuardClass
+from ..guard.facts import DEFAULT_SETTINGS, GuardSettings
 from ..prices import FREE
 from ..types import (
     AUTO,
@@ -35,9 +37,22 @@ from ..types import (
 from ..variants.trials import TrialPlace
 from .cel_source import ExpressionError
 from .expression import compile_expression
-from .file import BestOfDoc, CacheDoc, PolicyDoc, RouteDoc, SessionDoc, ShadowDoc, TargetDoc, rules, seconds, used
+from .file import (
+    BestOfDoc,
+    CacheDoc,
+    GuardDoc,
+    GuardRuleDoc,
+    PolicyDoc,
+    RouteDoc,
+    SessionDoc,
+    ShadowDoc,
+    TargetDoc,
+    rules,
+    seconds,
+    used,
+)
 from .lint import Conditions, check_meaning
-from .signals import AUDIO_S, OPENAI_TEMPERATURE, Expression, RequiredSignals
+from .signals import AUDIO_S, GUARD_SIGNALS, OPENAI_TEMPERATURE, Expression, RequiredSignals
 
 NAME = "policy.yaml"
 
@@ -68,6 +83,19 @@ class Constraint(Rule):
 
     keep: Literal["on_device", "parts_on_device", "in_region"]
     regions: frozenset[str] = frozenset()  # of `in_region`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GuardRule(Rule):
+    HELD: ClassVar[ReasonCode] = "guard_held"
+    NOT_HELD: ClassVar[ReasonCode] = "guard_not_held"
+
+    action: Literal["refuse", "mask", "audit"]
+    classes: tuple[GuardClass, ...] = ()  # of `mask`
+
+    def __post_init__(self) -> None:
+        Rule.__post_init__(self)
+        object.__setattr__(self, "held", Reason(self.HELD, rule=self.name, detail=self.action))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +143,8 @@ class Policy:
     own_temperature: frozenset[str]  # names of the edge targets that declare none: their models' own is used
     session: SessionDoc | None = None  # None: each request is decided alone
     adapted: tuple[Target, ...] = ()  # edge targets with an adapter of their model, for clients that name one
+    guard: tuple[GuardRule, ...] = ()  # rules about personal data and keys
+    guard_settings: GuardSettings = DEFAULT_SETTINGS
     places: Mapping[str, TrialPlace] = field(default_factory=dict)  # the targets with variants
     overflow: Overflow = "refuse"
     base: Policy | None = None  # the policy without variants, of one made by `with_variants`
@@ -130,7 +160,7 @@ class Policy:
     named: Mapping[str, Route] = field(init=False)  # the targets of each name that a client may send as `model`
 
     def __post_init__(self) -> None:
-        bound = (*self.constraints, *self.part_constraints, *self.region_constraints)
+        bound = (*self.constraints, *self.part_constraints, *self.region_constraints, *self.guard)
         for name, read in (("constraint", bound), ("route", (*bound, *self.routes)), ("cache", (*bound, *self.cache))):
             conditions = [rule.when for rule in read if rule.when is not None]
             object.__setattr__(self, f"{name}_needs", RequiredSignals(conditions, self.default_temperature))
@@ -157,6 +187,11 @@ class Policy:
         places = (self.places[target.name] for target in edge if target.name in self.places)
         variants = (variant.model.partition("+")[0] for place in places for variant in place.variants)
         return tuple(dict.fromkeys([*(target.model for target in edge), *variants]))
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether a condition names a signal of the guard's detectors."""
+        return not GUARD_SIGNALS.isdisjoint(self.needs)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -327,8 +362,23 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
             name for name, t in doc.targets.items() if t.location == "edge" and isinstance(t.temperature, UnsetType)
         ),
         overflow=doc.context.overflow,
+        guard=tuple(
+            guard_rule(rule, conditions.get(f"guard.rules[{index}].when")) for index, rule in enumerate(doc.guard.rules)
+        ),
+        guard_settings=guard_settings(doc.guard),
         places={name: TrialPlace(t.model, t.variants, t.trial) for name, t in doc.targets.items() if t.variants},
     )
+
+
+def guard_rule(doc: GuardRuleDoc, when: Expression | None) -> GuardRule:
+    """Return a rule of the guard with its compiled condition."""
+    classes = doc.classes or GUARD_CLASSES
+    return GuardRule(doc.name, when, doc.action, tuple(sorted(set(classes))) if doc.action == "mask" else ())
+
+
+def guard_settings(doc: GuardDoc) -> GuardSettings:
+    """Return the settings of the guard's detectors."""
+    return GuardSettings(doc.on_failure, seconds(doc.timeout) or 0.0, doc.phone_regions)
 
 
 def _default_temperature(targets: tuple[Target, ...]) -> float:

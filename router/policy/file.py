@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ..config import doc, schema_of
 from ..described import described
+from ..guard.detectors import GuardClass
 from ..numbers import seconds_of
 from ..prices import FREE, Price
 from ..types import Ability, Fusion, Location, Overflow, WaitFor
@@ -122,6 +123,45 @@ class ConstraintDoc(_Doc, frozen=True):
         doc("Allowed regions of `keep: in_region`, as in `clouds.NAME.region`; several constraints narrow each other."),
     ] = ()
     when: Annotated[Condition | UnsetType, doc("Condition of the constraint. Default: it always applies.")] = UNSET
+
+
+class GuardRuleDoc(_Doc, frozen=True):
+    """Applies to every request, also if its condition cannot be evaluated."""
+
+    name: Annotated[Name, doc("Name of the rule, for reasons, audit records and error messages.")]
+    action: Annotated[
+        Literal["refuse", "mask", "audit"],
+        doc(
+            "`refuse`: the client gets 400 `guard_refused`. `mask`: cloud targets (at the gateway: all tiers) get "
+            "placeholders such as `<EMAIL_1>`, and the client the values again. `audit`: the decision says that the "
+            "rule applied."
+        ),
+    ]
+    when: Annotated[
+        Condition | UnsetType, doc("Condition of the rule, such as `pii.count > 0`. Default: it always applies.")
+    ] = UNSET
+    classes: Annotated[tuple[GuardClass, ...], doc("Classes that `mask` replaces. Default: all.")] = ()
+
+
+class GuardDoc(_Doc, frozen=True):
+    """Rules about requests with personal data or keys in their texts."""
+
+    rules: Annotated[tuple[GuardRuleDoc, ...], doc("Rules. All that hold apply.")] = ()
+    phone_regions: Annotated[
+        tuple[Annotated[str, Meta(pattern="^[A-Z]{2}$", title="a region such as DE")], ...],
+        doc(
+            "Regions (ISO 3166) whose national telephone numbers are found anywhere. Others are found after a word "
+            "such as `phone`, and with their country's code."
+        ),
+    ] = ()
+    on_failure: Annotated[
+        Literal["hit", "clean"],
+        doc(
+            "Verdict on a request that the detectors cannot read in time: `hit`, as if it had personal data of each "
+            "class, and a key; `clean`, as if it had none."
+        ),
+    ] = "hit"
+    timeout: Annotated[Duration, doc("Maximum time of the detectors for one request.")] = "1s"
 
 
 class HandoffDoc(_Doc, frozen=True):
@@ -328,6 +368,7 @@ class PolicyDoc(_Doc, frozen=True):
     constraints: Annotated[
         tuple[ConstraintDoc, ...], doc("Restrictions on all requests, also those that name a model.")
     ] = ()
+    guard: Annotated[GuardDoc, doc("Rules about personal data and keys in requests.")] = GuardDoc()
     cache: Annotated[tuple[CacheDoc, ...], doc("Rules of the response cache; the first that applies decides.")] = ()
     limits: Annotated[LimitsDoc, doc("Limits on admission.")] = LimitsDoc()
     context: Annotated[ContextDoc, doc("Chats that do not fit a model's context.")] = ContextDoc()
@@ -339,12 +380,12 @@ class PolicyDoc(_Doc, frozen=True):
     ] = UNSET
 
 
-RuleDoc = ConstraintDoc | RouteDoc | CacheDoc
+RuleDoc = ConstraintDoc | GuardRuleDoc | RouteDoc | CacheDoc
 
 
 def rules(doc: PolicyDoc) -> dict[str, tuple[RuleDoc, ...]]:
     """Return everything that has a name and a condition, by the key of its list."""
-    return {"constraints": doc.constraints, "routes": doc.routes, "cache": doc.cache}
+    return {"constraints": doc.constraints, "guard.rules": doc.guard.rules, "routes": doc.routes, "cache": doc.cache}
 
 
 def seconds(duration: str | UnsetType) -> float | None:

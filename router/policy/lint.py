@@ -23,6 +23,7 @@ from .expression import changed_tag_literals, is_constant
 from .file import BestOfDoc, PolicyDoc, RouteDoc, TargetDoc, rules, seconds, used
 from .signals import OF_TEXT, TEMPERATURE, Expression, SignalSpec, is_reserved, signal_spec
 
+_CLOSED: Final = ("constraints", "guard")  # rules that apply if their condition cannot be evaluated
 _ADAPTED = re.compile(r"[^+]+\+[a-z0-9][a-z0-9._-]{0,63}")
 Conditions = Mapping[str, Expression]
 """The compiled conditions by path (``routes[0].when``)."""
@@ -42,6 +43,7 @@ def check_meaning(
         *checks.names(),
         *checks.reach(),
         *checks.constraints(),
+        *checks.guard(),
         *checks.lifetimes(),
         *checks.money(),
         *checks.shadows(),
@@ -190,6 +192,16 @@ class _Checks:
                         f"routes[{at}].use", f"has no edge target: {bound} bound by `{constraint.name}` fails here"
                     )
 
+    def guard(self) -> Iterator[Problem]:
+        for index, rule in enumerate(self.doc.guard.rules):
+            path = f"guard.rules[{index}]"
+            if self._constant(path) is False:
+                yield self.error(f"{path}.when", "is always false: the rule never applies")
+            if rule.classes and rule.action != "mask":
+                yield self.error(f"{path}.classes", "has no effect without `action: mask`")
+            if rule.action == "refuse" and self._constant(path):
+                yield self.warning(path, "refuses every request: it has no condition that may not hold")
+
     def _regions(self, index: int) -> Iterator[Problem]:
         """Find a constraint whose regions have no effect, or that no cloud can satisfy."""
         constraint, path = self.doc.constraints[index], f"constraints[{index}].regions"
@@ -274,7 +286,7 @@ class _Checks:
         """Find rules whose comparisons exclude each other, or lie outside a signal's range."""
         for path, expression in self.conditions.items():
             if expression.signals and (reason := contradiction(expression.source)):
-                effect = "the constraint never binds" if path.startswith("constraints") else "the rule never holds"
+                effect = "the constraint never binds" if path.startswith(_CLOSED) else "the rule never holds"
                 yield self.warning(path, f"{effect}: {reason}")
 
     def upper_case_tags(self) -> Iterator[Problem]:
@@ -290,7 +302,7 @@ class _Checks:
                     continue  # signals of the request, the time and the spending are readable anywhere
                 effect = ""
                 if name in expression.needed:
-                    effect = ": it always binds" if path.startswith("constraints") else ": the rule never holds"
+                    effect = ": it always binds" if path.startswith(_CLOSED) else ": the rule never holds"
                 yield self.warning(path, f"no device can read {name}{effect}")
 
     def absent_signals(self, readable: frozenset[str] | None) -> Iterator[Problem]:
@@ -301,7 +313,7 @@ class _Checks:
             for name in sorted(expression.needed - expression.presences):
                 if readable is not None and name.startswith(("device.", "edge.", "cloud.")):
                     continue  # known to be readable, or reported as unreadable
-                if not path.startswith("constraints") and (lack := self._lack(name)):
+                if not path.startswith(_CLOSED) and (lack := self._lack(name)):
                     yield self.warning(
                         path,
                         f"does not hold where {name} is absent ({lack}); write `!has({name}) || …` if it should, "
@@ -350,7 +362,7 @@ class _Checks:
 
 
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)")
-_NOT_NEGATIVE: Final = frozenset({"tokens", "ms", "MB", "W", "tokens/s", "USD", "requests", "s", "pixels"})
+_NOT_NEGATIVE: Final = frozenset({"tokens", "ms", "MB", "W", "tokens/s", "USD", "requests", "s", "pixels", "values"})
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {"request.n": (1.0, math.inf), TEMPERATURE: (0.0, 2.0)}
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
 

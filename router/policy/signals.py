@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from ..guard.detectors import PII_CLASSES
 from ..types import (
     MODALITIES,
     Ability,
@@ -48,6 +49,11 @@ IMAGES_TEXT = "images.text"
 AUDIO_S = "request.audio_s"
 LANGUAGE = "request.language"
 AUDIO_SPEECH = "audio.speech"
+PII_CLASSES_SIGNAL = "pii.classes"
+PII_COUNT = "pii.count"
+SECRETS_COUNT = "secrets.count"
+GUARD_SIGNALS = frozenset({PII_CLASSES_SIGNAL, PII_COUNT, SECRETS_COUNT})
+"""The signals of the guard's detectors, which read all texts of a request."""
 _INT64 = 2**63 - 1  # the widest int of CEL
 
 
@@ -199,6 +205,13 @@ _SPECS: tuple[SignalSpec, ...] = (
     _S(AUDIO_SPEECH, "bool", "", "words are heard in one of the request's audio clips; false without audio",
        "this device has no encoder for audio, or it was not ready in time",
        lambda r, s, e: _of_parts("audio", e.audio_speech, without=False, request=r), optional=True),
+    _S(PII_CLASSES_SIGNAL, "list", "", "classes of personal data in the request's texts",
+       "", lambda r, s, e: None if e.pii_classes is None else list(e.pii_classes),
+       values=PII_CLASSES),
+    _S(PII_COUNT, "int", "values", "different personal values in the request's texts", "",
+       lambda r, s, e: _int(e.pii_count)),
+    _S(SECRETS_COUNT, "int", "values", "different keys of clouds, forges and services in the request's texts",
+       "", lambda r, s, e: _int(e.key_count)),
     _S("cloud.reachable", "bool", "", "the last probe of the cloud succeeded", "no cloud, or not probed yet",
        lambda r, s, e: s.cloud.reachable),
     _S("cloud.rtt_ms", "double", "ms", "recent round-trip time to the cloud", "not measured",
@@ -309,7 +322,7 @@ class Expression:
         return EvaluationFailure("", f"the result is {result!r}, not true or false")
 
 
-OF_TEXT: tuple[str, ...] = ("request.prompt_tokens", "edge.quality")
+OF_TEXT: tuple[str, ...] = ("request.prompt_tokens", "edge.quality", *sorted(GUARD_SIGNALS))
 """The on-demand signals of a request's text, which includes the text that encoders find in audio and images."""
 PART_SIGNALS: Mapping[str, Modality] = {
     IMAGE_PIXELS: "image",
@@ -327,10 +340,19 @@ ESTIMATED: Mapping[str, str] = {
     AUDIO_S: "audio_s",
     LANGUAGE: "language",
     AUDIO_SPEECH: "audio_speech",
+    PII_CLASSES_SIGNAL: "pii_classes",
+    PII_COUNT: "pii_count",
+    SECRETS_COUNT: "key_count",
 }
 """The on-demand signals, each with its field of `Estimates`."""
 ON_DEMAND: tuple[str, ...] = tuple(ESTIMATED)
 """The on-demand signals: computed for a request only if the policy names them, or if records keep all signals."""
+
+
+LISTED_UNRECORDED: tuple[str, ...] = tuple([name for name in ON_DEMAND if name not in GUARD_SIGNALS])
+"""The signals that a record lists if they were not computed. Those of the guard are never absent, so that one without a
+value was not computed.
+"""
 
 
 @lru_cache(maxsize=256)

@@ -169,7 +169,7 @@ CLEAN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "b": {
         "en": (
-            "Flight LH{small} departs {date}, {time}; seat {small}A, booking {order}, total {price}.",
+            "Coach LH{small} departs {date}, {time}; seat {small}A, booking {order}, total {price}.",
             "Please compare article {ean} with {isbn}; stock: {small}, {small} and {small}.",
             "Summarise the last {small} chapters and translate section {small}.{small}.{small}.",
         ),

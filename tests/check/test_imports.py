@@ -28,7 +28,7 @@ MAY_IMPORT = {
 # The extras of pyproject.toml that a package may rely on; `models` runs in both roles.
 EXTRAS = {
     "router": (),  # `router/serving`: what each of SERVERS has
-    "models": ("engine", "cpu", "hub", "voice", "images", "prices"),
+    "models": ("engine", "cpu", "hub", "voice", "images", "prices", "tokenizers"),
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu", "microphone", "mqtt", "mcp"),
     "cloud_pool": ("cloud", "engine", "cpu", "grpc", "nats", "kafka", "tokenizers"),
@@ -68,6 +68,7 @@ LOADED_BY_PATH = "triton_models"
 BROUGHT_BY = {
     "cel": "common-expression-language",
     "causeway_sdk": "causeway-sdk",
+    "phonenumbers": "phonenumberslite",
     "yaml": "pyyaml",
     "PIL": "pillow",
     "google": "protobuf",

@@ -9,6 +9,8 @@ export const REASONS = {
   signal_absent: ["?", "", "{detail} cannot be read on this device, so the rule does not hold"],
   rule_failed: ["!", "", "evaluation failed: {detail}"],
   constraint_held: ["✓", "held", "constraint holds {detail}"],
+  guard_held: ["✓", "held", "rule of the guard applies: {detail}"],
+  guard_not_held: ["·", "", "rule of the guard does not apply"],
   constraint_excluded: ["✗", "", "constraint excluded {target} {detail}"],
   region_excluded: ["✗", "", "regions excluded {target}: {detail}"],
   preference_excluded: ["✗", "", "the request's preference excluded {target} {detail}"],

@@ -66,14 +66,14 @@ async def test_the_state_counts_requests_by_route(device: Device) -> None:
 
 
 async def test_what_if_decides_under_other_signals_and_runs_nothing(device: Device) -> None:
-    answer = await device.ask("secret", tags="kiosk")
+    answer = await device.ask("hidden words", tags="kiosk")
     calls = len(device.engine.calls)
     status, body = await what_if(device, answer.headers["x-causeway-decision"], {"request.tags": ["cloud"]})
     assert status == 200
     assert [one["rule"] for one in body["as_recorded"]["decisions"]] == ["edge-first"]
     assert [one["rule"] for one in body["changed"]["decisions"]] == ["cloud-first"]
     assert len(device.engine.calls) == calls
-    assert "secret" not in str(body)
+    assert "hidden words" not in str(body)
 
 
 @pytest.mark.parametrize(

@@ -470,7 +470,7 @@ async def test_records_can_keep_every_signal(tmp_path: Path) -> None:
         for model in ("auto", "small"):
             record = await device.record(await device.ask(model=model))
             assert record.unrecorded == ()
-            assert record.estimates == Estimates(prompt_tokens=1, quality=None)
+            assert record.estimates == Estimates(prompt_tokens=1, pii_classes=(), pii_count=0, key_count=0)
 
 
 async def test_a_record_keeps_the_signals_that_no_rule_names(device: Device) -> None:

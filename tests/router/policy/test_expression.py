@@ -221,7 +221,8 @@ def test_every_signal_of_the_table_can_be_read_and_compared(name: str) -> None:
         now=NowSignals(12, 3, 30, 1_700_000_000),
     )
     request = msgspec.structs.replace(chat(), max_tokens=10, hints=RoutingHints(deadline_ms=5))
-    value = spec.read(request, snapshot, Estimates(12, 0.7, language="en"))
+    found = {"pii_classes": ("email",), "pii_count": 1, "key_count": 0}
+    value = spec.read(request, snapshot, Estimates(12, 0.7, language="en", **found))  # type: ignore[arg-type]
     kinds = {"int": int, "double": float, "bool": bool, "string": str, "list": list}
     assert type(value) is kinds[spec.type]
     assert spec.meaning

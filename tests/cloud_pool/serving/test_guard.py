@@ -1,0 +1,191 @@
+"""Every way into a gateway, with every action of the guard: what its tier gets, and what the caller gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from grpc import aio
+
+from causeway_server.cloud_pool.config import Flags, load_config
+from causeway_server.cloud_pool.http.config import GrpcConfig
+from causeway_server.cloud_pool.serving.guard import GuardConfig
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.policy.file import GuardRuleDoc
+from tests.cloud_pool.grpc_api.served import Client, chat
+from tests.cloud_pool.grpc_api.served import text_of as grpc_text
+from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
+from tests.e2e.sessions.peer import Peer, done, text_of
+from tests.edge_node.device import Answer
+from tests.edge_node.echoing import EchoCloud
+from tests.edge_node.guard.test_doors import MAIL, MASKED, SECRET, TOOLS
+from tests.edge_node.scripted import ScriptedCloud
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+
+
+class Said(NamedTuple):
+    text: str = ""
+    code: str = ""
+
+
+def rules(action: str, when: str = "pii.count > 1") -> GuardConfig:
+    return GuardConfig(rules=(GuardRuleDoc(name="personal", action=action, when=when),))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def guarded(folder: Path, guard: GuardConfig, **sections: Any) -> AsyncIterator[tuple[Gateway, EchoCloud]]:
+    cloud = EchoCloud()
+    await cloud.start()
+    try:
+        async with serving(folder, http_tier(cloud.url), guard=guard, **sections) as gateway:
+            yield gateway, cloud
+    finally:
+        await cloud.stop()
+
+
+Door = Callable[[Gateway], Awaitable[Said]]
+
+
+def post(path: str, body: dict[str, object], text: Callable[[Answer], str]) -> Door:
+    async def ask(gateway: Gateway) -> Said:
+        answer = await gateway.post(path, {"model": "large", **body})
+        if answer.status == 200:
+            return Said(text(answer))
+        error = answer.json["error"]
+        return Said(code=error["code"] if "code" in error else error["details"]["error_code"])  # Anthropic's
+
+    return ask
+
+
+def _called(answer: Answer) -> str:
+    deltas = [event["choices"][0]["delta"] for event in answer.events if event["choices"]]
+    calls = [one for delta in deltas for one in delta.get("tool_calls", ())]
+    return str(json.loads("".join(one["function"].get("arguments", "") for one in calls))["say"])
+
+
+async def session(gateway: Gateway) -> Said:
+    peer = await Peer.connect(int(gateway.app.url.rpartition(":")[2].split("/")[0]), "model=large")
+    await peer.event()
+    events = await peer.ask(SECRET)
+    peer.cut()
+    response = done(events)
+    return (
+        Said(text_of(events))
+        if response["status"] == "completed"
+        else Said(code=response["status_details"]["error"]["code"])
+    )
+
+
+async def grpc(gateway: Gateway) -> Said:
+    assert gateway.app.grpc is not None
+    async with aio.insecure_channel(f"127.0.0.1:{gateway.app.grpc.port}") as channel:
+        client = Client(channel)
+        call = client.call(chat(SECRET, model="large"))
+        try:
+            return Said(grpc_text([output async for output in call]))
+        except aio.AioRpcError as error:
+            body = dict(error.trailing_metadata() or ())["x-causeway-error-bin"]
+            return Said(code=msgspec.json.decode(body)["error"]["code"])
+
+
+MESSAGES: dict[str, object] = {"messages": [{"role": "user", "content": SECRET}]}
+DOORS: dict[str, Door] = {
+    "chat": post("/chat/completions", MESSAGES, lambda one: one.text),
+    "chat, streamed": post("/chat/completions", {**MESSAGES, "stream": True}, lambda one: one.text),
+    "a call, streamed": post("/chat/completions", {**MESSAGES, "stream": True, "tools": TOOLS}, _called),
+    "completion": post("/completions", {"prompt": SECRET}, lambda one: str(one.json["choices"][0]["text"])),
+    "response": post("/responses", {"input": SECRET}, lambda one: str(one.json["output"][-1]["content"][0]["text"])),
+    "message": post("/messages", {"max_tokens": 99, **MESSAGES}, lambda one: str(one.json["content"][0]["text"])),
+    "embedding": post("/embeddings", {"input": SECRET}, lambda one: str(one.json["data"][0]["embedding"])),
+    "live session": session,
+    "gRPC": grpc,
+}
+ACTIONS = ("refuse", "audit", "mask")
+
+
+def check(action: str, said: Said, cloud: EchoCloud, audit: Mapping[str, object], *, vector: bool = False) -> None:
+    asked = cloud.asked
+    assert audit["outcome"] == ("guard_refused" if action == "refuse" else "ok")
+    if action == "refuse":
+        assert said == Said(code="guard_refused")
+        assert cloud.bodies == []
+        return
+    assert (MAIL in asked, "<EMAIL_1>" in asked) == (action == "audit", action == "mask")
+    assert vector or said.text == SECRET
+    assert audit["guard"] == f"personal={action}"
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("door", DOORS)
+async def test_every_door_has_every_action(tmp_path: Path, door: str, action: str) -> None:
+    async with guarded(tmp_path, rules(action), grpc=GrpcConfig(port=0)) as (gateway, cloud):
+        said = await DOORS[door](gateway)
+    check(action, said, cloud, gateway.audit[-1], vector=door == "embedding")
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("path", ["/tokenize", "/messages/count_tokens"])
+async def test_a_tokenizer_of_a_tiers_server_is_a_door_too(tmp_path: Path, path: str, action: str) -> None:
+    async with guarded(tmp_path, rules(action)) as (gateway, cloud):
+        answer = await gateway.post(path, {"model": "large", **MESSAGES})
+        assert answer.status == (400 if action == "refuse" else 200), answer.body
+        assert (MAIL in cloud.asked, "<EMAIL_1>" in cloud.asked) == (action == "audit", action == "mask")
+
+
+async def test_without_rules_requests_pass_as_they_are(tmp_path: Path) -> None:
+    async with guarded(tmp_path, GuardConfig()) as (gateway, cloud):
+        answer = await gateway.ask(messages=MESSAGES["messages"])
+        assert answer.text == SECRET
+        assert "x-causeway-guard" not in answer.headers
+        assert MAIL in cloud.asked
+
+
+async def test_a_part_that_a_tier_would_get_unread_counts_as_a_hit(tmp_path: Path) -> None:
+    cloud = await ScriptedCloud().start()
+    tier = http_tier(cloud.url, can=("chat", "image"))
+    seen = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, IMAGE]}]
+    for number, (guard, status) in enumerate(
+        [
+            (rules("refuse", "pii.count > 0"), 400),
+            (rules("mask", "pii.count > 0"), 503),
+            (msgspec.structs.replace(rules("mask", "pii.count > 0"), on_failure="clean"), 200),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        async with serving(folder, tier, guard=guard) as gateway:
+            assert (await gateway.ask(messages=seen)).status == status
+    assert len(cloud.bodies) == 1
+    await cloud.stop()
+
+
+async def test_conditions_may_name_tags(tmp_path: Path) -> None:
+    when = 'pii.count > 0 && "eu" in request.tags'
+    async with guarded(tmp_path, rules("mask", when)) as (gateway, cloud):
+        await gateway.ask(messages=MESSAGES["messages"])
+        await gateway.ask(messages=MESSAGES["messages"], headers={"x-causeway-tags": "EU"})
+        contents = [body["messages"][-1]["content"] for body in cloud.bodies]  # type: ignore[index]
+        assert contents == [SECRET, MASKED]
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        ("{name: a, action: mask, when: device.cpu > 0.5}", "A gateway does not know `device.cpu`"),
+        ("{name: a, action: mask, when: pii.counts > 0}", "Unknown signal `pii.counts`"),
+        ("{name: a, action: keep}", "Invalid enum value 'keep'"),
+    ],
+)
+def test_a_rule_that_a_gateway_cannot_follow_is_refused_by_its_line(tmp_path: Path, rule: str, problem: str) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(f"guard:\n  rules:\n    - {rule}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_config(path, Flags())
+    assert problem in str(raised.value)
+    assert "gateway.yaml:3" in str(raised.value)

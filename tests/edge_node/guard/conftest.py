@@ -1,0 +1,3 @@
+from tests.mosquitto import mosquitto
+
+__all__ = ["mosquitto"]
