@@ -738,8 +738,8 @@ class JobsGateway:
             more_routes=batches.routes,
             audit=audit,
         )
-        self._response_jobs = GatewayResponseJobs(self._stores, self.api)
         self.stores_by_default = by_default = config.responses.by_default
+        self._response_jobs = GatewayResponseJobs(self._stores, self.api)
         stored = StoredResponses(
             store=self._stores.responses, jobs=self._response_jobs, by_default=by_default, region=callers.region
         )

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from causeway_server.router.errors import CausewayError, ConfigError
 from causeway_server.router.serving.process import tune_garbage_collector
+from causeway_server.router.serving.stored.responses import StoredResponses
 from causeway_server.router.serving.webhooks import DeliveryOutcome, WebhookSender
 
 from .accounts.tenants.config import TenantLimits
@@ -26,6 +27,7 @@ from .app import build_runtime, operator_listener, reload_on_sighup, reload_tier
 from .batches.processor import BatchProcessor
 from .config import Config
 from .http.operator import OperatorRoutes
+from .jobs.http.response_jobs import GatewayResponseJobs
 from .jobs.metrics import JobMetrics
 from .jobs.submission import SubmissionParser
 from .jobs.worker.execution import WorkerSlots
@@ -84,7 +86,9 @@ class WorkerRuntime:
         """Build the worker. Raises ConfigError if the configuration is invalid."""
         stores = self._stores = JobStores.open(config, clock)
         metrics = JobMetrics(registry)
-        self.worker = Worker(stores.jobs, runner, slots, config, metrics, trace=trace)
+        responses = StoredResponses(store=stores.responses, jobs=GatewayResponseJobs(stores), by_default=False)
+        settle = responses.settle
+        self.worker = Worker(stores.jobs, runner, slots, config, metrics, trace=trace, settle=settle)
         stores.outbox.on_unreadable = lambda: metrics.deliveries.labels("failed").inc()
         self._sender = WebhookSender(stores.outbox, config.webhooks, observe=partial(_observe_delivery, metrics, trace))
         accounts = accounts or WorkerAccounts()

@@ -31,6 +31,7 @@ from causeway_server.router.types import Location, Modality
 
 from .backends.backend import Backend
 from .backends.cloud.backend import make_clouds
+from .backends.cloud.history import CloudHistory
 from .backends.engine.engines import Engine, EnginePool
 from .clock import Clock, system_clock
 from .config.schema import Config
@@ -311,11 +312,15 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
     """Construct the parts from which requests come: files, jobs, audio, live sessions, a broker's messages."""
     config, clock, part_encoders = device.config, device.clock, backends.encoders
     files = DeviceFileStore(device.state_dir, config.files, config.server.max_body_bytes, clock)
-    jobs = LazyJobs(device.state_dir, lambda folder: make_jobs(folder, config.jobs, backends, serving, reader))
+    jobs = LazyJobs(
+        device.state_dir, lambda folder: make_jobs(folder, config.jobs, backends, serving, reader, responses.settle)
+    )
     response_store = DeviceResponseStore(device.state_dir, config.responses, clock)
     response_jobs = ResponseJobs(jobs)
     responses = StoredResponses(store=response_store, jobs=response_jobs, by_default=False, wall_clock=clock.unix)
-    reader = RequestReader(config.server, files, responses)
+    clouds = config.cloud_configs
+    history = CloudHistory(clouds[0], config.responses.max_bytes) if clouds else None
+    reader = RequestReader(config.server, files, responses, history)
     audio = LazyAudio(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
     tracing = make_tracer(config)
     sessions = Sessions(

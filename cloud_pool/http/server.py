@@ -21,9 +21,11 @@ from causeway_server.router.errors import CausewayError, ClientGone, MethodNotAl
 from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
-from causeway_server.router.openai.responses.request import parse_response
+from causeway_server.router.openai.responses.compaction import COMPACT_PATH
+from causeway_server.router.openai.responses.request import parse_compaction, parse_response
 from causeway_server.router.openai.tokens import DETOKENIZE, TOKENIZE, DetokenizedText, parse_detokenize, parse_tokenize
 from causeway_server.router.parts.reading import first_part
+from causeway_server.router.residency import region_tags, regions_of
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.logs import REQUEST, redacted
@@ -107,6 +109,7 @@ class Server(msgspec.Struct):
             "/v1/completions": (hdrs.METH_POST, generations.completion),
             "/v1/embeddings": (hdrs.METH_POST, generations.embedding),
             "/v1/responses": (hdrs.METH_POST, generations.response),
+            COMPACT_PATH: (hdrs.METH_POST, generations.response),
             MESSAGES: (hdrs.METH_POST, generations.message),
             COUNT_TOKENS: (hdrs.METH_POST, self._count_tokens),
             TOKENIZE: (hdrs.METH_POST, self._tokenize),
@@ -282,7 +285,8 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
     async def response(self, http: HttpExchange) -> web.StreamResponse:
         if self.responses is not None:
             return await self._stored_response(self.responses, http)
-        return await self._echoing(http, parse_response, "response")
+        parse = parse_compaction if http.path == COMPACT_PATH else parse_response
+        return await self._echoing(http, parse, "response")
 
     async def message(self, http: HttpExchange) -> web.StreamResponse:
         check_version(http.headers)
@@ -347,6 +351,7 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
             echo=echo,
             heartbeat_s=self.heartbeat_s,
             keep=keep,
+            compacted=lambda: (False, region_tags(regions_of(request.hints.tags))),
         )
         run = self.runner.embed if request.kind == "embedding" else self.runner.run
         answer = run(entry, context, arrived_at, reply)

@@ -11,8 +11,10 @@ import msgspec
 from aiohttp import web
 
 from causeway_server.router.errors import IdentityUnavailable, OutsideRegion
+from causeway_server.router.openai.responses.compaction import COMPACT_PATH, compaction_request
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_response
 from causeway_server.router.openai.responses.state import Turn, names_state
+from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.residency import region_tags, regions_of
 from causeway_server.router.serving.request import TAGS, Handler, HttpExchange, read_authorization, read_tags
 from causeway_server.router.serving.responses import KeepResponse
@@ -83,19 +85,21 @@ class GatewayResponses:
         admission, stored, turn = self._admission, self.api.stored, None
         principal = admission.caller(read_authorization(http), entry, http)
         headers = read_headers(http.headers.items(), entry.id)
-        body = await admission.read(http, principal)
+        body, compacts = await admission.read(http, principal), http.path == COMPACT_PATH
+        body = compaction_request(body) if compacts else body
         if stored.by_default or names_state(body):
             turn = await stored.begin(body, principal.owner, http.headers.get("idempotency-key", ""))
-            body = turn.body
-        body = await admission.with_files(body, principal, http)
+            body = turn.body if turn.resolved or FILE_MARK in body else body
+        whole = await admission.with_files(body, principal, http)
         hints = RoutingHints(client=principal.device, deadline_ms=headers.deadline_ms, tags=headers.tags)
         named = () if turn is None or tags_of_session(hints.tags) else turn.session_tags
         if turn is not None and (turn.tags or named):
             hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *turn.tags, *named)))
-        request, echo = parse_response(body, hints, resumes=True)
+        parsed = parse_response(whole, hints, resumes=True) if turn is None or whole is not body else turn.parse(hints)
+        request, echo = parsed
         turn = None if turn is None else self._in_regions(turn, request, principal)
-        echo = echo if turn is None else turn.echo(echo)
-        return ParsedResponse(request, echo, turn, len(body), principal, headers)
+        echo = msgspec.structs.replace(echo if turn is None else turn.echo(echo), compacts=compacts)
+        return ParsedResponse(request, echo, turn, len(whole), principal, headers)
 
     def _in_regions(self, turn: Turn, request: Request, principal: Principal) -> Turn:
         """Return the turn, which is not stored if that is only the default and the store is outside its regions. Raises

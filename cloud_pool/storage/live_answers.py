@@ -46,6 +46,17 @@ class LiveTexts:
         text = self._cipher.open(values["text"], "text", owner, job, f"{fence}-{start}")
         return LiveText(owner, job, fence, start, text.decode("utf-8", "replace"))
 
+    async def read_all(self, owner: str, job: str) -> str:
+        """Return the text of the job's last run so far. Raises ContentKeyMissing or RecordUnreadable, too."""
+        text, fence = "", 0
+        for entry in as_list(await self._db.command("XRANGE", self._db.key("text", job), "-", "+")):
+            part = self.read(owner, job, entry)
+            if part.fence > fence:
+                text, fence = "", part.fence
+            if part.start <= len(text):
+                text = text[: part.start] + part.text
+        return text
+
 
 class AnswerRevisions:
     """Reports revisions, under the fence of the worker that has the answer; `JobStore.succeed` comes first.

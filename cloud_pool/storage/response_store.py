@@ -28,12 +28,14 @@ class ResponseStore:
         self._config = config
         self._cipher = cipher
 
-    async def put(self, owner: str, name: str, data: bytes, *, private: bool, user: str) -> None:
+    async def put(
+        self, owner: str, name: str, data: bytes, *, private: bool, user: str, only_known: bool = False
+    ) -> None:
         """Store an object, of which `user` is the end user. Raises BodyTooLarge. A gateway has no private ones."""
         assert not private
         config, place = self._config, group_of(name)
         content = self._cipher.seal(data, "request", owner, name)
-        bounds = (int(config.ttl_s * 1000), config.max_responses, config.max_bytes)
+        bounds = (int(config.ttl_s * 1000), config.max_responses, config.max_bytes, int(only_known))
         digest = user_digest(tenant_of(owner), user)
         reply = await self._db.run("response_put", self._db.time, owner, place, name, content, digest, *bounds)
         verdict = as_text(reply)

@@ -16,6 +16,7 @@ from causeway_server.models.catalog.artifact import Artifact, ArtifactError, fin
 from causeway_server.models.parts.installed import find_encoders, find_speech_detector
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.policy.signals import OPENAI_TEMPERATURE
+from causeway_server.router.serving.stored.ports import SettleResponse
 from causeway_server.router.types import Modality, Transcripts
 
 from .. import daemon_version
@@ -154,9 +155,14 @@ def make_audio(
 
 
 def make_jobs(
-    folder: Path, config: OutboxConfig, backends: Backends, serving: Serving, reader: RequestReader
+    folder: Path,
+    config: OutboxConfig,
+    backends: Backends,
+    serving: Serving,
+    reader: RequestReader,
+    settle: SettleResponse,
 ) -> JobParts:
-    """Return the outbox of jobs in the state folder, with its runner."""
+    """Return the outbox of jobs in the state folder, with its runner. `settle`: stores the ends of responses' jobs."""
     from causeway_server.router.serving.webhooks import WebhookSender
 
     from ..jobs.api import JobIntake, OutboxApi
@@ -168,6 +174,7 @@ def make_jobs(
     store = JobOutbox(folder, config, clock)
     rng = random.Random(os.urandom(16))
     runner = OutboxRunner(store, service, clouds, config, clock, new_decision_id, rng, backends.encoders)
+    runner.settle = settle
     intake = JobIntake(config, store, runner, service, reader)
     api = OutboxApi(store, runner, intake, service, reader)
     rng = random.Random(os.urandom(16))

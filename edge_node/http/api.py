@@ -51,6 +51,7 @@ from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.request_body import BOM, check_header_names, check_media_type
+from causeway_server.router.openai.responses.compaction import COMPACT_PATH, compaction_request
 from causeway_server.router.openai.responses.request import RESPONSE_ONLY, ResponseEcho, parse_response
 from causeway_server.router.openai.responses.state import Turn, names_state
 from causeway_server.router.openai.tokens import (
@@ -63,6 +64,7 @@ from causeway_server.router.openai.tokens import (
 )
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead
 from causeway_server.router.serving.request import (
@@ -98,6 +100,7 @@ from causeway_server.router.session_tags import read_session, tags_of_session
 from causeway_server.router.trackers import MAX_CLIENTS, FairShare, network_of
 from causeway_server.router.types import Kind, Prefer, Request, RoutingHints, folded_tags
 
+from ..backends.cloud.history import CLOUD_KEY, CloudHistory
 from ..config.schema import ServerConfig
 from ..serving.direct import Arrival, DirectAnswer, DirectAnswers, DirectConnection
 from ..serving.generation import policy_label
@@ -125,6 +128,7 @@ REQUEST_HEADERS: Mapping[str, str] = {
     "x-causeway-tags": "tags for the policy's rules, separated by commas; at most 32 tags of at most 64 characters; "
     "case does not count",
     "x-session-id": "name of the agent's session, 1 to 256 printable characters; only under a policy with `session`",
+    CLOUD_KEY: "the client's own key of the first cloud: a `previous_response_id` that is not here is read there",
     "x-causeway-deadline-ms": "time left for this request, milliseconds",
     "x-causeway-priority": "priority of a job: `interactive`, `standard` or `bulk`",
     "Prefer": "`respond-async, wait=SECONDS` (RFC 7240): a request that takes longer becomes a job",
@@ -146,7 +150,7 @@ _SAMPLED = re.compile(rb'"temperature":\s*(?:0?\.0*)?[1-9]')
 _WITH_STATE = ("response", None)  # kinds of bodies that may name stored responses
 _ANSWER_PATHS = frozenset(
     {
-        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", MESSAGES),
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", COMPACT_PATH, MESSAGES),
         *("/v1/audio/transcriptions", "/v1/audio/speech"),
     }
 )
@@ -213,13 +217,19 @@ class RequestReader:
         config: The server's settings.
         files: The uploaded files that bodies may name.
         responses: The stored responses that bodies may name.
+        history: Reader of those that the cloud stores.
     """
 
     def __init__(
-        self, config: ServerConfig, files: BodyFiles | None = None, responses: StoredResponses | None = None
+        self,
+        config: ServerConfig,
+        files: BodyFiles | None = None,
+        responses: StoredResponses | None = None,
+        history: CloudHistory | None = None,
     ) -> None:
         self._files = files
         self._responses = responses
+        self._history = history
         self._keys = [  # only hashes are kept
             (bytes.fromhex(key.sha256), Caller(key.name, key.tags, reads_all_decisions="decisions" in key.rights))
             for key in config.keys
@@ -255,20 +265,22 @@ class RequestReader:
         return matches[0]
 
     async def request(
-        self, request: HttpExchange, kind: Endpoint | None, facts: HeadFacts | None = None
+        self, request: HttpExchange, kind: Endpoint | None, facts: HeadFacts | None = None, *, compacts: bool = False
     ) -> ParsedRequest:
         """Read and parse one request. Raises CausewayError, each a 4xx.
 
         Args:
             kind: The kind of its body; None: derive it from the body.
             facts: The facts of its head, if they were read already.
+            compacts: Whether it asks for a compacted response.
         """
         hints = (facts or self.facts(request)).hints
         body = arrived_body(request, self._max_body_bytes)
         if body is None:
             body = await self._arriving_body(request)
+        body = compaction_request(body) if compacts else body
         if self._responses is not None and kind in _WITH_STATE and names_state(body) and _is_response(kind, body):
-            return await self._continued(self._responses, body, hints, request.headers.get("idempotency-key", ""))
+            return await self._continued(self._responses, body, hints, request.headers)
         if FILE_MARK in body:
             body = await self.with_files(body, hints.client)
         return self._parse(kind, body, hints)
@@ -287,23 +299,25 @@ class RequestReader:
         except CausewayError:
             return None
 
-    async def _continued(self, responses: StoredResponses, body: bytes, hints: RoutingHints, key: str) -> ParsedRequest:
+    async def _continued(
+        self, responses: StoredResponses, body: bytes, hints: RoutingHints, headers: Mapping[str, str]
+    ) -> ParsedRequest:
         """Parse a request whose state is resolved first. What continues a private response stays on this
         device, and what continues a bound one in its regions.
         """
-        turn = await responses.begin(body, hints.client, key)
-        body = turn.body
+        cloud_key, history = headers.get(CLOUD_KEY, ""), self._history
+        elsewhere = partial(history.read, cloud_key) if history is not None and cloud_key else None
+        turn = await responses.begin(body, hints.client, headers.get("idempotency-key", ""), elsewhere)
         tags = (*turn.tags, *(() if tags_of_session(hints.tags) else turn.session_tags))
         if tags:
             hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *tags)))
-        if FILE_MARK in body:
-            body = await self.with_files(body, hints.client)
-        parsed = _parsed("response", body, hints)
-        request, echo = parsed.request, parsed.echo
-        assert isinstance(echo, ResponseEcho)
+        if FILE_MARK in (body := turn.body if turn.resolved else body):
+            request, echo = parse_response(await self.with_files(turn.body, hints.client), hints, resumes=True)
+        else:
+            request, echo = turn.parse(hints)
         if turn.private:
             request = bound_to_device(request)
-        return ParsedRequest(request, parsed.memo, turn.echo(echo), turn)
+        return ParsedRequest(request, RequestMemo(), turn.echo(echo), turn)
 
     def facts(self, request: HttpExchange) -> HeadFacts:
         """Return the facts of a request's head. Raises CausewayError, each a 4xx."""
@@ -478,6 +492,7 @@ class Api:
             "/v1/completions": ("POST", functools.partial(self._answer, "completion")),
             "/v1/embeddings": ("POST", functools.partial(self._answer, "embedding")),
             "/v1/responses": ("POST", functools.partial(self._answer, "response")),
+            COMPACT_PATH: ("POST", functools.partial(self._answer, "response", compacts=True)),
             MESSAGES: ("POST", functools.partial(self._answer, "message")),
             COUNT_TOKENS: ("POST", self._count_tokens),
             TOKENIZE: ("POST", self._tokenize),
@@ -541,7 +556,7 @@ class Api:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, kind: Endpoint, http: HttpExchange) -> web.StreamResponse:
+    async def _answer(self, kind: Endpoint, http: HttpExchange, *, compacts: bool = False) -> web.StreamResponse:
         arrived = self.records.clock.monotonic()
         if not isinstance(http, PlainRequest) and "Prefer" in http.headers:
             response = await self.as_job(http)
@@ -553,7 +568,8 @@ class Api:
         begun = http.begun if isinstance(http, PlainRequest) else None
         if isinstance(begun, DirectAnswer):
             return await self._go_on(begun, http)
-        parsed = begun if isinstance(begun, ParsedRequest) else await self.reader.request(http, kind, facts)
+        parsed = begun if isinstance(begun, ParsedRequest) else None
+        parsed = parsed or await self.reader.request(http, kind, facts, compacts=compacts)
         turn = parsed.turn
         if turn is not None and turn.request.background:
             return await self.responses.in_background(http, parsed, turn)
@@ -566,7 +582,7 @@ class Api:
             device_header_lines,
             id=decision_id,
             created=int(unix),
-            echo=parsed.echo,
+            echo=_compacting(parsed.echo) if compacts else parsed.echo,
             heartbeat_s=self.heartbeat_s,
             id_headers=_ID_HEADERS,
         )
@@ -575,6 +591,8 @@ class Api:
         )
         if turn is not None and turn.store:
             reply.keep = partial(self.responses.keep, context, turn)
+        if compacts:
+            reply.compacted = lambda: (context.generation.on_device, region_tags(context.generation.regions))
         return await self._reply(context, reply)
 
     async def _go_on(self, begun: DirectAnswer, http: HttpExchange) -> web.StreamResponse:
@@ -627,6 +645,11 @@ class Api:
     async def _explain(self, http: HttpExchange) -> web.StreamResponse:
         parsed = await self.reader.request(http, "message" if VERSION_HEADER in http.headers else None)
         return json_response(await self.service.explain(parsed.request))
+
+
+def _compacting(echo: Echo | None) -> ResponseEcho:
+    assert isinstance(echo, ResponseEcho)
+    return msgspec.structs.replace(echo, compacts=True)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

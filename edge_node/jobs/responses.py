@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING
+
 from causeway_server.router.errors import NotFound
 from causeway_server.router.jobs.submission import RANK, key_digest
 from causeway_server.router.serving.request import PRIORITY, HttpExchange, read_choice
@@ -11,7 +14,11 @@ from causeway_server.router.types import RoutingHints
 from .lazy_jobs import JobParts, LazyJobs
 from .record import EdgeJob
 
+if TYPE_CHECKING:
+    from .run import RunningText
+
 _POLL_S = 1.0
+_PAUSE_S = 0.05  # between two looks at a text that grows
 
 
 class ResponseJobs:
@@ -44,9 +51,23 @@ class ResponseJobs:
         parts.runner.stop_job(job)
         parts.runner.wake()
 
+    async def text(self, owner: str, name: str) -> str:
+        """Return the text of the answer so far; "" if none is being made. Raises JobStoreUnavailable."""
+        running = await self._running(owner, name)
+        return "" if running is None else running.text
+
     async def change(self, owner: str, name: str) -> None:
-        """Wait about a second, less if a job begins or ends."""
-        await (await self._jobs.open()).runner.feed.change(_POLL_S)
+        """Wait about a second, less if a job begins or ends, or this one's text grows."""
+        running = await self._running(owner, name)
+        await (running or (await self._jobs.open()).runner.feed).change(_POLL_S)
+        await asyncio.sleep(_PAUSE_S)
+
+    async def _running(self, owner: str, name: str) -> RunningText | None:
+        parts = await self._jobs.open()
+        try:
+            return parts.runner.feed.get((await self._job(parts, owner, name)).seq)
+        except NotFound:
+            return None
 
     async def _job(self, parts: JobParts, owner: str, name: str) -> EdgeJob:
         job = await parts.store.known(owner, key_digest(name))

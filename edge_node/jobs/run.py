@@ -41,7 +41,7 @@ from causeway_server.router.jobs.job import (
     check_revised,
     revision_id,
 )
-from causeway_server.router.jobs.submission import encode_job_answer, parse_job_request
+from causeway_server.router.jobs.submission import FirstText, encode_job_answer, parse_job_request
 from causeway_server.router.openai.answer import CachedAnswer
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead, Piece
@@ -125,7 +125,7 @@ class JobRuns:
         context = RequestContext(request, reply, id=decision, arrived=self.clock.monotonic(), job=terms)
         try:
             await self.service.answer(context)
-            result = reply.body()
+            result = reply.body(self.clock.monotonic() - context.arrived)
             if len(result) > self.config.max_result_bytes:
                 raise ResultTooLarge(f"The answer is larger than {self.config.max_result_bytes} bytes.")
         except CausewayError as error:
@@ -175,7 +175,7 @@ class JobReply:
         self._request = msgspec.structs.replace(request, stream=False)
         self._decision = decision
         self._created = created
-        self._text = text if request.sequences == 1 else None
+        self._text, self._shown = text, FirstText(claimed.job.endpoint, request.sequences)
         self._unfinished = request.sequences
         self._chunks: list[Chunk] = []
         self._answer: CachedAnswer | Embeddings | None = None  # an answer that came complete
@@ -190,8 +190,8 @@ class JobReply:
             return
         self._chunks.append(piece)
         self._unfinished -= piece.finish_reason is not None
-        if self._text is not None and piece.text:
-            self._text.append(piece.text)
+        if text := self._shown.of(piece):
+            self._text.append(text)
 
     @property
     def finished(self) -> bool:
@@ -203,8 +203,8 @@ class JobReply:
     async def end(self) -> None:
         """Do nothing: the answer is collected, not sent."""
 
-    def body(self) -> bytes:
-        """Return the complete answer, JSON."""
+    def body(self, elapsed_s: float) -> bytes:
+        """Return the complete answer, JSON. `elapsed_s`: the time since `created`."""
         assert self.head is not None
         answer, job = self._answer, self._claimed.job
         model = answer.model if isinstance(answer, CachedAnswer) else self.head.model
@@ -215,6 +215,7 @@ class JobReply:
             self._decision,
             model,
             self._created,
+            elapsed_s,
             self._chunks if answer is None else answer,
         )
 

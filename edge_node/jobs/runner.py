@@ -30,6 +30,7 @@ from causeway_server.router.errors import (
 )
 from causeway_server.router.jobs.job import JobEvent, PendingRevision, ReadingLimits, late_kinds, no_room
 from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.stored.ports import SettleResponse
 
 from ..backends.backend import CloudJobEnded, JobTerms
 from ..backends.cloud.backend import Clouds
@@ -62,7 +63,7 @@ _MAX_WAIT_S = 60.0
 
 @dataclass(eq=False, repr=False)
 class OutboxRunner:
-    """Runs jobs until it is cancelled. `wake` makes it check at once."""
+    """Runs jobs until it is cancelled. `wake` makes it check at once; `settle` stores the ends of responses' jobs."""
 
     store: JobOutbox
     service: Service
@@ -73,6 +74,7 @@ class OutboxRunner:
     rng: random.Random
     late_parts: PartEncoders | None = None
     feed: JobFeed = field(default_factory=JobFeed, init=False)
+    settle: SettleResponse | None = field(default=None, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _running: RunningJobs = field(default_factory=RunningJobs, init=False)
     _stopping: bool = False
@@ -214,6 +216,8 @@ class OutboxRunner:
             if not scope.cancel_called:
                 with anyio.CancelScope(shield=True):
                     stored = await self._deliver(end.report)
+                    if stored and self.settle is not None and job.endpoint == "/v1/responses":
+                        await self.settle(job.owner, claimed.body)
             self.feed.end(job.seq)
             self._wake.set()
         if end.late is None:

@@ -101,7 +101,7 @@ class GroupCommit(SqliteThread):
         erase_after_s: float = 1.0,
         page_bytes: int = 4096,
     ) -> None:
-        # Some requests and answers must not outlive their job: they are overwritten, see also `LogErasure`.
+        # What is deleted must become unreadable, such as the request of a job that has ended: see also `LogErasure`.
         pragmas = (
             f"PRAGMA page_size={page_bytes}; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; "
             f"PRAGMA secure_delete=ON; PRAGMA journal_size_limit={_LOG_BYTES}; "
@@ -233,7 +233,7 @@ class GroupCommit(SqliteThread):
 
     def _undo(self, error: Exception) -> None:
         """Roll back, and close the file: the next transaction opens it again. A corrupt file is set aside."""
-        self._fault.begin(f"{self._path} cannot be written ({error}): until it can, no job is accepted.")
+        self._fault.begin(f"{self._path} cannot be written ({error}): until it can, nothing new is accepted into it.")
         if self._database is None:
             return
         self._close_undone()
@@ -256,8 +256,8 @@ class GroupCommit(SqliteThread):
             log.error("%s is corrupt and cannot be renamed: %s", self._path, fault.strerror)
             return False
         self._corrupt = (
-            f"{self._path} was corrupt ({error}). It was renamed to {self._path.name}.bad, and its jobs "
-            "are lost to this daemon"
+            f"{self._path} was corrupt ({error}). It was renamed to {self._path.name}.bad, and its "
+            "contents are lost to this daemon"
         )
         log.error(self._corrupt)
         return True

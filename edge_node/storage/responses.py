@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,9 +55,11 @@ class _Objects:
         self._config = config
         self.deletions = 0
 
-    def put(self, db: sqlite3.Connection, now: float, owner: str, name: str, data: bytes) -> None:
+    def put(self, db: sqlite3.Connection, now: float, owner: str, name: str, data: bytes, *, only_known: bool) -> None:
         """Store an object, in the place of one of the same name. Raises BodyTooLarge."""
         config, place = self._config, group_of(name)
+        if only_known and not self.read(db, now, owner, [name])[0]:
+            return
         count, size = db.execute(_HELD_BY_PLACE, (owner, place, name)).fetchone()
         if count >= config.max_responses or size + len(data) > config.max_bytes:
             raise BodyTooLarge(
@@ -142,12 +145,15 @@ class DeviceResponseStore:
             self._file.close(timeout_s=10.0)
         self._memory.close()
 
-    async def put(self, owner: str, name: str, data: bytes, *, private: bool, user: str) -> None:
+    async def put(
+        self, owner: str, name: str, data: bytes, *, private: bool, user: str, only_known: bool = False
+    ) -> None:
         """Store an object. Raises BodyTooLarge or JobStoreUnavailable."""
         if private or self._file is None:
-            self._private.put(self._memory, self._now(), owner, name, data)
+            self._private.put(self._memory, self._now(), owner, name, data, only_known=only_known)
             return
-        await self._run(lambda db: self._objects.put(db, self._time.now(), owner, name, data))
+        put = partial(self._objects.put, owner=owner, name=name, data=data, only_known=only_known)
+        await self._run(lambda db: put(db, self._time.now()))
 
     async def read(self, owner: str, names: Sequence[str]) -> list[bytes]:
         """Return objects, b"" for each that is not there. Raises JobStoreUnavailable."""

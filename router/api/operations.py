@@ -23,6 +23,7 @@ from ..openai.answer import AnswerCall, AnswerCallDelta, AnswerToken, AnswerUsag
 from ..openai.audio import TranscriptFormat
 from ..openai.completions import CompletionLogprobs
 from ..openai.embeddings import EncodedVectors
+from ..openai.responses.compaction import COMPACT_PATH, WireCompaction
 from ..openai.responses.request import WireResponse
 from ..openai.responses.state import NotEnded, StoredConversation, WireConversation, WireItems
 from ..openai.tokens import DETOKENIZE, TOKENIZE, DetokenizedText, TokenList, WireDetokenize, WireTokenize
@@ -119,6 +120,7 @@ class ResponseObject(msgspec.Struct):
     id: str
     object: Literal["response"]
     created_at: int
+    completed_at: int | None
     model: str
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     error: dict[str, str] | None
@@ -126,6 +128,16 @@ class ResponseObject(msgspec.Struct):
     output: list[dict[str, Any]]
     usage: dict[str, Any] | None
     causeway: ContinueToken | None = None
+
+
+class CompactedResponse(msgspec.Struct):
+    """A compacted response: `output` takes the place of the items that it was made from."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
 
 
 class ResponseEvent(msgspec.Struct):
@@ -243,6 +255,16 @@ def generation_operations(
         operation("/v1/completions", "Continue a text.", WireCompletion, _COMPLETION),
         operation("/v1/embeddings", "Compute embedding vectors.", WireEmbedding, {JSON: EncodedVectors}),
         operation("/v1/responses", "Answer as a Response object.", WireResponse, _RESPONSE),
+        Operation(
+            "POST",
+            COMPACT_PATH,
+            "Summarize a conversation as an item that takes its place.",
+            caller,
+            {JSON: WireCompaction},
+            parameters,
+            (ApiResponse(200, {JSON: CompactedResponse}, headers=headers),),
+            failures,
+        ),
         operation(MESSAGES, "Answer as Anthropic's Message.", WireMessages, _MESSAGE, FaultDocument),
         counting(COUNT_TOKENS, count, WireCountTokens, TokenCount, FaultDocument),
         counting(TOKENIZE, "The tokens of a prompt or of a chat.", WireTokenize, TokenList),

@@ -136,6 +136,7 @@ def encode_job_answer(
     job: str,
     model: str,
     created: int,
+    elapsed_s: float,
     answer: Sequence[Chunk] | CachedAnswer | Embeddings,
 ) -> bytes:
     """Encode a whole answer. Raises CausewayError.
@@ -146,7 +147,8 @@ def encode_job_answer(
         request: The request that ran.
         job: The job's id, from which the answer's id is made.
         model: The model that answered.
-        created: Unix time in seconds.
+        created: Unix time in seconds at which the run began.
+        elapsed_s: The time since then.
         answer: The answer to encode.
     """
     if isinstance(answer, Embeddings):
@@ -155,13 +157,30 @@ def encode_job_answer(
     encoder: AnswerEncoder | ResponseEncoder | MessageEncoder = AnswerEncoder(request, name, model, created)
     if endpoint == "/v1/responses":
         _, echo = parse_response(body, RoutingHints())
-        encoder = ResponseEncoder(request, echo, echo.id or name, model, created)
+        encoder = ResponseEncoder(request, echo, echo.id or name, model, created, lambda: elapsed_s)
     elif endpoint == "/v1/messages":
         _, terms = parse_messages(body, RoutingHints())
         encoder = MessageEncoder(request, terms, name, model)
     if isinstance(answer, CachedAnswer):
         return encoder.whole(answer.choices, answer.usage)
     return encoder.whole(*coalesce(answer))
+
+
+class FirstText:
+    """Chooses the text of an answer that is shown while it is made: that of its only choice. A Response object has
+    items, so of a response only the text of the first one is shown, if that is a message.
+    """
+
+    def __init__(self, endpoint: str, sequences: int) -> None:
+        self._shown = sequences == 1
+        self._has_items = endpoint == "/v1/responses"
+
+    def of(self, chunk: Chunk) -> str:
+        """Return the text of a chunk to show."""
+        self._shown = self._shown and not (self._has_items and chunk.reasoning)
+        text = chunk.text if self._shown else ""
+        self._shown = self._shown and not (self._has_items and (chunk.tool_calls or chunk.refusal is not None))
+        return text
 
 
 class _AnswerMessage(msgspec.Struct):

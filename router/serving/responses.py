@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from email.utils import formatdate
 from functools import lru_cache
@@ -35,7 +35,7 @@ from ..openai.answer import (
     error_headers,
 )
 from ..openai.embeddings import encode_embeddings
-from ..openai.responses.encoder import ResponseEncoder
+from ..openai.responses.encoder import CompactionEncoder, ResponseEncoder, failure
 from ..openai.responses.request import ResponseEcho
 from ..types import Embeddings, Request
 from .reply import AnswerHead, Piece, TextSink
@@ -90,7 +90,8 @@ class HttpReplyWriter(Generic[Head]):
     """The HTTP response to a client (`ClientReply`). At the end the server takes `response`, or after an error the
     result of `fail`. `echo`: of a Response object of OpenAI's, or a Message of Anthropic's. `heartbeat_s`: the maximum
     silence of a stream; 0: no limit. A stream without an answer by then begins with a comment, and with its id in the
-    headers `id_headers`. `keep`: stores the Response object; None: it is not stored.
+    headers `id_headers`. `keep`: stores the Response object; None: it is not stored. `compacted`: what binds a
+    compacted response: whether it is private, and its tags.
     """
 
     request: Request
@@ -103,8 +104,10 @@ class HttpReplyWriter(Generic[Head]):
     heartbeat_s: float = 0.0
     id_headers: Sequence[str] = ("x-request-id",)
     keep: KeepResponse | None = None
+    compacted: Callable[[], tuple[bool, Sequence[str]]] = lambda: (False, ())
 
     def __post_init__(self) -> None:
+        self._begun_at = time.monotonic()
         self._head: Head | None = None
         self._cached_body: bytes | None = None
         self._pieces: list[Piece] = []
@@ -223,10 +226,16 @@ class HttpReplyWriter(Generic[Head]):
             headers: The headers of a response with the error object.
         """
         self._failed = True
-        is_message = isinstance(self.echo, MessageTerms)
         if self._stream is None:
             return refusal(self.http, error, self.id, headers)
-        self._stream.end(anthropic.error_event(error, self.id) if is_message else error_event(error))
+        if isinstance(self._encoder, ResponseEncoder):
+            event = self._encoder.fail(error)
+        elif isinstance(self.echo, ResponseEcho):
+            event = failure(error, 0)
+        else:
+            is_message = isinstance(self.echo, MessageTerms)
+            event = anthropic.error_event(error, self.id) if is_message else error_event(error)
+        self._stream.end(event)
         return self._stream
 
     @property
@@ -241,7 +250,15 @@ class HttpReplyWriter(Generic[Head]):
             return AnswerEncoder(self.request, self._answer_id, model, self.created)
         if isinstance(self.echo, MessageTerms):
             return MessageEncoder(self.request, self.echo, f"msg_{self.id}", model)
-        return ResponseEncoder(self.request, self.echo, self.echo.id or f"resp_{self.id}", model, self.created)
+        name = self.echo.id or f"resp_{self.id}"
+        kind = CompactionEncoder if self.echo.compacts else ResponseEncoder
+        encoder = kind(self.request, self.echo, name, model, self.created, self._elapsed_s)
+        if isinstance(encoder, CompactionEncoder):
+            encoder.bound = self.compacted
+        return encoder
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._begun_at
 
     @property
     def _answer_id(self) -> str:

@@ -152,6 +152,7 @@ class ScriptedCloud:
         self.bodies: list[dict[str, object]] = []
         self.request_headers: list[dict[str, str]] = []
         self.gate: asyncio.Event | None = None
+        self.rest: asyncio.Event | None = None  # set: a stream is held back after two words until somebody opens it
         self.entered = asyncio.Event()
         self.url = ""
         self.port = 0
@@ -246,6 +247,8 @@ class ScriptedCloud:
                 _hang_up(request)
             if self.fault == "drip":
                 await asyncio.sleep(DRIP_S)
+            if self.rest is not None and at == 1:
+                await self.rest.wait()
         if self.fault != "unfinished":
             end = _event({}, "length", self.resume) if self.resume else _event({}, "stop")
             await response.write(end + _usage() + b"data: [DONE]\n\n")

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from causeway_server.router.config import Positive, Seconds, doc
-from causeway_server.router.errors import ConfigError, InvalidRequest
+from causeway_server.router.errors import ConfigError, InvalidRequest, PermissionDenied
 from causeway_server.router.prices import FREE, Price
 from causeway_server.router.residency import permits, region_tags, regions_of
 from causeway_server.router.types import Request, folded_tags
@@ -91,7 +91,12 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return min(gateway_max, self.max_body_bytes or gateway_max)
 
     def check_request(self, request: Request) -> None:
-        """Raise InvalidRequest if the request exceeds the tenant's answer length or number of concurrent sequences."""
+        """Raise InvalidRequest if the request exceeds the tenant's answer length or number of concurrent sequences, and
+        PermissionDenied if it must not leave its device.
+        """
+        if request.hints.prefer == "only_on_device":
+            message = "The request, or a compaction item in it, is bound to its device. A gateway does not answer it."
+            raise PermissionDenied(message, param="input")
         if self.max_tokens and (request.max_tokens or 0) > self.max_tokens:
             raise InvalidRequest(f"Your limit is {self.max_tokens} tokens an answer.", param=request.limit_name)
         if request.sequences > 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import anyio
 
 from causeway_server.router.errors import NotFound
@@ -11,6 +13,7 @@ from causeway_server.router.serving.stored.ports import BackgroundRun
 
 from ...core.principal import Principal
 from ...http.request_admission import RequestHeaders
+from ...storage.redis_client import JobStoreRefused
 from ...storage.stores import JobStores
 from ..submission import JobSubmission
 from .job_api import JobApi
@@ -19,25 +22,11 @@ _POLL_S = 0.5
 
 
 class GatewayResponseJobs:
-    """The jobs of responses (`BackgroundJobs`)."""
+    """The jobs of responses (`BackgroundJobs`). `api`: accepts them; None in a worker, which accepts none."""
 
-    def __init__(self, stores: JobStores, api: JobApi) -> None:
+    def __init__(self, stores: JobStores, api: JobApi | None = None) -> None:
         self._stores = stores
         self._api = api
-
-    async def start(self, principal: Principal, headers: RequestHeaders, name: str, body: bytes) -> None:
-        """Accept the job of the response `name`. Raises CausewayError."""
-        await self._stores.durability.ensure()
-        submission = JobSubmission(
-            principal=principal,
-            body=body,
-            priority=headers.priority,
-            deadline_ms=headers.deadline_ms,
-            key=name,
-            tags=headers.tags,
-            endpoint="/v1/responses",
-        )
-        await self._api.submit(submission, headers.traceparent)
 
     async def look(self, owner: str, name: str) -> BackgroundRun | None:
         """Return the job as it is now; None if there is none. Raises JobStoreUnavailable."""
@@ -54,6 +43,31 @@ class GatewayResponseJobs:
         """Cancel the job. Raises NotFound, JobAlreadyEnded or JobStoreUnavailable."""
         await self._stores.jobs.cancel(await self._stores.jobs.of_key(owner, key_digest(name)), owner)
 
+    async def text(self, owner: str, name: str) -> str:
+        """Return the text of the answer so far; "" if none is being made. Raises JobStoreUnavailable."""
+        try:
+            job = await self._stores.jobs.of_key(owner, key_digest(name))
+        except NotFound:
+            return ""
+        with suppress(JobStoreRefused):  # a full Redis: the response comes without the text on its way
+            await self._stores.jobs.texts.follow(job)
+        return await self._stores.jobs.texts.read_all(owner, job)
+
     async def change(self, owner: str, name: str) -> None:
         """Wait for half a second."""
         await anyio.sleep(_POLL_S)
+
+    async def start(self, principal: Principal, headers: RequestHeaders, name: str, body: bytes) -> None:
+        """Accept the job of the response `name`. Raises CausewayError."""
+        assert self._api is not None
+        await self._stores.durability.ensure()
+        submission = JobSubmission(
+            principal=principal,
+            body=body,
+            priority=headers.priority,
+            deadline_ms=headers.deadline_ms,
+            key=name,
+            tags=headers.tags,
+            endpoint="/v1/responses",
+        )
+        await self._api.submit(submission, headers.traceparent)

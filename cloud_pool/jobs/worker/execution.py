@@ -20,7 +20,7 @@ import msgspec
 
 from causeway_server.router import errors
 from causeway_server.router.errors import CausewayError
-from causeway_server.router.jobs.submission import encode_job_answer, parse_job_request
+from causeway_server.router.jobs.submission import FirstText, encode_job_answer, parse_job_request
 from causeway_server.router.parts.reading import text_bytes
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.types import Chunk, Embeddings, Modality, RoutingHints
@@ -129,14 +129,16 @@ async def execute(
         on_text: Callback for each part of the text, if the answer is a single text.
         late: Reader of the request's parts; None if the answer is not revised.
     """
-    left_s = max(0.0, min(config.attempt_timeout_s, left_s))
+    left_s, started = max(0.0, min(config.attempt_timeout_s, left_s)), time.monotonic()
     try:
         with anyio.fail_after(left_s):
             share = config.price_share(record.window)
             job_run = job_run_of(record, time.monotonic() + left_s, receipt, share, late)
             cache, answer = await _collect(runner, job_run, report_progress, on_text)
-        created, request = record.begun // 1000, job_run.request
-        body = encode_job_answer(record.endpoint, record.body, request, record.id, record.tier, created, answer)
+        created, elapsed_s = record.begun // 1000, time.monotonic() - started
+        body = encode_job_answer(
+            record.endpoint, record.body, job_run.request, record.id, record.tier, created, elapsed_s, answer
+        )
     except TimeoutError:
         return errors.DeadlineExceeded("The time for this run is over.")
     except CausewayError as error:
@@ -158,7 +160,7 @@ async def _collect(
 ) -> tuple[str, list[Chunk] | Embeddings]:
     cache, chunks, vectors = "", list[Chunk](), None
     tokens, reported_at = 0, time.monotonic()
-    has_one_text = job_run.request.sequences == 1
+    shown = FirstText(job_run.record.endpoint, job_run.request.sequences)
     async with aclosing(runner.run(job_run)) as pieces:
         async for piece in pieces:
             if isinstance(piece, AnswerHead):
@@ -169,8 +171,8 @@ async def _collect(
                 continue
             chunks.append(piece)
             tokens += piece.tokens
-            if has_one_text and piece.text:
-                on_text(piece.text)
+            if text := shown.of(piece):
+                on_text(text)
             if report_progress is not None and time.monotonic() - reported_at >= _PROGRESS_INTERVAL_S:
                 reported_at = time.monotonic()
                 await report_progress(msgspec.json.encode(RunProgress(tokens)))

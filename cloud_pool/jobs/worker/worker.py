@@ -26,6 +26,7 @@ from anyio.abc import TaskGroup
 
 from causeway_server.router.errors import CausewayError, JobStoreUnavailable, RecordUnreadable
 from causeway_server.router.jobs.job import JobState, outcome_of
+from causeway_server.router.serving.stored.ports import SettleResponse
 
 from ...lifetime import StopSignal, keep_running
 from ...storage.config import JobsConfig
@@ -165,6 +166,7 @@ class Worker:
     metrics: JobMetrics
     _: KW_ONLY
     trace: JobTrace | None = None
+    settle: SettleResponse | None = None  # stores the ends of responses' jobs
     rng: Callable[[], float] = random.random  # random numbers, uniform in [0, 1)
     _leases: dict[str, JobLease] = field(default_factory=dict)
     _idle: anyio.Event = field(default_factory=anyio.Event)
@@ -327,6 +329,9 @@ class Worker:
         if isinstance(result, CausewayError) and is_tier_unavailable(result):
             slots.tier_unavailable = True
         outcome = await self._reports.report(lease, result, receipt.bill)
+        if self.settle is not None and record.body and record.endpoint == "/v1/responses":
+            with anyio.CancelScope(shield=True):  # the lease of a job that has ended counts as lost
+                await self.settle(record.owner, record.body)
         if isinstance(result, JobResult) and outcome == "succeeded":
             lease.late = result.late
             if result.late_error is not None:

@@ -4,20 +4,27 @@ sequence number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
-from ...errors import StreamBroken
+from ...errors import CausewayError, StreamBroken
 from ...types import Chunk, Request, ToolCallDelta, Usage
-from ..answer import error_event
+from ..answer import DONE, error_fields
 from ..completions import finite
+from .compaction import Compacted
 from .request import ResponseEcho
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 
 Fields = dict[str, object]
+_STATUS: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+# Possessive, so that the beginning of a text has the pieces of the whole one.
+_PIECE: Final = re.compile(r"\s{25}|\s{0,24}+\S{1,24}+(?:\s|(?=\S))")
 
 
 class ResponseEncoder:
@@ -27,10 +34,21 @@ class ResponseEncoder:
 
     Args:
         created: Unix time in seconds.
+        elapsed_s: Function that returns the time since `created`.
     """
 
-    def __init__(self, request: Request, echo: ResponseEcho, answer_id: str, model: str, created: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        echo: ResponseEcho,
+        answer_id: str,
+        model: str,
+        created: int,
+        elapsed_s: Callable[[], float],
+    ) -> None:
         self._logprobs = request.logprobs is not None
+        self._encrypts = echo.encrypts
+        self._created, self._elapsed_s, self._completed_at = created, elapsed_s, 0
         self._base: Fields = {"id": answer_id, "object": "response", "created_at": created, "model": model}
         self._echo: Fields = _decode(echo.fields)
         self._suffix = answer_id.partition("_")[2]
@@ -84,11 +102,16 @@ class ResponseEncoder:
     def end(self) -> bytes:
         """Encode the end of the last item and the whole response; an error event if the answer has no end."""
         if not self._finish:
-            broken = StreamBroken("The answer stopped before its end. Send the request again.", phase="stream")
-            return error_event(broken)
+            return self.fail(StreamBroken("The answer stopped before its end. Send the request again.", phase="stream"))
         self.complete()
         response = self._response()
-        return self._closing + self._event(f"response.{response['status']}", response=response)
+        return self._closing + self._event(f"response.{response['status']}", response=response) + DONE
+
+    def fail(self, error: CausewayError) -> bytes:
+        """Encode the end of a response that failed: the error, and the response as far as it came."""
+        number, self._number = self._number, self._number + 1
+        response = {**self._response(), "status": "failed", "error": {"code": error.code, "message": error.message}}
+        return failure(error, number) + self._event("response.failed", response=response) + DONE
 
     # --- items -------------------------------------------------------------------------------------------------------
 
@@ -139,12 +162,15 @@ class ResponseEncoder:
         cut = self._finish in ("length", "content_filter")
         status = "incomplete" if cut else "completed"
         text = item.text
+        encrypted: Fields = {}
+        if self._encrypts and item.kind == "reasoning_text":
+            encrypted = {"encrypted_content": urlsafe_b64encode(text.encode()).decode()}
         if item.kind == "function_call":
             done = item.call(status, text)
             events = self._event("response.function_call_arguments.done", item_id=item.id, arguments=text)
         else:
             part = item.part(text)
-            done = item.message(status, content=[part])
+            done = {**item.message(status, content=[part]), **encrypted}
             more: Fields = {"refusal": text} if item.kind == "refusal" else {"text": text}
             if item.kind == "output_text":
                 more["logprobs"] = item.logprobs
@@ -157,11 +183,14 @@ class ResponseEncoder:
     # --- the response and its events ---------------------------------------------------------------------------------
 
     def _response(self) -> Fields:
-        reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(self._finish)
+        reason = _STATUS.get(self._finish)
         status = "in_progress" if not self._finish else "incomplete" if reason else "completed"
+        if status == "completed" and not self._completed_at:
+            self._completed_at = self._created + int(self._elapsed_s())
         response = {
             **self._base,
             "status": status,
+            "completed_at": self._completed_at or None,
             "error": None,
             "incomplete_details": {"reason": reason} if reason else None,
             "output": self._output,
@@ -174,31 +203,79 @@ class ResponseEncoder:
         """Encode an event. Events of an item carry the index of the next output item, since items do not overlap."""
         number, self._number = self._number, self._number + 1
         place = {} if "response" in fields else {"output_index": len(self._output)}
-        data = _encode({"type": name, "sequence_number": number, **place, **fields})
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+        return _sse(name, number, {**place, **fields})
 
 
-def replay(accepted: Mapping[str, object], response: Mapping[str, object], after: int) -> bytes:
+class CompactionEncoder(ResponseEncoder):
+    """Encodes the summary of a conversation as a compacted response. `bound`: whether it is private, and its tags."""
+
+    bound: Callable[[], tuple[bool, Sequence[str]]] = staticmethod(lambda: (False, ()))
+
+    def whole(self, choices: Sequence[Chunk], usage: Usage) -> bytes:
+        """Encode the compacted response. Raises StreamBroken if the summary is not whole."""
+        summary, reason = choices[0].text.strip(), choices[0].finish_reason
+        if not summary or reason != "stop":
+            message = "The model did not end its summary, so nothing was compacted. Send fewer items, or another model."
+            raise StreamBroken(message, phase="stream")
+        private, tags = self.bound()
+        content = Compacted(summary, private, tuple(tags)).seal()
+        item = {"id": f"cmp_{self._suffix}_0", "type": "compaction", "encrypted_content": content}
+        response = {"id": self._base["id"], "object": "response.compaction", "created_at": self._created}
+        return _encode({**response, "output": [item], "usage": _usage(usage)})
+
+
+def failure(error: CausewayError, number: int) -> bytes:
+    """Encode the event of an error, with its fields as the Open Responses document and OpenAI's client read them."""
+    fields = error_fields(error)
+    return _sse("error", number, {**{k: v for k, v in fields.items() if k != "type"}, "error": fields})
+
+
+def _sse(name: str, number: int, fields: Fields) -> bytes:
+    data = _encode({"type": name, "sequence_number": number, **fields})
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+def replay(accepted: Mapping[str, object], response: Mapping[str, object], after: int, text: str = "") -> bytes:
     """Encode the events of a response in the background, as far as it has come, without those up to number `after`.
 
-    The numbers depend on the response alone, so that a client continues with any connection. Each item comes as a
-    whole, once the response has ended.
+    The numbers depend on the response alone, so that a client continues with any connection: a text comes in pieces,
+    which are the same while it grows. Other items come as a whole, once the response has ended.
 
     Args:
         accepted: The response as it was accepted.
         response: The response as it is now.
+        text: The text of its first item so far, while it is made.
     """
     events, status = _Events(), str(response["status"])
     for name in ("created", "queued"):
         events.add(f"response.{name}", response=accepted)
     if status != "queued":
         events.add("response.in_progress", response={**accepted, "status": "in_progress"})
+    if status == "in_progress" and text:
+        events.add_item(0, _message(f"msg_{str(response['id']).partition('_')[2]}_0", text), ended=False)
     for at, item in enumerate(msgspec.convert(response["output"], list[Fields])):
         events.add_item(at, item)
     if status not in ("queued", "in_progress"):
         ending = status if status in ("completed", "incomplete") else "failed"
+        if ending == "failed" and after >= len(events.encoded):  # the text that the client has is gone
+            return _sse("response.failed", after + 1, {"response": response})
         events.add(f"response.{ending}", response=response)
     return b"".join(events.encoded[max(0, after + 1) :])
+
+
+def _message(name: str, text: str) -> Fields:
+    item = _OpenItem("output_text", name)
+    return item.message("in_progress", content=[item.part(text)])
+
+
+def _pieces(text: str, *, ended: bool) -> Iterator[str]:
+    """Cut a text into words. Each piece is the same however the text goes on; the rest comes with its end."""
+    at = 0
+    while match := _PIECE.match(text, at):
+        yield match[0]
+        at = match.end()
+    if ended and at < len(text):
+        yield text[at:]
 
 
 class _Events:
@@ -208,10 +285,9 @@ class _Events:
         self.encoded: list[bytes] = []
 
     def add(self, name: str, **fields: object) -> None:
-        data = _encode({"type": name, "sequence_number": len(self.encoded), **fields})
-        self.encoded.append(b"event: %b\ndata: %b\n\n" % (name.encode(), data))
+        self.encoded.append(_sse(name, len(self.encoded), fields))
 
-    def add_item(self, at: int, item: Fields) -> None:
+    def add_item(self, at: int, item: Fields, *, ended: bool = True) -> None:
         place: Fields = {"output_index": at, "item_id": item["id"]}
         empty = {name: value for name, value in {"content": [], "arguments": ""}.items() if name in item}
         self.add("response.output_item.added", output_index=at, item={**item, **empty, "status": "in_progress"})
@@ -220,8 +296,12 @@ class _Events:
             field = "refusal" if kind == "refusal" else "text"
             logprobs: Fields = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
             there = {**place, "content_index": index}
-            self.add("response.content_part.added", **there, part={**part, field: "", **logprobs})
-            self.add(f"response.{kind}.delta", **there, delta=part[field], **logprobs)
+            none: Fields = {"logprobs": []} if logprobs else {}
+            self.add("response.content_part.added", **there, part={**part, field: "", **none})
+            for piece in _pieces(str(part[field]), ended=ended):
+                self.add(f"response.{kind}.delta", **there, delta=piece, **none)
+            if not ended:
+                return
             self.add(f"response.{kind}.done", **there, **{field: part[field]}, **logprobs)
             self.add("response.content_part.done", **there, part=part)
         if item["type"] == "function_call":

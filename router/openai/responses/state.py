@@ -19,9 +19,9 @@ from msgspec import Meta, Raw
 
 from ...errors import InvalidRequest, NotFound
 from ...session_tags import session_tag
-from ...types import folded_tags
+from ...types import Request, RoutingHints, folded_tags
 from ..request_body import JSONObject, load, validate
-from .request import ResponseEcho, WireItem, WireResponse, with_item_types
+from .request import ResponseEcho, WireItem, WireResponse, parse_document, with_item_types
 
 MAX_CHAIN: Final = 1000
 """Maximum number of turns that one response continues."""
@@ -29,7 +29,7 @@ _MARKS: Final = (b'"store"', b'"previous_response_id"', b'"conversation"', b'"ba
 _ID_HEX: Final = 24
 _TURN: Final = re.compile(r"resp_([0-9a-f]{24}|[0-9a-f]{48})")
 _ITEM: Final = re.compile(r"[a-z]+_([0-9a-f]{24}|[0-9a-f]{48})_i?[0-9]+")
-_PREFIXES: Final = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES: Final = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp"}
 _encode = msgspec.json.Encoder().encode
 _REFERENCE: Final = "item_reference"
 _PLACEHOLDER: Final = {"type": "reasoning"}  # of a reference, while the rest of the body is validated
@@ -86,12 +86,21 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user: str = ""
 
     @property
+    def failed(self) -> bool:
+        """Whether it ended without an answer."""
+        return not self.pending and msgspec.json.decode(self.response, type=_Status).status in ("failed", "cancelled")
+
+    @property
     def items(self) -> Iterator[JSONObject]:
         """The items of the turn, input first. Raises NotEnded."""
         if self.pending:
             raise NotEnded(f"The response {self.id} has not ended. Wait until its status is completed.")
         yield from (msgspec.json.decode(item, type=JSONObject) for item in self.input)
         yield from msgspec.json.decode(self.response, type=_Output | None) or ()
+
+
+class _Status(msgspec.Struct):
+    status: str = ""
 
 
 class _Output(msgspec.Struct):
@@ -105,6 +114,7 @@ class StateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A body, and what it names of stored responses."""
 
     document: JSONObject
+    wire: WireResponse  # with a placeholder for each item that the input names by its id
     items: list[JSONObject]  # its input
     previous: str
     conversation: str
@@ -122,19 +132,32 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a response whose state was resolved.
 
     Attributes:
-        body: The request with its whole conversation as input, and without state.
+        document: The request with its whole conversation as input, and without state.
+        resolved: Whether items of other turns are part of it.
         tags: Tags of the turns that it continues, which bind it to regions.
         required: Whether the client was promised that the response is stored, so that an answer that is not is a fault.
     """
 
     id: str
-    body: bytes
+    document: JSONObject
+    resolved: bool
     request: StateRequest
     chain: tuple[str, ...]
     input: tuple[Raw, ...]
     store: bool
     private: bool
     tags: tuple[str, ...] = ()
+
+    @property
+    def body(self) -> bytes:
+        """The document as JSON."""
+        return _encode(self.document)
+
+    def parse(self, hints: RoutingHints) -> tuple[Request, ResponseEcho]:
+        """Parse the document as `parse_response` does. Raises InvalidRequest."""
+        plain = dict.fromkeys(_STATE & set(WireResponse.__struct_fields__))
+        wire = None if self.resolved else msgspec.structs.replace(self.request.wire, **plain)
+        return parse_document(self.document, hints, wire=wire, resumes=True)
 
     @property
     def required(self) -> bool:
@@ -154,7 +177,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         fields |= {"store": self.store, "background": request.background}
         fields["previous_response_id"] = request.previous or None
         fields["conversation"] = {"id": request.conversation} if request.conversation else None
-        return ResponseEcho(_encode(fields).decode(), self.id if self.store else "")
+        return msgspec.structs.replace(echo, fields=_encode(fields).decode(), id=self.id if self.store else "")
 
     def stored(
         self, response: bytes, *, private: bool = False, pending: bool = False, tags: Iterable[str] = ()
@@ -199,6 +222,7 @@ def read_state(body: bytes) -> StateRequest:
         items = [{"type": "message", "role": "user", "content": wire.input}]
     return StateRequest(
         document=document,
+        wire=wire,
         items=items,
         previous=wire.previous_response_id or "",
         conversation=name,
@@ -229,7 +253,8 @@ def resolve(
     document["input"] = [*(item for turn in turns for item in turn.items), *items]
     return Turn(
         id=turn_id,
-        body=_encode(document),
+        document=document,
+        resolved=bool(turns or others),
         request=request,
         chain=() if request.conversation else tuple(turn.id for turn in turns),
         input=tuple(Raw(_encode(item)) for item in items),

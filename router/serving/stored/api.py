@@ -10,11 +10,19 @@ from typing import Final
 import msgspec
 from aiohttp import hdrs, web
 
-from ...errors import CausewayError, ClientGone, InvalidRequest, MethodNotAllowed, QueueFull, UnsupportedFeature
+from ...errors import (
+    CausewayError,
+    ClientGone,
+    InvalidRequest,
+    MethodNotAllowed,
+    QueueFull,
+    StreamBroken,
+    UnsupportedFeature,
+)
 from ...numbers import read_page, whole_number
-from ...openai.answer import error_event
+from ...openai.answer import DONE
 from ...openai.request_body import JSONObject, load, validate
-from ...openai.responses.encoder import replay
+from ...openai.responses.encoder import failure, replay
 from ...openai.responses.state import (
     StoredConversation,
     StoredTurn,
@@ -28,7 +36,7 @@ from ...openai.responses.state import (
 )
 from ...trackers import FairShare, network_of
 from ...types import folded_tags
-from ..request import HttpExchange, allowed_methods, served_method
+from ..request import TAGS, HttpExchange, allowed_methods, served_method
 from ..responses import STREAMED, EventStream, body_response, header_lines, json_response
 from .responses import StoredResponses, not_found
 
@@ -46,6 +54,7 @@ PATHS: Final[Mapping[str, str]] = _PATTERNS
 _COMPILED: Final = {re.compile(re.sub(r"\{\w+\}", "[^/]+", path)): methods for path, methods in _PATTERNS.items()}
 _COMMENT: Final = b": still there\n\n"
 _SILENT_POLLS = 15
+_BEGUN_AGAIN: Final = "Another run makes the answer, which begins again. Follow the response from its beginning."
 _encode = msgspec.json.encode
 
 
@@ -111,8 +120,10 @@ class StoredResponseApi:
         return json_response((await self.stored.conversation(owner, names[0]))[0])
 
     async def show(self, owner: str, name: str) -> web.StreamResponse:
-        """Return a response as it is now. Raises NotFound."""
-        return body_response(bytes((await self.stored.turn(owner, name)).response))
+        """Return a response as it is now, with headers that tell what binds it. Raises NotFound."""
+        turn = await self.stored.turn(owner, name)
+        bound = {TAGS: ",".join(turn.tags), "x-causeway-prefer": "only_on_device" if turn.private else ""}
+        return body_response(bytes(turn.response), headers={name: value for name, value in bound.items() if value})
 
     async def _get(
         self, http: web.BaseRequest, owner: str, name: str, served: Callable[[], bool]
@@ -143,24 +154,30 @@ class StoredResponseApi:
             async for events in self._events(owner, name, served, after):
                 stream.send(events)
                 await stream.drain()
-            stream.end()
+            stream.end(DONE)
         except ClientGone:
             raise
         except CausewayError as error:  # the client continues with `starting_after`
-            stream.end(error_event(error))
+            stream.end(failure(error, 0) + DONE)
         finally:
             self._streams.release(holder)
         return stream
 
     async def _events(self, owner: str, name: str, served: Callable[[], bool], after: int) -> AsyncIterator[bytes]:
-        sent, silent = 0, _SILENT_POLLS
+        sent, silent = b"", _SILENT_POLLS
         while served():
             turn = await self.stored.turn(owner, name)
+            text = await self.stored.jobs.text(owner, name) if turn.pending else ""
             accepted, response = (msgspec.json.decode(raw, type=JSONObject) for raw in (turn.accepted, turn.response))
-            events = replay(accepted, response, after)
-            if len(events) > sent:  # what was sent before is the beginning of this
-                yield events[sent:]
-                sent, silent = len(events), 0
+            events = replay(accepted, response, after, text)
+            if events.startswith(sent):
+                if len(events) > len(sent):
+                    yield events[len(sent) :]
+                    sent, silent = events, 0
+            elif turn.failed:  # of its text nothing is stored
+                yield replay(accepted, response, max(after, -1) + sent.count(b"\n\n"))
+            elif not (turn.pending and sent.startswith(events)):
+                raise StreamBroken(_BEGUN_AGAIN, phase="stream")
             if not turn.pending:
                 return
             silent += 1

@@ -8,14 +8,17 @@ from typing import Protocol
 import msgspec
 
 from ...jobs.job import JobState
+from ...openai.responses.state import StoredTurn
 
 
 class StateStore(Protocol):
     """Turns and conversations of clients, by id. A conversation's turns expire and are deleted with it."""
 
-    async def put(self, owner: str, name: str, data: bytes, *, private: bool, user: str) -> None:
+    async def put(
+        self, owner: str, name: str, data: bytes, *, private: bool, user: str, only_known: bool = False
+    ) -> None:
         """Store an object, which survives a crash from then on; `private`: it is never written to a disk; `user`: the
-        end user, "" for none.
+        end user, "" for none; `only_known`: nothing is stored if it was deleted.
         """
         ...
 
@@ -29,6 +32,14 @@ class StateStore(Protocol):
 
     async def delete(self, owner: str, name: str) -> bool:
         """Delete an object, a conversation with its turns. Return whether it was there."""
+        ...
+
+
+class ReadHistory(Protocol):
+    """Reads a response that another server stores."""
+
+    async def __call__(self, name: str, /) -> StoredTurn | None:
+        """Return the response with all items before it as its input; None if it is not there. Raises CausewayError."""
         ...
 
 
@@ -51,8 +62,20 @@ class BackgroundJobs(Protocol):
         """Cancel the job. Raises JobAlreadyEnded."""
         ...
 
+    async def text(self, owner: str, name: str) -> str:
+        """Return the text of the answer so far, as `FirstText` shows it; "" if none is being made."""
+        ...
+
     async def change(self, owner: str, name: str) -> None:
-        """Wait about a second, less if the job may have ended."""
+        """Wait about a second, less if the job may have ended, or its text grown."""
+        ...
+
+
+class SettleResponse(Protocol):
+    """Stores the end of the job of a response."""
+
+    async def __call__(self, owner: str, body: bytes, /) -> None:
+        """Store it, if the job with this body is a response's. An error is logged: the next reader does it."""
         ...
 
 

@@ -1,12 +1,14 @@
 """The state of responses: what a request names is resolved, and what is made of it is stored.
 
 A client sees only what is its own: anything else is a 404, as if it did not exist. A response in the background is a
-job, whose Idempotency-Key is the response's id; its answer is read from the job, and stored, when a client first asks.
+job, whose Idempotency-Key is the response's id; its answer is read from the job, and stored, when the job ends, or, if
+that was interrupted, when a client first asks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ import msgspec
 
 from ...errors import CausewayError, InvalidRequest, NotFound
 from ...jobs.job import JobState
-from ...openai.request_body import JSONObject, load
+from ...openai.request_body import JSONObject
 from ...openai.responses.request import ResponseEcho, WireTurn
 from ...openai.responses.state import (
     MAX_CHAIN,
@@ -31,8 +33,9 @@ from ...openai.responses.state import (
     resolve,
 )
 from ...residency import check_region, regions_of
-from .ports import BackgroundJobs, StartJob, StateStore
+from .ports import BackgroundJobs, ReadHistory, StartJob, StateStore
 
+log = logging.getLogger(__name__)
 _encode = msgspec.json.encode
 _decode_turn = msgspec.json.Decoder(StoredTurn).decode
 _decode_conversation = msgspec.json.Decoder(StoredConversation).decode
@@ -57,16 +60,24 @@ class StoredResponses:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def begin(self, body: bytes, owner: str, key: str = "") -> Turn:
+    async def begin(self, body: bytes, owner: str, key: str = "", elsewhere: ReadHistory | None = None) -> Turn:
         """Resolve what a body names. Raises InvalidRequest, NotFound, or the store's own errors.
 
         Args:
             key: The client's Idempotency-Key: two requests for a response in the background with it are the same.
+            elsewhere: Reads the response that the request continues if it is not stored here.
         """
         request = read_state(body)
         store = (self.by_default if request.store is None else request.store) or request.background
         store = store or bool(request.conversation)
         history = await self._history(owner, request)
+        if history is None:
+            last = None if elsewhere is None or not is_turn_id(request.previous) else await elsewhere(request.previous)
+            if last is None:
+                raise not_found(request.previous, "previous_response_id")
+            history = [msgspec.structs.replace(last, id=new_turn_id("", self.new_id()))]
+            if store:
+                await self.put(owner, history[0])
         if len(history) > MAX_CHAIN:
             message = f"`previous_response_id`: a chain has at most {MAX_CHAIN} responses. Begin another one."
             raise InvalidRequest(message, param="previous_response_id")
@@ -110,15 +121,14 @@ class StoredResponses:
             "created_at": int(self.wall_clock()),
             "model": model,
             "status": "queued",
-            **dict.fromkeys(("error", "incomplete_details", "usage")),
+            **dict.fromkeys(("completed_at", "error", "incomplete_details", "usage")),
             "output": [],
             **fields,
         }
         is_new = not (await self.store.read(owner, [turn.id]))[0]
         if is_new:
             await self.put(owner, turn.stored(_encode(response), pending=True, tags=tags))
-        document = load(turn.body)
-        document.pop("stream", None)
+        document = {name: value for name, value in turn.document.items() if name != "stream"}
         try:
             await start(turn.id, _encode({**document, "stored_turn": WireTurn(turn.id, fields)}))
         except CausewayError:
@@ -126,7 +136,8 @@ class StoredResponses:
                 await self.store.delete(owner, turn.id)
             raise
 
-    async def _history(self, owner: str, request: StateRequest) -> list[StoredTurn]:
+    async def _history(self, owner: str, request: StateRequest) -> list[StoredTurn] | None:
+        """Return the turns that a request continues; None if its last one is not there."""
         if request.conversation:
             return (await self.conversation(owner, request.conversation))[1]
         if not request.previous:
@@ -134,7 +145,7 @@ class StoredResponses:
         param, name = "previous_response_id", request.previous
         (last,) = await self.turns(owner, [name]) if is_turn_id(name) else [None]
         if last is None or last.response == b"null":
-            raise not_found(name, param)
+            return None
         before = await self.turns(owner, last.chain)
         missing = next((gone for gone, turn in zip(last.chain, before, strict=True) if turn is None), None)
         if missing is not None:
@@ -144,9 +155,19 @@ class StoredResponses:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def put(self, owner: str, turn: StoredTurn) -> None:
-        """Store a turn, in the place of one with its id."""
-        await self.store.put(owner, turn.id, _encode(turn), private=turn.private, user=turn.user)
+    async def put(self, owner: str, turn: StoredTurn, *, only_known: bool = False) -> None:
+        """Store a turn, in the place of one with its id. `only_known`: not if that was deleted."""
+        data = _encode(turn)
+        await self.store.put(owner, turn.id, data, private=turn.private, user=turn.user, only_known=only_known)
+
+    async def settle(self, owner: str, body: bytes) -> None:
+        """Store the end of a job with this body, if it is a response's: jobs are kept for less time than responses."""
+        try:
+            turn = msgspec.json.decode(body, type=_JobBody).stored_turn
+            if turn is not None:
+                await self.turns(owner, [turn.id])
+        except CausewayError as error:
+            log.warning("The answer of a response in the background is not stored yet: %s", error.message)
 
     async def turns(self, owner: str, names: Sequence[str]) -> list[StoredTurn | None]:
         """Return turns as they are now, None for each that is not there."""
@@ -190,8 +211,12 @@ class StoredResponses:
                 response["error"] = msgspec.json.decode(run.error, type=_JobError)
             turn = msgspec.structs.replace(turn, response=msgspec.Raw(_encode(response)), pending=not ended)
         if not turn.pending:
-            await self.put(owner, turn)
+            await self.put(owner, turn, only_known=True)
         return turn
+
+
+class _JobBody(msgspec.Struct):
+    stored_turn: WireTurn | None = None
 
 
 class _JobError(msgspec.Struct):

@@ -33,6 +33,12 @@ async def test_a_chain_keeps_its_regions(tmp_path: Path, redis_server: RedisServ
         with pytest.raises(openai.InternalServerError, match="its bindings exclude each other"):
             await create(model="large", input="three", previous_response_id=second.id, extra_headers=us)
         assert asked(gateway) == 2
+        raw = await gateway.client.responses.with_raw_response.retrieve(second.id)
+        assert raw.headers["x-causeway-tags"] == "in-region:eu"  # what continues it elsewhere is bound, too
+        compacted = await gateway.client.responses.compact(model="large", previous_response_id=second.id)
+        items: Any = [compacted.output[0].to_dict(), {"role": "user", "content": "four"}]
+        with pytest.raises(openai.InternalServerError, match="its bindings exclude each other"):
+            await create(model="large", input=items, extra_headers=us)
 
 
 @pytest.mark.parametrize("store_region", ["us", ""])

@@ -10,6 +10,8 @@ import pytest
 
 from causeway_server.cloud_pool.erasure import Erasure, ErasureSubject, job_kinds
 from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.openai.responses.compaction import Compacted
+from tests.cloud_pool.jobs.conftest import until
 from tests.redis_server import RedisServer
 
 from .conftest import StoringGateway
@@ -94,6 +96,90 @@ async def test_a_response_is_made_in_the_background_and_followed(gateway: Storin
     assert (read.status, read.output_text, read.id) == ("completed", ANSWER, name)
     await client.responses.create(model="large", input="two", previous_response_id=name)
     assert gateway.asked == [("user", "one"), ("assistant", ANSWER), ("user", "two")]
+
+
+@pytest.mark.usefixtures("working")
+async def test_text_arrives_while_it_is_made(gateway: StoringGateway) -> None:
+    """Another connection goes on after any piece."""
+    client = gateway.client
+    gateway.cloud.rest = asyncio.Event()
+    events: list[dict[str, Any]] = []
+
+    async def follow(stream: Any, delta: str) -> None:
+        async with asyncio.timeout(30):
+            async for event in stream:
+                events.append(event.to_dict())
+                if events[-1].get("delta") == delta:
+                    break
+        await stream.close()
+
+    await follow(await client.responses.create(model="large", input="one", background=True, stream=True), "cloud ")
+    name = str(events[0]["response"]["id"])
+    assert (await client.responses.retrieve(name)).status == "in_progress"
+    number = events[-1]["sequence_number"]
+    await follow(await client.responses.retrieve(name, stream=True, starting_after=number), "says ")
+    gateway.cloud.rest.set()
+    number = events[-1]["sequence_number"]
+    rest = [
+        event.to_dict() async for event in await client.responses.retrieve(name, stream=True, starting_after=number)
+    ]
+    whole: list[Any] = [event.to_dict() async for event in await client.responses.retrieve(name, stream=True)]
+    assert events + rest == whole
+    assert [event["delta"] for event in whole if event["type"].endswith("delta")] == ["cloud ", "says ", "so"]
+
+
+@pytest.mark.usefixtures("working")
+async def test_an_answer_that_nobody_asked_for_outlives_its_job(gateway: StoringGateway) -> None:
+    client = gateway.client
+    made = await client.responses.create(model="large", input="one", background=True)
+    stores = JobStores.open(gateway.config.jobs)
+    try:
+        (job,) = await stores.jobs.list_owned("default/kiosk")
+
+        async def is_settled() -> bool:
+            await asyncio.sleep(0.05)  # the worker shares the loop
+            return b"pending" not in (await stores.responses.read("default/kiosk", [made.id]))[0]
+
+        await until(is_settled)
+        for kind in ("job", "result"):
+            await stores.database.command("UNLINK", stores.database.key(kind, job.id))
+    finally:
+        await stores.close()
+    read = await client.responses.retrieve(made.id)
+    assert (read.status, read.output_text) == ("completed", ANSWER)
+    await client.responses.create(model="large", input="two", previous_response_id=made.id)
+    assert gateway.asked == [("user", "one"), ("assistant", ANSWER), ("user", "two")]
+
+
+async def test_what_is_deleted_while_its_job_ends_stays_deleted(gateway: StoringGateway) -> None:
+    stores = JobStores.open(gateway.config.jobs)
+    try:
+        for only_known in (True, False):
+            await stores.responses.put(
+                "default/kiosk", f"resp_{'0' * 24}", b"x", private=False, user="", only_known=only_known
+            )
+            there = (await stores.responses.read("default/kiosk", [f"resp_{'0' * 24}"]))[0]
+            assert there == (b"" if only_known else b"x")
+    finally:
+        await stores.close()
+
+
+async def test_a_conversation_goes_on_from_its_summary(gateway: StoringGateway) -> None:
+    client = gateway.client
+    first = await client.responses.create(model="large", input="one")
+    compacted = await client.responses.compact(model="large", previous_response_id=first.id)
+    assert [text for _, text in gateway.asked][:2] == ["one", ANSWER]
+    items: Any = [*(item.to_dict() for item in compacted.output), {"role": "user", "content": "two"}]
+    await client.responses.create(model="large", input=items)
+    assert gateway.asked[1:] == [("assistant", ANSWER), ("user", "two")]
+    with pytest.raises(openai.NotFoundError):
+        await gateway.other.responses.compact(model="large", previous_response_id=first.id)
+    private = Compacted("secret", private=True).seal()
+    items = [{"type": "compaction", "encrypted_content": private}, {"role": "user", "content": "two"}]
+    with pytest.raises(openai.APIStatusError) as refused:
+        await client.responses.create(model="large", input=items)
+    assert refused.value.status_code == 403
+    assert "secret" not in str(gateway.cloud.bodies)
 
 
 async def test_a_response_in_the_background_is_cancelled_and_the_same_under_its_key(gateway: StoringGateway) -> None:

@@ -10,6 +10,8 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from tests.cloud_pool.jobs.conftest import until
+
 from ..jobs.support import PROMPT
 from .support import client_of, conversation_of, storing
 
@@ -26,6 +28,19 @@ async def ended(client: openai.AsyncOpenAI, name: str) -> Response:
     read = await client.responses.retrieve(name)
     assert read.status in ENDED
     return read
+
+
+async def up_to(stream: Any, delta: str, *, close: bool = True) -> list[dict[str, Any]]:
+    """Read events up to the one with this piece of text."""
+    events = []
+    async with asyncio.timeout(30):
+        async for event in stream:
+            events.append(event.to_dict())
+            if events[-1].get("delta") == delta:
+                break
+    if close:
+        await stream.close()
+    return events
 
 
 async def test_a_response_is_made_in_the_background_and_continued(tmp_path: Path) -> None:
@@ -64,6 +79,52 @@ async def test_events_are_numbered_and_go_on_after_any_of_them(tmp_path: Path) -
         for after in range(len(whole)):
             again = await client.responses.retrieve(name, stream=True, starting_after=after)
             assert [event.to_dict() async for event in again] == whole[after + 1 :]
+
+
+async def test_text_arrives_while_it_is_made_and_another_connection_goes_on(tmp_path: Path) -> None:
+    """What one connection had and what the next one has add up, also to the failure that ends it."""
+    async with storing(tmp_path, jobs=PROMPT) as (device, client):
+        device.engine.pause_after = 2
+        stream = await client.responses.create(model="auto", input="one", background=True, stream=True)
+        first = await up_to(stream, "edge ")
+        name = str(first[0]["response"]["id"])
+        assert (await client.responses.retrieve(name)).status == "in_progress"
+        number = first[-1]["sequence_number"]
+        rest = await up_to(await client.responses.retrieve(name, stream=True, starting_after=number), "says ")
+        assert [event["sequence_number"] for event in first + rest] == list(range(len(first + rest)))
+        follower = await client.responses.retrieve(name, stream=True, starting_after=number)
+        again = await up_to(follower, "says ", close=False)
+        await client.responses.cancel(name)
+        again += [event.to_dict() async for event in follower]
+        assert again[:-1] == rest
+        assert (again[-1]["type"], again[-1]["sequence_number"]) == ("response.failed", number + len(again))
+
+
+async def test_a_follower_is_told_if_another_run_begins_again(tmp_path: Path) -> None:
+    async with storing(tmp_path, jobs=PROMPT) as (device, client):
+        device.engine.pause_after = 2
+        stream = await client.responses.create(model="small", input="one", background=True, stream=True)
+        first = await up_to(stream, "says ", close=False)
+        feed = (await device.parts.jobs.open()).runner.feed
+        feed.start(1, 2).append("now other ")  # the second run of the first job
+        with pytest.raises(openai.APIError, match="begins again"):
+            [_ async for _ in stream]
+        assert first[-1]["delta"] == "says "
+
+
+async def test_an_answer_that_nobody_asked_for_outlives_its_job(tmp_path: Path) -> None:
+    async with storing(tmp_path, jobs=PROMPT) as (device, client):
+        made = await client.responses.create(model="auto", input="one", background=True)
+        store = device.parts.response_store
+
+        async def is_settled() -> bool:
+            return b"pending" not in (await store.read("kiosk", [made.id]))[0]
+
+        await until(is_settled)
+        jobs: Any = await client.get("/jobs", cast_to=object)
+        await client.post(f"/jobs/{jobs['data'][0]['id']}/purge", cast_to=object)
+        read = await client.responses.retrieve(made.id)
+        assert (read.status, read.output_text) == ("completed", ANSWER)
 
 
 async def test_a_response_is_cancelled(tmp_path: Path) -> None:

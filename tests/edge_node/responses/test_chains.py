@@ -72,6 +72,29 @@ async def test_a_chain_goes_on_over_a_restart(tmp_path: Path, stream: bool) -> N
         assert [item.to_dict()["role"] async for item in items] == [role for role, _ in said]
 
 
+async def test_a_conversation_goes_on_from_its_summary(tmp_path: Path) -> None:
+    async with storing(tmp_path) as (device, client):
+        first = await client.responses.create(model="auto", input="one", store=True)
+        compacted = await client.responses.compact(model="auto", input="two", previous_response_id=first.id)
+        assert compacted.object == "response.compaction"
+        assert compacted.usage.total_tokens > 0
+        said = conversation_of(device)
+        assert said[:3] == [("user", "one"), ("assistant", ANSWER), ("user", "two")]
+        assert said[3][1].startswith("Summarize")
+        window: Any = [item.to_dict() for item in compacted.output]
+        stored = await client.responses.create(
+            model="auto", input=[*window, {"role": "user", "content": "3"}], store=True
+        )
+        assert conversation_of(device)[1:] == [("assistant", ANSWER), ("user", "3")]
+        await client.responses.create(model="auto", input="4", previous_response_id=stored.id)
+        assert [text for _, text in conversation_of(device)][1:] == [ANSWER, "3", ANSWER, "4"]
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(compacted.id)
+        device.engine.fault = "unfinished"
+        with pytest.raises(openai.APIStatusError):
+            await client.responses.compact(model="small", input="one")
+
+
 async def test_a_tool_call_of_a_stored_response_gets_its_result(tmp_path: Path) -> None:
     """Items are also named by their id alone, as the AI SDK does."""
     async with storing(tmp_path) as (device, client):

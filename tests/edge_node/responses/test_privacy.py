@@ -64,6 +64,30 @@ async def test_what_continues_a_private_response_stays_on_the_device(tmp_path: P
         assert b"4711" not in written(tmp_path)
 
 
+async def test_a_private_conversation_is_compacted_and_stays_on_the_device(tmp_path: Path) -> None:
+    """The item itself binds, whoever stores it: nothing else of the request tells that it is private."""
+    async with storing(tmp_path) as (device, _):
+        async with client_of(device, tags="private") as client:
+            made = await client.responses.create(model="auto", input=SECRET, store=True)
+            compacted = await client.responses.compact(model="auto", previous_response_id=made.id)
+        items: Any = [item.to_dict() for item in compacted.output]
+        assert [item["type"] for item in items] == ["compaction"]
+        fields: Any = {"model": "auto", "input": [*items, {"role": "user", "content": "two"}]}
+        async with client_of(device, tags="cloud") as client:
+            raw = await client.responses.with_raw_response.create(**fields)
+            assert raw.headers["x-causeway-route"] == "edge"
+            assert conversation_of(device)[-2:] == [("assistant", ANSWER), ("user", "two")]
+            prefer = {"x-causeway-prefer": "only_cloud"}
+            with pytest.raises(openai.BadRequestError):
+                await client.responses.create(**fields, extra_headers=prefer)
+            again = await client.responses.compact(model="auto", input=fields["input"])
+            fields["input"] = [again.output[0].to_dict(), {"role": "user", "content": "three"}]
+            raw = await client.responses.with_raw_response.create(**fields)
+            assert raw.headers["x-causeway-route"] == "edge"
+        assert device.cloud.bodies == []
+        assert b"4711" not in written(tmp_path)
+
+
 async def test_a_private_response_is_not_made_in_the_background(tmp_path: Path) -> None:
     """A job waits on the disk."""
     async with storing(tmp_path) as (device, _), client_of(device, tags="private") as client:
