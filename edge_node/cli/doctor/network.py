@@ -16,11 +16,17 @@ from pathlib import Path
 import httpx
 import msgspec
 import psutil
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from causeway_server.router.config import TracingConfig
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.addresses import url_of
-from causeway_server.router.serving.tls.contexts import check_certificate, client_tls, server_tls
+from causeway_server.router.serving.tls.contexts import (
+    check_certificate,
+    client_tls,
+    read_certificate,
+    server_tls,
+)
 
 from ...backends.cloud.connection import tls_files
 from ...config.schema import CloudConfig, MqttConfig, ServerConfig
@@ -52,8 +58,9 @@ def check_port(server: ServerConfig) -> Finding:
             return fail("port", f"{server.host} is not an address of this machine.", "Set server.host.")
         if error.errno != errno.EADDRINUSE:
             return fail("port", f"{address}: {error.strerror or error}", "Set server.host and server.port.")
-    tls = bool(server.tls.cert_file)
-    if _is_causeway(url_of(_REACHED_AT.get(server.host, server.host), server.port, tls=tls), None):
+    host = _REACHED_AT.get(server.host, server.host)
+    is_ours = _has_certificate(host, server) if server.tls.cert_file else _is_causeway(url_of(host, server.port), None)
+    if is_ours:
         return ok("port", f"{address} is used by a running Causeway daemon.")
     holder = _port_holder(server.port)
     return fail("port", f"{address} is used by {holder}.", "Stop it, or choose another port with server.port.")
@@ -78,6 +85,18 @@ def check_socket(path: str) -> Iterator[Finding]:
         yield ok("socket", f"{path} was left behind by a daemon that has ended; the next daemon replaces it.")
     else:
         yield fail("socket", f"{path} exists and is not a socket.", "Choose another path with server.socket.")
+
+
+def _has_certificate(host: str, server: ServerConfig) -> bool:
+    """Return whether the program at the address has the daemon's certificate. It may ask for a client's: the handshake
+    is enough.
+    """
+    try:
+        found = ssl.get_server_certificate((host, server.port), timeout=_PROBE_TIMEOUT_S)
+        ours = read_certificate(Path(server.tls.cert_file), "server.tls.cert_file")
+    except (OSError, ConfigError):
+        return False
+    return ssl.PEM_cert_to_DER_cert(found) == ours.public_bytes(Encoding.DER)
 
 
 def _is_causeway(url: str, uds: str | None) -> bool:

@@ -237,7 +237,10 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
                 where=f"{files.where}.{files.cert_key}",
             ) from error
         if error.reason == "KEY_VALUES_MISMATCH":
-            message = f"The private key in {files.key_file} does not belong to the certificate in {files.cert_file}."
+            message = (
+                f"The private key in {files.key_file} does not belong to the certificate in {files.cert_file}: name "
+                "the key that it was issued for."
+            )
         else:
             message = f"{files.key_file} holds no PEM private key that can be used with {files.cert_file}."
         raise ConfigError(message, where=where) from error

@@ -6,9 +6,12 @@ import ssl
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
+from anyio import to_thread
 
 from causeway_sdk import AsyncCauseway, CausewayError
+from causeway_server.edge_node.cli.doctor import network
 from causeway_server.edge_node.config.schema import ServerConfig
 from causeway_server.router.config import ListenerTls
 from causeway_server.router.errors import ConfigError
@@ -68,3 +71,18 @@ async def test_an_unusable_certificate_is_refused_at_start(tmp_path: Path) -> No
     server = ServerConfig(port=0, tls=ListenerTls(str(old.cert), str(old.key)))
     with pytest.raises(ConfigError, match="expired on"):
         await running(tmp_path / "device", server=server).__aenter__()
+
+
+async def test_doctor_knows_the_daemon_by_its_certificate(tmp_path: Path) -> None:
+    """It may ask for a client's, which doctor has not got; another certificate is another program's."""
+    ca = Authority(tmp_path / "ca")
+    server = _server(ca)
+    other = ca.issue("other")
+    async with running(tmp_path / "device", server=server) as daemon:
+        there = msgspec.structs.replace(server, port=daemon.app.port or 0)
+        assert (await to_thread.run_sync(network.check_port, there)).level == "ok"
+        changed = msgspec.structs.replace(there, tls=ListenerTls(str(other.cert), str(other.key)))
+        assert (await to_thread.run_sync(network.check_port, changed)).level == "fail"
+    assert [finding.level for finding in network.check_tls(server)] == ["ok"]
+    bad = msgspec.structs.replace(server, tls=ListenerTls(server.tls.cert_file, str(other.key)))
+    assert [finding.level for finding in network.check_tls(bad)] == ["fail"]
