@@ -511,8 +511,10 @@ class Api:
             return None
         clock = self.records.clock
         arrived, parsed = clock.monotonic(), self.reader.sampled_chat(http, facts, policy)
+        if parsed is None:
+            return None
         http.begun = parsed
-        if parsed is None or log.isEnabledFor(logging.DEBUG):
+        if parsed.request.stream or log.isEnabledFor(logging.DEBUG):
             return None
         decision_id, unix = new_decision_id(), clock.unix()
         arrival = Arrival(decision_id, parsed.request, parsed.memo, facts.traceparent, arrived, unix)

@@ -314,9 +314,11 @@ class DirectAnswers:
         features = memo.features
         if features is None:
             features = memo.features = features_of(request)
-        if features not in self._plans:
-            self._plans[features] = self._new_plan(policy, snapshot, request, features)
-        return self._plans[features]
+        try:
+            return self._plans[features]
+        except KeyError:
+            plan = self._plans[features] = self._new_plan(policy, snapshot, request, features)
+            return plan
 
     def _new_plan(self, policy: Policy, snapshot: Snapshot, request: Request, features: RequestFeatures) -> Plan | None:
         bypass = early_bypass(policy, request)

@@ -502,11 +502,8 @@ class HttpClient:
     @property
     def is_ready(self) -> bool:
         """Whether a connection is idle."""
-        connection = self._idle_connection()
-        if connection is None:
-            return False
-        self._idle.append(connection)
-        return True
+        idle = self._idle  # the last one was used last
+        return bool(idle) and idle[-1].loop.time() - idle[-1].idle_since < self._idle_s
 
     def begin(self, method: str, target: str, lines: str, until: float, body: bytes) -> HttpResponse | None:
         """Send a request on an idle connection. Returns its response, whose head is yet to arrive; None if there is no

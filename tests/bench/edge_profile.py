@@ -48,11 +48,11 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
     ),
     "rules for hosts and pages": ("router.web_origins:WebOrigins.admit",),
     "API: path, ids, context": ("edge_node.http.api:Api.handle", "edge_node.http.api:Api.begin"),
-    "caller and routing hints": (
-        "edge_node.http.api:RequestReader.request",
+    "caller and routing hints": ("edge_node.http.api:RequestReader.request",),
+    "body: hash, decode, check": (
+        "edge_node.http.api:RequestReader._parse",
         "edge_node.http.api:RequestReader.sampled_chat",
     ),
-    "body: hash, decode, check": ("edge_node.http.api:RequestReader._parse",),
     "admission: rate and permit": (
         "edge_node.serving.requests:Admission.admit",
         "edge_node.serving.requests:Admission.try_acquire",
