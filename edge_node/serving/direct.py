@@ -118,6 +118,7 @@ class Plan(msgspec.Struct, frozen=True):
             loosened=info.loosened,
             variant=self.target.variant,
             modalities=info.modalities,
+            trimmed=info.trimmed,
         )
 
 

@@ -10,6 +10,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import aiohttp
 import msgspec
 import pytest
 
+from causeway_server.edge_node.backends.backend import BackendRequest, UpstreamInfo
 from causeway_server.edge_node.config.schema import ServerConfig
 from causeway_server.edge_node.serving.direct import Arrival, DirectAnswer, DirectAnswers, DirectConnection
+from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.serving.request import PlainRequest
 from causeway_server.router.types import DecisionRecord
 from tests.waiting import until
@@ -165,10 +168,12 @@ async def test_metrics_and_spending_count_it_once(device: Device) -> None:
 
 async def test_a_gateways_headers_are_passed_on(device: Device) -> None:
     """A degraded answer of a gateway takes the general path, whose record has the gateway's reason."""
-    device.cloud.headers = {"x-causeway-tier": "big", "x-causeway-loosened": "f", "x-causeway-modalities": "audio=ok"}
+    passed = {*UpstreamInfo.__struct_fields__} - {"tier", "reason", "degraded"}
+    device.cloud.headers = {"x-causeway-tier": "big", **{f"x-causeway-{name}": f"its-{name}" for name in passed}}
     general, direct = await twins(device)
     await assert_alike(device, general, direct)
-    assert direct.headers["x-causeway-modalities"] == "audio=ok"
+    for name in passed:
+        assert direct.headers[f"x-causeway-{name}"] == f"its-{name}"
     device.cloud.headers |= {"x-causeway-degraded": "true", "x-causeway-tier-reason": "saturated"}
     general, direct = await twins(device)
     record = await assert_alike(device, general, direct)
@@ -352,3 +357,18 @@ async def test_a_policy_that_reads_signals_takes_the_general_path(tmp_path: Path
         for _ in range(2):
             assert (await chat(device)).text == CLOUD
         assert not watched.begun
+
+
+def test_what_policies_and_calls_have_is_known_here() -> None:
+    """A new field fails here: say in `Service.use` or `DirectAnswers` what it means for the plain case, then add it."""
+    policy = (
+        "name revision targets constraints part_constraints region_constraints routes cache limits shadow "
+        "default_temperature own_temperature session adapted places overflow base constraint_needs "
+        "route_needs cache_needs offered compared target_names priced reads_only_features decisions named "
+    ).split()
+    call = (
+        "id request target deadline first_token_by confidence_tokens traceparent policy cacheable durable "
+        "report_upstream report_loosened job soft relay is_shadow choices regions begun "
+    ).split()
+    assert [one.name for one in fields(Policy)] == policy
+    assert [*BackendRequest.__struct_fields__] == call
