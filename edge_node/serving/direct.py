@@ -28,7 +28,7 @@ from causeway_server.router.errors import CausewayError
 from causeway_server.router.openai.answer import encode_whole
 from causeway_server.router.openai.upstream.decode import decode_answer
 from causeway_server.router.policy.compiled import Policy
-from causeway_server.router.policy.signals import ON_DEMAND, concerned
+from causeway_server.router.policy.signals import LISTED_UNRECORDED, concerned
 from causeway_server.router.prices import FREE, PICO_USD
 from causeway_server.router.serving.http_client import HttpResponse
 from causeway_server.router.serving.logs import redacted
@@ -252,7 +252,7 @@ class DirectAnswer:
                 created=records.clock.unix(),
                 request=plan.features,
                 estimates=_NO_ESTIMATES,
-                unrecorded=concerned(ON_DEMAND, plan.features.modalities),
+                unrecorded=concerned(LISTED_UNRECORDED, plan.features.modalities),
                 snapshot=plan.snapshot,
                 decision=plan.decision,
                 outcome=outcome,

@@ -166,9 +166,9 @@ class Service:
             scope: Extra cache-key bytes, such as model hashes.
         """
         self._policy = policy
-        varies = policy.places or policy.priced or not policy.reads_only_features or self.on_demand.record_all
+        reads = policy.guard or policy.priced or not policy.reads_only_features or self.on_demand.record_all
         keeps_samples = any(rule.allow_sampled for rule in policy.cache)
-        self.direct_policy = None if varies or keeps_samples else policy
+        self.direct_policy = None if reads or policy.places or keeps_samples else policy
         self.records.variants.use(policy)
         self._planner = CachePlanner(scope)
         self.sources.semantic.activate(policy)
