@@ -85,3 +85,27 @@ def test_everything_exported_is_documented() -> None:
         if not before.endswith("*/")
     ]
     assert bare == []
+
+
+@pytest.mark.slow
+def test_the_programs_of_its_page_have_the_types_of_the_package(node: str, tmp_path: Path) -> None:
+    """Each block that imports begins a program; one without goes on with the program before it."""
+    blocks = re.findall(r"```ts\n(.*?)```", (SDK / "README.md").read_text(), flags=re.DOTALL)
+    programs: list[str] = []
+    for block in blocks:
+        if "import" in block:
+            programs.append(block.replace("./dist/index.js", "causeway-sdk"))
+        else:
+            programs[-1] += block
+    assert len(programs) == 3
+    for number, program in enumerate(programs):
+        (tmp_path / f"program{number}.mts").write_text(program)
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "causeway-sdk").symlink_to(SDK)
+    types = str(SDK / "node_modules" / "@types")
+    options = {"module": "nodenext", "target": "es2022", "strict": True, "noEmit": True, "typeRoots": [types]}
+    config = {"compilerOptions": {**options, "types": ["node"], "lib": ["es2022", "dom", "dom.asynciterable"]}}
+    (tmp_path / "tsconfig.json").write_text(json.dumps(config))
+    command: list[str | Path] = [node, SDK / "node_modules/typescript/bin/tsc", "-p", tmp_path]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout) == (0, "")
