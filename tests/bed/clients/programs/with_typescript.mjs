@@ -91,7 +91,7 @@ const flows = [
     const runner = anthropic.beta.messages.toolRunner({ ...message, messages: user(ASK_WEATHER), tools, max_iterations: 4 })
     const last = await runner.runUntilDone()
     const text = last.content.map(block => block.text ?? '').join('')
-    return [{ calls, text }, calls.join() === 'Paris' && text.includes('21')]
+    return [{ calls, text, stop: last.stop_reason }, calls.join() === 'Paris' && text.includes('21')]
   }],
   ...Object.entries(ai).flatMap(([kind, model]) => [
     [`ai ${kind}: object`, async () => {
