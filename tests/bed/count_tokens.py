@@ -74,7 +74,7 @@ async def compare(device: Device, tier: Tier, body: dict[str, Any]) -> str:
         "gateway": await _at_gateway(tier, request),
     }
     wrong = {name: count for name, count in counts.items() if count != length}
-    return f"the engine's prompt has {length} tokens: {wrong}" if wrong else ""
+    return f"the engine's prompt has {length} tokens: {wrong} {counted.get('error', '')}" if wrong else ""
 
 
 async def _at_gateway(tier: Tier, request: Request) -> int:

@@ -19,7 +19,8 @@ from ...child_process import child_environment, start_child
 from .. import protocol
 from ..protocol import Emission, EngineOptions, ModelInfo, Prompt, SequenceRequest
 
-_COUNT_S = 2.0
+_COUNT_S = 2.0  # of the count for a signal
+_TOKENIZE_S = 30.0  # of what a client waits for, whose own deadline is usually sooner
 _EXIT_S = 2.0
 _POLL_S = 0.005
 # Waiting threads of llama.cpp spin for some 0.1 ms, longer than most of its barriers take, and then sleep: idle ones
@@ -128,22 +129,22 @@ class EngineProcess(asyncio.Protocol):
 
     async def count(self, prompt: Prompt) -> int | None:
         """Return the number of tokens of a prompt; None if it cannot be counted, or not in time."""
-        counted = await self._counted(protocol.Count(next(self._request_ids), prompt))
+        counted = await self._counted(protocol.Count(next(self._request_ids), prompt), _COUNT_S)
         return counted.tokens if counted.tokens >= 0 else None
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens of a prompt. Raises CausewayError if it has none, or not in time."""
-        return _checked(await self._counted(protocol.Count(next(self._request_ids), prompt, ids=True))).ids
+        return _checked(await self._counted(protocol.Count(next(self._request_ids), prompt, ids=True), _TOKENIZE_S)).ids
 
     async def detokenize(self, tokens: tuple[int, ...]) -> str:
         """Return the text of tokens. Raises CausewayError as `tokenize`."""
-        return _checked(await self._counted(protocol.Detokenize(next(self._request_ids), tokens))).text
+        return _checked(await self._counted(protocol.Detokenize(next(self._request_ids), tokens), _TOKENIZE_S)).text
 
-    async def _counted(self, message: protocol.Count | protocol.Detokenize) -> protocol.Counted:
+    async def _counted(self, message: protocol.Count | protocol.Detokenize, timeout_s: float) -> protocol.Counted:
         request_id = message.request_id
         reply: asyncio.Future[protocol.Counted] = self._loop.create_future()
         self._counts[request_id] = reply
-        timer = self._loop.call_later(_COUNT_S, self._resolve_count, protocol.Counted(request_id, -1))
+        timer = self._loop.call_later(timeout_s, self._resolve_count, protocol.Counted(request_id, -1))
         self._send(message)
         try:
             return await reply
