@@ -85,7 +85,7 @@ async def test_a_job_has_every_action(jobs: JobsConfig, tmp_path: Path, action: 
     cloud = EchoCloud()
     await cloud.start()
     config, stop = config_of(cloud, jobs, action, tmp_path), asyncio.Event()
-    sections = {"guard": config.guard, "redis": config.redis, "jobs": config.jobs}
+    sections: dict[str, Any] = {"guard": config.guard, "redis": config.redis, "jobs": config.jobs}
     async with serving(tmp_path, *config.tiers, **sections) as gateway:
         worker = asyncio.ensure_future(run_worker(config, stop))
         accepted = await gateway.post("/jobs", {"model": "large", "messages": MESSAGES})
