@@ -350,9 +350,18 @@ async def test_other_requests_take_the_general_path(device: Device, body: dict[s
     device.assert_nothing_leaks()
 
 
-async def test_a_policy_that_reads_signals_takes_the_general_path(tmp_path: Path) -> None:
-    reading = POLICY.replace('"cloud" in request.tags', '"cloud" in request.tags && edge.queue < 100')
-    async with running(tmp_path, policy=reading) as device:
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"cloud" in request.tags', '"cloud" in request.tags && edge.queue < 100'),
+        ("routes:\n", "guard: {rules: [{name: personal, action: mask, when: '\"never\" in request.tags'}]}\nroutes:\n"),
+        ("routes:\n", "session: {}\nroutes:\n"),
+        ("cache:\n", "cache:\n  - {when: '\"kept\" in request.tags', allow_sampled: true, exact: {ttl: 30s}}\n"),
+    ],
+    ids=["signals", "guard", "sessions", "samples"],
+)
+async def test_a_policy_that_needs_more_takes_the_general_path(tmp_path: Path, old: str, new: str) -> None:
+    async with running(tmp_path, policy=POLICY.replace(old, new, 1)) as device:
         watched = Watched.of(device)
         for _ in range(2):
             assert (await chat(device)).text == CLOUD
