@@ -461,14 +461,16 @@ def _http_requests(context: RequestContext, request: Request, tier: Tier) -> lis
     """Return the requests for a server with OpenAI's API, one for each sequence. Raises UnsupportedFeature."""
     tier.check_ability(request.kind)
     check_features(request, tier.name, tier.config.upstream)
-    made = []
+    made, limit = [], request.max_tokens or tier.config.max_tokens or None
+    if limit is not None and tier.config.context_tokens:
+        limit = min(limit, tier.config.context_tokens)  # vLLM refuses more, and no answer is longer
     for sequence in range(request.sequences):
         prompt, seed = sequence // request.n, request.sampling.seed
         asked = msgspec.structs.replace(
             request,
             prompts=request.prompts[prompt : prompt + 1],
             n=1,
-            max_tokens=request.max_tokens or tier.config.max_tokens or None,
+            max_tokens=limit,
             sampling=msgspec.structs.replace(request.sampling, seed=None if seed is None else seed + sequence),
             echo=False,  # the builder of the answer repeats the prompt
             stream=True,

@@ -93,6 +93,14 @@ async def test_each_choice_is_a_request_with_a_seed_of_its_own(gateway: Gateway,
     assert answer.json["usage"]["completion_tokens"] == 9
 
 
+async def test_a_limit_beyond_the_context_is_the_context(cloud: ScriptedCloud, tmp_path: Path) -> None:
+    """vLLM refuses a larger one. Without a known context the client's own is sent."""
+    for number, (context, sent) in enumerate([(512, 512), (0, 100_000)]):
+        async with serving(tmp_path, http_tier(cloud.url, context_tokens=context)) as gateway:
+            assert (await gateway.ask(max_tokens=100_000)).status == 200
+        assert cloud.bodies[number]["max_tokens"] == sent
+
+
 async def test_completions_and_embeddings(gateway: Gateway, cloud: ScriptedCloud) -> None:
     embedded = await gateway.post("/embeddings", {"model": "large", "input": ["a", "b"]})
     assert embedded.status == 200, embedded.body
