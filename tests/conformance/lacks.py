@@ -136,7 +136,6 @@ LACKS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "test_no_call_is_made_if_none_is_allowed",
         ),
         "no vectors: another server makes them": _VECTORS,
-        "400 for a limit beyond its context": ("test_a_limit_beyond_the_context_is_no_error",),
         "its model writes more than these tests ask for": (
             "test_a_stream_builds_the_whole_answer",
             "test_the_answer_is_that_of_a_chat",
