@@ -200,7 +200,9 @@ def build_runtime(
         variants=variants,
         guard=guard,
     )
-    trimming = TrimmingService(service.answer, TierTokenizers(pools.by_tier, guard))
+    answer = service.answer
+    if any(tier.config.context_overflow != "refuse" for tier in tiers):
+        answer = TrimmingService(answer, TierTokenizers(pools.by_tier, guard)).answer
     models = {tier.name: tier.model for tier in tiers}
     warmer = TierWarmer(fallback, pools.by_tier, models, degradation.warm_up_after_idle_s)
     reload_listeners.append(warmer.loaded)
@@ -219,7 +221,7 @@ def build_runtime(
         {name: runtime.admission for name, runtime in runtimes.items()},
         service,
         parts,
-        CachingService(cache, trimming.answer if guard is None else guard.around(trimming.answer)),
+        CachingService(cache, answer if guard is None else guard.around(answer)),
         tracing,
         PeerHeartbeat(accounts.redis, shared, kind=kind),
         kind,

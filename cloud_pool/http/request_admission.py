@@ -89,7 +89,7 @@ def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> Requ
             (
                 *read_tags(headers.get(TAGS, "")),
                 *_cache_tags(headers.get("cache-control", "")),
-                *read_session(headers.get(SESSION)),
+                *(read_session(headers[SESSION]) if SESSION in headers else ()),
             )
         ),
     )

@@ -24,8 +24,13 @@ class TrimmingService(msgspec.Struct, frozen=True):
     generate: Generate
     tokenizers: TierTokenizers
 
-    async def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
+    def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
         """Yield the AnswerHead, then the chunks, as `Service.answer`."""
+        if context.tier.config.context_overflow == "refuse":
+            return self.generate(context)
+        return self._answer(context)
+
+    async def _answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
         begun = False
         try:
             async with aclosing(self.generate(context)) as pieces:
@@ -50,7 +55,7 @@ class TrimmingService(msgspec.Struct, frozen=True):
         """Return the request in a form that fits its tier; None if there is none, or the tier has no tokenizer."""
         tier = context.tier
         request = context.request if context.guard is None else await context.guard.check(context.request)
-        if tier.config.context_overflow == "refuse" or request.kind != "chat" or first_part(request)[0]:
+        if request.kind != "chat" or first_part(request)[0]:
             return None
 
         async def tokenize(asked: TokenizeRequest) -> TokenList:

@@ -92,6 +92,7 @@ async def _pin_nothing(_: str) -> bool:
 
 
 _JOB = JobTerms("", "standard", _pin_nothing)  # id of a preview
+_NO_ESTIMATES = Estimates()
 _SELF_CHECK_REQUEST = Request(
     kind="chat", model=AUTO, messages=(Message(role="user", content="Are you there?"),), max_tokens=1
 )
@@ -195,7 +196,8 @@ class Service:
                 if isinstance(error, ClientGone) or not context.reply.finished:
                     raise
                 log.info("%s after the end of an answer.", error.code)  # the answer already has its end
-            await written(self._keep_session(context))  # the client's next request may come after a crash
+            if context.session is not None:
+                await written(self._keep_session(context))  # the client's next request may come after a crash
             await context.reply.end()
         except CausewayError as error:
             context.error = error
@@ -227,6 +229,9 @@ class Service:
             return None
         return self.sessions.keep(context.session, context.head, context.generation, context.usage)
 
+    def _session_estimates(self, policy: Policy, request: Request) -> Estimates:
+        return _NO_ESTIMATES if policy.session is None else self.sessions.estimates(policy, request)
+
     async def explain(self, request: Request) -> Explanation:
         """Return the plan of `answer` for a request, without running it."""
         now, policy = self.records.clock.monotonic(), self._policy_of(request)
@@ -237,7 +242,7 @@ class Service:
             self.signals.recent_snapshot(policy),
             arrived=now,
             deadline=self.deadline(request, now),
-            estimates=self.sessions.estimates(policy, request),
+            estimates=self._session_estimates(policy, request),
         )
         self.admission.admit(request.hints.client, now)
         if not self.on_demand.concerns(request):
@@ -293,7 +298,7 @@ class Service:
         self.admission.admit(request.hints.client, now)
         deadline = self.deadline(request, now)
         snapshot = self.signals.snapshot(policy)
-        session = self.sessions.estimates(policy, request)
+        session = self._session_estimates(policy, request)
         generation = Generation("", request, policy, snapshot, arrived=now, deadline=deadline, estimates=session)
         decision = await self._decide(generation)
         target = next((plan.target for plan in decision.attempts if plan.target.at == "edge"), None)
@@ -320,7 +325,7 @@ class Service:
     async def preview(self, request: Request) -> Decision:
         """Return the decision for a job now, without running it. Raises InvalidRequest or ModelNotFound."""
         now, policy = self.records.clock.monotonic(), self._policy_of(request)
-        snapshot, session = self.signals.snapshot(policy), self.sessions.estimates(policy, request)
+        snapshot, session = self.signals.snapshot(policy), self._session_estimates(policy, request)
         deadline = now + _PREVIEW_S
         generation = Generation("", request, policy, snapshot, now, deadline, job=_JOB, estimates=session)
         return await self._decide(generation)
@@ -328,8 +333,8 @@ class Service:
     def self_check(self) -> Decision:
         """Make a trial routing decision, for the watchdog and `/healthz`; it is not run, counted or recorded."""
         snapshot = self.signals.snapshot(self._policy)
-        self._planner.plan(self._policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
-        return decide(self._policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
+        self._planner.plan(self._policy, _SELF_CHECK_REQUEST, snapshot, _NO_ESTIMATES)
+        return decide(self._policy, _SELF_CHECK_REQUEST, snapshot, _NO_ESTIMATES)
 
     def _begin(self, context: RequestContext) -> None:
         policy = self._policy_of(context.request)
