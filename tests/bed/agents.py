@@ -76,6 +76,7 @@ TAGS = ("", "hard", "hot", "unsure")
 AT_ONCE = 12
 _FAULTS = {"edge": 0.04, "cloud": 0.1}
 _TRIES = 6
+_TIMEOUT = aiohttp.ClientTimeout(total=5)
 
 
 @dataclass
@@ -227,14 +228,14 @@ class Agent:
         stream = self.kind in ("history", "named") and self.rng.random() < 0.5
         path, body = self.request(headers, stream=stream)
         try:
-            async with http.post(path, json=body, headers=headers) as response:
+            async with http.post(path, json=body, headers=headers, timeout=_TIMEOUT) as response:
                 data = await response.read()
                 if response.status != 200:
                     return response.status, _code(data)
                 if not self.take(data, stream=stream):
                     return 502, "broken"
                 return 200, response.headers.get("x-causeway-session", "").partition(";")[0]
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, TimeoutError, RuntimeError):  # also: the client's session was closed
             return 502, "cut"
 
     def request(self, headers: dict[str, str], *, stream: bool) -> tuple[str, dict[str, object]]:
