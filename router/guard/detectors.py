@@ -43,7 +43,10 @@ def find(text: str, regions: Sequence[str] = (), expired: Expired = lambda: Fals
     Raises:
         TimeoutError: `expired` returned True.
     """
-    found: list[Found] = [Found(start, end, "secret") for start, end in find_keys(text)]
+    found: list[Found] = []
+    for start, end in find_keys(text):
+        _check(expired)
+        found.append(Found(start, end, "secret"))
     if "@" in text:
         found += _emails(text)
     if _DIGIT.search(text) is not None:

@@ -39,7 +39,7 @@ _FORMS: Final = (
     ("_live_", r"\b[rs]k_live_[A-Za-z0-9]{20,250}\b"),  # Stripe
     ("sk-", r"(?<![\w-])sk-(?:proj-|svcacct-|ant-[a-z0-9]+-|or-v1-)?[\w-]{32,250}"),  # model services
     ("hf_", r"\bhf_[A-Za-z]{34}\b"),
-    ("eyJ", r"\beyJ[\w-]{10,2000}\.eyJ[\w-]{10,4000}\.[\w-]{16,1000}"),  # a signed token (RFC 7515)
+    ("eyJ", r"(?<![\w-])eyJ[\w-]{10,2000}\.eyJ[\w-]{10,4000}\.[\w-]{16,1000}"),  # a signed token (RFC 7515)
     ("-----BEGIN", _PRIVATE_KEY),
     ("://", r"\b[a-z][a-z0-9+.-]{1,15}://[^\s:/@]{0,64}:([^\s/@]{1,128})@"),  # a password in a URL
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
 import msgspec
@@ -14,7 +14,7 @@ Change = Callable[[str], str]
 """A function that gets each text, and returns it, or another one in its place."""
 _STRUCT = TypeVar("_STRUCT", bound=msgspec.Struct)
 _LONG_NUMBER: Final = re.compile(r"\d{12,19}")  # a card as a JSON number
-_BYTES: Final = frozenset({"file_data", "data", "file_id"})  # keys of JSON documents whose values are not texts
+_BYTES: Final = frozenset({"file_data", "file_id"})  # keys of a file whose values are not texts
 
 
 def with_texts(request: Request, change: Change) -> Request:
@@ -62,14 +62,15 @@ def _message(message: Message, change: Change) -> Message:
     elif content is not None:
         content = tuple([_part(part, change) for part in content])
     calls = tuple([_call(one, change) for one in message.tool_calls]) if message.tool_calls else ()
-    return _replaced(message, content=content, tool_calls=calls, extra=_json(message.extra, change))
+    name = None if message.name is None else change(message.name)
+    return _replaced(message, content=content, name=name, tool_calls=calls, extra=_json(message.extra, change))
 
 
 def _part(part: Part, change: Change) -> Part:
     if isinstance(part, TextPart):
         return _replaced(part, text=change(part.text), extra=_json(part.extra, change))
     if isinstance(part, FilePart):
-        return _replaced(part, document=_json(part.document, change), extra=_json(part.extra, change))
+        return _replaced(part, document=_json(part.document, change, _BYTES), extra=_json(part.extra, change))
     return _replaced(part, extra=_json(part.extra, change))
 
 
@@ -93,28 +94,27 @@ def _replaced(struct: _STRUCT, **fields: object) -> _STRUCT:
     return msgspec.structs.replace(struct, **fields)
 
 
-def _json(document: str, change: Change) -> str:
-    """Return a JSON document with other texts in it; what is not JSON is one text."""
+def _json(document: str, change: Change, skipped: Collection[str] = ()) -> str:
+    """Return a JSON document with other texts in it; what is not JSON is one text. `skipped`: keys of values that stay
+    as they are.
+    """
     if not document or document == "{}":
         return document
     try:
         value = msgspec.json.decode(document)
     except (msgspec.DecodeError, RecursionError):
         return change(document)
-    changed = _value(value, change)
+    changed = _value(value, change, skipped)
     return document if changed == value else msgspec.json.encode(changed).decode()
 
 
-def _value(value: object, change: Change) -> object:
+def _value(value: object, change: Change, skipped: Collection[str]) -> object:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {
-            change(key): one if key in _BYTES and isinstance(one, str) else _value(one, change)
-            for key, one in value.items()
-        }
+        return {change(key): one if key in skipped else _value(one, change, skipped) for key, one in value.items()}
     if isinstance(value, list):
-        return [_value(one, change) for one in value]
+        return [_value(one, change, skipped) for one in value]
     if isinstance(value, int) and not isinstance(value, bool) and _LONG_NUMBER.fullmatch(text := str(value)):
         changed = change(text)
         return value if changed == text else changed

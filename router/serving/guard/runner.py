@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from ...errors import GuardFailed
@@ -16,7 +17,8 @@ from ...types import Chunk, Request
 from ..logs import redacted
 
 log = logging.getLogger(__name__)
-_INLINE: Final = 20_000  # characters that the detectors read within a millisecond or two
+_INLINE: Final = 20_000  # characters that the detectors mostly read within a millisecond or two
+_INLINE_S: Final = 0.005  # after this time a text full of numbers goes to a thread
 _T = TypeVar("_T")
 
 
@@ -58,12 +60,16 @@ class GuardRunner:
             return Masked(request, {})
 
     async def _within(self, request: Request, settings: GuardSettings, work: Callable[[Detector], _T]) -> _T:
-        by = self._clock() + settings.timeout_s
-        detector = Detector(settings.phone_regions, self._model, lambda: self._clock() > by)
+        now = self._clock()
+
+        def detector(time_s: float) -> Detector:
+            return Detector(settings.phone_regions, self._model, lambda: self._clock() > now + time_s)
+
         if self._model is None and text_length(request) <= _INLINE:
-            return work(detector)
+            with suppress(TimeoutError):
+                return work(detector(_INLINE_S))
         async with asyncio.timeout(settings.timeout_s):
-            return await asyncio.to_thread(work, detector)
+            return await asyncio.to_thread(work, detector(settings.timeout_s))
 
 
 class RestoredChunks:

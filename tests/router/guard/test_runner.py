@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -55,6 +56,19 @@ async def test_a_detector_without_time_counts_as_a_hit() -> None:
     times = iter(range(100))
     runner = GuardRunner(clock=lambda: float(next(times)))
     assert await runner.facts(PLAIN, GuardSettings(timeout_s=0.5)) == UNKNOWN
+
+
+async def test_a_slow_text_leaves_the_event_loop() -> None:
+    """A short one full of numbers takes as long as a large one."""
+    threads: set[int] = set()
+    times = iter(range(100))
+
+    def clock() -> float:
+        threads.add(threading.get_ident())
+        return float(next(times))
+
+    assert await GuardRunner(clock=clock).facts(PLAIN, GuardSettings(timeout_s=60.0)) == NOTHING
+    assert len(threads) == 2
 
 
 async def test_what_is_not_text_counts_as_a_hit() -> None:

@@ -26,6 +26,7 @@ def user(content: object, **more: object) -> list[object]:
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"to": "\\nanna@example.org"}'}}
+DATA = {"id": "1", "type": "function", "function": {"name": "f", "arguments": f'{{"data": "{MAIL}"}}'}}
 TOOL = {"type": "function", "function": {"name": "f", "description": f"mails {MAIL}", "parameters": {"type": "object"}}}
 IN_PARAMETERS = {"type": "object", "properties": {"a": {"enum": [MAIL], "type": "string"}}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "title": MAIL}}}
@@ -35,6 +36,8 @@ CHATS = {
     "system": chat(messages=[{"role": "system", "content": MAIL}, *user("hi")]),
     "earlier answer": chat(messages=[*user("hi"), {"role": "assistant", "content": MAIL}, *user("and")]),
     "arguments": chat(messages=[*user("hi"), {"role": "assistant", "tool_calls": [CALL]}, *user("and")]),
+    "arguments under any key": chat(messages=[*user("hi"), {"role": "assistant", "tool_calls": [DATA]}, *user("and")]),
+    "name of a participant": chat(messages=user("hi", name=MAIL)),
     "tool": chat(messages=user("hi"), tools=[TOOL]),
     "tool's parameters": chat(
         messages=user("hi"),
@@ -43,7 +46,7 @@ CHATS = {
     "schema": chat(messages=user("hi"), response_format=SCHEMA),
     "stop": chat(messages=user("hi"), stop=[MAIL]),
     "user": chat(messages=user("hi"), user=MAIL),
-    "passed on": chat(messages=user("hi"), metadata={"owner": {"mail": MAIL}}),
+    "passed on": chat(messages=user("hi"), metadata={"owner": {"data": MAIL}}),
     "passed on in a message": chat(
         messages=[*user("hi"), {"role": "assistant", "content": "a", "reasoning": MAIL}, *user("x")]
     ),
