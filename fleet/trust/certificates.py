@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
@@ -103,12 +103,17 @@ class Authority:
         ignored; `now`: Unix seconds.
 
         Raises:
-            InvalidRequest: The request is malformed, or its key is not of the curve P-256.
+            InvalidRequest: The request is malformed, not signed with its key, or its key is not of the curve P-256.
         """
         try:
-            key = x509.load_pem_x509_csr(request.encode()).public_key()
-        except (ValueError, InvalidSignature, UnsupportedAlgorithm) as error:
+            asked = x509.load_pem_x509_csr(request.encode())
+            key, is_proven = asked.public_key(), asked.is_signature_valid
+        except (ValueError, UnsupportedAlgorithm) as error:
             raise InvalidRequest("The value is not a PEM signing request.", param="certificate_request") from error
+        if not is_proven:
+            raise InvalidRequest(
+                "The signing request is not signed with its own key: sign it with that.", param="certificate_request"
+            )
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
             raise InvalidRequest("The key must be of the curve P-256.", param="certificate_request")
         uri = x509.UniformResourceIdentifier(spiffe_id(fleet, tenant, device))

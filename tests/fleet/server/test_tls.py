@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from causeway_server.edge_node.agent.link.certificate import DeviceCertificate
 from causeway_server.fleet.cli.commands import main
@@ -61,12 +61,20 @@ async def test_a_device_gets_a_certificate_with_its_token(fleet_folder: Path, tm
 
 
 async def _refused_requests(device: Device) -> None:
-    """Requests that are malformed, or for a key of another kind."""
+    """Requests that are malformed, for a key of another kind, or for another device's key."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     other = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
-    for request in ("hello", other.public_bytes(serialization.Encoding.PEM).decode()):
+    unproven = bytearray(_signing_request().public_bytes(serialization.Encoding.DER))
+    unproven[-1] ^= 1  # of the signature
+    broken = x509.load_der_x509_csr(bytes(unproven))
+    for request in ("hello", *(one.public_bytes(serialization.Encoding.PEM).decode() for one in (other, broken))):
         answer = await device.ask_token(certificate_request=request)
         assert (answer.status, answer.body["error"]["param"]) == (400, "certificate_request")
+
+
+def _signing_request() -> x509.CertificateSigningRequest:
+    key = ec.generate_private_key(ec.SECP256R1())
+    return x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
 
 
 def _is_for_clients_only(device: Path, ca: Path, server: ListenerTls) -> None:
