@@ -108,7 +108,9 @@ def _touches(text: str, start: int, end: int, joins: str) -> bool:
 # --- mail -------------------------------------------------------------------------------------------------------------
 
 _LOCAL_BACKWARDS: Final = re.compile(r"[\w.+%&'~-]{1,64}")
-_DOMAIN: Final = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}(?![\w@-])")
+_DOMAIN: Final = re.compile(
+    r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}(?:xn--[A-Za-z0-9-]{1,58}[A-Za-z0-9]|[^\W\d_]{2,24})(?![\w@-])"
+)
 _FILES: Final = frozenset(  # logo@2x.png
     "avif bmp css csv gif gz html ico jar jpeg jpg js json md mp4 pdf png py rs sh svg tar tgz ts webp xml zip".split()
 )
@@ -165,7 +167,7 @@ def _ibans(text: str, expired: Expired) -> Iterator[Found]:
 
 
 _CARD: Final = re.compile(
-    rf"\d{{4}}(?:([-{_SPACES}]?)\d{{4}}\1\d{{4}}\1\d{{4}}(?:\1\d{{3}})?|([-{_SPACES}]?)\d{{6}}\2\d{{4,5}})"
+    rf"\d{{4}}(?:([-{_SPACES}]?)\d{{4}}\1\d{{4}}\1\d{{4}}(\1\d{{3}})?|([-{_SPACES}]?)\d{{6}}\3\d{{4,5}})"
 )
 # First and last prefix of an issuer, and the lengths of its numbers.
 _ISSUERS: Final = (
@@ -178,13 +180,20 @@ _ISSUERS: Final = (
 def _cards(text: str) -> Iterator[Found]:
     for match in _CARD.finditer(text):
         start, end = match.span()
-        if _touches(text, start, end, ".,-"):
-            continue
-        number = "".join([one for one in match[0] if one.isdigit()])
-        if any(low <= number[: len(low)] <= high and len(number) in sizes for low, high, sizes in _ISSUERS):
-            digits = [int(one) for one in reversed(number)]
-            if (sum(digits[::2]) + sum(_DOUBLED[one] for one in digits[1::2])) % 10 == 0:
-                yield Found(start, end, "card")
+        if _is_card(text, start, end):
+            yield Found(start, end, "card")
+        elif match[2] and _is_card(text, start, match.start(2)):  # the last three digits are of another number
+            yield Found(start, match.start(2), "card")
+
+
+def _is_card(text: str, start: int, end: int) -> bool:
+    if _touches(text, start, end, ".,-"):
+        return False
+    number = "".join([one for one in text[start:end] if one.isdigit()])
+    if not any(low <= number[: len(low)] <= high and len(number) in sizes for low, high, sizes in _ISSUERS):
+        return False
+    digits = [int(one) for one in reversed(number)]
+    return (sum(digits[::2]) + sum(_DOUBLED[one] for one in digits[1::2])) % 10 == 0
 
 
 _DOUBLED: Final = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
@@ -219,7 +228,7 @@ def _addresses_6(text: str) -> Iterator[Found]:
             continue
         if value.endswith(":") and not value.endswith("::"):
             value, end = value[:-1], end - 1  # of the sentence
-        if _touches(text, start, end, ":") or not any(one.isdigit() for one in value):
+        if _touches(text, start, end, ":.") or not any(one.isdigit() for one in value):
             continue
         try:
             address = IPv6Address(value)
