@@ -29,6 +29,7 @@ from causeway_server.router.serving.request import HttpExchange, client_certific
 from causeway_server.router.serving.tls.peers import PeerCertificate
 
 from ...core.principal import ANYONE, CLAIM_NAME, DEFAULT_TENANT, Grants, Principal
+from .config import MAX_TOKEN_LIFETIME_S
 from .revocation import RevocationList
 from .token_verifier import TokenVerifier
 
@@ -95,13 +96,19 @@ class Authenticator(msgspec.Struct, frozen=True):
     def _holder(self, certificate: PeerCertificate) -> Principal | None:
         """Return the device that a certificate names; None if it names none of our tenants'.
 
-        Raises AuthenticationFailed if the certificate has expired since the connection was opened.
+        Raises AuthenticationFailed if the certificate has expired since the connection was opened, or outlives the
+        revocation of its device.
         """
         if certificate.ends < self.wall_clock():
             raise AuthenticationFailed("The client certificate has expired: connect again with a new one.")
         tenant, device = certificate.holder
         if tenant not in self.certificate_tenants or not _NAME.fullmatch(device):
             return None
+        if certificate.ends - certificate.begins > MAX_TOKEN_LIFETIME_S:
+            days = MAX_TOKEN_LIFETIME_S / 86400.0
+            raise AuthenticationFailed(
+                f"The client certificate lives longer than revocations are kept: issue it for at most {days:.0f} days."
+            )
         token_id = f"x509:{certificate.serial}"
         return Principal(tenant, device, self.static_scopes, token_id=token_id, issued=certificate.begins)
 

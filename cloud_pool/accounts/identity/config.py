@@ -15,7 +15,9 @@ from causeway_server.router.web_origins import is_loopback
 from ...core.principal import ClaimName
 
 MAX_TOKEN_LIFETIME_S = 366 * 86400.0
-"""Upper bound of `max_lifetime_s` on every gateway: a revocation may be deleted after this time."""
+"""Upper bound of `max_lifetime_s` on every gateway, and of a client certificate's lifetime: a revocation may be deleted
+after this time.
+"""
 WhenRevocationsStale = Literal["allow", "deny"]
 
 

@@ -108,6 +108,14 @@ def test_an_expired_certificate_names_nobody() -> None:
     assert Authenticator(StaticTokens(), wall_clock=lambda: 0.0).principal("", certificate) is ANYONE
 
 
+def test_a_certificate_that_outlives_revocations_is_refused() -> None:
+    """The revocation of its device is forgotten after 366 days."""
+    certificate = PeerCertificate((), "acme", "kiosk", "1", 0.0, 400 * 86400.0)
+    authenticator = Authenticator(StaticTokens(), certificate_tenants=("acme",), wall_clock=lambda: 1.0)
+    with pytest.raises(AuthenticationFailed, match="366 days"):
+        authenticator.principal("", certificate)
+
+
 async def test_operators_have_certificates_of_their_own(ca: Authority) -> None:
     own = ca.issue("operators")
     config = Config(operator=OperatorConfig(port=0, tls=ListenerTls(str(own.cert), str(own.key))))
