@@ -13,7 +13,7 @@ from aiohttp import web
 from causeway_server.router.errors import IdentityUnavailable, OutsideRegion
 from causeway_server.router.openai.responses.compaction import COMPACT_PATH, compaction_request
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_response
-from causeway_server.router.openai.responses.state import Turn, names_state
+from causeway_server.router.openai.responses.state import StoredTurn, Turn, names_state
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.residency import region_tags, regions_of
 from causeway_server.router.serving.request import TAGS, Handler, HttpExchange, read_authorization, read_tags
@@ -152,10 +152,14 @@ class GatewayResponses:
         principal = admission.principal(http)
         principal.require("chat")
         tags = read_tags(http.headers.get(TAGS, ""))
+
+        async def bind(items: StoredTurn) -> StoredTurn:
+            return msgspec.structs.replace(items, tags=region_tags(regions_of(tags)))
+
         self._check_store(tags, admission.ledger.limits(principal))  # content leaves the store
         await admission.ledger.admit_reads(principal, 1)
         read = partial(admission.read, http, principal)
-        return await self.api.handle(http, principal.owner, read, partial(self._served, http))
+        return await self.api.handle(http, principal.owner, read, partial(self._served, http), bind)
 
     def _served(self, http: HttpExchange) -> bool:
         """Return whether a stream may go on. Raises AuthenticationFailed once its token has expired or is revoked."""

@@ -23,7 +23,7 @@ from causeway_server.router.variants.feedback import Feedback
 _KEY: Final = "causeway:feedback"
 _KEPT_S, _REPLY_S = 3600, 60
 _LOOK_EVERY_S, _LOOKS, _PATIENCE_S = 0.25, 12, 2.0
-_Entries = Sequence[tuple[bytes | str, Mapping[bytes | str, bytes | str]]]
+_Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 _FAULTS = (RedisError, OSError, TimeoutError, msgspec.DecodeError)
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class SharedFeedback:
     def __init__(self, client: redis.asyncio.Redis, count: CountScore) -> None:
         self._redis = client
         self._count = count
+        self._last = b""  # id of the last offer that was read
 
     async def offer(self, tenant: str, client: str, feedback: Feedback) -> bool | None:
         """Return what the gateway that made the answer says of the score; None if no gateway claims it in time."""
@@ -66,28 +67,23 @@ class SharedFeedback:
 
     async def watch(self) -> None:
         """Count offered scores of own answers until cancelled."""
-        last = ""
         while True:
             try:
                 with anyio.fail_after(_PATIENCE_S):
-                    last = await self._look(last)
+                    await self._look()
             except _FAULTS as error:
                 log.debug("Scores of other gateways cannot be read: %s", type(error).__name__)
             await anyio.sleep(_LOOK_EVERY_S)
 
-    async def _look(self, last: str) -> str:
-        """Count the offers after `last`, "" for those from now on. Return the last one's id."""
-        if not last:
+    async def _look(self) -> None:
+        """Count the offers since the last look, each once, whatever fails; the first look counts none."""
+        if not self._last:
             newest = cast("_Entries", await self._redis.xrevrange(_KEY, count=1))
-            return _text(newest[0][0]) if newest else "0"
-        for name, fields in cast("_Entries", await self._redis.xrange(_KEY, min=f"({last}", count=100)):
-            last = _text(name)
-            offer = msgspec.json.decode({_text(key): value for key, value in fields.items()}["offer"], type=_Offer)
+            self._last = newest[0][0] if newest else b"0"
+            return
+        for name, fields in cast("_Entries", await self._redis.xrange(_KEY, min=b"(" + self._last, count=100)):
+            self._last = name
+            offer = msgspec.json.decode(fields.get(b"offer", b""), type=_Offer)
             counted = self._count(offer.tenant, offer.client, offer.feedback)
             if counted is not None:
                 await self._redis.set(offer.reply, int(counted), ex=_REPLY_S)
-        return last
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -11,13 +11,13 @@ import msgspec
 from aiohttp import web
 
 from causeway_server.router.errors import UnsupportedFeature
-from causeway_server.router.openai.responses.request import ResponseEcho
-from causeway_server.router.openai.responses.state import Turn
+from causeway_server.router.openai.responses.request import ResponseEcho, parse_document
+from causeway_server.router.openai.responses.state import StoredTurn, Turn
 from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.request import Handler, HttpExchange
 from causeway_server.router.serving.stored.api import PATHS, StoredResponseApi
 from causeway_server.router.session_tags import tags_of_session
-from causeway_server.router.types import RoutingHints, folded_tags
+from causeway_server.router.types import AUTO, RoutingHints, folded_tags
 
 from ..serving.requests import RequestContext
 from ..serving.service import Service
@@ -73,7 +73,15 @@ class DeviceResponses:
         owner = self.reader.caller(http).name
         if http.method == "POST":
             self.service.admit(owner)
-        return await self.api.handle(http, owner, partial(self.reader.body, http), self._served)
+        read, bind = partial(self.reader.body, http), partial(self._bind, http)
+        return await self.api.handle(http, owner, read, self._served, bind)
+
+    async def _bind(self, http: HttpExchange, items: StoredTurn) -> StoredTurn:
+        hints = routing_hints(http.headers, self.reader.caller(http))
+        request, _ = parse_document({"model": AUTO, "input": [*items.items]}, hints)
+        decision = await self.service.preview(request)
+        tags = region_tags(decision.regions)
+        return msgspec.structs.replace(items, private=decision.on_device, tags=tags)
 
     def _served(self) -> bool:
         return not self.service.draining

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from ...errors import InvalidRequest
 from ..request_body import JSONObject, load, validate
+from ..wire import MAX_TAGS, Tag
 
 COMPACT_PATH: Final = "/v1/responses/compact"
 COMPACT: Final = (
@@ -30,7 +31,7 @@ class Compacted(msgspec.Struct, frozen=True):
 
     summary: str
     private: bool = False
-    tags: tuple[str, ...] = ()
+    tags: Annotated[tuple[Tag, ...], Meta(max_length=MAX_TAGS)] = ()
 
     def seal(self) -> str:
         """Return the `encrypted_content` of its item."""

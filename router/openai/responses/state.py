@@ -11,6 +11,7 @@ A turn is a response with its input, or the items that a client adds to a conver
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final
 
@@ -217,6 +218,10 @@ def read_state(body: bytes) -> StateRequest:
     if wire.store is False and (wire.background or name):
         field = "background" if wire.background else "conversation"
         raise InvalidRequest(f"`store`: with `{field}` the response is stored. Leave `store` out.", param="store")
+    named = Counter(str(item.get("id")) for item in given if item["type"] == _REFERENCE)
+    if named.total() > len(named):  # a small body must not become one of gigabytes
+        twice = next(name for name, times in named.items() if times > 1)
+        raise InvalidRequest(f"`input` names the item {twice[:80]!r} twice. Name it once.", param="input")
     items: list[JSONObject] = given
     if isinstance(wire.input, str):
         items = [{"type": "message", "role": "user", "content": wire.input}]

@@ -38,6 +38,7 @@ from ...trackers import FairShare, network_of
 from ...types import folded_tags
 from ..request import TAGS, HttpExchange, allowed_methods, served_method
 from ..responses import STREAMED, EventStream, body_response, header_lines, json_response
+from .ports import BindItems
 from .responses import StoredResponses, not_found
 
 _PATTERNS: Final = {
@@ -87,13 +88,19 @@ class StoredResponseApi:
         self._streams = FairShare(self.max_streams)
 
     async def handle(
-        self, http: web.BaseRequest, owner: str, body: Callable[[], Awaitable[bytes]], served: Callable[[], bool]
+        self,
+        http: web.BaseRequest,
+        owner: str,
+        body: Callable[[], Awaitable[bytes]],
+        served: Callable[[], bool],
+        bind: BindItems,
     ) -> web.StreamResponse:
         """Handle a request of `PATHS`.
 
         Args:
             body: Function that reads its body.
             served: Function that returns whether a stream may go on; it may raise CausewayError.
+            bind: Function that binds the items that the request adds.
         """
         kind, *names = http.path.split("/")[2:]
         method = served_method(http.method, http.headers)
@@ -110,13 +117,13 @@ class StoredResponseApi:
             return await self._item(owner, names[0], names[2], delete=method == hdrs.METH_DELETE)
         if len(names) == 2:
             if method == hdrs.METH_POST:
-                return await self._add_items(owner, names[0], await body())
+                return await self._add_items(owner, names[0], await body(), bind)
             _, turns = await self.stored.conversation(owner, names[0])
             return self._page(http, [item for turn in turns if not turn.pending for item in turn.items])
         if method == hdrs.METH_DELETE:
             return await self._delete(owner, names[0], "conversation.deleted")
         if method == hdrs.METH_POST:
-            return await self._write_conversation(owner, names, await body())
+            return await self._write_conversation(owner, names, await body(), bind)
         return json_response((await self.stored.conversation(owner, names[0]))[0])
 
     async def show(self, owner: str, name: str) -> web.StreamResponse:
@@ -226,7 +233,9 @@ class StoredResponseApi:
         first, last = (names[0], names[-1]) if names else (None, None)
         return json_response(_ItemPage(page, len(ids) > start + limit, first, last))
 
-    async def _write_conversation(self, owner: str, names: Sequence[str], body: bytes) -> web.StreamResponse:
+    async def _write_conversation(
+        self, owner: str, names: Sequence[str], body: bytes, bind: BindItems
+    ) -> web.StreamResponse:
         """Create a conversation, or replace the metadata of one."""
         stored, wire = self.stored, validate(load(body) if body else {}, WireConversation)
         if names:
@@ -235,18 +244,18 @@ class StoredResponseApi:
         else:
             made = StoredConversation(f"conv_{stored.new_id()}", int(stored.wall_clock()), wire.metadata or {})
         items = None if names else wire.items
-        added = added_items(items, new_turn_id(made.id, stored.new_id())) if items else None
+        added = await bind(added_items(items, new_turn_id(made.id, stored.new_id()))) if items else None
         await stored.store.put(owner, made.id, _encode(made), private=False, user="")
         if added is not None:
             await stored.put(owner, added)
         return json_response(made)
 
-    async def _add_items(self, owner: str, name: str, body: bytes) -> web.StreamResponse:
+    async def _add_items(self, owner: str, name: str, body: bytes, bind: BindItems) -> web.StreamResponse:
         wire = validate(load(body), WireItems)
         _, turns = await self.stored.conversation(owner, name)
-        added = added_items(wire.items, new_turn_id(name, self.stored.new_id()))
-        tags = folded_tags(tag for turn in turns for tag in turn.tags)
-        added = msgspec.structs.replace(added, private=any(turn.private for turn in turns), tags=tags)
+        added = await bind(added_items(wire.items, new_turn_id(name, self.stored.new_id())))
+        tags = folded_tags(tag for turn in (*turns, added) for tag in turn.tags)
+        added = msgspec.structs.replace(added, private=any(turn.private for turn in (*turns, added)), tags=tags)
         await self.stored.put(owner, added)
         items = [*added.items]
         return json_response(_ItemPage(items, False, str(items[0]["id"]), str(items[-1]["id"])))

@@ -43,6 +43,14 @@ class ReadHistory(Protocol):
         ...
 
 
+class BindItems(Protocol):
+    """Binds the items that a request adds to a conversation, as a request for a response with them is bound."""
+
+    async def __call__(self, items: StoredTurn, /) -> StoredTurn:
+        """Return the items with what binds them: to the device, and to regions. Raises CausewayError."""
+        ...
+
+
 class BackgroundRun(msgspec.Struct, frozen=True):
     """The job of a response. `result`, `error`: JSON, empty before its end."""
 

@@ -81,7 +81,7 @@ class StoredResponses:
         if len(history) > MAX_CHAIN:
             message = f"`previous_response_id`: a chain has at most {MAX_CHAIN} responses. Begin another one."
             raise InvalidRequest(message, param="previous_response_id")
-        named = await self.turns(owner, [name for name in request.references if name])
+        named = await self.turns(owner, list(dict.fromkeys(filter(None, request.references))))
         own = self.new_id()
         if key and request.background:
             own = hashlib.sha256(f"{owner}\0{key}".encode("utf-8", "replace")).hexdigest()[:24]

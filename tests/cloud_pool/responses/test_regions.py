@@ -41,6 +41,16 @@ async def test_a_chain_keeps_its_regions(tmp_path: Path, redis_server: RedisServ
             await create(model="large", input=items, extra_headers=us)
 
 
+async def test_items_that_are_added_keep_their_regions(tmp_path: Path, redis_server: RedisServer) -> None:
+    items: Any = [{"role": "user", "content": "one"}]
+    async with serving(tmp_path, redis_server, "eu") as gateway:
+        talk = await gateway.client.conversations.create(items=items, extra_headers=EU)
+        us = {"x-causeway-tags": "in-region:us"}
+        with pytest.raises(openai.InternalServerError, match="its bindings exclude each other"):
+            await gateway.client.responses.create(model="large", input="two", conversation=talk.id, extra_headers=us)
+        assert asked(gateway) == 0
+
+
 @pytest.mark.parametrize("store_region", ["us", ""])
 @pytest.mark.parametrize("how", [{"extra_headers": EU}, {}], ids=["tag", "tenant"])
 async def test_a_store_outside_keeps_no_bound_response(

@@ -155,7 +155,7 @@ async def test_any_gateway_takes_the_score_of_another_ones_answer(
     redis_server: RedisServer,
     client: redis.asyncio.Redis,
 ) -> None:
-    """Once, and of no answer that there never was."""
+    """Once, and of no answer that there never was; an offer that no gateway can read stops none."""
     tier = http_tier(cloud.url, variants=TIER.variants, trial=TRIAL)
     async with AsyncExitStack() as stack:
         gateways: list[Gateway] = []
@@ -164,6 +164,8 @@ async def test_any_gateway_takes_the_score_of_another_ones_answer(
             gateways.append(await stack.enter_async_context(serving(tmp_path / name, tier, redis=redis_server.url)))
         one, other = gateways
         answer = await ask(one, "hello")
+        await client.xadd("causeway:feedback", {"offer": "{"})
+        await client.xadd("causeway:feedback", {"other": "{}"})
         receipts = [(await score(gateway, answer, 1.0)).json["counted"] for gateway in (other, one, other)]
         assert receipts == [True, False, False]
         assert 'result="good"' in one.app.runtime.metrics.text().decode()

@@ -64,6 +64,23 @@ async def test_what_continues_a_private_response_stays_on_the_device(tmp_path: P
         assert b"4711" not in written(tmp_path)
 
 
+@pytest.mark.parametrize("headers", [{"x-causeway-tags": "private"}, {"x-causeway-prefer": "only_on_device"}])
+@pytest.mark.parametrize("how", ["new", "added"])
+async def test_items_that_are_added_privately_stay_on_the_device(
+    tmp_path: Path, headers: dict[str, str], how: str
+) -> None:
+    items: Any = [{"role": "user", "content": SECRET}]
+    async with storing(tmp_path) as (device, _), client_of(device, tags="cloud") as client:
+        talk = await client.conversations.create(**({"items": items, "extra_headers": headers} if how == "new" else {}))
+        if how == "added":
+            await client.conversations.items.create(talk.id, items=items, extra_headers=headers)
+        raw = await client.responses.with_raw_response.create(model="auto", input="two", conversation=talk.id)
+        assert raw.headers["x-causeway-route"] == "edge"
+        assert conversation_of(device) == [("user", SECRET), ("user", "two")]
+        assert device.cloud.bodies == []
+        assert b"4711" not in written(tmp_path)
+
+
 async def test_a_private_conversation_is_compacted_and_stays_on_the_device(tmp_path: Path) -> None:
     """The item itself binds, whoever stores it: nothing else of the request tells that it is private."""
     async with storing(tmp_path) as (device, _):

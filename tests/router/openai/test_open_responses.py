@@ -14,7 +14,7 @@ import pytest
 from openresponses_types import types as document
 from pydantic import BaseModel
 
-from causeway_server.router.errors import CausewayError, StreamBroken
+from causeway_server.router.errors import CausewayError, InvalidRequest, StreamBroken
 from causeway_server.router.openai.answer import DONE, coalesce
 from causeway_server.router.openai.responses.compaction import Compacted, WireCompaction, compaction_request
 from causeway_server.router.openai.responses.encoder import CompactionEncoder, ResponseEncoder, replay
@@ -173,6 +173,8 @@ def test_an_item_is_named_by_its_id_alone() -> None:
     """Its type is optional; a request that continues a response needs no further input."""
     assert state(input=[{"id": "msg_1"}]).items == [{"id": "msg_1", "type": "item_reference"}]
     assert state(input=None, previous_response_id="resp_1").items == []
+    with pytest.raises(InvalidRequest, match="twice"):  # so that a small body is not one of gigabytes
+        state(input=[{"id": "msg_1"}, {"id": "msg_2"}, {"id": "msg_1"}])
 
 
 def encoder(**fields: Any) -> ResponseEncoder:
@@ -280,7 +282,13 @@ def test_a_summary_that_is_not_whole_compacts_nothing(chunk: Chunk) -> None:
         compaction(chunk)
 
 
-@pytest.mark.parametrize("content", ["", "gAAAA", "causeway1.!", "causeway1.e30=", Compacted("a").seal()[:-5] + "é"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "gAAAA", "causeway1.!", "causeway1.e30=", Compacted("a").seal()[:-5] + "é"),
+        *(Compacted("a", tags=tags).seal() for tags in (("in-region:eu\r\nx: y",), ("a",) * 33, ("a" * 65,))),
+    ],
+)
 def test_a_foreign_compaction_item_is_refused(content: str) -> None:
     assert refused(input=[{"type": "compaction", "encrypted_content": content}]) == "input"
 
