@@ -510,8 +510,8 @@ async def test_a_hung_server_fails_its_calls_before_and_after_their_first_token(
 @pytest.mark.parametrize(
     ("counted", "error"),
     [
-        ([b"no JSON", b"no JSON"], UnsupportedFeature),
-        ([b'{"count": "many"}', b"\xff"], UnsupportedFeature),
+        ([b"no JSON", b"no JSON", b"no JSON"], UnsupportedFeature),
+        ([b'{"count": "many"}', b"\xff", b"{}"], UnsupportedFeature),
         ([b"{}", b'{"input_tokens": 9}'], None),
         ([b'{"count": 9}'], None),
     ],
@@ -519,7 +519,7 @@ async def test_a_hung_server_fails_its_calls_before_and_after_their_first_token(
 async def test_a_count_that_cannot_be_read_is_none(
     raw: RawUpstream, counted: list[bytes], error: type[CausewayError] | None
 ) -> None:
-    """The other way of counting is tried; without a number there is none, and not 0."""
+    """The other ways of counting are tried; without a number there is none, and not 0."""
     raw.replies = [reply(body) for body in counted]
     async with client_of(raw.url) as upstream:
         counting = upstream.count("m", CHAT, b'{"model": "large", "messages": []}', time.monotonic() + 60.0)

@@ -202,7 +202,7 @@ def test_a_daemon_that_would_answer_other_machines_without_a_key_does_not_start(
     flags = ["--port", "0", "--state-dir", str(tmp_path / "state"), "--set", f"server.host={host}"]
     result = CliRunner().invoke(main, ["serve", *flags, "--set", "engine.enabled=false"])
     assert result.exit_code == 2
-    assert "Set server.keys, or listen on 127.0.0.1." in result.output
+    assert "Set server.keys or server.tls.client_ca_file, or listen on 127.0.0.1." in result.output
     assert not (tmp_path / "state").exists()
 
 

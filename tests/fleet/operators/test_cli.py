@@ -83,7 +83,7 @@ def test_what_is_not_signed_is_not_applied(process: Process) -> None:
 ASKS = {"abort", "apply", "revoke"}
 HARMLESS = {
     "they only read": {"audit", "devices", "diff", "lint", "replay", "route", "schema", "status", "test"},
-    "they refuse to overwrite a file, or keep a copy": {"init", "keys new", "migrate"},
+    "they refuse to overwrite a file, or keep a copy": {"init", "keys new", "migrate", "tls init"},
     "another command undoes them": {"hold", "pause", "pin", "release", "resume"},
     "what they begin or make can be ended: `abort`, `revoke`, the token's expiry": {"accept", "enroll"},
     "they need a private key, and only add what is newer": {"keys list", "serve", "sign"},
