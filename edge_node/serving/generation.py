@@ -47,7 +47,7 @@ from causeway_server.router.parts.reading import first_part, has_parts
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import LISTED_UNRECORDED, modalities
 from causeway_server.router.prices import FREE, PICO_USD
-from causeway_server.router.serving.guard.runner import GuardRunner, RestoredChunks
+from causeway_server.router.serving.guard.runner import GuardRunner, restored
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead, Piece, Reply, TextSink, text_sink_of
 from causeway_server.router.types import (
@@ -495,7 +495,7 @@ class AttemptRunner:
                 await _deliver_whole(generation, attempt, whole, reply)
             else:
                 parts = backend.generate(call)
-                source = parts if restorer is None else RestoredChunks(parts, restorer)
+                source = parts if restorer is None else restored(parts, restorer)
                 stream = self._stream(generation, attempt, source, call, relay or _Relay(attempt, reply))
                 # In a task of its own a token resumes 5 coroutines, not the 17 from the connection down to here.
                 await (asyncio.create_task(stream) if generation.request.stream else stream)

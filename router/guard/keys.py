@@ -12,8 +12,7 @@ _PRIVATE_KEY: Final = (  # whole, or cut off
 )
 # A marker that each such key contains, and the key. The marker is searched first, because that costs next to nothing.
 _FORMS: Final = (
-    ("AKIA", r"\bAKIA[A-Z2-7]{16}\b"),  # AWS: an access key, and a temporary one
-    ("ASIA", r"\bASIA[A-Z2-7]{16}\b"),
+    *((mark, rf"\b{mark}[A-Z2-7]{{16}}\b") for mark in ("AKIA", "ASIA")),  # AWS: an access key, and a temporary one
     ("aws_secret", r"(?i:aws_secret_access_key)[\"']?\s*[=:]\s*[\"']?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])"),
     ("AWS_SECRET", r"AWS_SECRET_ACCESS_KEY[\"']?\s*[=:]\s*[\"']?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])"),
     ("AIza", r"\bAIza[\w-]{35}(?![\w-])"),  # Google
@@ -24,11 +23,7 @@ _FORMS: Final = (
     ("7Q~", r"(?<![\w~.-])[\w~.-]{3}7Q~[\w~.-]{31}(?![\w~.-])"),
     ("LTAI", r"\bLTAI[A-Za-z0-9]{12,20}\b"),  # Alibaba
     ("dop_v1_", r"\bdop_v1_[0-9a-f]{64}\b"),  # DigitalOcean
-    ("ghp_", r"\bghp_[A-Za-z0-9]{36,251}\b"),  # GitHub
-    ("gho_", r"\bgho_[A-Za-z0-9]{36,251}\b"),
-    ("ghu_", r"\bghu_[A-Za-z0-9]{36,251}\b"),
-    ("ghs_", r"\bghs_[A-Za-z0-9]{36,251}\b"),
-    ("ghr_", r"\bghr_[A-Za-z0-9]{36,251}\b"),
+    *((mark, rf"\b{mark}[A-Za-z0-9]{{36,251}}\b") for mark in ("ghp_", "gho_", "ghu_", "ghs_", "ghr_")),  # GitHub
     ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{60,251}\b"),
     ("glpat-", r"\bglpat-[\w-]{20,300}(?:\.[\w-]{2,10}){0,2}"),  # GitLab
     ("ATATT3x", r"\bATATT3x[\w=-]{50,250}"),  # Atlassian, Bitbucket

@@ -89,12 +89,12 @@ class Restorer:
         """Return a chunk with values; it may hold back the start of a placeholder until the choice ends."""
         index, ends = chunk.index, chunk.finish_reason is not None
         calls = tuple([self._delta(index, call) for call in chunk.tool_calls]) if chunk.tool_calls else ()
-        text = self._text((index, "text", 0), chunk.text, is_json=self._is_json)
-        reasoning = self._text((index, "reasoning", 0), chunk.reasoning, is_json=False)
-        refusal = chunk.refusal
-        if refusal is not None:
-            refusal = self._text((index, "refusal", 0), refusal, is_json=False)
-        restored = msgspec.structs.replace(chunk, text=text, reasoning=reasoning, refusal=refusal, tool_calls=calls)
+        texts = {
+            field: self._text((index, field, 0), text, is_json=self._is_json and field == "text")
+            for field in ("text", "reasoning", "refusal")
+            if (text := getattr(chunk, field)) is not None
+        }
+        restored = msgspec.structs.replace(chunk, tool_calls=calls, **texts)
         if chunk.stop:
             restored = msgspec.structs.replace(restored, stop=self._values.get(chunk.stop, chunk.stop))
         return self._with_held(restored) if ends and self._held else restored
@@ -147,12 +147,8 @@ class Restorer:
                     longer = msgspec.structs.replace(calls[at], arguments=calls[at].arguments + held)
                     calls = (*calls[:at], longer, *calls[at + 1 :])
                 chunk = msgspec.structs.replace(chunk, tool_calls=calls)
-            elif field == "text":
-                chunk = msgspec.structs.replace(chunk, text=chunk.text + held)
-            elif field == "reasoning":
-                chunk = msgspec.structs.replace(chunk, reasoning=chunk.reasoning + held)
             else:
-                chunk = msgspec.structs.replace(chunk, refusal=(chunk.refusal or "") + held)
+                chunk = msgspec.structs.replace(chunk, **{field: (getattr(chunk, field) or "") + held})
         return chunk
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -67,33 +67,18 @@ class GuardRunner:
 
         if self._model is None and text_length(request) <= _INLINE:
             with suppress(TimeoutError):
-                return work(detector(_INLINE_S))
+                return work(detector(min(_INLINE_S, settings.timeout_s)))
         async with asyncio.timeout(settings.timeout_s):
             return await asyncio.to_thread(work, detector(settings.timeout_s))
 
 
-class RestoredChunks:
-    """An answer's chunks with values, as they arrive. Closing it closes the source."""
-
-    def __init__(self, chunks: AsyncIterator[Chunk], restorer: Restorer) -> None:
-        self._chunks = chunks
-        self._restorer = restorer
-        self._left: list[Chunk] | None = None  # None until the source has ended
-
-    def __aiter__(self) -> RestoredChunks:
-        return self
-
-    async def __anext__(self) -> Chunk:
-        if self._left is None:
-            try:
-                return self._restorer.chunk(await anext(self._chunks))
-            except StopAsyncIteration:
-                self._left = list(self._restorer.end())
-        if not self._left:
-            raise StopAsyncIteration
-        return self._left.pop(0)
-
-    async def aclose(self) -> None:
-        close = getattr(self._chunks, "aclose", None)
-        if close is not None:
-            await close()
+async def restored(chunks: AsyncIterator[Chunk], restorer: Restorer) -> AsyncGenerator[Chunk, None]:
+    """Yield an answer's chunks with values, as they arrive. Closing it closes `chunks`, an asynchronous generator."""
+    try:
+        async for chunk in chunks:
+            yield restorer.chunk(chunk)
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
+    for chunk in restorer.end():
+        yield chunk

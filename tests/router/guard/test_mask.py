@@ -10,7 +10,7 @@ import pytest
 from causeway_server.router.guard.detectors import GUARD_CLASSES
 from causeway_server.router.guard.facts import Detector
 from causeway_server.router.guard.mask import Masked, Restorer, mask, restored_whole, restorer_of
-from causeway_server.router.serving.guard.runner import RestoredChunks
+from causeway_server.router.serving.guard.runner import restored
 from causeway_server.router.types import Chunk, Message, Request, ResponseFormat, ToolCallDelta
 
 VALUES = {"<EMAIL_1>": "anna@example.org", "<EMAIL_12>": "b@example.org", "<NAME_1>": 'Ann "A" \\ Lee\n'}
@@ -64,7 +64,7 @@ def test_a_placeholder_that_the_request_contains_is_not_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "restored"),
+    ("written", "expected"),
     [
         ("<EMAIL_1>", "anna@example.org"),
         ("to <EMAIL_1>, <EMAIL_12>!", "to anna@example.org, b@example.org!"),
@@ -75,12 +75,12 @@ def test_a_placeholder_that_the_request_contains_is_not_used() -> None:
         ("", ""),
     ],
 )  # fmt: skip
-def test_text_is_restored_in_every_chunking_of_two_and_in_single_characters(written: str, restored: str) -> None:
+def test_text_is_restored_in_every_chunking_of_two_and_in_single_characters(written: str, expected: str) -> None:
     """What a model changes stays as it wrote it."""
     cuts = [[written[:at], written[at:]] for at in range(len(written) + 1)]
     for pieces in (*cuts, list(written)):
         restorer = Restorer(VALUES)
-        assert said([restorer.chunk(chunk) for chunk in texts(*pieces)]) == restored
+        assert said([restorer.chunk(chunk) for chunk in texts(*pieces)]) == expected
         assert restorer.end() == ()
 
 
@@ -144,28 +144,18 @@ def test_an_answer_in_json_is_known_by_the_request() -> None:
     assert said(restored_whole(written, restorer_of(found))) == '{"a": "a@example.org"}'
 
 
-class _Source:
-    """Chunks that know whether they were closed."""
-
-    def __init__(self, *chunks: Chunk) -> None:
-        self.left = list(chunks)
-        self.closed = False
-
-    def __aiter__(self) -> AsyncIterator[Chunk]:
-        return self
-
-    async def __anext__(self) -> Chunk:
-        if not self.left:
-            raise StopAsyncIteration
-        return self.left.pop(0)
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
 async def test_chunks_are_restored_as_they_arrive_and_closing_closes_their_source() -> None:
-    source = _Source(Chunk(text="x <EMAIL"), Chunk(text="_1> <"))
-    restored = RestoredChunks(source, Restorer(VALUES))
-    assert [chunk.text async for chunk in restored] == ["x ", "anna@example.org ", "<"]
-    await restored.aclose()
-    assert source.closed
+    closed: list[str] = []
+
+    async def source() -> AsyncIterator[Chunk]:
+        try:
+            yield Chunk(text="x <EMAIL")
+            yield Chunk(text="_1> <")
+        finally:
+            closed.append("source")
+
+    assert [chunk.text async for chunk in restored(source(), Restorer(VALUES))] == ["x ", "anna@example.org ", "<"]
+    cut = restored(source(), Restorer(VALUES))
+    assert (await anext(cut)).text == "x "
+    await cut.aclose()
+    assert closed == ["source", "source"]
