@@ -106,7 +106,10 @@ class TierSessions:
             tool_result=False,
             at=self._now(),
         )
-        await self._write(turn.tenant, turn.turn.states(state))
+        states = turn.turn.states(state)
+        for key, known in (await self._read(turn.tenant, states)).items():  # another turn may have been bound since
+            states[key] = bound(state, on_device=False, regions=known.regions)
+        await self._write(turn.tenant, states)
 
     async def _write(self, tenant: str, states: Mapping[bytes, Session]) -> None:
         for key, state in states.items():

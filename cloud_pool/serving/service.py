@@ -194,7 +194,7 @@ class Service(msgspec.Struct, frozen=True):
         is_adapted = context.tier.adapted and context.tier.name == step.tier
         tier = context.tier if is_adapted else self.runtimes[step.tier].tier
         session = context.session
-        if self.variants.active and session is not None and session.pinned == step.tier:
+        if session is not None and session.pinned == step.tier and (self.variants.active or session.variant):
             asked = self.variants.named(tier, session.variant)
             if session.only and not asked:
                 raise session.gone("The tier no longer has this variant.")

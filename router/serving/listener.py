@@ -307,7 +307,7 @@ class Connection(asyncio.Protocol):
         self._wake()
         work = self.task or self.direct
         if work is not None:
-            work.cancel()
+            self._listener.cancel(work)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -538,7 +538,7 @@ class Listener:
         self._closing = True
         self.stop_accepting()
         for request in tuple(self._requests):
-            request.cancel()  # (7)
+            self.cancel(request)  # (7)
         await self.drain(_CANCEL_S)
         answering = [connection.task for connection in self.connections if connection.task is not None]
         if answering:
@@ -619,6 +619,13 @@ class Listener:
         self._requests.add(task)
         if work is not None:
             self._requests.discard(work)
+
+    def cancel(self, work: DirectWork) -> None:
+        """Stop the answer to a request. A task that was just begun takes over first what was done in callbacks."""
+        if isinstance(work, asyncio.Task):
+            asyncio.get_running_loop().call_soon(work.cancel)
+        else:
+            work.cancel()
 
     def end_request(self, work: DirectWork | None, connection: Connection) -> None:
         """Note that a request is answered."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis.asyncio
 
@@ -16,6 +17,7 @@ from causeway_server.cloud_pool.degradation.config import DegradationConfig, Tie
 from causeway_server.cloud_pool.degradation.tier_sessions import TierSessions
 from causeway_server.cloud_pool.redis.config import RedisAddress
 from causeway_server.cloud_pool.redis.keys import declared
+from causeway_server.router.session_tags import session_tag
 from causeway_server.router.types import Message, Request, RoutingHints
 from tests.bed.agents import Agent, AgentCloud, Kind, Scripts
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
@@ -167,8 +169,36 @@ async def test_another_gateway_continues_the_session(tmp_path: Path, redis_serve
         assert made.scripts.foreign == []
 
 
-def chat(number: int) -> Request:
-    return Request(kind="chat", model="large", messages=(Message("user", f"hello {number}"),), hints=RoutingHints())
+def chat(number: int, *tags: str) -> Request:
+    messages = (Message("user", f"hello {number}"),)
+    return Request(kind="chat", model="large", messages=messages, hints=RoutingHints(tags=tags))
+
+
+async def test_an_answer_does_not_undo_a_binding_that_came_meanwhile() -> None:
+    """One named session runs several agents at once."""
+    sessions, name = TierSessions(TierSessionsConfig(mode="prefer"), {"large": CHAIN}, None), session_tag("one")
+    free = await sessions.find(chat(1, name), "acme", "acme/kiosk", "large")
+    assert free is not None
+    await sessions.find(chat(2, name, "in-region:eu"), "acme", "acme/kiosk", "large")
+    await sessions.keep(free, HEAD, chat(1, name))
+    later = await sessions.find(chat(3, name), "acme", "acme/kiosk", "large")
+    assert later is not None
+    assert later.turn.session.regions == ("eu",)
+    assert later.turn.session.target == "medium"
+
+
+async def test_require_names_a_variant_of_a_tier_that_has_none_any_more(tmp_path: Path) -> None:
+    async with bed(tmp_path, pin="conversation") as made:
+        one = agent()
+        assert (await made.turn(one))[0] == "large"
+        sessions = made.gateways[0].app.server.admission.sessions
+        assert sessions is not None
+        own = sessions._own  # noqa: SLF001
+        own |= {key: msgspec.structs.replace(state, model="m-trial") for key, state in own.items()}
+        code, message, _ = await made.turn(one)
+        assert code == "session_target_unavailable"
+        assert "`large (m-trial)`" in message
+        assert "no longer has this variant" in message
 
 
 @pytest.mark.redis

@@ -40,6 +40,7 @@ class Watched(DirectAnswers):
     """Keeps what was begun."""
 
     begun: list[DirectAnswer]
+    connection: DirectConnection  # the last one
 
     @classmethod
     def of(cls, device: Device) -> Watched:
@@ -52,6 +53,7 @@ class Watched(DirectAnswers):
         answer = super().begin(arrival, http, connection)
         if answer is not None:
             self.begun.append(answer)
+            self.connection = connection
         return answer
 
 
@@ -277,6 +279,23 @@ async def test_a_client_that_leaves_stops_the_work(device: Device) -> None:
     await until(lambda: device.newest().outcome.status == "cancelled")
     assert device.newest().outcome.error == "client_gone"
     await until(lambda: device.app.in_flight == 0)
+    device.assert_nothing_leaks()
+
+
+async def test_a_client_that_leaves_as_the_answer_comes_leaves_nothing_behind(device: Device) -> None:
+    """The task that goes on is begun before it hears of the lost connection."""
+    watched = Watched.of(device)
+    async with client(device) as leaving:
+        await chat(leaving)
+        device.cloud.gate = asyncio.Event()
+        asking = asyncio.create_task(chat(leaving))
+        await until(lambda: device.cloud.running == 1)
+        assert watched.connection.transport is not None
+        watched.connection.transport.abort()
+        watched.begun[0].cancel()  # in the same step of the loop
+        await asyncio.gather(asking, return_exceptions=True)
+    await until(lambda: device.app.in_flight == 0)
+    await until(lambda: device.newest().outcome.status == "cancelled")
     device.assert_nothing_leaks()
 
 
