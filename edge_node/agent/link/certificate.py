@@ -9,6 +9,7 @@ written together with its certificate.
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,9 +47,10 @@ class DeviceCertificate:
             certificate = read_certificate(self.path, "")
             begins, ends = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
             if begins <= self._clock() < (begins + ends) / 2.0:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(self.path)
                 return ""
-        except ConfigError:
-            pass  # there is none yet
+        except (ConfigError, OSError):
+            pass  # there is none yet, or its key is damaged
         self._key = ec.generate_private_key(ec.SECP256R1())
         builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))  # the fleet names the device
         return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()

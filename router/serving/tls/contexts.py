@@ -130,11 +130,10 @@ class TlsContext(ssl.SSLContext):
         if files.cert_file:
             try:
                 check_certificate(files, time.time())
+                _load_certificate(context, files)
             except ConfigError:
-                if files.is_renewed:
-                    return context
-                raise
-            _load_certificate(context, files)
+                if not files.is_renewed:
+                    raise
         return context
 
     def _trust(self, context: ssl.SSLContext) -> None:

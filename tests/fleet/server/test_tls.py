@@ -60,6 +60,18 @@ async def test_a_device_gets_a_certificate_with_its_token(fleet_folder: Path, tm
     assert "CERTIFICATE REQUEST" in late.request()
 
 
+def test_a_damaged_file_is_replaced_and_stops_nothing(tmp_path: Path) -> None:
+    """Its certificate is valid, and its key is cut off."""
+    _made(tmp_path)
+    authority, store = Authority.load(tmp_path), DeviceCertificate(tmp_path / "device-tls.pem", time.time)
+    store.store(authority.device("stores", "acme", "kiosk-17", store.request(), time.time()))
+    assert store.request() == ""
+    store.path.write_bytes(store.path.read_bytes()[:-90])
+    assert "CERTIFICATE REQUEST" in store.request()
+    own = str(store.path)
+    assert client_tls(TlsFiles(where="clouds.main", cert_file=own, key_file=own, is_renewed=True)).fault == ""
+
+
 async def _refused_requests(device: Device) -> None:
     """Requests that are malformed, for a key of another kind, or for another device's key."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
