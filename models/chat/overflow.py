@@ -56,8 +56,8 @@ async def trim_middle(request: Request, context_tokens: int, tokenize: Tokenize)
     """
     units = _units(request.messages)
     found = await _tokens(request, tokenize)
-    if found is not None:
-        context_tokens = context_tokens or found.max_model_len
+    if not context_tokens and (known := found or await _tokens(_without(request, units), tokenize)) is not None:
+        context_tokens = known.max_model_len
     if not units or not context_tokens:
         return None
     largest = context_tokens // _ANSWER_SHARE

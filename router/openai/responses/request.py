@@ -206,7 +206,8 @@ RESPONSE_ONLY: Final = _FIELDS - frozenset(WireEmbedding.__struct_fields__) - {"
 """Keys that distinguish a request for a response from one for embeddings, which also has `input`."""
 _LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED: Final = "reasoning.encrypted_content"
-_NOT_STORED: Final = "This request cannot name stored responses. Send the whole conversation as `input`."
+_NAMES_STORED: Final = ("previous_response_id", "conversation", "prompt")
+_WHOLE: Final = "Send the whole conversation as `input`."
 
 
 class ResponseEcho(msgspec.Struct, frozen=True):
@@ -315,22 +316,12 @@ def _refuse(wire: WireResponse) -> None:
         ("stream_options.include_obfuscation", wire.stream_options and wire.stream_options.include_obfuscation, ""),
         ("max_tool_calls", (wire.max_tool_calls or 1) > 1, "Send 1, or limit the calls where the tools run."),
         ("context_management", wire.context_management is not None, "Compact with `POST /v1/responses/compact`."),
+        *((name, getattr(wire, name) is not None, _WHOLE) for name in _NAMES_STORED),
+        ("background", wire.background, "Answers are not stored. Use `stream`, or a job."),
+        ("truncation", wire.truncation == "auto", "Send `disabled`, or leave it out: a long conversation is refused."),
     ):
         if is_refused:
             raise UnsupportedFeature(f"`{param}`: this server cannot do that. {advice or 'Leave it out.'}", param=param)
-    for name in ("previous_response_id", "conversation", "prompt"):
-        if getattr(wire, name) is not None:
-            raise UnsupportedFeature(f"`{name}`: {_NOT_STORED}", param=name)
-    if wire.background:
-        raise UnsupportedFeature("`background`: answers are not stored. Use `stream`, or a job.", param="background")
-    if wire.truncation == "auto":
-        raise UnsupportedFeature(
-            (
-                "`truncation`: a conversation that is too long is refused, not shortened. Send `disabled`, "
-                "or leave it out."
-            ),
-            param="truncation",
-        )
     if (wire.n or 1) != 1:
         raise InvalidRequest("`n`: a response has only one answer. Remove it.", param="n")
 

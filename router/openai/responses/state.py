@@ -87,21 +87,12 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user: str = ""
 
     @property
-    def failed(self) -> bool:
-        """Whether it ended without an answer."""
-        return not self.pending and msgspec.json.decode(self.response, type=_Status).status in ("failed", "cancelled")
-
-    @property
     def items(self) -> Iterator[JSONObject]:
         """The items of the turn, input first. Raises NotEnded."""
         if self.pending:
             raise NotEnded(f"The response {self.id} has not ended. Wait until its status is completed.")
         yield from (msgspec.json.decode(item, type=JSONObject) for item in self.input)
         yield from msgspec.json.decode(self.response, type=_Output | None) or ()
-
-
-class _Status(msgspec.Struct):
-    status: str = ""
 
 
 class _Output(msgspec.Struct):

@@ -181,7 +181,7 @@ class StoredResponseApi:
                 if len(events) > len(sent):
                     yield events[len(sent) :]
                     sent, silent = events, 0
-            elif turn.failed:  # of its text nothing is stored
+            elif response["status"] in ("failed", "cancelled"):  # of its text nothing is stored
                 yield replay(accepted, response, max(after, -1) + sent.count(b"\n\n"))
             elif not (turn.pending and sent.startswith(events)):
                 raise StreamBroken(_BEGUN_AGAIN, phase="stream")

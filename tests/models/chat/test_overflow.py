@@ -127,7 +127,8 @@ async def test_room_is_left_for_the_answer() -> None:
         assert (await words_of(TokenizeRequest(found.request))).count <= room
 
 
-async def test_a_chat_that_is_too_long_to_be_counted_is_trimmed() -> None:
+@pytest.mark.parametrize("context", [CONTEXT, 0])
+async def test_a_chat_that_is_too_long_to_be_counted_is_trimmed(context: int) -> None:
     async def bounded(asked: TokenizeRequest) -> TokenList:
         found = await words_of(asked)
         if found.count > 150:
@@ -136,6 +137,6 @@ async def test_a_chat_that_is_too_long_to_be_counted_is_trimmed() -> None:
 
     turns = [said(role) for _ in range(40) for role in ("user", "assistant")]
     request = Request(kind="chat", model="m", messages=(*turns, said("user")))
-    found = await trim_middle(request, CONTEXT, bounded)
+    found = await trim_middle(request, context, bounded)
     assert found is not None
     assert (await words_of(TokenizeRequest(found.request))).count <= 75
