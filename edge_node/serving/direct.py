@@ -132,22 +132,20 @@ class DirectAnswer:
     __slots__ = ("_call", "_connection", "_http", "_plan", "_response", "_service", "arrival", "started")
 
     def __init__(
-        self, service: Service, arrival: Arrival, plan: Plan, call: BackendRequest, response: HttpResponse
+        self,
+        service: Service,
+        arrival: Arrival,
+        plan: Plan,
+        call: BackendRequest,
+        response: HttpResponse,
+        started: float,
+        http: PlainRequest,
+        connection: DirectConnection,
     ) -> None:
-        self.arrival = arrival
-        self.started = 0.0
-        self._service = service
-        self._plan = plan
-        self._call = call
-        self._response = response
-        self._http: PlainRequest
-        self._connection: DirectConnection
-
-    def follow(self, started: float, http: PlainRequest, connection: DirectConnection) -> None:
-        """Wait for the response to the request that was sent."""
-        self.started, self._http, self._connection = started, http, connection
-        http.begun = self
-        self._response.owner = self
+        self.arrival, self.started = arrival, started
+        self._service, self._plan, self._call, self._response = service, plan, call, response
+        self._http, self._connection = http, connection
+        http.begun = response.owner = self
 
     def fill(self, generation: Generation) -> None:
         """Let a generation go on with what was done (`BegunAnswer`)."""
@@ -302,9 +300,7 @@ class DirectAnswers:
         if response is None:
             admission.release(0.0)
             return None
-        answer = DirectAnswer(service, arrival, plan, call, response)
-        answer.follow(started, http, connection)
-        return answer
+        return DirectAnswer(service, arrival, plan, call, response, started, http, connection)
 
     def _plan(self, policy: Policy, request: Request, memo: RequestMemo) -> Plan | None:
         """Return the plan for a request; None if it is not a plain case."""

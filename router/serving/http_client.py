@@ -502,8 +502,7 @@ class HttpClient:
     @property
     def is_ready(self) -> bool:
         """Whether a connection is idle."""
-        idle = self._idle  # the last one was used last
-        return bool(idle) and idle[-1].loop.time() - idle[-1].idle_since < self._idle_s
+        return bool(self._idle) and self._is_usable(self._idle[-1])  # which was used last
 
     def begin(self, method: str, target: str, lines: str, until: float, body: bytes) -> HttpResponse | None:
         """Send a request on an idle connection. Returns its response, whose head is yet to arrive; None if there is no
@@ -592,11 +591,15 @@ class HttpClient:
     def _idle_connection(self) -> HttpConnection | None:
         while self._idle:
             connection = self._idle.pop()
-            fresh = connection.loop.time() - connection.idle_since < self._idle_s
-            if fresh and (self._tls is None or connection.tls is self._tls.newest()):
+            if self._is_usable(connection):
                 return connection
             connection.close()
         return None
+
+    def _is_usable(self, connection: HttpConnection) -> bool:
+        """Return whether an idle connection may get a request (6)."""
+        is_fresh = connection.loop.time() - connection.idle_since < self._idle_s
+        return is_fresh and (self._tls is None or connection.tls is self._tls.newest())
 
     async def _acquire(self, until: float) -> HttpConnection:
         """Return a new connection, or an idle one if the limit is reached. Raises ConnectError, TimeoutError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import socket
 import ssl
 import struct
@@ -23,7 +24,7 @@ from causeway_server.router.serving.http_client import (
     TruncatedError,
     field_lines,
 )
-from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
+from causeway_server.router.serving.tls.contexts import HTTP1, TlsContext, TlsFiles, client_tls
 from tests.redis_deployments import Certificates
 from tests.waiting import until
 
@@ -425,6 +426,24 @@ async def test_a_connection_that_ends_as_it_is_handed_on_makes_room_for_another(
     client = HttpClient(url, tls=trusting, limit=1, connect_timeout_s=30.0, idle_s=1.0)
     async with listener:
         assert await asyncio.gather(*(ask(client) for _ in range(4))) == [(200, b"hello")] * 4
+    client.close()
+
+
+async def test_a_connection_under_old_certificates_is_not_ready(tmp_path: Path) -> None:
+    now, certificates = [0.0], Certificates(tmp_path)
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(certificates.server, certificates.server_key)
+    listener = await asyncio.start_server(Server([HELLO]).serve, "127.0.0.1", 0, ssl=ours)
+    files = TlsFiles(where="", ca_file=str(certificates.ca))
+    trusting = TlsContext(ssl.PROTOCOL_TLS_CLIENT, files=files, alpn=HTTP1, clock=lambda: now[0])
+    url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    client = HttpClient(url, tls=trusting, limit=1, connect_timeout_s=30.0, idle_s=60.0)
+    async with listener:
+        await ask(client)
+        assert client.is_ready
+        os.utime(certificates.ca, (1.0, 1.0))
+        now[0] = 1e6
+        assert not client.is_ready
     client.close()
 
 
