@@ -6,7 +6,7 @@ pyproject.toml has everything else. The policies hold no code: the default polic
 from setuptools import find_namespace_packages, setup
 
 ROOMS = ("router", "models", "edge_node", "cloud_pool", "fleet", "policies")
-APART = ("edge_node.sdk*", "models.train*")  # distributions of their own
+APART = ("edge_node.sdk*", "models.train*")  # `sdk`, `sdk-ts`, training: distributions of their own
 
 setup(
     package_dir={"causeway_server": "."},

@@ -49,7 +49,7 @@ def test_each_wheel_has_one_name_in_site_packages(wheels: dict[str, Path]) -> No
 def test_the_wheel_of_the_product_holds_the_product_alone(wheels: dict[str, Path]) -> None:
     """SDK and training are distributions of their own; data and templates travel along, images of pages do not."""
     product = set(_names(wheels["causeway_router"]))
-    apart = ("causeway_server/edge_node/sdk/", "causeway_server/models/train/")
+    apart = ("causeway_server/edge_node/sdk/", "causeway_server/edge_node/sdk-ts/", "causeway_server/models/train/")
     assert [name for name in product if name.startswith(apart)] == []
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     rooms = (*(f"{package}/" for package in PACKAGES), "policies/")
