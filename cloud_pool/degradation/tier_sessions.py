@@ -61,6 +61,18 @@ class TierSessions:
         self._own: OrderedDict[tuple[str, bytes], Session] = OrderedDict()
         self.fault = ""
 
+    async def bind(self, request: Request, tenant: str, owner: str) -> None:
+        """Bind the session of a request that was read to the request's regions, whatever becomes of it."""
+        if request.kind != "chat" or (regions := regions_of(request.hints.tags)) is None:
+            return
+        keys = keys_of(request, owner).bindings
+        known = await self._read(tenant, keys)
+        own = {key: known.get(key, NO_SESSION) for key in keys}
+        states = {key: bound(state, on_device=False, regions=regions) for key, state in own.items()}
+        if states != own:
+            now = self._now()
+            await self._write(tenant, {key: msgspec.structs.replace(one, at=now) for key, one in states.items()})
+
     async def find(self, request: Request, tenant: str, owner: str, tier: str) -> TierTurn | None:
         """Return the turn of a request that names `tier`; None if it is not a chat.
 
@@ -71,12 +83,6 @@ class TierSessions:
         keys = keys_of(request, owner)
         known = await self._read(tenant, keys.known)
         session = session_of(keys, known.get, self._now())
-        if (regions := regions_of(request.hints.tags)) is not None:  # it binds the session, whatever becomes of it
-            own = {key: known.get(key, NO_SESSION) for key in keys.bindings}
-            states = {key: bound(state, on_device=False, regions=regions) for key, state in own.items()}
-            if states != own:
-                now = self._now()
-                await self._write(tenant, {key: msgspec.structs.replace(one, at=now) for key, one in states.items()})
         turn = TierTurn(SessionTurn(keys, session), tenant)
         pinned = session.target and (self._config.pin == "conversation" or session.tool_result)
         if not pinned or request.resume:

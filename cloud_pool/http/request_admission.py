@@ -251,6 +251,8 @@ class RequestAdmission(msgspec.Struct):
             arrived_at: Arrival, monotonic time in seconds.
             entry: Ledger entry of the request.
         """
+        if self.sessions is not None:
+            await self.sessions.bind(parsed, principal.tenant, principal.owner)
         limits, allowed = self.ledger.limits(principal), self.allowed(principal)
         max_bytes = self.max_body_bytes(principal)
         if size_bytes > max_bytes:  # of a live session or a call, whose requests are read from no body

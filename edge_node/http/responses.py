@@ -55,6 +55,7 @@ class DeviceResponses:
         """Accept a response as a job. Raises UnsupportedFeature for a private one, which is never on the disk."""
         request, echo = parsed.request, parsed.echo
         assert isinstance(echo, ResponseEcho)
+        await self.service.bind_session(request)
         decision = await self.service.preview(request)
         if decision.on_device:
             message = "`background`: jobs wait on the disk, where private requests are never written. Leave it out."

@@ -415,6 +415,7 @@ class JobIntake:
             webhooks = self._config.webhooks
             check_webhook_url(fields.webhook, allow_http=webhooks.allow_http, allowed=self._networks)
         request = parse_job_request(fields.endpoint, plain, hints)
+        await self._service.bind_session(request)
         if modalities(request) != ["text"] and not self._config.accept_parts:
             message = (
                 "this device does not store audio, images or files on its disk, where jobs wait "

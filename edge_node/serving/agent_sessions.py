@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from causeway_server.router.decision.decide import bound_at_arrival
 from causeway_server.router.decision.sessions import (
     NO_SESSION,
     SessionTurn,
@@ -19,7 +21,7 @@ from causeway_server.router.decision.sessions import (
 from causeway_server.router.errors import JobStoreUnavailable
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.serving.reply import AnswerHead
-from causeway_server.router.types import CachePlan, Estimates, Request, Session, Usage
+from causeway_server.router.types import CachePlan, Estimates, Request, Session, Snapshot, Usage
 
 from ..clock import Clock
 from ..storage.sessions import SessionStore
@@ -56,15 +58,23 @@ class AgentSessions:
         reason = "the session stays at its target, or is bound"
         return CachePlan(bypass=reason, private=session.on_device, regions=session.regions)
 
-    def bind(self, generation: Generation) -> asyncio.Future[None] | None:
-        """Bind the session of a request that is bound, whatever becomes of its answer. Return what `written` awaits."""
-        turn, regions = generation.session, generation.regions
-        if turn is None or not (generation.on_device or regions is not None):
+    def arrive(
+        self, policy: Policy, request: Request, turn: SessionTurn, snapshot: Snapshot
+    ) -> asyncio.Future[None] | None:
+        """Bind the session of a request that was read, before it waits or is refused. Return what `written` awaits."""
+        return self._bind(turn, *bound_at_arrival(policy, request, snapshot))
+
+    def bind(self, turn: SessionTurn, generation: Generation) -> asyncio.Future[None] | None:
+        """Bind the session of a request as it was decided, before its answer. Return what `written` awaits."""
+        return self._bind(turn, generation.on_device, generation.regions)
+
+    def _bind(self, turn: SessionTurn, on_device: bool, regions: Iterable[str] | None) -> asyncio.Future[None] | None:
+        if not on_device and regions is None:
             return None
         states = {}
         for key in turn.keys.bindings:
             known = self.store.find(key) or NO_SESSION
-            binding = bound(known, on_device=generation.on_device, regions=regions)
+            binding = bound(known, on_device=on_device, regions=regions)
             if binding != known:
                 states[key] = binding
         return self.store.put(states) if states else None

@@ -322,6 +322,13 @@ class Service:
         """Charge one job to the client's rate. Raises RateLimited or Draining."""
         self.admission.admit(client, self.records.clock.monotonic())
 
+    async def bind_session(self, request: Request) -> None:
+        """Bind the session of a request that was read and may become a job, as `answer` does."""
+        policy = self._policy_of(request)
+        if policy.session is not None and (turn := self.sessions.turn(policy, request)) is not None:
+            snapshot = self.signals.recent_snapshot(policy)
+            await written(self.sessions.arrive(policy, request, turn, snapshot))
+
     async def preview(self, request: Request) -> Decision:
         """Return the decision for a job now, without running it. Raises InvalidRequest or ModelNotFound."""
         now, policy = self.records.clock.monotonic(), self._policy_of(request)
@@ -379,6 +386,8 @@ class Service:
         if generation.begun is not None:
             await self._generate(generation, context)
             return
+        if (turn := context.session) is not None:
+            await written(self.sessions.arrive(generation.policy, context.request, turn, generation.snapshot))
         if context.job is None:  # a job was charged when it was accepted
             self.admission.admit(context.request.hints.client, context.arrived)
         hit = None if self._bypasses(generation) else await self._find(generation, context.memo)
@@ -402,13 +411,19 @@ class Service:
         except CausewayError as error:
             if context.committed:
                 raise
-            if generation.semantic_check is not None and not isinstance(error, ClientGone):
-                self.shadows.checks.fail()
-                await context.replay(generation.semantic_check.hit, check=error)  # no new answer could be made
-                return
-            if hit is None or not _may_be_stale(hit, context.generation.cache_plan, error):
-                raise
+            await self._replay_instead(context, generation, hit, error)
+
+    async def _replay_instead(
+        self, context: RequestContext, generation: Generation, hit: CacheHit | None, error: CausewayError
+    ) -> None:
+        """Answer with a cached answer, because no new one could be made. Raises `error` if there is none."""
+        if generation.semantic_check is not None and not isinstance(error, ClientGone):
+            self.shadows.checks.fail()
+            await context.replay(generation.semantic_check.hit, check=error)
+        elif hit is not None and _may_be_stale(hit, context.generation.cache_plan, error):
             await context.replay(hit, stale=error)
+        else:
+            raise error
 
     def _bypasses(self, generation: Generation) -> bool:
         """Return whether the request cannot be cached under any rule."""
@@ -508,7 +523,7 @@ class Service:
             decision = generation.decision
             assert decision is not None
             if generation.session is not None:
-                await written(self.sessions.bind(generation))
+                await written(self.sessions.bind(generation.session, generation))
             tap = None if decision.shadow is None else self.shadows.tap(generation, reply)
             decided = True
             await self.attempts.run(generation, reply if tap is None else tap)

@@ -207,6 +207,19 @@ def _bind(
     return _Bindings(bound, kept, regions, region_rule, guard)
 
 
+def bound_at_arrival(policy: Policy, request: Request, snapshot: Snapshot) -> tuple[bool, Regions]:
+    """Return whether a request is bound to the device, and its regions, as far as no signal must be computed first."""
+    values = policy.constraint_needs.read(request, snapshot, Estimates())
+
+    def holds(constraint: Rule) -> bool:
+        result = True if constraint.when is None else constraint.when.evaluate(values)
+        return not result.absent if isinstance(result, EvaluationFailure) else result
+
+    own = regions_of(request.hints.tags)
+    regions = narrowed(own, *[one.regions for one in policy.region_constraints if holds(one)])
+    return request.hints.prefer == "only_on_device" or any(map(holds, policy.constraints)), regions
+
+
 def _named(policy: Policy, request: Request) -> Route | None:
     """Return the targets that the client named; None if the policy's routes choose."""
     named = None

@@ -156,6 +156,15 @@ async def test_the_regions_of_a_request_bind_the_rest_of_its_session(tmp_path: P
         assert other.code == "outside_region"
 
 
+async def test_a_request_that_is_refused_binds_its_session_too(tmp_path: Path) -> None:
+    """It names a tier that the gateway does not have."""
+    async with bed(tmp_path) as made:
+        body: dict[str, object] = {"model": "nobody", "messages": [{"role": "user", "content": "tools=0"}]}
+        (gateway,) = made.gateways
+        assert (await gateway.post("/chat/completions", body, {"x-causeway-tags": "in-region:us"})).status == 404
+        assert (await gateway.post("/chat/completions", {**body, "model": "large"}, {})).code == "outside_region"
+
+
 @pytest.mark.redis
 @pytest.mark.parametrize("kind", ["history", "named"])
 async def test_another_gateway_continues_the_session(tmp_path: Path, redis_server: RedisServer, kind: Kind) -> None:

@@ -142,6 +142,33 @@ async def test_a_private_request_binds_although_it_failed(tmp_path: Path) -> Non
         assert scripts.widened == 0
 
 
+@pytest.mark.parametrize(
+    ("refused", "status"), [("draining", 503), ("rate", 429), ("model", 404), ("job", 400), ("background", 400)]
+)
+async def test_a_private_request_binds_although_it_was_refused(tmp_path: Path, refused: str, status: int) -> None:
+    """It was read, but neither admitted nor decided. The daemon is started again before its client repeats it."""
+    limits = "limits: {per_client_rps: 0.001, " if refused == "rate" else "limits: {"
+    path, words = "/v1/chat/completions", f"{SECRET} tools=0"
+    body: dict[str, object] = {"model": "auto", "messages": [{"role": "user", "content": words}]}
+    headers = {"x-causeway-tags": "private"}
+    async with bed(tmp_path, LOOP.replace("limits: {", limits)) as (device, _):
+        if refused == "draining":
+            device.parts.admission.drain()
+        elif refused == "rate":
+            assert (await device.ask("tools=0")).status == 200
+        elif refused == "model":
+            body["model"] = "nobody"
+        elif refused == "job":
+            headers["prefer"], body["stream"] = "respond-async", True
+        elif refused == "background":
+            path, body = "/v1/responses", {"model": "auto", "input": words, "background": True}
+        async with device.session.post(path, json=body, headers=headers) as response:
+            assert response.status == status
+    async with bed(tmp_path) as (device, scripts):
+        answer = await device.ask(words, tags="hard")
+        assert (answer.status, answer.headers["x-causeway-target"], scripts.widened) == (200, "small", 0)
+
+
 @pytest.mark.parametrize("kind", ["history", "named"])
 async def test_sessions_survive_a_restart(tmp_path: Path, kind: Kind) -> None:
     one, private = agent(kind), agent(kind, 1)
