@@ -111,16 +111,17 @@ class RequestRunner(msgspec.Struct):
                         self._on_chunk(entry, measured, billing, chunk, context)
                         if (slow := reply.send(chunk)) is not None:
                             await slow
+                    await self._keep(context, head)
                 except Exception as fault:
                     if isinstance(fault, ClientGone) or not reply.finished:
                         raise
                     log.info("A fault occurred after the answer's end: %s", redacted(fault))
+                    await self._keep(context, head)
                 except asyncio.CancelledError:
                     if reply.finished:  # the client has the whole answer, and may go on at another gateway
                         with anyio.CancelScope(shield=True):
                             await self._keep(context, head)
                     raise
-                await self._keep(context, head)
                 await reply.end()
 
     async def _keep(self, context: RequestContext, head: AnswerHead) -> None:

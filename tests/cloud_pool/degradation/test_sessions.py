@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,7 +13,7 @@ import pytest
 import redis.asyncio
 
 from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
-from causeway_server.cloud_pool.core.request_context import answer_head
+from causeway_server.cloud_pool.core.request_context import AnswerHead, TierTurn, answer_head
 from causeway_server.cloud_pool.degradation.config import DegradationConfig, TierSessionsConfig
 from causeway_server.cloud_pool.degradation.tier_sessions import TierSessions
 from causeway_server.cloud_pool.redis.config import RedisAddress
@@ -23,6 +24,7 @@ from tests.bed.agents import Agent, AgentCloud, Kind, Scripts
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
 from tests.redis_server import RedisServer, unreachable_redis
 from tests.redis_server import redis_server as redis_server  # a fixture
+from tests.waiting import until
 
 CHAIN = ("large", "medium")
 HEAD = answer_head("medium", "large=broken")
@@ -208,6 +210,31 @@ async def test_require_names_a_variant_of_a_tier_that_has_none_any_more(tmp_path
         assert code == "session_target_unavailable"
         assert "`large (m-trial)`" in message
         assert "no longer has this variant" in message
+
+
+async def test_a_session_is_kept_although_its_client_leaves_meanwhile(tmp_path: Path) -> None:
+    """It has the whole answer, and may go on at another gateway."""
+    started = asyncio.Event()
+
+    class Slow(TierSessions):
+        async def keep(self, turn: TierTurn, head: AnswerHead, request: Request) -> None:
+            if not started.is_set():
+                started.set()
+                await asyncio.Event().wait()
+            await super().keep(turn, head, request)
+
+    async with bed(tmp_path, pin="conversation") as made:
+        (gateway,) = made.gateways
+        gateway.app.server.admission.sessions.__class__ = Slow
+        body: dict[str, object] = {"model": "large", "messages": [{"role": "user", "content": "tools=0"}]}
+        named = {"x-session-id": "one"}
+        asking = asyncio.create_task(gateway.post("/chat/completions", {**body, "stream": True}, named))
+        await started.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: gateway.app.listener.in_flight == 0)
+        again = await gateway.post("/chat/completions", body, named)
+        assert again.headers["x-causeway-session"].startswith("stayed")
 
 
 @pytest.mark.redis
