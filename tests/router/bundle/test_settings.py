@@ -16,7 +16,7 @@ from causeway_server.router.config import leaves_of
 # Where the daemon listens, whom it admits, where requests and traces may go, what may be on the disk, credentials,
 # paths, and the trial by which a device undoes a bundle.
 REFUSED = {
-    *("policy", "state_dir", "engine.model_dirs", "tracing.endpoint", "tracing.region"),
+    *("policy", "state_dir", "engine.model_dirs", "tracing.endpoint", "tracing.region", "guard.names_model"),
     *(
         "fleet.trial_s",
         "fleet.trial_requests",
