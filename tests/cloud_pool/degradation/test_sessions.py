@@ -190,7 +190,7 @@ async def test_an_answer_does_not_undo_a_binding_that_came_meanwhile() -> None:
     sessions, name = TierSessions(TierSessionsConfig(mode="prefer"), {"large": CHAIN}, None), session_tag("one")
     free = await sessions.find(chat(1, name), "acme", "acme/kiosk", "large")
     assert free is not None
-    await sessions.find(chat(2, name, "in-region:eu"), "acme", "acme/kiosk", "large")
+    await sessions.bind(chat(2, name, "in-region:eu"), "acme", "acme/kiosk")
     await sessions.keep(free, HEAD, chat(1, name))
     later = await sessions.find(chat(3, name), "acme", "acme/kiosk", "large")
     assert later is not None
