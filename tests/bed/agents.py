@@ -4,7 +4,8 @@ A device with a model of its own and two targets in two clouds; routes that diff
 without sessions nearly every turn hops. Agents speak chat completions (whole and streamed, half of them with
 `x-session-id`), Messages and chained Responses. Each turn of a user asks for up to four tools, one after the other.
 Models make the ids of their calls, and know a result that another model asked for. In a fifth of the sessions one turn
-is private; every later request repeats its words untagged, and a cloud that reads them counts it. Meanwhile targets
+is private; every later request repeats its words untagged, and a cloud that reads them counts it, and it is a leak if
+a daemon has a record of the private turn, answered or refused: one that was cut before is unknown. Meanwhile targets
 refuse and die, the device hands answers of low confidence off, and the daemon is closed and started again.
 
 `choices` compares the order of `best_of` with and without `switch_cost`, in the decision alone: estimates drawn for
@@ -21,6 +22,7 @@ import asyncio
 import itertools
 import json
 import random
+import re
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -85,12 +87,18 @@ class Scripts:
 
     seed: int
     foreign: list[str] = field(default_factory=list)  # results of tools that another model asked for
-    widened: int = 0  # requests with private words that a cloud read
+    widened: list[str] = field(default_factory=list)  # agents whose private words a cloud read, by request
+    known: set[str] = field(default_factory=set)  # tags of all requests that the daemons recorded
     served: int = 0
     faults: bool = True
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
+
+    @property
+    def leaked(self) -> list[str]:
+        """`widened` of the agents whose private request a daemon had read: it cannot know of others."""
+        return [one for one in self.widened if f"agent-{one}" in self.known]
 
     def reply(self, model: str, asked: Sequence[str], text: str) -> str:
         """Return the id of the tool call of an answer, "" for one without.
@@ -152,7 +160,7 @@ class AgentCloud(ScriptedCloud):
         if self.status != 200:
             return web.json_response({"error": {"message": "broken"}}, status=self.status)
         scripts, model = self._scripts, str(body["model"])
-        scripts.widened += SECRET in json.dumps(body)
+        scripts.widened += re.findall(rf"{SECRET} (\d*)", json.dumps(body))[:1]
         fault = scripts.fault("cloud")
         assert request.transport is not None
         if fault == "refuse":
@@ -313,7 +321,7 @@ class Bed:
             words = f"task {number if number // 4 % 2 else rng.randrange(4)}.{turn} tools={rng.randint(0, 4)}"
             agent.call_id, tags = "", rng.choice(TAGS)
             if turn == secret_at:
-                words, tags = f"{SECRET} {number} {words}", ",".join(filter(None, ("private", tags)))
+                words, tags = f"{SECRET} {number} {words}", f"private,agent-{number},{tags}".rstrip(",")
             answered = False
             while not answered:
                 agent.say(words)
@@ -362,6 +370,8 @@ async def run(
                     while bed.ended["turns"] < until and not all(worker.done() for worker in workers):
                         await asyncio.sleep(0.01)
                     bed.up.clear()
+                records = device.parts.decisions.memory.values()
+                scripts.known |= {tag for record in records for tag in record.request.tags}
                 await clouds[1].stop()
                 bed.ended["starts"] += 1
     return scripts, bed.ended
@@ -443,7 +453,11 @@ async def measure(turns: int, seed: int) -> list[Row]:
     """Measure both parts. The same load under `prefer` shows that the models see what they count."""
     policy = POLICY + SESSION.replace("PIN", "tool_loop")
     scripts, ended = await run(turns, seed, policy.replace("MODE", "require"))
-    print(f"require: {dict(sorted(ended.items()))}, {scripts.served} answers of models", flush=True)
+    print(
+        f"require: {dict(sorted(ended.items()))}, {scripts.served} answers of models, "
+        f"{len(scripts.widened) - len(scripts.leaked)} in a cloud of agents whose private request no daemon read",
+        flush=True,
+    )
     loose, loosely = await run(min(turns, 2000), seed, POLICY)
     print(f"no session: {dict(sorted(loosely.items()))}", flush=True)
     rows, lines = compared(turns, seed)
@@ -451,12 +465,17 @@ async def measure(turns: int, seed: int) -> list[Row]:
     return [
         Row("turns", ended["turns"], "", turns, better="higher"),
         Row("tool results that reached another model", len(scripts.foreign), "", 0.0),
-        Row("private requests that reached a cloud", scripts.widened, "", 0.0),
+        Row("private requests that reached a cloud", len(scripts.leaked), "", 0.0),
+        Row("private turns that a daemon read", len(_private(scripts)), "", 1.0, better="higher"),
         Row("sessions that went to their end", ended["sessions"], "", 1.0, better="higher"),
         Row("the same without `session`: tool results to another model", len(loose.foreign), "", 1.0, better="higher"),
-        Row("the same without `session`: private requests in a cloud", loose.widened, "", 1.0, better="higher"),
+        Row("the same without `session`: private requests in a cloud", len(loose.leaked), "", 1.0, better="higher"),
         *rows,
     ]
+
+
+def _private(scripts: Scripts) -> list[str]:
+    return [tag for tag in scripts.known if tag.startswith("agent-")]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.redis_server import RedisServer
 from tests.redis_server import redis_server as redis_server  # a fixture
 
-from .agents import Agent, AgentCloud, Scripts, compared
+from .agents import POLICY, SESSION, Agent, AgentCloud, Scripts, compared, run
 
 pytestmark = pytest.mark.slow
 EDGE = """
@@ -33,6 +33,18 @@ session: {mode: require}
 def test_a_session_switches_less_when_its_prefix_counts() -> None:
     rows, _ = compared(2000, 1)
     assert [row.name for row in rows if row.holds is not True] == []
+
+
+async def test_agents_of_a_device_that_starts_again_and_again() -> None:
+    """Requests are cut and refused at each end of a daemon, and repeated untagged. Without `session` the same leaks."""
+    policy = POLICY + SESSION.replace("PIN", "tool_loop").replace("MODE", "require")
+    scripts, ended = await run(160, 1, policy, each=40)
+    assert (scripts.foreign, scripts.leaked) == ([], [])
+    assert ended["starts"] >= 3
+    assert any(tag.startswith("agent-") for tag in scripts.known)
+    loose, _ = await run(80, 1, POLICY)
+    assert loose.foreign
+    assert loose.leaked
 
 
 @asynccontextmanager

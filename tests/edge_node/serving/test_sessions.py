@@ -123,7 +123,7 @@ async def test_a_private_item_binds_the_rest_of_the_session(tmp_path: Path, kind
         assert decision is not None
         assert decision.private
         assert "session_bound" in [reason.code for reason in decision.reasons]
-        assert scripts.widened == 0
+        assert scripts.widened == []
         assert await turn(device, agent(kind, 1), "task tools=0", "hard") == "large"  # another session
 
 
@@ -139,7 +139,7 @@ async def test_a_private_request_binds_although_it_failed(tmp_path: Path) -> Non
         for _ in range(12):
             await asyncio.sleep(0)
         assert device.newest().outcome.target == "small"
-        assert scripts.widened == 0
+        assert scripts.widened == []
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ async def test_a_private_request_binds_although_it_was_refused(tmp_path: Path, r
             assert response.status == status
     async with bed(tmp_path) as (device, scripts):
         answer = await device.ask(words, tags="hard")
-        assert (answer.status, answer.headers["x-causeway-target"], scripts.widened) == (200, "small", 0)
+        assert (answer.status, answer.headers["x-causeway-target"], scripts.widened) == (200, "small", [])
 
 
 @pytest.mark.parametrize("kind", ["history", "named"])
@@ -178,7 +178,7 @@ async def test_sessions_survive_a_restart(tmp_path: Path, kind: Kind) -> None:
     async with bed(tmp_path) as (device, scripts):
         assert await turn(device, one) == "large"
         assert await turn(device, private, "task tools=0", "hard") == "small"
-        assert (scripts.foreign, scripts.widened) == ([], 0)
+        assert (scripts.foreign, scripts.widened) == ([], [])
 
 
 async def test_a_job_continues_the_loop(tmp_path: Path) -> None:
