@@ -24,6 +24,7 @@ import json
 import random
 import re
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -453,11 +454,9 @@ async def measure(turns: int, seed: int) -> list[Row]:
     """Measure both parts. The same load under `prefer` shows that the models see what they count."""
     policy = POLICY + SESSION.replace("PIN", "tool_loop")
     scripts, ended = await run(turns, seed, policy.replace("MODE", "require"))
-    print(
-        f"require: {dict(sorted(ended.items()))}, {scripts.served} answers of models, "
-        f"{len(scripts.widened) - len(scripts.leaked)} in a cloud of agents whose private request no daemon read",
-        flush=True,
-    )
+    ended["private in a cloud, not read by a daemon before"] = len(scripts.widened) - len(scripts.leaked)
+    told = f"require: {dict(sorted(ended.items()))}, {scripts.served} answers of models"
+    print(textwrap.fill(told, 118), flush=True)
     loose, loosely = await run(min(turns, 2000), seed, POLICY)
     print(f"no session: {dict(sorted(loosely.items()))}", flush=True)
     rows, lines = compared(turns, seed)
