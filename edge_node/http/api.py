@@ -506,6 +506,13 @@ class Api:
 
     def begin(self, http: PlainRequest, connection: DirectConnection) -> DirectAnswer | None:
         """Begin the answer to a chat in callbacks; None if `handle` must answer. `http.begun` keeps what was done."""
+        try:
+            return self._begin(http, connection)
+        except Exception as failure:  # `handle` meets it again, and can answer
+            log.error("A direct answer could not begin: %s", redacted(failure))
+            return None
+
+    def _begin(self, http: PlainRequest, connection: DirectConnection) -> DirectAnswer | None:
         facts, policy = http.head.facts, self.service.direct_policy
         if policy is None or http.path != _CHAT or self.tracing is not None or not isinstance(facts, HeadFacts):
             return None

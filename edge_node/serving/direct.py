@@ -296,9 +296,13 @@ class DirectAnswers:
         except CausewayError:
             return None  # the general path meets it again: a refusal costs the client nothing
         admission.try_acquire()
-        response = plan.cloud.begin(call)
+        response = None
+        try:
+            response = plan.cloud.begin(call)
+        finally:
+            if response is None:
+                admission.release(0.0)
         if response is None:
-            admission.release(0.0)
             return None
         return DirectAnswer(service, arrival, plan, call, response, started, http, connection)
 

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from causeway_server.edge_node.backends.backend import BackendRequest, UpstreamInfo
+from causeway_server.edge_node.backends.cloud.backend import CloudBackend
 from causeway_server.edge_node.config.schema import ServerConfig
 from causeway_server.edge_node.serving.direct import Arrival, DirectAnswer, DirectAnswers, DirectConnection
 from causeway_server.router.policy.compiled import Policy
@@ -296,6 +297,22 @@ async def test_a_client_that_leaves_as_the_answer_comes_leaves_nothing_behind(de
         await asyncio.gather(asking, return_exceptions=True)
     await until(lambda: device.app.in_flight == 0)
     await until(lambda: device.newest().outcome.status == "cancelled")
+    device.assert_nothing_leaks()
+
+
+async def test_a_failure_before_it_is_sent_leaves_the_request_to_the_general_path(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(cloud: CloudBackend, call: BackendRequest) -> None:
+        raise RuntimeError("unforeseen")
+
+    watched = Watched.of(device)
+    async with client(device) as asking:
+        await chat(asking)
+        monkeypatch.setattr(CloudBackend, "begin", fail)
+        answer = await chat(asking)
+    assert (answer.status, answer.json["choices"][0]["message"]["content"]) == (200, CLOUD)
+    assert not watched.begun
     device.assert_nothing_leaks()
 
 
