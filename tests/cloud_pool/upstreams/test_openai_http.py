@@ -105,7 +105,7 @@ async def test_completions_and_embeddings(gateway: Gateway, cloud: ScriptedCloud
     embedded = await gateway.post("/embeddings", {"model": "large", "input": ["a", "b"]})
     assert embedded.status == 200, embedded.body
     assert [one["index"] for one in embedded.json["data"]] == [0, 1]
-    assert [body["input"] for body in cloud.bodies] == ["a", "b"]
+    assert sorted(str(body["input"]) for body in cloud.bodies) == ["a", "b"]  # they run at the same time
 
 
 async def test_cached_tokens_and_thoughts_of_the_upstream_are_reported(before_raw: Gateway, raw: RawUpstream) -> None:
