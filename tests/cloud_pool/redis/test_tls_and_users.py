@@ -25,6 +25,7 @@ from causeway_server.router.errors import JobStoreUnavailable
 from causeway_server.router.serving.tls import contexts
 from tests.cloud_pool.cache.gateways import Clock, ask, gateway
 from tests.cloud_pool.jobs.scripted_worker import RunningWorker, ScriptedRunner
+from tests.ports import free_port
 from tests.redis_deployments import Certificates, SentinelDeployment, TlsServer, running
 from tests.waiting import until
 
@@ -127,7 +128,9 @@ async def test_a_new_connection_uses_new_certificates(
 
 async def test_a_cluster_speaks_tls(certificates: Certificates, tmp_path: Path) -> None:
     """The node that is configured, and those that it names."""
-    flags = ("--cluster-enabled", "yes", "--tls-cluster", "yes", "--cluster-announce-ip", "127.0.0.1")
+    # The port of the cluster bus, by default 10,000 above, may be taken.
+    bus = ("--tls-cluster", "yes", "--cluster-announce-ip", "127.0.0.1", "--cluster-port", str(free_port()))
+    flags = ("--cluster-enabled", "yes", *bus)
     with running(TlsServer(tmp_path, certificates, *flags)) as server, server.client() as admin:
         admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         await until(lambda: "cluster_state:ok" in str(admin.execute_command("CLUSTER", "INFO")))
