@@ -24,7 +24,7 @@ class TlsServer:
     """Listening sockets whose connections begin with a handshake. Of too many handshakes (4), the oldest one of the
     networks with the most is cancelled.
 
-    The event loop's own server is not used: it tells nobody of the handshakes in progress.
+    The event loop's own server is not used: it does not report the handshakes in progress.
 
     Args:
         sockets: The listening sockets.

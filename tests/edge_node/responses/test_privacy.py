@@ -82,7 +82,7 @@ async def test_items_that_are_added_privately_stay_on_the_device(
 
 
 async def test_a_private_conversation_is_compacted_and_stays_on_the_device(tmp_path: Path) -> None:
-    """The item itself binds, whoever stores it: nothing else of the request tells that it is private."""
+    """The added item itself is bound: nothing else of the request tells that it is private."""
     async with storing(tmp_path) as (device, _):
         async with client_of(device, tags="private") as client:
             made = await client.responses.create(model="auto", input=SECRET, store=True)
