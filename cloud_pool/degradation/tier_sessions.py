@@ -58,7 +58,7 @@ class TierSessions:
         self._redis = client
         self._now = wall_clock
         self._script = None if client is None else client.register_script(load_script(__package__, "keep_session"))
-        self._own: OrderedDict[tuple[str, bytes], Session] = OrderedDict()
+        self._own: dict[str, OrderedDict[bytes, Session]] = {}  # by tenant
         self.fault = ""
 
     async def bind(self, request: Request, tenant: str, owner: str) -> None:
@@ -118,11 +118,12 @@ class TierSessions:
         await self._write(turn.tenant, states)
 
     async def _write(self, tenant: str, states: Mapping[bytes, Session]) -> None:
+        own = self._own.setdefault(tenant, OrderedDict())
         for key, state in states.items():
-            self._own[tenant, key] = state
-            self._own.move_to_end((tenant, key))
-        while len(self._own) > self._config.max_per_tenant:
-            self._own.popitem(last=False)
+            own[key] = state
+            own.move_to_end(key)
+        while len(own) > self._config.max_per_tenant:
+            own.popitem(last=False)
         if self._script is None:
             return
         rows = [part for key, state in states.items() for part in (key.hex(), _encode(state))]
@@ -137,8 +138,8 @@ class TierSessions:
     async def _read(self, tenant: str, keys: Collection[bytes]) -> dict[bytes, Session]:
         """Return the states that are known; this gateway's own while Redis is unavailable."""
         oldest = self._now() - self._config.ttl_s
-        own = {key: self._own.get((tenant, key), NO_SESSION) for key in keys}
-        found = {key: state for key, state in own.items() if state.at > oldest}
+        own: Mapping[bytes, Session] = self._own.get(tenant, {})
+        found = {key: own[key] for key in keys if key in own and own[key].at > oldest}
         if self._redis is None:
             return found
         try:
@@ -148,9 +149,11 @@ class TierSessions:
             self._note(error)
             return found
         for key, row in zip(keys, rows, strict=True):
-            state = decode_row(_decoder, row)
-            if state is not None and state.at >= found.get(key, NO_SESSION).at:
-                found[key] = state
+            state, known = decode_row(_decoder, row), found.get(key, NO_SESSION)
+            if state is not None:
+                # The clock of one gateway may be ahead: what either of the two is bound to holds.
+                last, other = (state, known) if state.at >= known.at else (known, state)
+                found[key] = bound(last, on_device=False, regions=other.regions)
         return found
 
     def _note(self, error: Exception) -> None:

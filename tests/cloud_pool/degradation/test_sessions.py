@@ -198,13 +198,42 @@ async def test_an_answer_does_not_undo_a_binding_that_came_meanwhile() -> None:
     assert later.turn.session.target == "medium"
 
 
+async def test_tenants_do_not_displace_each_others_bindings() -> None:
+    config, name = TierSessionsConfig(mode="prefer", max_per_tenant=2), session_tag("one")
+    sessions = TierSessions(config, {"large": CHAIN}, None)
+    await sessions.bind(chat(1, name, "in-region:eu"), "acme", "acme/kiosk")
+    for number in range(2, 5):
+        turn = await sessions.find(chat(number), "other", "other/kiosk", "large")
+        assert turn is not None
+        await sessions.keep(turn, HEAD, chat(number))
+    later = await sessions.find(chat(9, name), "acme", "acme/kiosk", "large")
+    assert later is not None
+    assert later.turn.session.regions == ("eu",)
+
+
+@pytest.mark.redis
+async def test_a_binding_holds_at_a_gateway_whose_clock_is_ahead(redis_server: RedisServer) -> None:
+    redis_server.flush()
+    config, name = TierSessionsConfig(mode="prefer"), session_tag("one")
+    async with redis.asyncio.Redis.from_url(redis_server.url, retry=None) as client:
+        ahead = TierSessions(config, {"large": CHAIN}, client, lambda: 2_000.0)
+        other = TierSessions(config, {"large": CHAIN}, client, lambda: 1_000.0)
+        turn = await ahead.find(chat(1, name), "acme", "acme/kiosk", "large")
+        assert turn is not None
+        await ahead.keep(turn, HEAD, chat(1, name))
+        await other.bind(chat(2, name, "in-region:eu"), "acme", "acme/kiosk")
+        later = await ahead.find(chat(3, name), "acme", "acme/kiosk", "large")
+        assert later is not None
+        assert later.turn.session.regions == ("eu",)
+
+
 async def test_require_names_a_variant_of_a_tier_that_has_none_any_more(tmp_path: Path) -> None:
     async with bed(tmp_path, pin="conversation") as made:
         one = agent()
         assert (await made.turn(one))[0] == "large"
         sessions = made.gateways[0].app.server.admission.sessions
         assert sessions is not None
-        own = sessions._own  # noqa: SLF001
+        (own,) = sessions._own.values()  # noqa: SLF001
         own |= {key: msgspec.structs.replace(state, model="m-trial") for key, state in own.items()}
         code, message, _ = await made.turn(one)
         assert code == "session_target_unavailable"
