@@ -39,9 +39,9 @@ test-vllm: ## Set up a real vLLM (3.4 GB and weights, asked first), then test th
 	@$(PREPARE) vllm
 	@exec $(BIN)/python -m pytest tests/vllm/check_vllm.py $(ARGS)
 
-test-clients: ## Install Python's agent frameworks (330 MB), then test edge and gateway with them; never part of `test`
+test-clients: ## Install Python's agent frameworks and MCP's suite (570 MB), then test with them; never part of `test`
 	@$(PREPARE) test
-	@exec $(BIN)/python -m pytest tests/clients/check_python.py $(ARGS)
+	@exec $(BIN)/python -m pytest tests/clients/check_python.py tests/clients/check_mcp.py $(ARGS)
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
 	@$(PREPARE) quick

@@ -205,7 +205,8 @@ async def serve_http(server: MCPServer[Any], port: int) -> None:
         usage_error(f"--port {port}: {error.strerror}. Choose another port.")
     with listener:
         click.echo(f"ready url=http://{HOST}:{port}/mcp", err=True)
-        await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve(sockets=[listener])
+        # h11 leaves the whitespace around a header's value out, which httptools keeps.
+        await uvicorn.Server(uvicorn.Config(app, http="h11", log_level="warning")).serve(sockets=[listener])
 
 
 @click.command("mcp")

@@ -51,7 +51,16 @@ def install_python(pins: Sequence[str], environment: Path) -> Path:
 
 
 def _node(client: str, environment: Path) -> list[str]:
-    environment.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["npm", "install", "--silent", "--no-save", *NPM_CLIENTS[client]], cwd=environment, check=True)
+    install_npm(NPM_CLIENTS[client], environment)
     # Node looks for packages beside the program.
     return ["node", str(shutil.copy(PROGRAMS / f"with_{client}.mjs", environment))]
+
+
+def install_npm(pins: Sequence[str], environment: Path) -> Path:
+    """Install packages of npm into a folder, and return the folder of their programs.
+
+    Raises subprocess.CalledProcessError if they cannot be installed.
+    """
+    environment.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["npm", "install", "--silent", "--no-save", *pins], cwd=environment, check=True)
+    return environment / "node_modules" / ".bin"
