@@ -225,7 +225,8 @@ async def _session(http: aiohttp.ClientSession, name: str, turns: int, prefix_wo
         turn, tokens = await take_turn(http, dialect, session, tokens)
         taken.append(turn)
         print(
-            f"  {at + 1}: {turn.cached} of {turn.prompt} cached, first token {turn.first_s:.2f} s, processor {turn.first_cpu_s:.2f} s",
+            f"  {at + 1}: {turn.cached} of {turn.prompt} cached, first token {turn.first_s:.2f} s, "
+            f"processor {turn.first_cpu_s:.2f} s",
             flush=True,
         )
     cold, warm = taken[0], taken[1:]
@@ -236,8 +237,8 @@ async def _session(http: aiohttp.ClientSession, name: str, turns: int, prefix_wo
     print(
         f"{name}: {turns} turns, prompts of {cold.prompt} to {warm[-1].prompt} tokens; from the KV cache from turn 2 "
         f"on {sum(t.cached for t in warm) / sum(t.prompt for t in warm):.3f}, at worst {worst:.3f}; cold first token "
-        f"{cold.first_s:.2f} s, later ones {statistics.median(firsts):.3f} of it (median), {firsts[-1]:.3f} at worst, of "
-        f"its processor time {cpu:.3f}; inexact: {len(inexact)}",
+        f"{cold.first_s:.2f} s, later ones {statistics.median(firsts):.3f} of it (median), {firsts[-1]:.3f} at worst, "
+        f"of its processor time {cpu:.3f}; inexact: {len(inexact)}",
         flush=True,
     )
     for turn in inexact[:3]:

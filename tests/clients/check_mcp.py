@@ -1,8 +1,8 @@
 """MCP's own conformance suite, at revision 2026-07-28, against `causeway-edge mcp`. `make test-clients` runs this.
 
 The suite and the Node.js that it needs are installed once into the user's cache (240 MB). Its scenarios are written for
-a fixture with tools, prompts and resources of given names. Those in NOT_SERVED need what the daemon does not serve; each
-other one must be green, and one that turns green is taken off the list.
+a fixture with tools, prompts and resources of given names. Those in NOT_SERVED need what the daemon does not serve;
+each other one must be green, and one that turns green is taken off the list.
 """
 
 from __future__ import annotations
