@@ -27,7 +27,8 @@ def narrowed(*bindings: Regions) -> Regions:
 
 def regions_of(tags: Iterable[str]) -> Regions:
     """Return the regions to which tags bind a request. `tags`: in lower case, as `folded_tags`."""
-    return narrowed(*[frozenset(tag[len(PREFIX) :].split("+")) for tag in tags if tag.startswith(PREFIX)])
+    bindings = [frozenset(tag[len(PREFIX) :].split("+")) for tag in tags if tag.startswith(PREFIX)]
+    return narrowed(*bindings) if bindings else None
 
 
 def region_tags(regions: Iterable[str] | None) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ..errors import ModelNotFound
-from ..policy.compiled import CacheRule, GuardRule, Policy, Route, Rule, chosen_by_name, in_each_cloud
+from ..policy.compiled import CacheRule, Policy, Route, Rule, chosen_by_name, in_each_cloud
 from ..policy.signals import (
     EvaluationFailure,
     SignalValues,
@@ -77,28 +77,17 @@ _NO_ROUTE_HOLDS: Final = Reason("no_route", detail="no route holds")
 
 
 class _Bindings(msgspec.Struct, frozen=True):
-    """The constraints that bind a request to the device, and its parts; and the regions that it may be in."""
+    """What binds a request: to the device, in its parts, to regions; and what the rules of the guard ask for."""
 
-    on_device: tuple[Rule, ...]
-    parts: tuple[Rule, ...]
-    regions: Regions
-    region_rule: str  # name of the first constraint that binds it to regions; "" for its tags
-    guard: tuple[GuardRule, ...] = ()  # rules of the guard that apply
+    on_device: tuple[Rule, ...] = ()
+    parts: tuple[Rule, ...] = ()
+    regions: Regions = None
+    region_rule: str = ""  # name of the first constraint that binds it to regions; "" for its tags
+    mask: tuple[str, ...] = ()  # classes of values that cloud targets get as placeholders
+    refused_by: str = ""  # name of the rule of the guard that refuses the request; "" for none
 
-    @property
-    def none(self) -> bool:
-        """Whether nothing binds it."""
-        return not (self.on_device or self.parts or self.mask) and self.regions is None
 
-    @property
-    def mask(self) -> tuple[str, ...]:
-        """The classes of values that cloud targets get as placeholders."""
-        return tuple(sorted({kind for rule in self.guard for kind in rule.classes}))
-
-    @property
-    def refused_by(self) -> str:
-        """The name of the rule of the guard that refuses the request; "" for none."""
-        return next((rule.name for rule in self.guard if rule.action == "refuse"), "")
+_UNBOUND: Final = _Bindings()
 
 
 def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> Decision:
@@ -131,26 +120,29 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         attempts, skipped_target = _plan(route, request, kinds, (snapshot, estimates), bindings, reasons, leaving)
         if snapshot.uncalibrated and named is None:
             _note_uncalibrated(policy, route, snapshot, attempts, reasons)
-    is_loop = session is not None and session.tool_result
+    shadow = None
+    if policy.shadow is not None and named is None and not (session is not None and session.tool_result):
+        shadow = _shadow_of(policy.shadow, request, attempts, bindings)
     decided = bool(attempts or refused_by)
     missing, able = ((), ()) if decided else unmet_abilities(policy, request, kinds, snapshot, route, named)
-    return Decision(
-        policy=policy.name,
-        revision=policy.revision,
-        rule="" if route is None else route.name,
-        attempts=attempts,
-        reasons=tuple(reasons),
-        on_device=bool(bindings.on_device) or request.hints.prefer == "only_on_device",
-        private=bool(bindings.on_device),
-        parts_on_device=bool(bindings.parts),
-        regions=None if bindings.regions is None else tuple(sorted(bindings.regions)),
-        missing_abilities=missing,
-        able_targets=able,
-        skipped_target=skipped_target,
-        pinned=pinned,
-        shadow=_shadow_of(policy, request, attempts) if named is None and bindings.none and not is_loop else None,
-        refused_by=refused_by,
-        mask=bindings.mask,
+    on_device, regions = bool(bindings.on_device), bindings.regions
+    return Decision(  # by position: sixteen names would cost as much as the route
+        policy.name,
+        policy.revision,
+        "" if route is None else route.name,
+        attempts,
+        tuple(reasons),
+        on_device or request.hints.prefer == "only_on_device",
+        on_device,
+        bool(bindings.parts),
+        None if regions is None else tuple(sorted(regions)),
+        missing,
+        able,
+        skipped_target,
+        pinned,
+        shadow,
+        refused_by,
+        bindings.mask,
     )
 
 
@@ -178,8 +170,12 @@ def decide_memoized(
     return known
 
 
-def _shadow_of(policy: Policy, request: Request, attempts: tuple[AttemptPlan, ...]) -> Shadow | None:
-    return None if policy.shadow is None else plan_shadow(policy.shadow, request, attempts)
+def _shadow_of(
+    shadow: Shadow, request: Request, attempts: tuple[AttemptPlan, ...], bindings: _Bindings
+) -> Shadow | None:
+    if bindings.on_device or bindings.parts or bindings.mask or bindings.regions is not None:
+        return None
+    return plan_shadow(shadow, request, attempts)
 
 
 def _bind(
@@ -191,12 +187,12 @@ def _bind(
     reasons: list[Reason],
 ) -> _Bindings:
     """Return what binds a request: constraints, its tags, and the earlier requests of its session."""
-    bound = _binding_constraints(policy.constraints, values, reasons)
+    bound: tuple[Rule, ...] = _binding_constraints(policy.constraints, values, reasons)
     kept: tuple[Rule, ...] = ()
     if policy.part_constraints and len(kinds) > 1:
         kept = _binding_constraints(policy.part_constraints, values, reasons)
     guard = _binding_constraints(policy.guard, values, reasons) if policy.guard else ()
-    if policy.guard_settings.on_failure == "hit" and len(kinds) > 1:
+    if guard and policy.guard_settings.on_failure == "hit" and len(kinds) > 1:
         kept = (*kept, *[rule for rule in guard if rule.action == "mask"])  # placeholders stand for text only
     regions, region_rule = _binding_regions(policy, request, values, reasons)
     if session is not None and (session.on_device or session.regions is not None):
@@ -204,7 +200,11 @@ def _bind(
         bound = (*bound, SESSION_BOUND) if session.on_device else bound
         if session.regions is not None:
             regions, region_rule = narrowed(regions, frozenset(session.regions)), region_rule or SESSION_BOUND.name
-    return _Bindings(bound, kept, regions, region_rule, guard)
+    if not guard:
+        return _Bindings(bound, kept, regions, region_rule) if bound or kept or regions is not None else _UNBOUND
+    mask = tuple(sorted({kind for rule in guard for kind in rule.classes}))
+    refused_by = next((rule.name for rule in guard if rule.action == "refuse"), "")
+    return _Bindings(bound, kept, regions, region_rule, mask, refused_by)
 
 
 def bound_at_arrival(policy: Policy, request: Request, snapshot: Snapshot) -> tuple[bool, Regions]:
@@ -287,6 +287,9 @@ def _exclude(
     """Return the targets of the route that may answer."""
     allowed: list[Target] = []
     only, bound, absent = _ONLY.get(prefer), bindings.on_device, snapshot.absent
+    free = bindings is _UNBOUND and only is None and not absent
+    if free and all(ability in target.can for target in route.targets for ability in required):
+        return route.targets
     for target in route.targets:
         missing = [ability for ability in required if ability not in target.can]
         if missing and forms is not None:
@@ -449,15 +452,8 @@ def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: 
     if bypass and rule is not None and rule.exact is not None:
         reasons.append(Reason("cache_refused", rule=rule.name, detail=bypass))
     used = None if bypass else rule
-    return CachePlan(
-        exact=None if used is None else used.exact,
-        semantic=None if used is None else used.semantic,
-        rule="" if rule is None else rule.name,
-        bypass=bypass,
-        reasons=tuple(reasons),
-        private=private,
-        regions=regions,
-    )
+    exact, semantic = (None, None) if used is None else (used.exact, used.semantic)
+    return CachePlan(exact, semantic, "" if rule is None else rule.name, bypass, tuple(reasons), private, regions)
 
 
 def early_bypass(policy: Policy, request: Request) -> str:

@@ -109,9 +109,10 @@ def modalities(request: Request) -> list[Modality]:
     """Return the kinds of content in the messages, in the order text, image, audio, file."""
     found: set[Modality] = {"text"}
     for message in request.messages:
-        if message.content is None or isinstance(message.content, str):
+        content = message.content
+        if content is None or isinstance(content, str):
             continue
-        for part in message.content:
+        for part in content:
             if not isinstance(part, TextPart):
                 found.add("image" if isinstance(part, ImagePart) else "file" if isinstance(part, FilePart) else "audio")
     return ["text"] if len(found) == 1 else [name for name in MODALITIES if name in found]
@@ -119,6 +120,8 @@ def modalities(request: Request) -> list[Modality]:
 
 def required_abilities(request: Request, kinds: list[Modality]) -> tuple[Ability, ...]:
     """Return the abilities that a target needs for a request with these kinds of content."""
+    if len(kinds) == 1 and not request.tools and request.response_format is None and request.logprobs is None:
+        return (request.kind,)
     required: list[Ability] = [request.kind]
     if wants_tools(request):
         required.append("tools")
@@ -140,7 +143,7 @@ def _double(value: float | None) -> float | None:
 
 
 def _int(value: int | None) -> int | None:
-    return None if value is None else max(-_INT64, min(_INT64, int(value)))
+    return value if value is None or -_INT64 <= value <= _INT64 else max(-_INT64, min(_INT64, value))
 
 
 _S = SignalSpec
