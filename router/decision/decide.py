@@ -77,7 +77,7 @@ _NO_ROUTE_HOLDS: Final = Reason("no_route", detail="no route holds")
 
 
 class _Bindings(msgspec.Struct, frozen=True):
-    """What binds a request: to the device, in its parts, to regions; and what the rules of the guard ask for."""
+    """The constraints that bind a request, or its parts, to the device; its regions; what the guard's rules require."""
 
     on_device: tuple[Rule, ...] = ()
     parts: tuple[Rule, ...] = ()
