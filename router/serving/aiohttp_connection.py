@@ -18,7 +18,7 @@ from .responses import CORS, SERVER, error_response
 
 log = logging.getLogger(__name__)
 
-_LINGER_S = 2.0  # time to read the rest of a refused request's body
+_READ_BYTES = 64 * 1024  # of an unread body, twice as much and one read of the socket (256 kB) are in memory
 
 
 class Plain(Protocol):
@@ -41,7 +41,8 @@ class AiohttpConnection(RequestHandler):
             access_log=None,  # type: ignore[arg-type]  # off: `self.access_log` is Optional
             auto_decompress=False,
             keepalive_timeout=read_timeout_s,
-            lingering_time=_LINGER_S,
+            lingering_time=2.0,  # s, for the rest of a refused request's body
+            read_bufsize=_READ_BYTES,
             max_headers=MAX_HEADERS,
         )
         self.plain = plain

@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 BODY = 8 * MIB
 MEMORY = 64 * MIB
 CONNECTIONS = 256
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 
 
 def a_request() -> Any:
@@ -173,7 +173,8 @@ async def test_many_large_bodies_at_once_do_not_fill_the_memory(
     assert all(b" 400 " in response for response in small), small  # blanks are no JSON: it was read and parsed
     assert set(statuses) <= {b"400", b"429", b"503", b"closed"}
     assert statuses.get(b"429", 0) > 0
-    assert peak - before < 3 * MEMORY, (peak - before) // MIB
+    # The tenant's share is 32 MiB; each of 256 connections has up to 384 KiB that were not read yet: 96 MiB.
+    assert peak - before < 5 * MEMORY // 2, (peak - before) // MIB
     assert b" 400 " in await send(place, BODY, chunked=chunked)  # all memory was given back
 
 
