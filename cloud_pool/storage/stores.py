@@ -4,7 +4,7 @@ Each script runs in Redis atomically and can be repeated, since its reply may ge
 `endings.lua`, `revisions.lua` and `billing.lua` precede every script, `webhooks/delivery.lua` some of those on
 webhooks, `batches/files.lua` those on files.
 
-The keys are in ../redis/keys.py. Of the hashes:
+The README lists the keys. Of the hashes:
 
     job:<id>     `fence` rises with each claim, `cost` is tokens over weight, `reported` the fence of the last report;
                  `late` kinds of part may revise its answer until `late_until`, `claims` of its late answer

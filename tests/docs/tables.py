@@ -15,7 +15,6 @@ import causeway_server.cloud_pool.config
 import causeway_server.edge_node.cli.main
 import causeway_server.fleet.cli.commands
 import causeway_server.models.cli.commands
-from causeway_server.cloud_pool.redis.keys import REDIS_KEYS
 from causeway_server.edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from causeway_server.edge_node.agent.journal import TRANSITIONS
 from causeway_server.edge_node.config.schema import Config
@@ -33,6 +32,7 @@ from causeway_server.router.realtime.event_log import CloseCode
 from causeway_server.router.renames import RENAMED
 from causeway_server.router.serving.live.sessions import SESSION_METRICS
 from causeway_train.cli.commands import main as causeway_train
+from tests.cloud_pool.redis.declared_keys import REDIS_KEYS
 
 ROOT = Path(__file__).parents[2]
 Rows = Iterable[Sequence[str]]

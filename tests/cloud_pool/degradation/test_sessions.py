@@ -17,10 +17,10 @@ from causeway_server.cloud_pool.core.request_context import AnswerHead, TierTurn
 from causeway_server.cloud_pool.degradation.config import DegradationConfig, TierSessionsConfig
 from causeway_server.cloud_pool.degradation.tier_sessions import TierSessions
 from causeway_server.cloud_pool.redis.config import RedisAddress
-from causeway_server.cloud_pool.redis.keys import declared
 from causeway_server.router.session_tags import session_tag
 from causeway_server.router.types import Message, Request, RoutingHints
 from tests.bed.agents import Agent, AgentCloud, Kind, Scripts
+from tests.cloud_pool.redis.declared_keys import declared
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
 from tests.redis_server import RedisServer, unreachable_redis
 from tests.redis_server import redis_server as redis_server  # a fixture

@@ -36,7 +36,7 @@ from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
 from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
 from causeway_server.cloud_pool.jobs.worker.runner import JobRun
 from causeway_server.cloud_pool.redis.connect import open_redis
-from causeway_server.cloud_pool.redis.keys import REDIS_KEYS, declared, ensure_accounts_layout
+from causeway_server.cloud_pool.redis.keys import ensure_accounts_layout
 from causeway_server.cloud_pool.storage.config import JobsConfig, WebhookConfig
 from causeway_server.cloud_pool.storage.stores import JobStores
 from causeway_server.router.errors import CloudFailed, RateLimited
@@ -48,6 +48,7 @@ from tests.cloud_pool.jobs.gateway import identify, serving
 from tests.cloud_pool.jobs.scripted_worker import ScriptedRunner, answers
 from tests.cloud_pool.jobs.test_api import TIER
 from tests.cloud_pool.jobs.webhook_receiver import Receiver, receiving
+from tests.cloud_pool.redis.declared_keys import REDIS_KEYS, declared
 from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
