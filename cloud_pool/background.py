@@ -101,9 +101,7 @@ class WorkerRuntime:
         return await open_all(stop, self._stores.durability.wait)
 
     async def run(self, stop: StopSignal) -> None:
-        """Work until `stop` is set and the worker has drained. Another worker repeats a webhook that this
-        interrupts.
-        """
+        """Work until `stop` is set and the worker has drained. Another worker repeats an interrupted webhook."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep_running, "the sender of webhooks", self._sender.run)
             tasks.start_soon(keep_running, "the processor of batches", self._batches.run)

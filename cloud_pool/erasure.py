@@ -196,9 +196,7 @@ class Batches(_JobKeys):
 
 
 class Jobs(_JobKeys):
-    """Jobs with their request, result, text, events, idempotency key and dead letter. Batches do not belong to a
-    user.
-    """
+    """Jobs with request, result, text, events, idempotency key and dead letter. Batches belong to no user."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         wanted = subject.user_digest

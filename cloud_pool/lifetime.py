@@ -29,9 +29,7 @@ class StopSignal(Protocol):
 
 
 async def run_with_tasks(work: Callable[[TaskGroup, list[Closing]], Awaitable[None]]) -> None:
-    """Run `work` with a group for background tasks and a list of things to close after they have ended. Raises
-    ConfigError.
-    """
+    """Run `work` with a group for background tasks and a list of closings for their end. Raises ConfigError."""
     errors = []
     closing: list[Closing] = []
     async with anyio.create_task_group() as tasks:

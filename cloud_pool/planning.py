@@ -160,9 +160,7 @@ def decode_tokens_per_s(points: Sequence[ThroughputPoint], sequences: int) -> fl
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """Return the probability that a request waits (Erlang's C); 1 if `offered` (arrival rate · service time) ≥
-    `servers`.
-    """
+    """Return the probability that a request waits (Erlang's C); 1 if `offered` (rate · service time) ≥ `servers`."""
     if offered >= servers:
         return 1.0
     blocked = 1.0  # Erlang B with no server

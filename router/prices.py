@@ -49,9 +49,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def rates(self) -> tuple[int, int, int, int, int]:
-        """The prices of a prompt token, a cached one, a token of the answer, a request and a second of audio, 1e-12
-        USD.
-        """
+        """Prices of a prompt token, a cached one, an answer's token, a request and a second of audio, 1e-12 USD."""
         cached = self.input if isinstance(self.cached_input, UnsetType) else self.cached_input
         per_token = [round(amount * _PER_MILLION) for amount in (self.input, cached, self.output)]
         prompt, known, answer = per_token

@@ -13,9 +13,7 @@ from .types import Effort, Request
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
 Thinking = Literal["", "marked", "open"]
-"""The way a model marks its reasoning: "" for never, `marked` for both marks, `open` if the prompt already has the
-first mark.
-"""
+"""How a model marks its reasoning: "" never, `marked` by both marks, `open` if the prompt has the first."""
 
 EFFORT_TOKENS: Final[dict[Effort, int | None]] = {
     "none": 0,

@@ -193,9 +193,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestFeatures(msgspec.Struct, frozen=True):
-    """The fields of a request that routing reads: every `request.*` signal except on-demand ones, and other inputs of
-    `decide`.
-    """
+    """The request's fields that routing reads: `request.*` but on-demand signals, and inputs of `decide`."""
 
     kind: Kind | AudioKind
     model: str

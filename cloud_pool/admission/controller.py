@@ -78,9 +78,7 @@ class Permit:
         self._admission.first_token(self._ticket, seconds_in_triton if is_reliable else None)
 
     def failed(self) -> None:
-        """Report that the tier refused the request or its first token was late; faults of a single endpoint do not
-        count.
-        """
+        """Report that the tier refused, or its first token was late; faults of a single endpoint do not count."""
         self._admission.failed(self._ticket)
 
     def while_held(self) -> _WhileHeld:
@@ -262,9 +260,7 @@ class AdmissionController:
             self._wake(self.scheduler.leave(ticket, self._clock(), permit.used_tokens))
 
     async def wait(self, ticket: Ticket, future: asyncio.Future[QueueFull | None]) -> None:
-        """Wait until the ticket has a permit. A permit that is granted at the moment when its waiter leaves is passed
-        on. Raises like `acquire`.
-        """
+        """Wait for a permit. One that is granted as its waiter leaves is passed on. Raises like `acquire`."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(ticket.deadline - self._clock(), _expire, future)
         try:

@@ -91,9 +91,7 @@ class Flow:
 
 
 class FairQueue:
-    """Fair queue with the tenants' tags and waiters. Costs are in tokens, tags in tokens over weight, `credit` in
-    sequences.
-    """
+    """Fair queue with tenants' tags and waiters. Costs are tokens, tags tokens over weight, `credit` sequences."""
 
     def __init__(self, credit: float = 0.0) -> None:
         self.credit = credit

@@ -1,6 +1,4 @@
-"""OpenAI's /v1/files and /v1/batches, implemented by jobs. Source:
-https://platform.openai.com/docs/api-reference/batch
-"""
+"""OpenAI's /v1/files and /v1/batches, by jobs. Source: https://platform.openai.com/docs/api-reference/batch"""
 
 from __future__ import annotations
 

@@ -110,9 +110,7 @@ class Billing:
         self._subscriber, self._detached, self.status = subscriber, False, "miss"
 
     def detached(self, *, resumed: bool) -> None:
-        """Record that the request is answered separately, because sharing failed or is not allowed. `resumed`: whether
-        this happens in mid-answer.
-        """
+        """Record that the request is answered alone (sharing failed or is forbidden). `resumed`: in mid-answer."""
         self._detached = True
         if self._subscriber is not None and not resumed:
             self.status = "miss"
@@ -202,9 +200,7 @@ class CachingService:
     async def _pieces(
         self, cache: SharedCache, billing: Billing, context: RequestContext, key: GenerationKey | None
     ) -> AsyncGenerator[Piece, None]:
-        """Yield a request's pieces. This is a single generator, because each nested one would be resumed per token.
-        `key`: None if the answer is not shared.
-        """
+        """Yield a request's pieces, in one generator, as each is resumed per token. `key`: None if it is not shared."""
         client_pieces, emitted = _OwnPieces(billing, context.id), EmittedPrefix()
         try:
             if key is not None:
@@ -355,9 +351,7 @@ class _SharedReader:
         self._over = False
 
     async def next(self) -> Chunk | None:
-        """Return the next chunk that the client has not received; None after the last. Raises like
-        `CoalescedSubscriber.next`.
-        """
+        """Return the next chunk for the client; None after the last. Raises like `CoalescedSubscriber.next`."""
         while not self._over:
             try:
                 chunk = await self._subscriber.next()

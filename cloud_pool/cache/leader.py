@@ -48,9 +48,7 @@ class GenerationLeader(msgspec.Struct):
             self._wake()
 
     async def run(self) -> None:
-        """Generate the answer. Afterwards the generation is finished, or the other subscribers may try again. Raises no
-        CausewayError.
-        """
+        """Generate the answer, so that it is finished or other subscribers may try again. Raises no CausewayError."""
         error: CausewayError | None = Draining("This gateway is shutting down.", retry_after_s=1.0)
         if not self.generation.subscribers:  # they left during the call to Redis
             with anyio.move_on_after(_RELEASE_S, shield=True):
@@ -99,9 +97,7 @@ class GenerationLeader(msgspec.Struct):
             self.generation.fail(billed, error)  # (3), (4)
 
     async def _end_lease(self, error: CausewayError | None, context: RequestContext | None = None) -> None:
-        """End the lease, storing the answer if there is one. `context`: context of the billed request; None if there
-        was none.
-        """
+        """End the lease and store the answer, if there is one. `context`: of the billed request; None for none."""
         lease, self.lease = self.lease, None
         if lease is None:
             return

@@ -63,9 +63,7 @@ def is_private(request: Request, config: CacheConfig) -> bool:
 
 
 class CacheKeys:
-    """Derives cache keys from `secret`, which makes them unguessable, from `version`, and from everything that shapes a
-    prompt.
-    """
+    """Derives unguessable cache keys from `secret`, `version`, and everything that shapes a prompt."""
 
     def __init__(self, config: CacheConfig, secret: bytes = b"") -> None:
         self._salt = (hashlib.blake2b(secret).digest() if secret else b"", config.version)
@@ -87,9 +85,7 @@ class CacheKeys:
 
 
 def _resolved(request: Request, tier: Tier) -> Request:
-    """Return the request as the tier sees it: with the tier's name instead of an alias, and the tier's temperature if
-    none is set.
-    """
+    """Return the request as the tier sees it: with the tier's name for an alias, and its default temperature."""
     sampling = request.sampling
     if sampling.temperature is None:
         sampling = msgspec.structs.replace(sampling, temperature=tier.chat_format.temperature)

@@ -30,9 +30,7 @@ class SharingFailed(Exception):
 
 
 class GenerationUsage:
-    """The usage of a shared generation that is billed to one request. The generation may continue for other subscribers
-    after that request.
-    """
+    """The usage of a shared generation that one request is billed; others may continue the generation."""
 
     def __init__(self) -> None:
         self.total = Usage()

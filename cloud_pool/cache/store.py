@@ -98,9 +98,7 @@ class GenerationKey(msgspec.Struct, frozen=True):
 
 
 class LeaderLease(msgspec.Struct, frozen=True):
-    """A lease of this gateway, which generates the answer. `took_over`: whether it was taken from a leader whose lease
-    had expired.
-    """
+    """A lease of this gateway, which generates the answer. `took_over`: from a leader whose lease had expired."""
 
     key: GenerationKey
     fence: str

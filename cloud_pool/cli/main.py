@@ -44,9 +44,7 @@ _ON_DEMAND = {
     "plan": (".plan", "plan_command", "Compute how many replicas a load needs, and what they cost."),
     "usage": (".usage", "usage_command", "Show a tenant's usage and cost on a day."),
 }
-"""Commands that are imported on demand, because their slow imports (half a second) would delay `--help`: module,
-command and help.
-"""
+"""Commands imported on demand, as slow imports (half a second) would delay `--help`: module, command, help."""
 
 
 @click.group("causeway-cloud", cls=ProgramGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -215,9 +215,7 @@ def triton(
 
 
 def _served_encoder(text: str, limits: PartLimits, python: str, model_dirs: tuple[Path, ...]) -> ServedModel | None:
-    """Return the encoder's model; None if `text` names a language model. Raises ConfigError if the encoder's packages
-    or model are missing.
-    """
+    """Return the encoder's model; None for a language model. Raises ConfigError if packages or model are missing."""
     name, _, artifact = text.partition("=")
     encoder = artifact or name
     kind = ENCODERS.get(encoder)

@@ -1,6 +1,4 @@
-"""The command `causeway-cloud usage`, which shows a tenant's usage on a day, and the access of commands to the
-gateways' Redis.
-"""
+"""The command `causeway-cloud usage`: a tenant's usage on a day. Also the commands' access to the gateways' Redis."""
 
 from __future__ import annotations
 

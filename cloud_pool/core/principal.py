@@ -85,6 +85,4 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 ANYONE = Principal(DEFAULT_TENANT, "", frozenset(SCOPES), Grants(priority="interactive", critical=True))
-"""The caller of a gateway without tokens, which listens only on loopback. Everything that its headers ask for is
-granted.
-"""
+"""The caller of a gateway without tokens, which listens only on loopback: its headers are granted."""

@@ -356,9 +356,7 @@ class TierFallback:
         return view
 
     def _others(self, name: str, priority: Priority, now: float, *, below: bool) -> list[Priority]:
-        """Return the priorities that are present: those below this one that could still move, or those above it that
-        have not come back.
-        """
+        """Return the present priorities: those below this one that could move, or those above that are not back."""
         arrived_at, rank, min_share = self._tiers[name].arrived_at, RANK[priority], self.config.share_ramp.min_share
         present = [other for other in RANK if now - arrived_at[other] < _PRESENT_S]
         if below:

@@ -102,9 +102,7 @@ class GatewayResponses:
         return ParsedResponse(request, echo, turn, len(whole), principal, headers)
 
     def _in_regions(self, turn: Turn, request: Request, principal: Principal) -> Turn:
-        """Return the turn, which is not stored if that is only the default and the store is outside its regions. Raises
-        OutsideRegion.
-        """
+        """Return the turn, unstored if only the default stores it, outside its regions. Raises OutsideRegion."""
         reads = turn.chain or turn.request.conversation or turn.request.references
         if not (turn.store or reads):
             return turn

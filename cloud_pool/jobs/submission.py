@@ -224,9 +224,7 @@ class SubmissionParser:
         )
 
     def check_store(self, tags: Iterable[str], limits: TenantLimits) -> Regions:
-        """Return the regions to which tags and tenant bind a job, batch or file. Raises OutsideRegion if this process,
-        or the store, is in none of them.
-        """
+        """Return the regions that bind a job, batch or file. Raises OutsideRegion if process or store is in none."""
         regions = regions_of((*tags, *region_tags(limits.regions or None)))
         check_region(regions, self._region, "this gateway (identity.region)")
         check_region(regions, self._config.region, "the store of jobs and files (jobs.region)")

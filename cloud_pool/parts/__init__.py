@@ -1,3 +1,1 @@
-"""Audio, images and files in requests: encoder tiers (`encoders`) read them concurrently, and the results go into the
-prompt as text (`request_parts`).
-"""
+"""Audio, images and files: encoder tiers (`encoders`) read them, their text goes into the prompt (`request_parts`)."""

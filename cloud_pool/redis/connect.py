@@ -352,9 +352,7 @@ def _password(username: str, path: str, where: str) -> PasswordFile | None:
 
 
 def _connection_class(target: RedisTarget, where: str, base: type[Connection]) -> type[Connection]:
-    """Return `base`, or with TLS a class of connections that read the certificates again when they change, which
-    redis-py's own do not. Raises ConfigError.
-    """
+    """Return `base`, or with TLS one that reads changed certificates again, unlike redis-py's. Raises ConfigError."""
     if not target.tls:
         return base
     config = target.config

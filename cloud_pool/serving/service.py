@@ -203,9 +203,7 @@ class Service(msgspec.Struct, frozen=True):
         return self.variants.tried(tier, context.request) if self.variants.active else (tier,)
 
     def _partial_answer(self, context: RequestContext) -> PartialAnswer | None:
-        """Read the continue token, which holds the part of the answer that the client already has. Raises
-        CausewayError.
-        """
+        """Read the continue token: the part of the answer that the client already has. Raises CausewayError."""
         if not context.request.resume:
             return None
         if self.continue_tokens is None:

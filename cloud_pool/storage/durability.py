@@ -128,9 +128,7 @@ class DurabilityCheck:
             raise JobStoreIsCluster(NO_CLUSTER, retry_after_s=30.0)
 
     async def _ensure_keys(self) -> None:
-        """Announce the key that encrypts now. Raises ContentKeyMissing if another process encrypts with a key that this
-        process lacks.
-        """
+        """Announce the key that encrypts now. Raises ContentKeyMissing if another process's key is missing here."""
         announced, now = self.database.key("content_keys"), await self.database.now_ms()
         if key := self.cipher.sealing_key:
             with suppress(JobStoreRefused):  # a full Redis: running jobs may end all the same

@@ -30,9 +30,7 @@ StoreName = Literal["redis", "path", "s3"]
 log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 30.0
 _MARKER = ".causeway-files"
-"""The marker file. If it is missing, the folder is not the one that was opened at the start, for example because it is
-not mounted.
-"""
+"""The marker file. Without it the folder is not the one of the start, for example not mounted."""
 T = TypeVar("T")
 _CONNECT_S = 3.0
 _REQUEST_S = 20.0

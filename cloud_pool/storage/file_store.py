@@ -40,9 +40,7 @@ class QuotaExceeded(RateLimited, code="quota_exceeded"):
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file's record. Times are Unix milliseconds. `tags`: tags of the upload, separated by commas; users of the file
-    inherit them.
-    """
+    """A file's record, times in Unix ms. `tags`: of the upload, with commas between; users of the file inherit them."""
 
     id: str
     owner: str

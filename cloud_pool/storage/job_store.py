@@ -293,9 +293,7 @@ class JobStore:
         await self._db.command("BLPOP", self._db.key("wake", tier), _MAX_WAIT_S)
 
     async def renew_leases(self, leases: Iterable[tuple[str, int]], *, renew: bool) -> LeaseStates:
-        """Return which of the leases (job, fence) are lost, and which jobs are followed; with `renew`, renew the leases
-        that are not lost.
-        """
+        """Return the lost ones of the leases (job, fence), and followed jobs; with `renew`, renew other leases."""
         flat = [part for job, fence in leases for part in (job, fence)]
         if not flat:
             return LeaseStates()

@@ -143,9 +143,7 @@ class TierVariants:
         return counted
 
     def count_score(self, tenant: str, client: str, feedback: Feedback) -> bool | None:
-        """Count a client's score; return False if the answer was scored before under this label, None if it is unknown
-        or another client's.
-        """
+        """Count a client's score; False if the answer had one under this label, None if it is unknown or another's."""
         answer = self.answers.get(feedback.id)
         if answer is None or answer.client != (tenant, client):
             return None
@@ -194,9 +192,7 @@ class TierVariants:
 
 
 class TrialArm:
-    """Counts one answer of a tier: `ended`, `failed`, or an error in the block that it guards. A client that leaves is
-    not counted.
-    """
+    """Counts a tier's answer: `ended`, `failed`, or an error in its block, but not a client that leaves."""
 
     def __init__(self, variants: TierVariants, tier: Tier, group: int | None, clock: Callable[[], float]) -> None:
         self._variants, self._tier, self._group, self._clock = variants, tier, group, clock

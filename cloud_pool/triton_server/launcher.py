@@ -53,9 +53,7 @@ LONGEST_DELAY_S = 10.0
 STEADY_S = 60.0
 """Run time in seconds after which a restarted server begins again with the first delay."""
 STUCK_S = 20.0
-"""Time in seconds without a stub process after which a server counts as stuck. A healthy server has its stubs, or ends,
-within seconds.
-"""
+"""Seconds without a stub process after which a server is stuck. A healthy one has stubs, or ends, within seconds."""
 
 
 class LogFilter:

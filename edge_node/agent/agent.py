@@ -36,9 +36,7 @@ from .trial import ConditionHistory, Trial, TrialProgress
 log = logging.getLogger(__name__)
 
 BUILT_AT = 1_735_689_600.0
-"""Earliest plausible time, Unix seconds (2025-01-01). A clock before it is wrong. Raise this constant with each
-release.
-"""
+"""Earliest plausible time, Unix seconds (2025-01-01); an earlier clock is wrong. Raise it with each release."""
 _KEPT_BUNDLES = 2  # the running bundle and the previous one
 _SPARE_BYTES = 64 * 1024 * 1024  # disk space that must remain free during an update
 _REPLAYED_S = 86400.0

@@ -339,9 +339,7 @@ def _files(folder: Path, model: BundleModel) -> Iterator[tuple[Path, Blob]]:
 
 
 def signal_manifest(model: BundleModel, signal: BundleSignal) -> Manifest:
-    """Describe a signal of a bundle as an artifact beside its model. Its name contains a `+`, which model names cannot
-    contain.
-    """
+    """Describe a bundle's signal as an artifact beside its model. Its name contains `+`, which model names cannot."""
     is_graph = signal.kind == "edge.quality"
     return Manifest(
         name=f"{model.name}+{signal.kind}",

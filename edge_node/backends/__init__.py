@@ -1,3 +1,1 @@
-"""Backends that generate answers: `backend` is the interface; `engine` the models on this device; `cloud` an OpenAI
-server.
-"""
+"""Backends that generate answers: `backend` is the interface, `engine` this device, `cloud` an OpenAI server."""

@@ -1,6 +1,4 @@
-"""The keys of the daemon's configuration, with their types, limits and defaults; those that a fleet may set are in
-`router.bundle.settings`.
-"""
+"""The keys of the daemon's configuration; those that a fleet may set are in `router.bundle.settings`."""
 
 from __future__ import annotations
 

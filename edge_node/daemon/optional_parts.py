@@ -230,9 +230,7 @@ class Manifests:
         self._model_dirs = model_dirs
 
     def cache_scope(self, config: EngineConfig) -> bytes:
-        """Return model hashes and settings as part of the cache key, because other weights, another grammar or KV type
-        may give other answers.
-        """
+        """Return model hashes and settings for the cache key: other weights, grammar or KV type answer otherwise."""
         try:
             artifacts = list_artifacts(self._model_dirs)
         except ArtifactError:

@@ -46,9 +46,7 @@ def _shown(parts: SplitResult) -> str:
 
 
 def overlaps(first: str, second: str) -> bool:
-    """Return whether a topic exists that both filters match. A topic's name is a filter that matches only that
-    topic.
-    """
+    """Return whether a topic exists that both filters match. A topic's name is a filter of that topic alone."""
     if "$" in (first[:1], second[:1]) and first[:1] != second[:1]:
         return False  # a wildcard does not match the broker's own topics
     for level, other in zip_longest(first.split("/"), second.split("/")):

@@ -328,9 +328,7 @@ class AudioApi:
         self._new_id = new_id
 
     async def transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Handle POST /v1/audio/transcriptions. Raises CausewayError for requests that are refused before they have an
-        id.
-        """
+        """Handle POST /v1/audio/transcriptions. Raises CausewayError for a request refused before it has an id."""
         call = self._call(http)
         media_type = http.headers.get(hdrs.CONTENT_TYPE, "")
         check_form(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))

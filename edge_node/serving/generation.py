@@ -735,9 +735,7 @@ def _refuse_skipped(generation: Generation) -> None:
 
 
 def _refuse_degraded(generation: Generation) -> None:
-    """Raise BackendError if a check's new answer is degraded, no byte of it was sent, and the cached one is not
-    degraded.
-    """
+    """Raise BackendError if a check's unsent new answer is degraded, and the cached one is not."""
     if generation.degraded:
         raise BackendError("The answer is degraded, and the cached one is not.")
 

@@ -366,9 +366,7 @@ class Projectors:
         return worker
 
     def _end_unused(self) -> None:
-        """End the children of projectors that were replaced by another version, or whose model the policy does not
-        name.
-        """
+        """End the children of projectors that were replaced, or whose model the policy does not name."""
         named = self._known if self._named is None else self._known.keys() & self._named
         used = {self._known[model].digest for model in named}
         for digest in [one for one in self._workers if one not in used and not self._reading[one]]:

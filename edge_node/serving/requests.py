@@ -209,9 +209,7 @@ class Admission:
             timer.cancel()
 
     def _displace_for(self, client: str) -> bool:
-        """Displace the youngest request of the client with the most waiting ones, if another client has more than
-        `client`.
-        """
+        """Displace the youngest request of the client with most waiting ones, if that has more than `client`."""
         if not self._queues:
             return False
         most = max(self._queues, key=lambda name: len(self._queues[name]))
@@ -229,9 +227,7 @@ class Admission:
             del self._queues[client]
 
     def _full(self) -> QueueFull:
-        """Return the error of a full queue, which advances by one request every (average duration / concurrency)
-        seconds.
-        """
+        """Return the error of a full queue, which advances one request every (mean duration / concurrency) seconds."""
         wait_s = min(_MAX_RETRY_S, max(1.0, self._average_held_s / max(1, self._limits.concurrent)))
         return QueueFull(
             f"The queue is full: {self.running} requests are running and {self.waiting} are queued.",

@@ -286,9 +286,7 @@ class Service:
         return target.name, found
 
     async def detokenize(self, request: Request, tokens: tuple[int, ...]) -> tuple[str, str]:
-        """Return the first target on the device that would answer a request, and the text of its tokens. Raises as
-        `tokenize`.
-        """
+        """Return the first target on the device that would answer, and the tokens' text. Raises as `tokenize`."""
         target, tokenizer, deadline = await self._tokenizer_of(request)
         async with _counting_until(deadline):
             return target.name, await tokenizer.detokenize(tokens, target.model)
@@ -437,9 +435,7 @@ class Service:
         return bool(bypass)
 
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
-        """Return the answer stored under the request's key, however old; None if there is none or the policy forbids
-        it.
-        """
+        """Return the stored answer to the request, however old; None if there is none or the policy forbids it."""
         policy, request = generation.policy, generation.request
         if not _ON_DEMAND.isdisjoint(policy.cache_needs.signals):
             await self.on_demand.compute(generation, policy.cache_needs.signals)
@@ -455,9 +451,7 @@ class Service:
         return hit
 
     async def _find_similar(self, generation: Generation, check_share: float = 0.0) -> CacheHit | None:
-        """Return a fresh answer to a question of the same client with the same meaning; `check_share` of them are made
-        again.
-        """
+        """Return a fresh answer of the same client and meaning; `check_share` of them are made again."""
         plan, semantic = generation.cache_plan, self.sources.semantic
         if plan.semantic is None:
             return None

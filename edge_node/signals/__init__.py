@@ -1,3 +1,1 @@
-"""The signals that a policy reads: `collector` builds the snapshot, `device` reads the sensors, `estimators` computes
-the learned signals.
-"""
+"""The signals that a policy reads: `collector` (snapshot), `device` (sensors), `estimators` (learned ones)."""

@@ -87,9 +87,7 @@ class SemanticAnswers:
             return None
 
     def question(self, request: Request) -> ComparedText | None:
-        """Return the question of a request, prepared for comparison; None if the cache is off, or the request is not
-        compared.
-        """
+        """Return the request's question for comparison; None if the cache is off, or it is not compared."""
         if self._judge is None:
             return None
         text = question_of(request)

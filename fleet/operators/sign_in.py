@@ -52,9 +52,7 @@ class SignIn:
         clock: Callable[[], float],
         issuer: OidcClient | None = None,
     ) -> None:
-        """Create the handlers. `bootstrap`: the bootstrap token; `clock`: unix seconds; `issuer`: the issuer named by
-        `doc`.
-        """
+        """Create the handlers. `bootstrap`: the bootstrap token; `clock`: unix seconds; `issuer`: that of `doc`."""
         self._issuer = issuer
         self._store = store
         self._clock = clock

@@ -35,9 +35,7 @@ POLICIES = "policies"
 
 
 class CheckedFleet(msgspec.Struct, frozen=True):
-    """A checked fleet. `fleet` is None if `fleet.yaml` cannot be read. `problems` are the problems of `fleet.yaml`;
-    each policy has its own list.
-    """
+    """A checked fleet; `problems` of `fleet.yaml`, as each policy has its own. `fleet`: None if unreadable."""
 
     path: Path  # path of fleet.yaml
     fleet: FleetDoc | None

@@ -179,9 +179,7 @@ class IllegalTransition(Exception):
 
 S, E = RolloutState, RolloutEvent
 OPEN = (S.LINT, S.REPLAY, S.STAGE, S.SOAK, S.PAUSED, S.ABORTED)
-"""The states in which a cohort does not accept another rollout. A revert may run beside the next rollout, which may be
-the fix.
-"""
+"""The states in which a cohort takes no other rollout. A revert may run beside the next, which may be the fix."""
 
 
 DECISIONS = (E.PAUSE, E.RESUME, E.ACCEPT, E.ABORT)

@@ -27,9 +27,7 @@ from causeway_server.router.variants.verdict import ShareDifference, VerdictOutc
 from .settings import LATENCY, MetricLimit, RolloutSettings
 
 UPPER_WHOLE = (0.5, 0.25, 0.1, 0.05, 0.01)
-"""The fractions of worst devices that are tested: half, quarter and so on. They find a small harm to many devices, or a
-large one to few.
-"""
+"""The fractions of worst devices tested (half, quarter, …), for a small harm to many or a large one to few."""
 ROLLED_BACK, SILENT = "rolled_back", "silent"
 
 

@@ -1,6 +1,4 @@
-"""The control plane's routes as values, from which the OpenAPI document is made, too, and the conversion of errors to
-JSON.
-"""
+"""The control plane's routes as values, which also make the OpenAPI document, and errors as JSON."""
 
 from __future__ import annotations
 

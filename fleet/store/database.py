@@ -180,9 +180,7 @@ def insert_of(connection: AsyncConnection, table: Table) -> sqlite.Insert | post
 
 
 def one_of(connection: AsyncConnection, column: Column[str], values: Iterable[str]) -> ColumnElement[bool]:
-    """Return the condition that a column has one of these values. The SQL text does not depend on the number of
-    values.
-    """
+    """Return the condition that a column has one of these values; the SQL does not depend on their number."""
     return among(connection.dialect, column, None, as_list(connection.dialect, values))
 
 

@@ -219,9 +219,7 @@ _STATES: Mapping[str, Any] = {
 
 
 class CohortCount(msgspec.Struct, frozen=True):
-    """The number of devices of a cohort that run a bundle, without revoked ones. `recently_seen`: the number of those
-    that reported recently.
-    """
+    """The devices of a cohort with a bundle, without revoked ones. `recently_seen`: those that reported recently."""
 
     cohort: str
     running: str | None

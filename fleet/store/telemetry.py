@@ -20,9 +20,7 @@ _FORGET_S = 90 * 86400.0
 
 
 Counts = Mapping[tuple[str, str], Sequence[int]]
-"""The counters: (device, bundle or "") → requests, errors, degraded, and the buckets of
-`router.bundle.protocol.LATENCY_BOUNDS_S`.
-"""
+"""The counters: (device, bundle or "") → requests, errors, degraded, and buckets of `protocol.LATENCY_BOUNDS_S`."""
 
 
 async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, TelemetrySample]], now: float) -> None:

@@ -130,9 +130,7 @@ def _check_bound(model: Artifact, entry: ProjectorEntry, encoder: Artifact | Non
 
 
 class MmprojFile(msgspec.Struct, frozen=True):
-    """A checked mmproj file. `kind`: family of vision models, such as gemma3. `memory_bytes`: memory of the process
-    that reads images.
-    """
+    """A checked mmproj file. `kind`: family such as gemma3. `memory_bytes`: of the process that reads images."""
 
     kind: str
     memory_bytes: int

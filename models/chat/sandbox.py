@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 MARK = "\ufdd0"
-"""A mark that interrupts control tokens in a caller's text: it stands behind each character that may begin one. It is a
-Unicode noncharacter.
-"""
+"""A mark that interrupts control tokens in a caller's text, behind each possible beginning: a Unicode noncharacter."""
 
 _MARK_ESCAPED = "\\ufdd0"
 _MAX_STEPS = 200_000  # loop turns and calls of one rendering
@@ -225,9 +223,7 @@ def _charge_step(_context: jinja2.runtime.Context, written: int) -> None:
 
 @jinja2.pass_context
 def _charge_container(_context: jinja2.runtime.Context, value: object) -> object:
-    """Charge a new container for all of its content. A template that nests a container twice in itself doubles its size
-    with each turn.
-    """
+    """Charge a new container for all its content: one nested twice in itself doubles with each turn."""
     _budget.charge_text(_charged_length(value))
     return value
 
@@ -302,9 +298,7 @@ def _check_format(layout: object) -> None:
 
 
 def _factor(value: object) -> int:
-    """Return the length of the other operand of a multiplication such as `text * number`: items, characters, or the
-    number itself.
-    """
+    """Return the length of the other operand of a multiplication such as `text * number`, or the number itself."""
     if isinstance(value, (str, list, tuple, dict)):
         return len(value)
     return max(0, value) if isinstance(value, int) else 0

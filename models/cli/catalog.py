@@ -237,9 +237,7 @@ def add_voice_command(
 @batch_option
 @models_option
 def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]) -> None:
-    """Estimate the memory that MODEL needs, and the devices that it fits. MODEL is a name, a GGUF file, `speech` or
-    `images`.
-    """
+    """Estimate the memory of MODEL, and the devices that it fits. MODEL: a name, a GGUF file, `speech` or `images`."""
     if model in packaged_models():
         packaged = packaged_models()[model]
         _print_fit(f"{packaged.name}: {packaged.title}", packaged.memory_bytes)

@@ -95,9 +95,7 @@ LIMITS: Final = LLParserLimits(max_items_in_row=20_000, step_max_items=200_000, 
 _SPACED: Final[Node] = {"item_separator": ", ", "key_separator": ": "}
 _FREE: Final[Node] = {"item_separator": ", ?", "key_separator": ": ?"}
 _OPTIONS: Final[Node] = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
-"""Options that exclude white space, which a small model could repeat for ever, and `\\u`, which would allow two
-spellings of a name.
-"""
+"""Options without white space, which a small model could repeat for ever, and `\\u`, a second spelling of names."""
 _CONTROLS: Final = tuple(f"\\u00{code:02x}" for code in range(32))
 _COMPOSED: Final = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 _MAX_REFERENCES: Final = 16  # from the root of a call's arguments to their type

@@ -68,9 +68,7 @@ _FORMAT_PATTERNS: Final[Mapping[str, str]] = {
     "duration": f"^P(?:{_COUNT}W|{_DAYS}(?:{_CLOCK})?|{_CLOCK})$",
     "hostname": rf"^{_LABEL}(?:\.{_LABEL}){{0,3}}$",
 }
-"""Patterns for formats that llguidance reads more loosely than validators: leap days and seconds, the year 0, length
-and case.
-"""
+"""Patterns for formats that llguidance reads too loosely: leap days and seconds, year 0, length and case."""
 _FORMATS_ENFORCED: Final = frozenset("email ipv4 ipv6 uuid uri".split())
 _FORMATS_REFUSED: Final = frozenset(
     "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer relative-json-pointer"
@@ -219,9 +217,7 @@ class Rewriter:
         return resolved
 
     def _kept(self, reference: str) -> str:
-        """Return a reference to the place where its target is stored in the rewritten schema, such as for OpenAPI's
-        `components`.
-        """
+        """Return a reference to its target's place in the rewritten schema, such as for OpenAPI's `components`."""
         target = target_of(self._root, reference)
         if target is None or _is_kept(reference[2:].split("/")):
             return reference
@@ -253,9 +249,7 @@ def _earlier_drafts(node: Node, path: str) -> None:
 
 
 def _bounded_repeats(node: Node, path: str) -> None:
-    """Bound `minItems` and `maxItems`, because llguidance writes each item out. A lower maximum is stricter; a higher
-    minimum cannot be lowered.
-    """
+    """Bound `minItems` and `maxItems`, as llguidance writes each item out. A higher minimum cannot be lowered."""
     for low, high, most in (("minItems", "maxItems", _MAX_ITEMS), ("minLength", "maxLength", _MAX_LENGTH)):
         if isinstance(limit := node.get(high), int) and limit > most:
             node[high] = most
@@ -267,9 +261,7 @@ def _bounded_repeats(node: Node, path: str) -> None:
 
 
 def _exact_numbers(node: Node, path: str) -> None:
-    """Adapt numbers to llguidance, which reads them as doubles: move bounds that it would round inwards, and refuse
-    values that it would change.
-    """
+    """Adapt numbers to llguidance's doubles: move rounded bounds inwards, refuse values that it would change."""
     for key, inward in (("minimum", math.inf), ("maximum", -math.inf)):
         value = node.get(key)
         if isinstance(value, int) and abs(value) > _EXACT:
@@ -287,9 +279,7 @@ def _exact_numbers(node: Node, path: str) -> None:
 
 
 def _bounded_digits(node: Node) -> None:
-    """Bound the length of numbers: small models repeat digits, and a number with many digits rounds to an exclusive
-    bound.
-    """
+    """Bound the length of numbers: models repeat digits, and many digits round to an exclusive bound."""
     types = node.get("type")
     kinds = types if isinstance(types, list) else [types]
     if not ("integer" in kinds or "number" in kinds):

@@ -245,9 +245,7 @@ class EngineCore:
         return token
 
     def _ensure_cells(self, rows: int, out: list[Emission]) -> bool:
-        """Ensure free KV cells for the batch, by preemption if necessary. Return False if the batch is no longer
-        valid.
-        """
+        """Ensure free KV cells for the batch, by preemption if need be; False if the batch is no longer valid."""
         if self.kv_cache.free >= rows:
             return True
         if not self.scheduler.preempt():

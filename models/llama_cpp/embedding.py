@@ -34,9 +34,7 @@ _LONG_TEXTS = 8  # as far as the context has room for them together
 
 
 class Flow(NamedTuple):
-    """The texts of one caller, short or long, that share its part of the engine's time. `long`: the texts are decoded
-    in chunks, one at a time.
-    """
+    """The texts of one caller, short or long, that share its engine time. `long`: decoded in chunks, one at a time."""
 
     caller: str
     long: bool

@@ -172,9 +172,7 @@ class Places:
         return index if before is None else index - before.fewer
 
     def run(self, start: int, count: int) -> tuple[int, bool]:
-        """Return how many of `count` soft tokens from `start` belong to the same run, and whether they attend to each
-        other.
-        """
+        """Return how many of `count` soft tokens from `start` share a run, and whether they attend to each other."""
         placed = self._at(start)
         if placed is not None and start < placed.end:
             return placed.end - start, placed.run.whole
@@ -182,9 +180,7 @@ class Places:
         return min([count, *(one - start for one in self._starts[following : following + 1])]), False
 
     def offsets(self, start: int, end: int) -> tuple[int, NDArray[np.int32] | None]:
-        """Return the first position of the soft tokens from `start` to before `end`, and the offsets of the others from
-        it.
-        """
+        """Return the position of the first soft token from `start` to `end`, and the others' offsets from it."""
         placed = self._at(start)
         if placed is None or start >= placed.end:
             return self.position(start), None
@@ -227,9 +223,7 @@ class PromptEncoder:
     """
 
     def __init__(self, vocabulary: Vocabulary, template: str, context: int, soft: SoftTokenIds) -> None:
-        """Prepare the encoder for one model. `template`: its chat template, "" for none; `context`: the tokens of one
-        sequence.
-        """
+        """Prepare the encoder of a model. `template`: chat template, "" for none; `context`: tokens of a sequence."""
         self._soft = soft
         self._vocabulary = vocabulary
         self._context = context
@@ -311,9 +305,7 @@ class PromptEncoder:
         return tokens
 
     def _check_length(self, text: str) -> None:
-        """Refuse a long text if its characters alone prove that it does not fit, given the maximum length of a
-        token.
-        """
+        """Refuse a long text if its characters alone prove that it does not fit, by a token's maximum length."""
         at_least = len(text) // max(1, self._vocabulary.max_piece_bytes)
         if len(text) > _LONG and at_least > self._context:
             raise PromptTooLong(at_least, self._context)

@@ -34,9 +34,7 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
 
 def adapter_files(artifact: Artifact) -> tuple[AdapterFile, ...]:
-    """Return the adapters of a model as the engine loads them. Links are resolved, because their folder may be
-    deleted.
-    """
+    """Return the model's adapters as the engine loads them, with links resolved, as the folder may vanish."""
     return tuple(
         AdapterFile(name, str((artifact.folder / one.file).resolve()), one.scale)
         for name, one in artifact.manifest.adapters.items()

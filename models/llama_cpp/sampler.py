@@ -227,9 +227,7 @@ class ThinkingBudget:
     """
 
     def __init__(self, vocabulary: Vocabulary, job: SequenceRequest) -> None:
-        """Take the budget from `job`: its `thinking_tokens`, and from `thinking` whether its prompt ends inside a
-        thought.
-        """
+        """Take the budget of `job`: `thinking_tokens`, and from `thinking` whether the prompt ends in a thought."""
         self._pieces = vocabulary.pieces
         self._ends = vocabulary.end_tokens
         self._left = job.thinking_tokens or 0
@@ -378,9 +376,7 @@ class TokenSampler:
 
 
 class _Penalties:
-    """Presence and frequency penalties over the answer (OpenAI's), and the repetition penalty over prompt and answer
-    (Keskar et al. 2019).
-    """
+    """Presence and frequency penalties over the answer (OpenAI's), repetition over both (Keskar et al. 2019)."""
 
     def __init__(self, sampling: Sampling, prompt: Tokens) -> None:
         self._presence = sampling.presence_penalty or 0.0

@@ -47,9 +47,7 @@ _Scale = Annotated[float, Meta(ge=0.0, le=10.0)]
 _Id = Annotated[int, Meta(ge=0, lt=65536)]
 _Symbol = Annotated[str, Meta(min_length=1, max_length=8)]
 MAX_SENTENCE = 300
-"""The maximum number of characters that are spoken in one job. It bounds a voice's memory, and the time until a
-cancelled job ends.
-"""
+"""Maximum characters of one job. It bounds a voice's memory, and the time until a cancelled job ends."""
 _SENTENCE_END = re.compile(r"""[.!?…]+["')\]»”’]*\s+|[。！？]+["')\]»”’]*|\n+|$""")
 _CLAUSE_END = re.compile(r"(?<=[,;:])\s+|(?<=[，、；：])")
 _MARKS = {mark: mark for mark in ".?!,;:"} | dict(zip("。？！，、；：…", ".?!,,;:.", strict=True))

@@ -60,9 +60,7 @@ def require_llama_cpp(find: Callable[[str], object] = importlib.util.find_spec) 
 
 
 def limits_for(size_bytes: int) -> CheckLimits:
-    """Return the limits for a file of `size_bytes`. llama.cpp may repack the weights, which takes their size in memory
-    again.
-    """
+    """Return the limits for a file of `size_bytes`. Repacked weights take their size in memory again."""
     return CheckLimits(BASE_MEMORY_BYTES + size_bytes * 3 // 2, BASE_TIME_S + size_bytes / SLOWEST_BYTES_PER_S)
 
 

@@ -223,9 +223,7 @@ def _inner_products(matrix: Vector, count: int, vector: Vector) -> Vector:
 
 
 def _greatest(products: Vector, most: int, least: float) -> list[tuple[int, float]]:
-    """Return up to `most` positions and values of at least `least`, the greatest first; in `products` they are set to
-    -inf.
-    """
+    """Return up to `most` positions and values of at least `least`, greatest first; they become -inf in `products`."""
     found: list[tuple[int, float]] = []
     for _ in range(min(most, len(products))):
         at = int(products.argmax())

@@ -318,8 +318,6 @@ class Findings(msgspec.Struct):
         self.wrong = sorted([*self.wrong, *other.wrong], reverse=True)
 
     def least_log_odds(self, max_error: float) -> float:
-        """Return the log-odds that a hit must exceed so that the wrong answers so far agree with `max_error`; -inf if
-        all agree.
-        """
+        """Return the log-odds that a hit must exceed so that wrong answers agree with `max_error`; -inf: all do."""
         likely = likely_errors(int(self.requests), max_error)
         return self.wrong[likely] if likely < len(self.wrong) else -math.inf

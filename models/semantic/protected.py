@@ -240,9 +240,7 @@ def _capitalized(text: str) -> AbstractSet[str]:
 
 
 def _asked(found: list[str]) -> tuple[str, ...]:
-    """Return the kinds of answer that a question asks for (who, when, how many); `what` and plain `how` ask for
-    anything.
-    """
+    """Return the kinds of answer that a question wants (who, when, how many); `what` and plain `how`: any."""
     kinds: list[str] = []
     for word, following in zip(found, [*found[1:], ""], strict=True):
         if kind := _ASKED.get(word):

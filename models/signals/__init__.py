@@ -14,6 +14,4 @@ The distribution in `models/train` makes the files.
 """
 
 SHADOW_FILE = "shadow-1.sqlite"
-"""The name of the file with the daemon's shadow answers. It is defined here because importing `shadow` would import
-numpy.
-"""
+"""The file of the daemon's shadow answers. It is defined here, because `shadow` imports numpy."""

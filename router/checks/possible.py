@@ -61,9 +61,7 @@ ESTIMATES: Final = "estimates"
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
-    """The place where a request is answered. If `at` is "", `target` tells whether the cache answers, or nothing
-    does.
-    """
+    """The place of a request's answer. If `at` is "", `target` says whether the cache answers, or nothing."""
 
     target: str
     at: Location | str = ""

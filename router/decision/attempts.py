@@ -285,9 +285,7 @@ class Attempt:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the target was generating when the attempt was abandoned: it bills the prompt, but reports no
-        usage.
-        """
+        """Whether the target was generating when the attempt was abandoned: it bills, but reports no usage."""
         if self._started is None or self.state is AttemptState.DONE or self.error is None:
             return False
         return self.tokens > 0 or isinstance(self.error, ClientGone | DeadlineExceeded | LowConfidence)

@@ -357,9 +357,7 @@ def _note_uncalibrated(
 
 
 def _binding_constraints(constraints: tuple[_R, ...], values: SignalValues, reasons: list[Reason]) -> tuple[_R, ...]:
-    """Return the constraints, or rules of the guard, that apply; one that cannot be evaluated applies (fail closed).
-    Appends to `reasons`.
-    """
+    """Return the constraints, or guard rules, that apply, also unevaluable ones (fail closed). Appends to `reasons`."""
     bound: list[_R] = []
     for constraint in constraints:
         result = True if constraint.when is None else constraint.when.evaluate(values)
@@ -436,9 +434,7 @@ def fingerprint(request: Request, scope: bytes) -> bytes:
 
 
 def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> CachePlan:
-    """Apply the policy's cache rules: the first rule that holds decides. If none holds, nothing is cached. Never
-    raises.
-    """
+    """Apply the cache rules: the first that holds decides; without one nothing is cached. Never raises."""
     reasons: list[Reason] = []
     values = policy.cache_needs.read(request, snapshot, estimates)
     private = bool(_binding_constraints(policy.constraints, values, reasons))

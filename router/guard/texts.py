@@ -95,9 +95,7 @@ def _replaced(struct: _STRUCT, **fields: object) -> _STRUCT:
 
 
 def _json(document: str, change: Change, skipped: Collection[str] = ()) -> str:
-    """Return a JSON document with other texts in it; what is not JSON is one text. `skipped`: keys of values that stay
-    as they are.
-    """
+    """Return a JSON document with other texts; what is not JSON is one text. `skipped`: keys whose values stay."""
     if not document or document == "{}":
         return document
     try:

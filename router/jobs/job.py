@@ -171,9 +171,7 @@ REVISED: Final = "job.revised"
 NOT_REVISED: Final = "job.not_revised"
 """The event that tells that no further revision follows, with the reason."""
 MAX_LATE: Final = 16
-"""Maximum number of answers of one process that wait for late parts at the same time; each holds its request in
-memory.
-"""
+"""Maximum answers of a process that wait for late parts at once; each holds its request in memory."""
 RevisionOutcome = Literal["made", "too_late", "failed", "cancelled", "no_room"]
 """The results of a revision. In this order: it was made; the part was not read in time, or the job's deadline passed;
 the part could not be read, or the run failed; the job was cancelled; too many answers were waiting for late parts.

@@ -49,9 +49,7 @@ class AnswerEncoder:
         self._head = b""  # of every event, once the stream has begun
         self._offsets: dict[int, int] = {}  # choice → characters sent so far, counted where offsets are needed
         self.around: dict[int, tuple[bytes, bytes]] = {}
-        """The bytes of an event around a text, by choice that has begun. Text that is sent this way is added to
-        `tokens`.
-        """
+        """The bytes of an event around a text, by begun choice. Text that is sent this way is added to `tokens`."""
         self._unfinished: set[int] = set()
         self.tokens = 0  # streamed so far
         self._usage: Usage | None = None
@@ -67,9 +65,7 @@ class AnswerEncoder:
         return b"".join([self._head + delta + self._tail for delta in deltas if delta])
 
     def chunk(self, chunk: Chunk) -> bytes:
-        """Encode the event for a chunk; empty if the chunk has nothing for the client (only usage, half a
-        character).
-        """
+        """Encode the event of a chunk; empty if it has nothing for the client (only usage, half a character)."""
         self.tokens += chunk.tokens
         if chunk.index in self.around and is_text_alone(chunk):  # nearly every token
             before, after = self.around[chunk.index]
@@ -309,9 +305,7 @@ class CompletionChoiceFormat:
         return b""
 
     def around(self, index: int) -> tuple[bytes, bytes] | None:
-        """Return the JSON before and after the text of a chunk that has only text; None if an offset must be
-        counted.
-        """
+        """Return the JSON around the text of a chunk that has only text; None if an offset must be counted."""
         if self._logprobs is not None:
             return None
         return b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}'
@@ -536,9 +530,7 @@ class CachedAnswer:
         return head.join(events) + DONE
 
     def _encode_events(self, include_usage: bool) -> tuple[bytes, ...]:
-        """Encode the events without their heads. The first entry is empty, so that joining puts a head before each
-        event.
-        """
+        """Encode the events without heads. The first entry is empty, so that joining puts a head before each."""
         tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         openings = [self._format.opening(choice.index) for choice in self.choices]
         events = [opening + tail for opening in openings if opening]

@@ -129,9 +129,7 @@ class TranscriptionRequest(msgspec.Struct, frozen=True):
 
 
 class TranscriptSegment(msgspec.Struct, frozen=True):
-    """A segment of a transcript. `logprob`: mean over the tokens, natural log; `no_speech`: probability that it is not
-    speech.
-    """
+    """A segment of a transcript. `logprob`: mean of tokens, natural log; `no_speech`: probability of no speech."""
 
     text: str
     start_s: float

@@ -241,9 +241,7 @@ def _part(wire: WirePart, raw: JSONObject) -> Part:
 
 
 def _refuse_legacy(wire: WireChat) -> None:
-    """Refuse `functions`, which tools replaced, and audio answers, because a client that sends them could not read our
-    answer.
-    """
+    """Refuse `functions`, replaced by tools, and audio answers: such a client could not read our answer."""
     if wire.functions is not None:
         raise _legacy("functions", "tools", "functions")
     if wire.function_call is not None:

@@ -97,9 +97,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class TokenOffsets:
-    """The offset of each token of a choice in its text, in characters. Tokens that are parts of one character all have
-    that character's offset.
-    """
+    """The offset of each token in its choice's text, in characters. Parts of one character share its offset."""
 
     def __init__(self, chunk: Chunk, offset: int) -> None:
         """Begin with the first chunk that has tokens. `offset`: the number of characters sent before it."""
@@ -155,16 +153,12 @@ def _alternatives(token: TokenLogprob) -> dict[str, float | None]:
 
 
 def finite(logprob: float) -> float:
-    """Replace an infinity by the lowest logprob. NaN, which means that there is no logprob (first token of an echo),
-    stays and is encoded as null.
-    """
+    """Replace an infinity by the lowest logprob. NaN, for none (first token of an echo), is encoded as null."""
     return LOWEST_LOGPROB if math.isinf(logprob) else logprob
 
 
 def read_token_text(name: str) -> tuple[str, tuple[int, ...] | None]:
-    """Return text and bytes of a completion's token; OpenAI writes ``bytes:\\xe2\\x82`` for a token that is not
-    UTF-8.
-    """
+    """Return text and bytes of a completion's token; OpenAI writes ``bytes:\\xe2\\x82`` for what is not UTF-8."""
     if not _BYTES.fullmatch(name):
         return name, None
     raw = bytes.fromhex(name.removeprefix(_BYTES_PREFIX).replace("\\x", ""))

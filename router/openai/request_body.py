@@ -35,9 +35,7 @@ _CONSTRAINTS: Final = frozenset(
     "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern guided_decoding_backend"
     " structured_outputs structural_tag grammar json_schema regex ebnf".split()
 )
-"""Fields of other servers that constrain an answer. They are refused, because ignoring them would give unconstrained
-answers.
-"""
+"""Other servers' fields that constrain an answer, refused because ignoring them would unconstrain it."""
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 _decode = msgspec.json.Decoder(JSONObject).decode
@@ -159,9 +157,7 @@ def validate(document: JSONObject, kind: type[T], advice: Mapping[str, str] = _A
 
 
 def canonical_json(value: object, *, sort: bool = False) -> str:
-    """Encode as compact JSON. Keys keep their order unless `sort`, because a model answers in the order of its
-    schema.
-    """
+    """Encode as compact JSON. Keys keep their order unless `sort`: a model answers in its schema's order."""
     return msgspec.json.encode(value, order="sorted" if sort else None).decode()
 
 
@@ -217,9 +213,7 @@ def _sampling(wire: WireGeneration) -> Sampling:
 
 
 def includes_usage(wire: WireGeneration) -> bool:
-    """Return whether the stream's usage is requested. Raises InvalidRequest if there are stream options without a
-    stream.
-    """
+    """Return whether the stream's usage is requested. Raises InvalidRequest for options without a stream."""
     if wire.stream_options is None:
         return False
     if wire.stream is not True:
@@ -375,9 +369,7 @@ def check_field_names(unknown: Iterable[str], known: frozenset[str]) -> None:
 
 
 def check_header_names(headers: Mapping[str, str], known: frozenset[str]) -> None:
-    """Refuse a misspelt ``x-causeway-`` header, which looks like one of `known` (lower case). Other headers are
-    ignored. Raises UnknownField.
-    """
+    """Refuse a misspelt ``x-causeway-`` header, near one of `known` (lower case), but no other. Raises UnknownField."""
     for name in headers:
         if name[:11].lower() == _HEADER and name.lower() not in known:
             near = _near(name.lower().removeprefix(_HEADER), [header.removeprefix(_HEADER) for header in known], 0.7)
@@ -449,9 +441,7 @@ def with_extra(encoded: bytes, extra: str) -> msgspec.Raw:
 
 
 def merged_extra(parts: Iterable[str]) -> str:
-    """Merge the fields of streamed pieces: texts and lists are joined, objects are merged, other values are
-    replaced.
-    """
+    """Merge the fields of streamed pieces: join texts and lists, merge objects, replace other values."""
     whole: JSONObject = {}
     for part in parts:
         whole = _merged(whole, _decode(part))

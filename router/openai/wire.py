@@ -25,9 +25,7 @@ TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 StopText = Annotated[str, Meta(min_length=1)]
 TAG = r"[^\s,\x00-\x1f\x7f-\x9f]{1,64}"
-"""The pattern of a tag, without spaces, commas and control characters, so that it can be sent in a body and in a
-header.
-"""
+"""The pattern of a tag: without spaces, commas and control characters, it fits a body and a header."""
 MAX_TAGS = 32
 Tag = Annotated[str, Meta(min_length=1, max_length=64, pattern=rf"^{TAG}(?![\s\S])")]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
@@ -142,9 +140,7 @@ class WireStreamOptions(msgspec.Struct):
 
 
 class WireRoutingHints(msgspec.Struct, forbid_unknown_fields=True):
-    """Our only field in the body. Unknown keys are refused, because a misspelt request for privacy must not be
-    ignored.
-    """
+    """Our only field in the body. Unknown keys are refused, so that no misspelt wish for privacy is ignored."""
 
     prefer: Prefer | None = None
     tags: Annotated[list[Tag], Meta(max_length=MAX_TAGS)] | None = None

@@ -171,9 +171,7 @@ _FAMILY: Mapping[str, str] = {"int": "a number", "double": "a number", "bool": "
 
 
 def _check_literals(tokens: list[Token]) -> None:
-    """Refuse `==` and `in` between types that never match, because CEL evaluates them to false and the rule never
-    holds.
-    """
+    """Refuse `==` and `in` between types that never match: CEL evaluates them to false, so no rule holds."""
     for at, token in enumerate(tokens):
         if token.signal is None or token.presence:
             continue

@@ -441,9 +441,7 @@ def _cache_rule(doc: CacheDoc, index: int, when: Expression | None) -> CacheRule
 
 
 ModelAdapters = Callable[[str], Sequence[str] | None]
-"""A function that returns the adapters of a device model by its name; None if there is no such model, which the engine
-reports.
-"""
+"""A function that returns a device model's adapters by its name; None for no such model, as the engine reports."""
 
 
 def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:

@@ -116,9 +116,7 @@ def explain_syntax_error(message: str, tokens: Sequence[Token]) -> str:
 
 
 def _unexpected(found: str, *, complete: bool) -> str:
-    """Explain an unexpected token. `complete`: an expression precedes it, so an operator is missing; otherwise a value
-    is.
-    """
+    """Explain an unexpected token. `complete`: behind an expression, so an operator is missing, else a value."""
     if found == "<EOF>":
         return "the condition ends where a value is expected"
     if found in METHODS and complete:
@@ -162,9 +160,7 @@ def changed_tag_literals(source: str) -> list[tuple[str, str]]:
 
 
 def _folded(literal: str, *, is_pattern: bool) -> str:
-    """Return a literal in the form in which tags are compared. The case of a pattern's letters has a meaning
-    (`\\D`).
-    """
+    """Return a literal as tags are compared. The case of a pattern's letters has a meaning (`\\D`)."""
     value = cel.compile(literal).execute(_NOTHING)
     if not isinstance(value, str) or value == value.casefold():
         return literal
@@ -173,9 +169,7 @@ def _folded(literal: str, *, is_pattern: bool) -> str:
 
 
 def _is_of_another_signal(tokens: list[Token], at: int) -> bool:
-    """Return whether the text at `at` is compared with a signal whose case matters, or stands in a list compared with
-    one.
-    """
+    """Return whether the text at `at` is compared, by itself or in a list, with a signal whose case matters."""
     first = last = at
     while text_at(tokens, first - 1) == "," and tokens[first - 2].kind == "string":
         first -= 2

@@ -69,9 +69,7 @@ class SignalSpec(msgspec.Struct, frozen=True):
 
     @property
     def variable(self) -> str:
-        """The name inside the compiled expression. It is flat, because nested maps are 10 times as slow in CEL's
-        binding.
-        """
+        """The name in the compiled expression: flat, as nested maps are 10 times as slow in CEL's binding."""
         return self.name.replace(".", "__")
 
     @property
@@ -353,9 +351,7 @@ ON_DEMAND: tuple[str, ...] = tuple(ESTIMATED)
 
 
 LISTED_UNRECORDED: tuple[str, ...] = tuple([name for name in ON_DEMAND if name not in GUARD_SIGNALS])
-"""The signals that a record lists if they were not computed. Those of the guard are never absent, so that one without a
-value was not computed.
-"""
+"""The signals that a record lists if not computed. Those of the guard are never absent: no value means this."""
 
 
 @lru_cache(maxsize=256)

@@ -63,9 +63,7 @@ class AudioBuffer:
         return UnsupportedFeature(f"`{param}`: {self._refusal}", param=param)
 
     def append(self, encoded: str, bounded_from: int | None = None) -> None:
-        """Append base64 audio. `bounded_from`: only audio after this position counts towards the limit. Raises
-        InvalidRequest, BufferFull.
-        """
+        """Append base64 audio; what follows `bounded_from` counts to the limit. Raises InvalidRequest, BufferFull."""
         held_bytes = self.end - (self.start if bounded_from is None else bounded_from)
         self._pcm += self._decode(encoded, "audio", held_bytes)
 

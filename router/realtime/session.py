@@ -238,9 +238,7 @@ class RealtimeSession:
         return [CancelResponse()]
 
     def _turn_ended(self, turn: TurnEnded) -> list[Effect]:
-        """Make an item of a turn and answer it. Raises InvalidRequest if the conversation is full, or the turn cannot
-        be answered.
-        """
+        """Make an item of a turn and answer it. Raises InvalidRequest: conversation full, or turn unanswerable."""
         self._emit("input_audio_buffer.speech_stopped", {"audio_end_ms": turn.at_ms, "item_id": turn.item_id})
         transcribe = self._add_audio(turn.item_id, turn.wav)
         effects: list[Effect] = [] if transcribe is None else [transcribe]

@@ -30,9 +30,7 @@ class Plain(Protocol):
 
 
 class AiohttpConnection(RequestHandler):
-    """A connection whose requests aiohttp reads. `plain`: the plain connection that it was before, which keeps its
-    place.
-    """
+    """A connection whose requests aiohttp reads. `plain`: the plain one before it, which keeps its place."""
 
     def __init__(self, server: web.Server, plain: Plain, read_timeout_s: float) -> None:
         super().__init__(
@@ -60,9 +58,7 @@ class AiohttpConnection(RequestHandler):
         self.data_received(received)
 
     def _close_at(self, close_at: float) -> None:
-        """Set `RequestHandler._keepalive_handle`, whose own timer would start now and grant a slow head twice the
-        time.
-        """
+        """Set `RequestHandler._keepalive_handle`: its own timer would grant a slow head twice the time."""
         if self._keepalive_handle is not None:
             self._keepalive_handle.cancel()
         self._next_keepalive_close_time = close_at
@@ -122,9 +118,7 @@ def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: a
 
 
 def with_plain_path(message: Any) -> Any:
-    """Return a request's message with a plain path in `url`, from which `BaseRequest.path` is taken. `raw_path` is not
-    changed.
-    """
+    """Return a message with a plain path in `url`, which `BaseRequest.path` takes; `raw_path` is unchanged."""
     url = message.url
     if (path := plain_path(url.raw_path)) == url.raw_path:
         return message

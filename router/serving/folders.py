@@ -130,9 +130,7 @@ def _put(partial: Path, path: Path) -> None:
 
 
 def _partial(path: Path, mode: int, fill: Callable[[IO[bytes]], object]) -> Path:
-    """Write a complete and synced file beside `path` and return its path. Raises OSError, and leaves no file, if that
-    fails.
-    """
+    """Write a complete, synced file beside `path`; return its path. Raises OSError, and then leaves no file."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     except OSError as error:

@@ -62,9 +62,7 @@ _AHEAD_BYTES = 64 * 1024  # maximum size of requests that were sent ahead
 
 
 class ConnectionStats(msgspec.Struct, frozen=True):
-    """The connection counts of an address. `closed_idle`: connections closed to make room; `refused`: connections
-    refused.
-    """
+    """The connections of an address. `closed_idle`: closed to make room; `refused`: refused ones."""
 
     address: str  # tcp, unix
     open: int

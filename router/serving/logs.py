@@ -51,9 +51,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(TextFormatter):
-    """A formatter of JSON lines: ``{"time", "level", "logger", "message"}``, with ``request`` and ``exception`` if
-    there are any.
-    """
+    """A formatter of JSON lines: ``{"time", "level", "logger", "message"}``, perhaps ``request`` and ``exception``."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = dt.datetime.fromtimestamp(record.created, dt.UTC)

@@ -103,9 +103,7 @@ def ask(program: str, question: str, *, yes: bool) -> None:
 
 
 def run_fast(main: Coroutine[None, None, T]) -> T:
-    """Run a coroutine like asyncio.run, on uvloop if that is installed, which makes a streamed token a tenth
-    cheaper.
-    """
+    """Run a coroutine like asyncio.run, on uvloop if installed, which makes a streamed token a tenth cheaper."""
     try:
         import uvloop
     except ImportError:

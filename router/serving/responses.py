@@ -190,9 +190,7 @@ class HttpReplyWriter(Generic[Head]):
         self._prebuilt = prebuilt
 
     def _look(self) -> None:
-        """Send a comment if nothing was sent since the last heartbeat, and schedule the next, until the response has
-        ended.
-        """
+        """Send a comment if nothing was sent since the last heartbeat, and schedule the next, until the end."""
         stream = self._stream
         if self._prebuilt is not None or self._failed or (stream is not None and stream.ended):
             return
@@ -285,9 +283,7 @@ class HttpReplyWriter(Generic[Head]):
 
 
 class _Prebuilt(web.StreamResponse):
-    """A response that is written without aiohttp, which only ends it if necessary. `lines`: as returned by
-    `header_lines`.
-    """
+    """A response that is written without aiohttp, which only ends it if necessary. `lines`: of `header_lines`."""
 
     status_line = "200 OK"
     prepared = True  # nothing may change its head

@@ -57,9 +57,7 @@ class DueWebhook(JobNotice, frozen=True, kw_only=True):
 
 Webhook = TypeVar("Webhook", bound=DueWebhook)
 Observe = Callable[[Webhook], Callable[[DeliveryOutcome, int], None]]
-"""A function that is called when an attempt begins. It returns a function that takes the outcome and the receiver's
-status, 0 if there was none.
-"""
+"""Called when an attempt begins; returns a function for the outcome and the receiver's status, 0 for none."""
 
 
 class WebhookConfig(Protocol):
@@ -160,9 +158,7 @@ class WebhookSender(Generic[Webhook]):
             changed.cancel()
 
     async def deliver_due(self) -> int:
-        """Send as many due webhooks as there are slots, and wait for them. Returns their number. Raises
-        JobStoreUnavailable.
-        """
+        """Send as many due webhooks as there are slots, and wait. Returns their number. Raises JobStoreUnavailable."""
         due = await self._claim()
         async with anyio.create_task_group() as tasks:
             self._begin(due, tasks)

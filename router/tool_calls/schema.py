@@ -67,9 +67,7 @@ _SIGNS: Final = (
     ("<|header_start|>", LLAMA),  # Llama 4
     ("<start_of_turn>", GEMMA),
 )
-"""The format for texts in a chat template. The first match wins, since Hermes' template for Llama 3 contains both
-texts.
-"""
+"""The format for texts in a chat template; the first match wins, as Hermes' one for Llama 3 has both."""
 
 
 def tool_format(template: str) -> ToolFormat:

@@ -283,9 +283,7 @@ class JobApi:
         return body_response(await self.stores.jobs.read_result(record.id, record.owner), headers=headers)
 
     async def _wait_for_end(self, record: JobRecord, wait_s: float, caller: str) -> JobRecord:
-        """Return the record once it has ended, or after `wait_s`; return it at once if the caller has too many
-        waits.
-        """
+        """Return the record once it has ended, or after `wait_s`; at once if the caller has too many waits."""
         stream = object()
         if not self._event_streams.hold(stream, caller):
             wait_s = 0.0
@@ -305,9 +303,7 @@ class JobApi:
     async def _accept(
         self, request: web.BaseRequest, principal: Principal, endpoint: Endpoint | None = None
     ) -> tuple[JobRecord, dict[str, str]]:
-        """Return the accepted job, and headers that tell whether it was known. `endpoint`: the endpoint of a plain
-        request.
-        """
+        """Return the accepted job, and headers that tell whether it was known. `endpoint`: of a plain request."""
         headers = read_headers(request.headers.items())
         limits = self.callers.limits(principal)
         max_bytes = limits.body_bytes(self.config.max_body_bytes)

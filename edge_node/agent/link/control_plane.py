@@ -189,9 +189,7 @@ class ControlPlane:
     async def _post(
         self, path: str, message: msgspec.Struct, kind: type[_T] | None, proof: _Headers | None = None
     ) -> _T:
-        """Send a message and return its reply, or None if `kind` is None. `proof` makes the headers that authenticate
-        the sender.
-        """
+        """Send a message; return its reply, None if `kind` is None. `proof` makes the sender's headers."""
         body = msgspec.json.encode(message)
         if len(body) > MAX_MESSAGE_BYTES:
             raise FleetRefused("message_too_large", f"{path}: the message has {len(body)} bytes, which is too many.")

@@ -46,9 +46,7 @@ Open = Callable[[], IO[bytes]]
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """The result of an import. `wanted` None: the fleet has no plan for this device's cohort, or assigns the factory
-    files.
-    """
+    """The result of an import. `wanted` None: no plan for this device's cohort, or the factory files."""
 
     wanted: str | None
     serial: int = 0
@@ -99,9 +97,7 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
 
 
 def _verify(folder: Path, place: Path, identity: Identity, running: str | None) -> UpdateCheckResult:
-    """Verify the medium against a copy of the agent's metadata, so that the agent is not disturbed and older versions
-    are refused.
-    """
+    """Verify the medium against a copy of the agent's metadata: it is undisturbed, older versions are refused."""
 
     def fetch(path: str) -> Iterator[bytes]:
         yield (place / path).read_bytes()

@@ -419,9 +419,7 @@ def _with_target(chunk: Chunk, call: BackendRequest) -> Chunk:
 
 
 def _is_server_failure(error: CausewayError, took_s: float, timeout_s: float) -> bool:
-    """Return whether the error counts against the server: not a refusal with Retry-After, nor a client's short
-    deadline.
-    """
+    """Return whether the error counts against the server: no refusal with Retry-After, no short deadline."""
     if isinstance(error, CloudSaturated | CloudUnavailable):
         return error.retry_after_s is None
     return not isinstance(error, CloudTimeout) or took_s >= timeout_s - _TIMER_STEP_S

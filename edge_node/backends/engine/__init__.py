@@ -1,3 +1,1 @@
-"""The models on this device: `engines` has one engine per model, `backend` turns requests into sequences, `supervisor`
-keeps the child alive.
-"""
+"""The models on this device: one engine each (`engines`), sequences (`backend`), the child (`supervisor`)."""

@@ -122,9 +122,7 @@ class EngineBackend(Supervisor):
         return EdgeSignals(queue=queue, tokens_per_s=process.tokens_per_s, loaded=True)
 
     async def count(self, request: Request) -> int | None:
-        """Return the number of tokens of all prompts together; None while the child is not ready. Loads an unloaded
-        model.
-        """
+        """Return the tokens of all prompts together; None while the child is not ready. Loads an unloaded model."""
         try:
             process = await self._counting()
         except EngineUnavailable:
@@ -168,9 +166,7 @@ class EngineBackend(Supervisor):
         return process
 
     async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
-        """Generate the answer, see `Backend`. Choices are numbered prompt by prompt: prompt p's choice c has the index
-        p·n + c.
-        """
+        """Generate the answer, see `Backend`. Prompt p's choice c has the index p·n + c."""
         request = call.request
         _check_supported(request)
         enforceable = request

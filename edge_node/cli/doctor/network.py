@@ -88,9 +88,7 @@ def check_socket(path: str) -> Iterator[Finding]:
 
 
 def _has_certificate(host: str, server: ServerConfig) -> bool:
-    """Return whether the program at the address has the daemon's certificate. It may ask for a client's: the handshake
-    is enough.
-    """
+    """Return whether the address has the daemon's certificate. The handshake is enough: it may ask for ours."""
     try:
         found = ssl.get_server_certificate((host, server.port), timeout=_PROBE_TIMEOUT_S)
         ours = read_certificate(Path(server.tls.cert_file), "server.tls.cert_file")

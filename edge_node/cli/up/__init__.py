@@ -1,3 +1,1 @@
-"""The command `causeway-edge up`. Read `session` first: it runs the programs (`child_process`) for the chosen
-`models`.
-"""
+"""The command `causeway-edge up`. Start at `session`: it runs the programs (`child_process`) for `models`."""

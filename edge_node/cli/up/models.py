@@ -190,9 +190,7 @@ def choose_models(
 
 
 def _gateway_text(policy: Policy, vllm: Vllm | None) -> str:
-    """Return the gateway's configuration: a tier for each model in the cloud. Models of an `embed` target make
-    embeddings.
-    """
+    """Return the gateway's configuration: a tier per cloud model. Models of an `embed` target make embeddings."""
     if vllm is not None:
         # SmolLM2's template has no tools, and the server is started without a parser of calls.
         upstream = {"kind": "openai", "urls": [vllm.url], "without": ["tools"]}

@@ -63,9 +63,7 @@ class Batch:
             self.parts[:3, rows] = first + (np.arange(count, dtype=np.int32) if offsets is None else offsets)
 
     def finish(self, rows: int) -> None:
-        """Set the batch's size to `rows` rows. llama.cpp expects the first parts of all positions, then all second
-        parts.
-        """
+        """Set the batch to `rows` rows. llama.cpp wants the first parts of all positions, then all second parts."""
         self.native.n_tokens = rows
         if self.parts is not None:
             self.position[: _PARTS * rows] = self.parts[:, :rows].ravel()

@@ -89,9 +89,7 @@ def list_backends() -> tuple[str, ...]:
 
 
 def _bind(name: str, arguments: list[type], result: type | None = ctypes.c_void_p) -> Callable[..., Any]:
-    """Return a function of ggml. The library is imported at the call, because the import loads llama.cpp and searches
-    for devices.
-    """
+    """Return a function of ggml, imported at the call, as that loads llama.cpp and searches for devices."""
     from llama_cpp import _ggml
 
     from . import bindings
@@ -393,9 +391,7 @@ class ThreadTuner:
 
 
 class TunersBySize:
-    """A tuner for each size of a step, by powers of 2: 1 row, 2 to 3, 4 to 7 and so on. Steps with prompts have
-    tuners of their own.
-    """
+    """A tuner per step size, by powers of 2 (1 row, 2 to 3, 4 to 7, …), with others for steps with prompts."""
 
     def __init__(self, first: int, most: Callable[[], float] | None) -> None:
         """Begin with `first` threads; the arguments are those of each tuner."""

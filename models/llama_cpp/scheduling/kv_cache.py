@@ -155,9 +155,7 @@ class PrefixCache:
         return (best, common) if common >= BLOCK else (None, 0)
 
     def _is_usable(self, saved: SavedPrefix, prompt: Tokens) -> bool:
-        """Return whether the saved cells suffice for this prompt in layers with a sliding window. The prompt's last
-        token is always decoded.
-        """
+        """Return whether the saved cells suffice in layers with a sliding window. The last token is always decoded."""
         if not self._window or len(saved.tokens) <= self._window:
             return True
         return min(common_prefix(saved.tokens, prompt), len(prompt) - 1) >= len(saved.tokens) - 1
@@ -195,9 +193,7 @@ class PrefixCache:
             self._add(SavedPrefix(adapter, tokens, state, keys))
 
     def insert(self, tokens: Tokens, state: NDArray[np.uint8]) -> bool:
-        """Add a state from another source, for the model without an adapter; return False if it is larger than the
-        cache.
-        """
+        """Add a state from elsewhere, for the model without an adapter; False if it exceeds the cache."""
         fits = len(state) <= self._limit
         if fits:
             self._add(SavedPrefix("", tokens, state, tuple(_block_keys(tokens, ""))))

@@ -310,9 +310,7 @@ class Scheduler:
         sequence.close()
 
     def preempt(self) -> bool:
-        """Free the cells of the newest running sequence and requeue it first; return False if no other sequence
-        runs.
-        """
+        """Free the cells of the newest running sequence and requeue it first; False if no other runs."""
         if self.running < 2:
             return False
         self._sync_slots()

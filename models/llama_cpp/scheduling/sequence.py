@@ -41,9 +41,7 @@ class TextStream:
         return self._show(self._decode.decode(piece))
 
     def finish(self) -> str:
-        """Return the remaining text at the end: held-back text that is not a stop string; half a character becomes
-        U+FFFD.
-        """
+        """Return the text left at the end: held-back text without a stop string; half a character becomes U+FFFD."""
         text = self._show(self._decode.decode(b"", final=True))
         held, self._held = self._held, ""
         self.shown += len(held)

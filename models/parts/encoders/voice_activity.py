@@ -64,9 +64,7 @@ class SpeechDetector:
         return SpeechProbabilities(tuple(output.ravel().tolist()), after.astype("<f4").tobytes())
 
     def _lowered(self, audio: Floats) -> Floats:
-        """Return the audio at Silero's rate. A window's samples are interpolated within the window, so that it does not
-        depend on the next one.
-        """
+        """Return the audio at Silero's rate, interpolated within each window, so that no window depends on the next."""
         low = np.convolve(audio, self._filter, mode="valid")
         at = np.arange(low.size * SAMPLE_RATE // SPEECH_RATE) * (SPEECH_RATE / SAMPLE_RATE)
         lowered: Floats = np.interp(at, np.arange(low.size), low).astype(np.float32)

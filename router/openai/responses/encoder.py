@@ -1,6 +1,4 @@
-"""The encoding of Chunks as a Response object, or as the server-sent events that build one, each with its name and
-sequence number.
-"""
+"""The encoding of Chunks as a Response object, or as its server-sent events, with names and sequence numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The parsing of the body of `POST /v1/responses` into a `Request`, and the fields of the body that the answer
-repeats.
-"""
+"""The parsing of the body of `POST /v1/responses` into a `Request`, and the fields that the answer repeats."""
 
 from __future__ import annotations
 

@@ -1,3 +1,1 @@
-"""The interface to OpenAI-compatible servers: the request's body and the values of an answer (`wire`), and the answer
-itself (`decode`).
-"""
+"""The interface to OpenAI-compatible servers: request bodies and values of answers (`wire`), answers (`decode`)."""

@@ -188,9 +188,7 @@ class EventTemplate:
             return []
 
     def framed(self) -> EventTemplate:
-        """Return the template of the event as it is sent. JSON escapes newlines, so no text can contain an event's
-        end.
-        """
+        """Return the template of the event as sent. JSON escapes newlines, so no text has an event's end."""
         return EventTemplate(b"data: " + self._before, self._after + b"\n\n", self.index)
 
     def filled(self, text: str) -> bytes:
@@ -198,9 +196,7 @@ class EventTemplate:
 
 
 def split_event(event: bytes, text: str, index: int) -> EventTemplate | None:
-    """Split an event around its text. Return None if the text is not found, or is escaped differently from our
-    encoder.
-    """
+    """Split an event around its text; None if that is not found, or escaped differently from our encoder."""
     literal = _encode(text)
     for key in _KEYS:
         at = event.find(key)
@@ -274,9 +270,7 @@ class _PlainUsage(msgspec.Struct):
 
 
 class _PlainAnswer(msgspec.Struct):
-    """A chat's answer of the usual form, which is decoded in a fifth of the time that `wire` takes, with the same
-    result.
-    """
+    """A chat's answer of the usual form, decoded in a fifth of `wire`'s time, with the same result."""
 
     choices: Annotated[list[_PlainChoice], msgspec.Meta(min_length=1)]
     usage: _PlainUsage | None = None
@@ -344,9 +338,7 @@ def _streamed(body: bytes, request_id: str) -> list[Chunk]:
 
 
 class _ChoiceEnd(msgspec.Struct):
-    """The end of a choice. It is sent last, because some servers end a choice more than once, or continue after its
-    end.
-    """
+    """The end of a choice, sent last, because some servers end one more than once, or continue after it."""
 
     reason: FinishReason
     note: str
@@ -406,9 +398,7 @@ class StreamDecoder:
         return chunks
 
     def feed_text(self, data: bytes) -> Chunk | None:
-        """Return the chunk of `data` if it is one whole event that contains only text; otherwise return None and change
-        nothing.
-        """
+        """Return the chunk of `data` if that is one whole event of only text; else return None and change nothing."""
         if self._framed is None or self.done:
             return None
         text = self._framed.text(data)

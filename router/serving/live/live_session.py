@@ -117,9 +117,7 @@ class RealtimeSocket:
             transport.write(text_frame(event))
 
     async def drained(self) -> None:
-        """Wait until the peer has caught up. Raises TimeoutError if it reads nothing in `STALLED_S`, or
-        ConnectionError.
-        """
+        """Wait until the peer has caught up. Raises TimeoutError (no read in `STALLED_S`) or ConnectionError."""
         async with asyncio.timeout(STALLED_S):
             await self._http.writer.drain()
 
@@ -148,9 +146,7 @@ class RealtimeSocket:
 
 
 Detect = Callable[[bytes, bytes], Awaitable[tuple[Sequence[float], bytes]]]
-"""A speech detector: audio and state → the probability of speech in each window, and the next state. Raises
-CausewayError.
-"""
+"""A speech detector: audio and state → each window's probability of speech, and the state. Raises CausewayError."""
 UNSENT_BYTES = 64 * 1024
 """Bytes of unsent events of a slow client beyond which their producers wait."""
 
@@ -222,9 +218,7 @@ class LiveSession(Generic[Client]):
 
     def __post_init__(self) -> None:
         self.changed_at = self.now()
-        """The time of the client's last event, the end of the last answer, or the loss of the connection; monotonic
-        seconds.
-        """
+        """The last event of the client, end of an answer, or loss of the connection; monotonic seconds."""
         self._transcriptions: set[anyio.CancelScope] = set()
         self._understood = asyncio.Event()
         self._understood.set()

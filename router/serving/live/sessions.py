@@ -57,16 +57,12 @@ class SessionHost(Protocol[Client]):
     """The server of the sessions."""
 
     def client(self, http: web.BaseRequest, authorization: str) -> Client:
-        """Return the client of a connection. Raises CausewayError if it may not have a session, or a header is
-        invalid.
-        """
+        """Return a connection's client. Raises CausewayError if it may have no session, or a header is invalid."""
 
     def open(
         self, session_id: str, model: str | None, client: Client
     ) -> tuple[RealtimeSession, SessionRequests[Client]]:
-        """Return a new session and its requests. `model`: the model's name in the client's request. Raises
-        CausewayError.
-        """
+        """Return a new session and its requests. `model`: its name in the client's request. Raises CausewayError."""
 
 
 class SessionStats(msgspec.Struct, frozen=True):
@@ -185,9 +181,7 @@ class Sessions(Generic[Client]):
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def _take_share(self, session_id: str, share: str) -> None:
-        """Take a share for a session, evicting disconnected sessions: the caller's own first, the oldest first. Raises
-        QueueFull.
-        """
+        """Take a share for a session; evict disconnected ones, the caller's and oldest first. Raises QueueFull."""
         while not self._shares.hold(session_id, share):
             cut = [live for live in self._sessions.values() if not live.connected]
             own_cut = [live for live in cut if live.requests.client.share == share]
@@ -251,9 +245,7 @@ class Sessions(Generic[Client]):
             self.sweep()
 
     def sweep(self) -> None:
-        """End sessions that were not resumed or are idle (3) (4), and close connections whose tokens are refused
-        (6).
-        """
+        """End sessions that were not resumed or are idle (3) (4); close those with refused tokens (6)."""
         now = self._now()
         for live in [*self._sessions.values()]:
             if not live.connected and now - live.changed_at >= self._config.resume_s:

@@ -190,9 +190,7 @@ class StoredResponses:
         return _decode_conversation(rows[0]), [turn for turn in turns if turn is not None]
 
     async def _settled(self, owner: str, turn: StoredTurn) -> StoredTurn | None:
-        """Return a turn as it is now, with the answer of its job if that has ended; None if the job is gone. Raises
-        OutsideRegion.
-        """
+        """Return a turn with its job's answer if that has ended; None if the job is gone. Raises OutsideRegion."""
         if self.region is not None:
             check_region(regions_of(turn.tags), self.region, "this gateway (identity.region)")
         if not turn.pending:

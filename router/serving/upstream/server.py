@@ -234,9 +234,7 @@ class OpenAIServer:
         lines: str = "",
         begun: HttpResponse | None = None,
     ) -> HttpResponse:
-        """Send a request, like `request`, and report to the observer. Raises BackendError instead. `begun`: its
-        response, if it was sent by `begin`.
-        """
+        """Send like `request`, and tell the observer. Raises BackendError. `begun`: the response of `begin`."""
         try:
             response = await self._sent(method, target, until, body, lines, begun)
             if response.status == 401 and await self._renewed(self._sent_token, until):
