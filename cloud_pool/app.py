@@ -377,16 +377,7 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
         region=region,
     )
     accounts = Accounts(
-        authenticator,
-        operators,
-        ledger,
-        limiter,
-        audit,
-        revocations,
-        client,
-        EvictionCheck(client),
-        keys,
-        fleet,
+        authenticator, operators, ledger, limiter, audit, revocations, client, EvictionCheck(client), keys, fleet
     )
     metrics.registry.register(SampleCollector(accounts.samples))
     return accounts
@@ -731,14 +722,7 @@ class JobsGateway:
             audit=audit,
         )
         self.api = JobApi(
-            config,
-            self._stores,
-            parser,
-            callers,
-            trace,
-            bodies=bodies,
-            more_routes=batches.routes,
-            audit=audit,
+            config, self._stores, parser, callers, trace, bodies=bodies, more_routes=batches.routes, audit=audit
         )
         self.stores_by_default = by_default = config.responses.by_default
         self._response_jobs = GatewayResponseJobs(self._stores, self.api)

@@ -197,11 +197,7 @@ class Background:
 
 
 async def run_worker(
-    config: Config,
-    stop: asyncio.Event,
-    reread: Callable[[], Config] | None = None,
-    *,
-    serves_operators: bool = False,
+    config: Config, stop: asyncio.Event, reread: Callable[[], Config] | None = None, *, serves_operators: bool = False
 ) -> None:
     """Run jobs until `stop`, then drain. Print one line when it begins to claim jobs. Raises ConfigError.
 
@@ -303,10 +299,7 @@ def _build_message_runner(background: Background, metrics: StreamMetrics) -> Mes
         background.config.streams,
         jobs,
         SubmissionParser(
-            jobs,
-            background.runtime.tiers,
-            accounts.ledger.check_cost,
-            region=background.config.identity.region,
+            jobs, background.runtime.tiers, accounts.ledger.check_cost, region=background.config.identity.region
         ),
         background.runner,
         MessageCallers(accounts.authenticator.principal, accounts.ledger.limits),

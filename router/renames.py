@@ -85,12 +85,7 @@ _PRINT_JSON = (
 GATEWAY_METRICS = "causeway_cloud_"
 """The prefix of the gateway's metrics in the previous version."""
 
-MOVED_CLOUD_KEYS: Mapping[str, str] = {
-    "url": "url",
-    "api_key": "key",
-    "api_key_file": "key_file",
-    "ca_file": "ca_file",
-}
+MOVED_CLOUD_KEYS: Mapping[str, str] = {"url": "url", "api_key": "key", "api_key_file": "key_file", "ca_file": "ca_file"}
 """The keys of the section `cloud` that are now those of each cloud in `clouds`."""
 
 RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {

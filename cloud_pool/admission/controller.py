@@ -322,10 +322,7 @@ class AdmissionMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, histogram = partial(Counter, registry), partial(Histogram, registry)
         self._queue = histogram(
-            "causeway_gateway_queue_seconds",
-            "Time from a request's arrival to its first permit.",
-            _LABELS,
-            _SECONDS,
+            "causeway_gateway_queue_seconds", "Time from a request's arrival to its first permit.", _LABELS, _SECONDS
         )
         self._shed = counter(
             "causeway_gateway_requests_shed",
@@ -333,9 +330,7 @@ class AdmissionMetrics:
             (*_LABELS, "reason"),
         )
         self._preemptions = counter(
-            "causeway_gateway_preemptions",
-            "Sequences that gave their permit back before their first token.",
-            _LABELS,
+            "causeway_gateway_preemptions", "Sequences that gave their permit back before their first token.", _LABELS
         )
         self._limit = Gauge(
             "causeway_gateway_concurrency_limit",

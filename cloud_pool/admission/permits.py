@@ -102,10 +102,7 @@ class PermitAllocator:
     """
 
     def __init__(
-        self,
-        config: AdmissionConfig,
-        credit: float,
-        waiting_rank: Callable[[str], int] = lambda tenant: len(RANK),
+        self, config: AdmissionConfig, credit: float, waiting_rank: Callable[[str], int] = lambda tenant: len(RANK)
     ) -> None:
         self._config = config
         self.credit = credit

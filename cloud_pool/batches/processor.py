@@ -38,14 +38,7 @@ from causeway_server.router.serving.logs import redacted
 
 from ..accounts.tenants.config import TenantLimits
 from ..jobs.submission import NamedFileReader, SubmissionParser
-from ..storage.batch_store import (
-    Batch,
-    BatchState,
-    LineOutcome,
-    ResultPart,
-    batch_job_id,
-    output_file_id,
-)
+from ..storage.batch_store import Batch, BatchState, LineOutcome, ResultPart, batch_job_id, output_file_id
 from ..storage.config import BatchConfig, JobsConfig
 from ..storage.file_contents import FileContentLost, FileStoreUnavailable
 from ..storage.file_store import PART_BYTES, FilePart, QuotaExceeded, StoredFile

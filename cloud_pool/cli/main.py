@@ -14,13 +14,7 @@ import msgspec
 
 from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.process import (
-    ProgramGroup,
-    begin_imports,
-    migrate_file,
-    refuse,
-    run_fast,
-)
+from causeway_server.router.serving.process import ProgramGroup, begin_imports, migrate_file, refuse, run_fast
 
 from ..config import Config
 from .process import PATH, ConfiguredProcess, configured_command, until_stopped

@@ -169,10 +169,7 @@ def _show(capacity: CapacityPlan, measured: ReplicaMeasurement, zones: int) -> N
             "utilisation at the peak",
             f"{capacity.utilisation:.0%}, or {capacity.utilisation_after_loss:.0%} after a loss",
         ),
-        (
-            "waiting at the peak",
-            f"{capacity.wait_probability:.1%} wait; mean {mean}, p99 {_time(capacity.wait_p99_s)}",
-        ),
+        ("waiting at the peak", f"{capacity.wait_probability:.1%} wait; mean {mean}, p99 {_time(capacity.wait_p99_s)}"),
         ("cost", f"{capacity.usd_per_hour:.2f} USD/h, {capacity.usd_per_month:.0f} USD/month"),
         ("a million tokens", f"{capacity.usd_per_million_tokens:.2f} USD, at peak load all day"),
     ):

@@ -87,10 +87,7 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
     help="Context of one sequence in tokens; 0: the model's own.",
 )
 @click.option(
-    "--threads",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Threads of a model; 0: the number that trials find best.",
+    "--threads", type=click.IntRange(min=0), default=0, help="Threads of a model; 0: the number that trials find best."
 )
 @click.option(
     "--gpu-layers",

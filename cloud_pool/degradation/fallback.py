@@ -416,9 +416,7 @@ class DegradationMetrics:
             ("requested", "tier", "reason"),
         )
         self._degraded = counter(
-            "causeway_gateway_degraded_answers",
-            "Answers from a lower tier, truncated, continued or stale.",
-            ("kind",),
+            "causeway_gateway_degraded_answers", "Answers from a lower tier, truncated, continued or stale.", ("kind",)
         )
         self._share = Gauge(
             "causeway_gateway_tier_share",

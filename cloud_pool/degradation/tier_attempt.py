@@ -63,10 +63,7 @@ class TierFailed(Exception):
 
 
 def sole_attempt(
-    context: RequestContext,
-    runtimes: Mapping[str, TierRuntime],
-    fallback: TierFallback,
-    clock: Callable[[], float],
+    context: RequestContext, runtimes: Mapping[str, TierRuntime], fallback: TierFallback, clock: Callable[[], float]
 ) -> TierAttempt:
     """Return the attempt at the requested tier, for requests that no other tier may answer."""
     name = context.tier.name
@@ -82,11 +79,7 @@ class TierAttempt:
     """
 
     def __init__(
-        self,
-        fallback: TierFallback,
-        step: FallbackStep,
-        runtime: TierRuntime,
-        clock: Callable[[], float],
+        self, fallback: TierFallback, step: FallbackStep, runtime: TierRuntime, clock: Callable[[], float]
     ) -> None:
         self.stream: AsyncGenerator[Delta, None] | None = None
         self.merged: AsyncGenerator[tuple[int, Delta], None] = merge_streams([])

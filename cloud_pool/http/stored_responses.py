@@ -69,11 +69,7 @@ class GatewayResponses:
     """The state of responses at a gateway. `start`: accepts jobs."""
 
     def __init__(
-        self,
-        api: StoredResponseApi,
-        admission: RequestAdmission,
-        start: StartGatewayResponse,
-        check_store: CheckStore,
+        self, api: StoredResponseApi, admission: RequestAdmission, start: StartGatewayResponse, check_store: CheckStore
     ) -> None:
         self.api = api
         self._admission = admission

@@ -149,12 +149,7 @@ class SubmissionParser:
     """Parses and checks submissions. `tiers`: tiers by name and alias. `region`: region of this process."""
 
     def __init__(
-        self,
-        config: JobsConfig,
-        tiers: Mapping[str, Tier],
-        check_cost: CheckCost = lambda *_: 0,
-        *,
-        region: str = "",
+        self, config: JobsConfig, tiers: Mapping[str, Tier], check_cost: CheckCost = lambda *_: 0, *, region: str = ""
     ) -> None:
         """Create the parser. Raises ConfigError for an invalid `jobs.webhooks.allowed_networks`."""
         self._config = config
@@ -236,12 +231,7 @@ class SubmissionParser:
         check_parts(request, (*encoders_of(self._tiers.values()), *native))
 
     def validate(
-        self,
-        endpoint: Endpoint,
-        body: bytes,
-        owner: str,
-        tags: tuple[str, ...] = (),
-        allowed: AllowedTiers = None,
+        self, endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = (), allowed: AllowedTiers = None
     ) -> Request:
         """Parse a body and check everything that would otherwise fail only during the run.
 

@@ -21,12 +21,7 @@ import redis.asyncio
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import (
-    MasterNotFoundError,
-    Sentinel,
-    SentinelConnectionPool,
-    SentinelManagedConnection,
-)
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.exceptions import (
@@ -326,10 +321,7 @@ def _raw(response: Any, **_options: Any) -> Any:
 def _keywords(target: RedisTarget, where: str, options: ConnectionOptions) -> dict[str, Any]:
     """Return redis-py's arguments for each connection. Raises ConfigError."""
     config = target.config
-    keywords: dict[str, Any] = {
-        "socket_connect_timeout": options.connect_timeout_s,
-        "retry": options.retry,
-    }
+    keywords: dict[str, Any] = {"socket_connect_timeout": options.connect_timeout_s, "retry": options.retry}
     if options.timeout_s is not None:
         keywords["socket_timeout"] = options.timeout_s
     if options.raw:

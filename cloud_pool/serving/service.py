@@ -600,11 +600,7 @@ class _ChoiceBuilder:
         return self._reported_reasoning if self._reasoning is None else self._reasoning.tokens
 
     def _parse(
-        self,
-        text: str,
-        tokens: int,
-        logprobs: tuple[TokenLogprob, ...],
-        reason: FinishReason | None,
+        self, text: str, tokens: int, logprobs: tuple[TokenLogprob, ...], reason: FinishReason | None
     ) -> list[Chunk]:
         thought, calls = "", tuple[ToolCallDelta, ...]()
         if self._reasoning is not None:

@@ -23,17 +23,7 @@ from .config import BatchConfig
 from .encryption import NO_CIPHER, ContentCipher
 from .file_store import FilePart, QuotaExceeded, too_many_files
 from .record import Window
-from .redis_client import (
-    Argument,
-    RedisClient,
-    Reply,
-    as_bytes,
-    as_fields,
-    as_int,
-    as_list,
-    as_text,
-    list_newest,
-)
+from .redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, list_newest
 
 BatchState = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"

@@ -122,8 +122,7 @@ class StoredResponsesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     ] = 10_000
     max_bytes: Annotated[Positive, doc("Maximum size of what is stored for one tenant, likewise.")] = 64 * 1024 * 1024
     ttl_s: Annotated[
-        Seconds,
-        doc("Time for which a response is kept. A conversation is kept for as long after its last change."),
+        Seconds, doc("Time for which a response is kept. A conversation is kept for as long after its last change.")
     ] = 30 * _DAY_S
 
 

@@ -106,12 +106,7 @@ def refusal(verdict: str, job: NewJob, other: str, config: JobsConfig, limits: T
 class JobStore:
     """Accepts, claims and finishes jobs. Every method raises JobStoreUnavailable while Redis does not answer."""
 
-    def __init__(
-        self,
-        database: RedisClient,
-        config: JobsConfig,
-        cipher: ContentCipher = NO_CIPHER,
-    ) -> None:
+    def __init__(self, database: RedisClient, config: JobsConfig, cipher: ContentCipher = NO_CIPHER) -> None:
         self._db = database
         self._config = config
         self._cipher = cipher

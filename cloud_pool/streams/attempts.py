@@ -143,12 +143,7 @@ class MessageRunner:
             token_issued=job.token_issued,
         )
         return await execute(
-            record,
-            self.runner,
-            self.jobs,
-            left_s=ends - self.clock(),
-            receipt=receipt,
-            max_bytes=max_bytes,
+            record, self.runner, self.jobs, left_s=ends - self.clock(), receipt=receipt, max_bytes=max_bytes
         )
 
     def _submit(self, event: CloudEvent, authorization: str) -> NewJob:

@@ -80,8 +80,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("Jinja chat template that replaces the artifact's, for vLLM or TensorRT-LLM in Triton.")
     ] = ""
     tokenizer_file: Annotated[
-        str,
-        doc("The model's `tokenizer.json`, for counts of tokens, with `template_file` only. Needs `tokenizers`."),
+        str, doc("The model's `tokenizer.json`, for counts of tokens, with `template_file` only. Needs `tokenizers`.")
     ] = ""
     special_tokens: Annotated[
         tuple[str, ...], doc("Tokens that a user's text must not be able to spell, with `template_file` only.")

@@ -46,13 +46,7 @@ def fleet() -> None:
 @click.option("--site", default="", help="Site of the device; only a few devices of a site change at once.")
 @click.option("--ca-file", type=PATH, help="PEM file of the authority that signed the control plane's certificate.")
 def join(
-    config: Config,
-    control_plane: str,
-    token: str,
-    name: str,
-    labels: tuple[str, ...],
-    site: str,
-    ca_file: Path | None,
+    config: Config, control_plane: str, token: str, name: str, labels: tuple[str, ...], site: str, ca_file: Path | None
 ) -> None:
     """Enrol this device with a join token.
 

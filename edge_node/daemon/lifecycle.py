@@ -199,10 +199,7 @@ class App:
         self.parts.state_folder.release()
 
     async def serve(
-        self,
-        *,
-        on_listening: Callable[[App], None] = lambda _: None,
-        on_ready: Callable[[App], None] = lambda _: None,
+        self, *, on_listening: Callable[[App], None] = lambda _: None, on_ready: Callable[[App], None] = lambda _: None
     ) -> None:
         """Start, answer until SIGTERM or SIGINT, drain, close. SIGHUP reloads the policy.
 

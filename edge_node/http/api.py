@@ -87,13 +87,7 @@ from causeway_server.router.serving.request import (
     receive_body,
     served_method,
 )
-from causeway_server.router.serving.responses import (
-    Echo,
-    HttpReplyWriter,
-    device_header_lines,
-    json_response,
-    refusal,
-)
+from causeway_server.router.serving.responses import Echo, HttpReplyWriter, device_header_lines, json_response, refusal
 from causeway_server.router.serving.stored.responses import StoredResponses
 from causeway_server.router.session_tags import HEADER as SESSION
 from causeway_server.router.session_tags import read_session, tags_of_session

@@ -261,15 +261,7 @@ class MqttBridge:
         client_id = self._config.client_id or f"causeway-{parts.store.name}"
         state_topic = self._config.state_topic.replace("{client_id}", client_id)
         topics = Topics(self._config, state_topic)
-        self._intake = MessageIntake(
-            self._config,
-            topics,
-            client_id,
-            parts,
-            self._service,
-            self._metrics,
-            self.stats,
-        )
+        self._intake = MessageIntake(self._config, topics, client_id, parts, self._service, self._metrics, self.stats)
         self._answers = AnswerPublisher(parts.store, parts.runner.feed, self.stats)
         pause_s, short = _MIN_PAUSE_S, 0
         while True:
@@ -302,12 +294,7 @@ class MqttBridge:
             await anyio.sleep(_MIN_PAUSE_S)
 
     async def _converse(
-        self,
-        connection: Connection,
-        intake: MessageIntake,
-        answers: AnswerPublisher,
-        topics: Topics,
-        state_topic: str,
+        self, connection: Connection, intake: MessageIntake, answers: AnswerPublisher, topics: Topics, state_topic: str
     ) -> BrokerError:
         """Use one connection until it is lost. Return the reason."""
         async with anyio.create_task_group() as tasks:

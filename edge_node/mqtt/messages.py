@@ -194,10 +194,7 @@ def structured(answer: OutgoingAnswer, kind: EventFormat, ended_unix: float | No
     )
     del properties["specversion"]
     return msgspec.structs.replace(
-        answer,
-        payload=encode_event(event, kind),
-        content_type=CONTENT_TYPE[kind],
-        properties=tuple(properties.items()),
+        answer, payload=encode_event(event, kind), content_type=CONTENT_TYPE[kind], properties=tuple(properties.items())
     )
 
 

@@ -19,13 +19,7 @@ from causeway_server.models.catalog.artifact import ArtifactError, ArtifactNotFo
 from causeway_server.models.catalog.projector import Projector, missing_packages
 from causeway_server.models.llama_cpp.protocol import SoftTokens
 from causeway_server.models.parts.graph.branch import LocalBranch, PartMemory, SpeechDetection
-from causeway_server.models.parts.graph.graph import (
-    EncoderGraph,
-    RequestFacts,
-    facts_of,
-    invalid_part,
-    soft_tokens_of,
-)
+from causeway_server.models.parts.graph.graph import EncoderGraph, RequestFacts, facts_of, invalid_part, soft_tokens_of
 from causeway_server.models.parts.installed import DECODER
 from causeway_server.models.parts.process.messages import (
     Decode,
@@ -264,11 +258,7 @@ class Projectors:
     """
 
     def __init__(
-        self,
-        find: Callable[[str], Projector | None],
-        decoder: WorkerProcess,
-        remembered: int,
-        timeout_s: float,
+        self, find: Callable[[str], Projector | None], decoder: WorkerProcess, remembered: int, timeout_s: float
     ) -> None:
         self._find = find
         self._decoder = decoder

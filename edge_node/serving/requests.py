@@ -45,15 +45,7 @@ from causeway_server.router.serving.reply import (
 )
 from causeway_server.router.tool_calls.schema import with_own_ids
 from causeway_server.router.trackers import MAX_CLIENTS, network_of
-from causeway_server.router.types import (
-    CacheStatus,
-    Chunk,
-    DecisionRecord,
-    Outcome,
-    Request,
-    RequestFeatures,
-    Usage,
-)
+from causeway_server.router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, RequestFeatures, Usage
 
 from ..backends.backend import JobTerms
 from ..clock import Clock

@@ -45,10 +45,7 @@ _SHOWN = 20  # rollouts in the overview
 @click.command()
 @click.argument("folder", type=_Folder)
 @click.option(
-    "--cohort",
-    "only",
-    multiple=True,
-    help="Only this cohort. Repeatable; default: every cohort whose bundle changed.",
+    "--cohort", "only", multiple=True, help="Only this cohort. Repeatable; default: every cohort whose bundle changed."
 )
 @click.option("--bundle", default="", help="A signed bundle, such as an earlier one, instead of the newest one.")
 @click.option(

@@ -42,17 +42,7 @@ from ..store.telemetry import forget_mark, mark, since_mark
 from ..trust.published import PUBLISHED
 from .checks import Check, lint_bundle, replay_bundle
 from .publisher import Plans, Publisher, newest_begun
-from .step import (
-    CHECKED,
-    RolloutObservations,
-    Step,
-    adopted,
-    ahead_count,
-    checked,
-    needs_devices,
-    paused_behind,
-    step,
-)
+from .step import CHECKED, RolloutObservations, Step, adopted, ahead_count, checked, needs_devices, paused_behind, step
 
 S = RolloutState
 ACTOR = "controller"

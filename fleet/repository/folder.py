@@ -19,16 +19,7 @@ from causeway_server.router.migrate.rewrite import DocumentKind, scalars_at
 from causeway_server.router.policy.signals import SIGNALS, find_signal
 from causeway_server.router.renames import REWRITES, advice, find
 
-from .fleet_file import (
-    FLEET_FILE,
-    CohortDoc,
-    FleetDoc,
-    ModelDoc,
-    ProjectorDoc,
-    WeightsFile,
-    is_hasty,
-    rollout_problems,
-)
+from .fleet_file import FLEET_FILE, CohortDoc, FleetDoc, ModelDoc, ProjectorDoc, WeightsFile, is_hasty, rollout_problems
 from .policies import CASES, AdapterNames, CheckedPolicy, calibrated_models, check_file, yaml_in
 
 POLICIES = "policies"

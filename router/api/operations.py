@@ -356,10 +356,7 @@ def realtime_operation(caller: str, model: str, parameters: tuple[Parameter, ...
             *parameters,
         ),
         responses=(ApiResponse(101, meaning="The connection speaks WebSocket (version 13, subprotocol `realtime`)."),),
-        errors=(
-            *(*ANY_REQUEST, errors.ModelNotFound, errors.QueueFull, errors.Draining),
-            *more_errors,
-        ),
+        errors=(*(*ANY_REQUEST, errors.ModelNotFound, errors.QueueFull, errors.Draining), *more_errors),
     )
 
 

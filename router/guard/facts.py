@@ -52,10 +52,7 @@ class Detector:
     """
 
     def __init__(
-        self,
-        regions: Sequence[str] = (),
-        model: TextModel | None = None,
-        expired: Callable[[], bool] = lambda: False,
+        self, regions: Sequence[str] = (), model: TextModel | None = None, expired: Callable[[], bool] = lambda: False
     ) -> None:
         self._regions = regions
         self._model = model

@@ -269,12 +269,7 @@ class ChatChoiceFormat:
     def choice(self, chunk: Chunk) -> bytes:
         """Encode a whole choice."""
         if not (chunk.tool_calls or chunk.refusal or chunk.logprobs or chunk.reasoning or chunk.extra):
-            return _TEXT_CHOICE % (
-                chunk.index,
-                _encode(chunk.text),
-                _encode(chunk.refusal),
-                _end(chunk),
-            )
+            return _TEXT_CHOICE % (chunk.index, _encode(chunk.text), _encode(chunk.refusal), _end(chunk))
         content = b"null" if not chunk.text and (chunk.tool_calls or chunk.refusal) else _encode(chunk.text)
         refusal = _encode(chunk.refusal)
         calls = b',"tool_calls":' + _encode([_call(call) for call in chunk.tool_calls]) if chunk.tool_calls else b""

@@ -15,13 +15,7 @@ import msgspec
 
 from ..errors import InvalidRequest, UnsupportedFeature
 from ..types import Chunk, Request, RoutingHints, TokenAlternative, TokenLogprob
-from .request_body import (
-    generation_fields,
-    includes_usage,
-    load,
-    too_deep,
-    validate,
-)
+from .request_body import generation_fields, includes_usage, load, too_deep, validate
 from .wire import WireCompletion
 
 Prompts = tuple[str | tuple[int, ...], ...]

@@ -52,8 +52,7 @@ Duration = Annotated[
     str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s|m|h|d)$", title="a duration such as 250ms, 4s, 10m, 1h or 7d")
 ]
 Condition = Annotated[
-    str,
-    Meta(max_length=MAX_EXPRESSION, title="a condition in CEL", examples=["device.temperature_c > 85"]),
+    str, Meta(max_length=MAX_EXPRESSION, title="a condition in CEL", examples=["device.temperature_c > 85"])
 ]
 
 

@@ -133,10 +133,7 @@ class RealtimeSession:
         )
         self._settings = RealtimeSettings(model=model, audio=audio)
         self._conversation = Conversation(
-            limits.max_items,
-            limits.max_bytes,
-            limits.max_clips,
-            stored_bytes(self._audio.max_bytes, limits.max_clips),
+            limits.max_items, limits.max_bytes, limits.max_clips, stored_bytes(self._audio.max_bytes, limits.max_clips)
         )
         self._conversation_id = f"conv_{new_id()}"
         self._hold_audio = hold_audio

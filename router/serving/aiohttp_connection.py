@@ -69,11 +69,7 @@ class AiohttpConnection(RequestHandler):
         super().connection_lost(exc)
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Shape aiohttp's own errors like OpenAI's; of its message, which quotes the bytes, use the first line."""
         if has_response_begun(request):

@@ -97,12 +97,7 @@ class Histogram(Collector):
     """Counts of values by bucket, by label values. Only the event loop's thread writes and scrapes."""
 
     def __init__(
-        self,
-        registry: CollectorRegistry,
-        name: str,
-        help_text: str,
-        labels: tuple[str, ...],
-        bounds: tuple[float, ...],
+        self, registry: CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
     ) -> None:
         self._family = partial(HistogramMetricFamily, name, help_text, labels=labels)
         self._bounds = bounds
@@ -143,10 +138,7 @@ class ModelMetrics:
             "gen_ai_server_time_per_output_token", "Seconds per token after the first.", _MODEL, _SECONDS
         )
         self._duration = histogram(
-            "gen_ai_server_request_duration",
-            "Seconds of a request at its model.",
-            (*_MODEL, "error_type"),
-            _SECONDS,
+            "gen_ai_server_request_duration", "Seconds of a request at its model.", (*_MODEL, "error_type"), _SECONDS
         )
         self._usage = histogram(
             "gen_ai_client_token_usage", "Tokens per request.", (*_MODEL, "gen_ai_token_type"), _TOKENS

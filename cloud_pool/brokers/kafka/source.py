@@ -41,14 +41,7 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
 
     needs_lease = False
 
-    def __init__(
-        self,
-        address: TopicAddress,
-        name: str,
-        login: BrokerLogin,
-        *,
-        lost_after_s: float,
-    ) -> None:
+    def __init__(self, address: TopicAddress, name: str, login: BrokerLogin, *, lost_after_s: float) -> None:
         """Create the source. Raises ConfigError."""
         self._address = address
         self._name = name

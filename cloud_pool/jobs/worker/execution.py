@@ -153,10 +153,7 @@ async def execute(
 
 
 async def _collect(
-    runner: JobRunner,
-    job_run: JobRun,
-    report_progress: ReportProgress | None,
-    on_text: Callable[[str], None],
+    runner: JobRunner, job_run: JobRun, report_progress: ReportProgress | None, on_text: Callable[[str], None]
 ) -> tuple[str, list[Chunk] | Embeddings]:
     cache, chunks, vectors = "", list[Chunk](), None
     tokens, reported_at = 0, time.monotonic()

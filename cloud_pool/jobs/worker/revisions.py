@@ -22,14 +22,7 @@ from anyio.abc import TaskGroup
 
 from causeway_server.models.parts.revising import revise_each
 from causeway_server.router.errors import CausewayError, DeadlineExceeded, JobStoreUnavailable
-from causeway_server.router.jobs.job import (
-    MAX_LATE,
-    RevisionDropped,
-    check_revised,
-    late_kinds,
-    no_room,
-    outcome_of,
-)
+from causeway_server.router.jobs.job import MAX_LATE, RevisionDropped, check_revised, late_kinds, no_room, outcome_of
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.types import Modality
 

@@ -244,8 +244,7 @@ class MeteredRunner:
             if not refused:
                 charge = _discounted(self.ledger.charge(entry), job_run.price_share)
                 job_run.receipt.issue(
-                    None if charge is None else _bill(charge),
-                    lambda end: self.ledger.close_run(entry, charge, end),
+                    None if charge is None else _bill(charge), lambda end: self.ledger.close_run(entry, charge, end)
                 )
 
     def _check_token(self, record: JobRecord) -> None:

@@ -447,12 +447,7 @@ _NO_JOBS = (403, 404, 405, 501)  # status codes of a server without jobs, or for
 _ASK_AGAIN = (401, 408, 429)
 Cancelled = Literal["settled", "unknown", "later"]
 """The cloud's response to a cancellation. settled: nothing is left to do; later: it must be sent again."""
-_ENDS = {
-    "failed": JobEvent.FAIL,
-    "dead": JobEvent.EXHAUST,
-    "expired": JobEvent.EXPIRE,
-    "cancelled": JobEvent.FAIL,
-}
+_ENDS = {"failed": JobEvent.FAIL, "dead": JobEvent.EXHAUST, "expired": JobEvent.EXPIRE, "cancelled": JobEvent.FAIL}
 
 
 class CloudJobs:
@@ -525,12 +520,7 @@ class CloudJobs:
         return state
 
     async def _send(
-        self,
-        call: BackendRequest,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        job: JobTerms | None = None,
+        self, call: BackendRequest, method: str, path: str, body: bytes | None = None, job: JobTerms | None = None
     ) -> HttpResponse:
         priority = "" if job is None else job.priority
         lines = header_lines(call, self._now(), is_gateway=self._probe.is_gateway, priority=priority)

@@ -21,12 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from causeway_server.router.config import TracingConfig
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.addresses import url_of
-from causeway_server.router.serving.tls.contexts import (
-    check_certificate,
-    client_tls,
-    read_certificate,
-    server_tls,
-)
+from causeway_server.router.serving.tls.contexts import check_certificate, client_tls, read_certificate, server_tls
 
 from ...backends.cloud.connection import tls_files
 from ...config.schema import CloudConfig, MqttConfig, ServerConfig

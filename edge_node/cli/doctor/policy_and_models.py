@@ -164,9 +164,7 @@ def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
             "is a model with an adapter."
         )
         yield warn(
-            "signals",
-            text,
-            f"Rules on {QUALITY} do not hold. Let the first edge target be a model without an adapter.",
+            "signals", text, f"Rules on {QUALITY} do not hold. Let the first edge target be a model without an adapter."
         )
         named = False
     pairs = set()

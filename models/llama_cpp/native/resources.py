@@ -239,11 +239,7 @@ def plan_memory(
     wanted = options.prefix_cache_bytes
     if wanted is None:  # a conversation that fills the context is found again in its next turn
         wanted = max(_MIN_PREFIX_BYTES, total * kv_bytes_per_token)
-    return MemoryPlan(
-        context_tokens=min(context, total),
-        kv_tokens=total,
-        prefix_bytes=min(wanted, free // 8),
-    )
+    return MemoryPlan(context_tokens=min(context, total), kv_tokens=total, prefix_bytes=min(wanted, free // 8))
 
 
 def wanted_kv_tokens(options: EngineOptions, trained_context: int) -> int:

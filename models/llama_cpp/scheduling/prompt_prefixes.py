@@ -152,9 +152,7 @@ class PromptStore:
             self.forget(next(iter(self._files.values())))
 
     def _write(self, path: Path, tokens: bytes, state: NDArray[np.uint8]) -> None:
-        header = msgspec.json.encode(
-            _Header(self._identity, len(tokens) // 4, len(state), _digest(tokens, state)),
-        )
+        header = msgspec.json.encode(_Header(self._identity, len(tokens) // 4, len(state), _digest(tokens, state)))
         draft = path.with_suffix(_DRAFT)
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -39,15 +39,7 @@ from ...types import (
 )
 from ..completions import read_token_text
 from ..request_body import JSONObject, inner_extra, with_extra
-from ..wire import (
-    WireAudio,
-    WireFunctionCall,
-    WireImage,
-    WireImageUrl,
-    WireInputAudio,
-    WireText,
-    WireToolCall,
-)
+from ..wire import WireAudio, WireFunctionCall, WireImage, WireImageUrl, WireInputAudio, WireText, WireToolCall
 
 _encode = msgspec.json.Encoder().encode
 _USAGE = {"include_usage": True}

@@ -178,13 +178,7 @@ class OpenAIServer:
         return self._client.begin("POST", self._paths[kind], self._token_lines() + lines, until, body)
 
     async def request(
-        self,
-        method: str,
-        target: str,
-        until: float,
-        *,
-        body: bytes | None = None,
-        lines: str = "",
+        self, method: str, target: str, until: float, *, body: bytes | None = None, lines: str = ""
     ) -> HttpResponse:
         """Send a request. Return a response of any status but 401 of a stale token; the caller must release it.
 
@@ -204,13 +198,7 @@ class OpenAIServer:
         return response
 
     def _sent(
-        self,
-        method: str,
-        target: str,
-        until: float,
-        body: bytes | None,
-        lines: str,
-        begun: HttpResponse | None = None,
+        self, method: str, target: str, until: float, body: bytes | None, lines: str, begun: HttpResponse | None = None
     ) -> Coroutine[None, None, HttpResponse]:
         assert self._client is not None, "start() comes first"
         return self._client.request(method, target, self._token_lines() + lines, until, body, begun)
@@ -273,13 +261,7 @@ class OpenAIServer:
         return response
 
     async def post_stream(
-        self,
-        call: UpstreamCall,
-        request: Request,
-        model: str,
-        until: float,
-        lines: str = "",
-        resume: str = "",
+        self, call: UpstreamCall, request: Request, model: str, until: float, lines: str = "", resume: str = ""
     ) -> HttpResponse:
         """Send the request for a stream; after a refusal of `stream_options` it is sent without them. See `post`."""
         if self._asks_usage:
