@@ -164,7 +164,6 @@ def build_runtime(
     """Build the tiers and the service over them, without starting anything. Raises ConfigError.
 
     Args:
-        tasks: Parent of the background tasks.
         service_name: Name of this process in traces.
         kind: Kind of this process among those that divide a tier's permits.
         is_gateway: Whether this process takes a share of the tenants' limits while their Redis is unavailable.
@@ -337,7 +336,6 @@ def build_cache(
     """Build the shared cache; None if it is disabled. Raises ConfigError.
 
     Args:
-        tiers: Tiers by name and alias.
         variants: Variants of the tiers, which share no entries; None: there are none.
     """
     settings = config.cache if kind == "gateway" else config.cache.for_background()
@@ -520,8 +518,6 @@ def build(
     """Check and wire everything without starting it. Raises ConfigError.
 
     Args:
-        config: Configuration of the gateway.
-        tasks: Parent of the background tasks.
         reread: Function that reads the configuration again when an operator reloads the endpoints.
         speech_detector: Detector of speech in live sessions; None: the installed one.
     """
@@ -614,7 +610,6 @@ def build_server(
     """Wire the handlers of the public address.
 
     Args:
-        tiers: Tiers by name and alias.
         parts: Reader of audio, images and files; None: no tier is an encoder.
         detect: Speech detection; None if live sessions do not detect turns.
         on_drain: Callback for the moment when the gateway begins to drain.
@@ -682,7 +677,6 @@ class JobsGateway:
     `files` reads the uploaded files that requests name.
 
     Args:
-        tiers: Tiers by name and alias.
         bodies: Bound of the request bodies in memory; the server releases them.
         audit: Audit log, which gets a record of each accepted job and batch.
         clock: Replacement for Redis's clock in tests, Unix time in seconds.
@@ -816,8 +810,6 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
     """Serve until `stop`, then drain and close. Prints one line when it is ready. Raises ConfigError.
 
     Args:
-        config: Configuration of the gateway.
-        stop: Event that ends the process.
         reread: Function that reads the configuration again; on SIGHUP the gateway takes its endpoints from it.
     """
 

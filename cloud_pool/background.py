@@ -66,8 +66,6 @@ class WorkerRuntime:
     """The worker and its connections to Redis and to webhook receivers; call `close` at the end.
 
     Args:
-        tiers: Tiers by name and alias.
-        slots: Concurrent jobs by tier.
         clock: Replacement for Redis's clock in tests, Unix time in seconds.
     """
 

@@ -74,7 +74,6 @@ async def keep_running(
     Without this, one failing loop would end its task group, and with it all other tasks of the process.
 
     Args:
-        name: Name of the loop in the log.
         run: Loop to run; its state has to survive a restart of the loop.
     """
     while True:

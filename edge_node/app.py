@@ -124,9 +124,7 @@ def build(
     """Construct one daemon, without starting it.
 
     Args:
-        config: The configuration.
         make_engine: Factory for the engine of an edge target's model; by default from the model's artifact.
-        clock: The clock; tests pass their own.
         environ: Environment variables: systemd's, and `PATH` for programs.
         fleet: The fleet whose plan the daemon follows; by default the one that the device joined. Without a fleet the
             daemon runs the last bundle that it verified, if any.

@@ -114,7 +114,6 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
     """The requests of one session.
 
     Args:
-        daemon: The daemon that answers them.
         client: The client that opened the session; its trace context is that of every response.
     """
 

@@ -171,8 +171,6 @@ class AdmissionController:
         """Create the controller. Without `settings` the concurrency limit is fixed at `permits`.
 
         Args:
-            metrics: Metrics of all tiers.
-            tier: Name of this tier in the metrics.
             lost_s: Function that returns the total delay caused by this process (`observability.metrics.EventLoopLag`).
         """
         self.lost_s = lost_s

@@ -92,10 +92,8 @@ class PeerHeartbeat:
 
         Args:
             client: Redis; None: this process is alone.
-            tiers: Tiers to share.
             kind: Kind of this process; a worker's requests are jobs, which have the lowest class.
             name: Name of this process among its peers; "" for a random one.
-            sleep: Function that waits between two heartbeats.
             clock: Monotonic clock, in seconds.
         """
         self._redis = client

@@ -90,9 +90,6 @@ class TopicAddress(msgspec.Struct, frozen=True):
 def parse_topic(text: str, where: str) -> TopicAddress:
     """Parse an address.
 
-    Args:
-        where: Option that holds the address.
-
     Raises:
         ConfigError: The address is invalid; the message says what to write.
     """

@@ -147,7 +147,6 @@ class CachingService:
 
     Args:
         cache: Shared cache; None: every request goes straight to the service.
-        generate: Function of the service that generates an answer.
     """
 
     def __init__(self, cache: SharedCache | None, generate: Generate) -> None:

@@ -104,10 +104,6 @@ class SharedCache:
     """The rules, the keys and the store of one gateway.
 
     Args:
-        config: Section `cache` of the configuration.
-        address: Redis that the gateways share.
-        tiers: Tiers by name and alias.
-        registry: Registry of the cache's metrics.
         secret: Content of `cache.secret_file`.
         variants: Variants of the tiers, which share no entries; None: there are none.
         clock: Monotonic clock, in seconds.

@@ -222,7 +222,6 @@ class AnswerStore:
         """End the lease with an answer. Return False if the lease was lost.
 
         Args:
-            lease: Lease of this gateway.
             value: Entry to store; b"" to store none.
             rest: Chunks that were not published yet; b"" if no other gateway waits.
         """

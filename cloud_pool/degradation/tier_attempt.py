@@ -110,7 +110,6 @@ class TierAttempt:
         """Return the first delta and its sequence's number. Call it once, in the attempt's context.
 
         Args:
-            context: Request of the client.
             build_requests: Function that renders a request for each sequence; called only with a permit, because it is
                 expensive.
             key: Prefix key for load balancing.

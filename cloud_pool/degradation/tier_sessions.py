@@ -40,7 +40,6 @@ class TierSessions:
     """The sessions of one process.
 
     Args:
-        config: Its settings.
         chains: The tiers that may answer for each, by name.
         client: Redis; None: the sessions of this process only.
         wall_clock: Unix seconds.

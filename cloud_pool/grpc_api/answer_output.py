@@ -69,12 +69,7 @@ class OutputEncoder:
 
 
 class CallReply:
-    """The reply to one call (`ClientReply`).
-
-    Args:
-        call: Context of the call in gRPC.
-        outbox: Queue for its messages.
-    """
+    """The reply to one call (`ClientReply`)."""
 
     def __init__(self, call: Any, outbox: Outbox, context: RequestContext) -> None:
         self._call = call

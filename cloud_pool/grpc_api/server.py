@@ -116,11 +116,7 @@ class _Client(_Side):
 
 
 class GrpcFront:
-    """The public socket and the connections of its clients.
-
-    Args:
-        max_connections: Maximum number of connections of all clients.
-    """
+    """The public socket and the connections of its clients."""
 
     def __init__(self, max_connections: int) -> None:
         self._shares = FairShare(max_connections)
@@ -228,10 +224,7 @@ class GrpcServer:
     """The gRPC server: its socket, connections and calls.
 
     Args:
-        config: Address of the server.
         limits: Limits, shared with the HTTP address.
-        calls: Handler of the calls.
-        ready: Function that tells whether this gateway can answer.
         max_connections: Number of connections beyond which one without a call is closed.
 
     Raises:

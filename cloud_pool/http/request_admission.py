@@ -102,7 +102,6 @@ async def read_body(
 
     Args:
         memory: Accounting of large bodies, before they are read if the size is known; the caller releases it.
-        form: Whether the body is a form.
 
     Raises:
         UnsupportedMediaType: The headers declare another type, or compression.
@@ -244,12 +243,7 @@ class RequestAdmission(msgspec.Struct):
         """Check a request against its tier and the limits of its tenant, and reserve its cost. Raises CausewayError.
 
         Args:
-            parsed: Parsed request.
-            inbound: Headers of the request.
-            size_bytes: Size of the body.
-            principal: Caller of the request.
             arrived_at: Arrival, monotonic time in seconds.
-            entry: Ledger entry of the request.
         """
         if self.sessions is not None:
             await self.sessions.bind(parsed, principal.tenant, principal.owner)

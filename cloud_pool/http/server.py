@@ -381,7 +381,6 @@ def gateway_listener(
     """Return the listener of one address; the caller starts and closes it. Raises ConfigError for bad certificates.
 
     Args:
-        handle: Handler of the requests.
         origins: Web origins whose pages may send requests.
         key: Configuration key of the address, for errors; `tls` is beside it.
         plain: Method and path of the requests of which `handle` takes a plain one.

@@ -70,11 +70,6 @@ class GatewaySessions(msgspec.Struct, frozen=True):
     """The gateway's side of live sessions.
 
     Args:
-        config: Bounds of a session.
-        authenticator: Authenticator of clients.
-        admission: Admission of requests.
-        runner: Runner of admitted requests.
-        bodies: Bound of the memory of sessions and requests.
         parts: Reader of audio, images and files; None: no tier is an encoder.
         detect: Speech detection; None: sessions detect no turns.
     """
@@ -131,13 +126,7 @@ class GatewaySessions(msgspec.Struct, frozen=True):
 
 
 class GatewaySessionRequests(SessionRequests[GatewayClient]):
-    """The requests of one session.
-
-    Args:
-        gateway: Gateway that answers the requests.
-        model: Name or alias of the tier.
-        client: Client of the connection.
-    """
+    """The requests of one session."""
 
     def __init__(self, gateway: GatewaySessions, model: str, client: GatewayClient) -> None:
         self.client = client

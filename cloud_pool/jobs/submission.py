@@ -59,7 +59,6 @@ class NamedFileReader:
         """Return a body with its files inlined; a body that names none is returned unchanged.
 
         Args:
-            owner: Owner of the files.
             max_bytes: Maximum size of the body with its files in base64.
             hold: Function that counts memory for the body, in bytes.
 

@@ -153,7 +153,6 @@ class RequestParts:
     """Reads the parts of requests.
 
     Args:
-        runtimes: All tiers by name.
         fallback: Recorder of the outcome of each attempt at a tier.
         private: Function that tells whether no data of a request may be stored.
     """
@@ -308,7 +307,6 @@ class TenantMemory:
     They are stored by hash in this gateway's memory only, for some minutes.
 
     Args:
-        shared: Memory of all tenants.
         tier: Tier that found the facts; "": the tiers that read the parts of messages.
     """
 

@@ -94,9 +94,6 @@ def shown_address(address: RedisAddress) -> str:
 def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
     """Check an address.
 
-    Args:
-        where: Configuration key of the address.
-
     Raises:
         ConfigError: The address is invalid; the message says what to write.
     """

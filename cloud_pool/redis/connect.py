@@ -245,9 +245,6 @@ def open_redis(
 
     Without `options` it never retries, because each caller has its own timeout.
 
-    Args:
-        where: Configuration key of the address.
-
     Returns:
         The client; for a cluster a RedisCluster, which has the same methods.
 

@@ -65,7 +65,6 @@ class TierTokenizers:
     another InvalidRequest for a prompt that cannot be rendered, or the error of the tier's server.
 
     Args:
-        pools: The pools of endpoints, by the tier's name.
         guard: Rules about what a tier's server may get; None: there are none.
     """
 

@@ -131,9 +131,7 @@ class BatchStore:
         Args:
             metadata: Metadata as JSON.
             digest: Digest of the request, compared with that of an existing batch of this name.
-            grants: Grants of the batch's lines.
             token_id, token_issued: Id and issue time of the signed token that creates the batch.
-            window: Window in which the lines may start.
 
         Raises:
             NotFound: `file` is not an input file of the owner.
@@ -276,7 +274,6 @@ class BatchStore:
 
         Args:
             last: Last line whose outcome the parts contain, counted from 1.
-            store: Content store of the parts.
             expired: Whether one of the lines has expired.
             never_ran_until: Position of the next line in the input file, in bytes, after lines that never became jobs.
         """

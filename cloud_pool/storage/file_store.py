@@ -303,7 +303,6 @@ class FileWriter:
 
         Args:
             ttl_s: Time for which the file is kept, if shorter than usual.
-            tags: Tags of the upload.
         """
         if self._buffer:
             await self._write_part(bytes(self._buffer))

@@ -123,9 +123,6 @@ class JobStore:
     async def accept(self, job: NewJob, limits: TenantLimits = _NO_LIMITS) -> AcceptedJob:
         """Accept a job. When this returns, the job is on Redis's disk.
 
-        Args:
-            limits: Limits of the job's tenant.
-
         Raises:
             IdempotencyConflict: The key was used with another body.
             JobAlreadyEnded: The job's batch has ended.
@@ -314,7 +311,6 @@ class JobStore:
         """Report an answer, as returned by `seal_result`.
 
         Args:
-            cache: Outcome of the shared cache.
             late: Kinds of part that may revise the answer; this worker then keeps the job, under the next fence.
             late_error: Reason why the answer is not revised.
         """

@@ -82,7 +82,6 @@ class MessageRunner:
 
         Args:
             attempts: Number of attempts so far, including this delivery.
-            max_bytes: Maximum size of the answer.
         """
         ends = message.expires_at(self.config.max_age_s)
         postponed = 0

@@ -33,12 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class SharedTrials:
-    """The exchange of one process's counts.
-
-    Args:
-        trials: The trials of this process.
-        client: Redis.
-    """
+    """The exchange of one process's counts."""
 
     def __init__(self, trials: Trials, client: redis.asyncio.Redis) -> None:
         self._trials = trials

@@ -384,7 +384,6 @@ def allowed_tiers(tiers: Mapping[str, Tier], tenants: Collection[str], tokens: C
     """Return the tiers that a caller may use: those on both its tenant's list and its token's, where these exist.
 
     Args:
-        tiers: Tiers by name and alias.
         tenants: Names or aliases allowed for the tenant; none: all.
         tokens: Names or aliases allowed by the token; None: all.
     """

@@ -51,7 +51,6 @@ class TierVariants:
     """The variants of one gateway's tiers.
 
     Args:
-        tiers: The tiers' configuration.
         registry: Gets the metrics; None: there are none.
         client: Redis, through which gateways and workers share their counts; None: this process counts alone.
         clock: Monotonic time, seconds.

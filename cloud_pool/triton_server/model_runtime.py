@@ -200,7 +200,6 @@ class ModelRuntime:
 
     Args:
         make_engine: Function that starts the engine; it calls both callbacks in its own thread.
-        report: Callback for the engine's figures.
         broken: Callback after the last responses when the engine cannot continue.
     """
 

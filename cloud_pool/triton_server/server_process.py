@@ -134,7 +134,6 @@ def command(
     Args:
         drain_s: Time for running requests after SIGTERM.
         prefix: Prefix of the shared memory regions, see `memory_prefix`.
-        key: Key of the model control.
         trace_endpoint: OpenTelemetry collector, for requests with a trace context; "": no traces.
     """
     return [

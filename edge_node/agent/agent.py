@@ -49,10 +49,6 @@ class Agent:
     Args:
         folder: STATE_DIR/fleet.
         booted: The bundle, store and journal that the daemon started with.
-        link: The connection to the device's fleet.
-        host: The daemon that runs the bundles.
-        clock: Wall and monotonic time.
-        disk: The file operations.
         inspector: The verifier of published files; by default in a child process.
         rng: A random number from 0 to 1, which spreads retries.
     """

@@ -168,7 +168,6 @@ class SourceWithImport:
 
     Args:
         folder: STATE_DIR/fleet.
-        monotonic: Function that returns monotonic seconds.
     """
 
     def __init__(self, plane: Source, folder: Path, monotonic: Callable[[], float]) -> None:

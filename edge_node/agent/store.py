@@ -139,7 +139,6 @@ class BundleStore:
 
     Args:
         folder: STATE_DIR/fleet.
-        disk: The file operations.
         daemon_version: The daemon's version; bundles that need a newer one cannot be loaded.
     """
 
@@ -201,13 +200,7 @@ class BundleStore:
     # --- bundles -----------------------------------------------------------------------------------------------------
 
     def stage(self, bundle: str, manifest: BundleManifest, models: Mapping[str, Manifest]) -> None:
-        """Create the bundle's folder, completely or not at all.
-
-        Args:
-            bundle: The bundle's id.
-            manifest: The bundle's manifest.
-            models: The engine's description of each model.
-        """
+        """Create the bundle's folder, completely or not at all."""
         folder = self._bundles / bundle
         partial = self._bundles / f"{bundle}{_PARTIAL}"
         self._disk.make_folders(self._bundles)

@@ -65,9 +65,6 @@ class UpdateVerifier:
     Args:
         folder: A separate folder for the metadata and the floor; created if it does not exist.
         root: The root metadata that the device trusts, from its enrolment.
-        fetch: The source.
-        monotonic: Function that returns monotonic seconds.
-        bounds: Limits of the download.
         not_before: The earliest possible time, whatever the clock says, Unix seconds. Metadata that expired before it
             is refused, also on a device whose clock is slow.
     """

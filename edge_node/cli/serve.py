@@ -27,7 +27,6 @@ def run(config: Config, fleet: FleetLink | None = None) -> int:
     drain.
 
     Args:
-        config: The configuration.
         fleet: The fleet whose plan the daemon follows; by default the one that the device joined.
 
     Raises:

@@ -61,9 +61,6 @@ Layer = Mapping[str, Setting]
 def coerce(setting: Setting, annotation: object, key: str) -> object:
     """Return the value as the key's type. A duration may be written ``10m``, a size ``64MiB``.
 
-    Args:
-        annotation: The type with its limits.
-
     Raises:
         ConfigError: Names the expected type, the value, and where it was written.
     """
@@ -198,7 +195,6 @@ def read_yaml(text: str, file: str, base: Path = Path()) -> dict[str, Setting]:
     """Read the settings of a YAML document.
 
     Args:
-        text: The document.
         file: Its path, for error messages.
         base: The folder that relative paths are relative to.
 
@@ -371,7 +367,6 @@ def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[st
 
     Args:
         path: The YAML file, or None.
-        environ: The environment variables.
         flags: Values by dotted key; None means that the flag was not set.
 
     Returns:

@@ -74,9 +74,6 @@ def connect(
 
     Args:
         folder: STATE_DIR/fleet.
-        config: The fleet's settings.
-        clock: Wall and monotonic time.
-        read_traffic: Function that returns the daemon's sums of requests.
     """
     try:
         if (identity := read_identity(folder)) is None:
@@ -177,10 +174,6 @@ async def check_golden(
     """Send a model and each of its adapters their golden prompts.
 
     Args:
-        engine: The model's engine.
-        model: The model's description in the bundle.
-        model_dirs: Folders that are searched for models.
-        config: Settings of the image decoder.
         tries: Attempts per prompt, because an engine that decodes other requests at the same time may break a near tie
             differently.
 
@@ -218,11 +211,7 @@ async def golden_answer(
     """Return the answer of a model, with its adapter if the target has one, to a golden prompt. Raises ModelUnusable.
 
     Args:
-        engine: The model's engine.
-        target: The model and its adapter.
-        prompt: The golden prompt.
         soft: Soft tokens of the image after the prompt.
-        max_tokens: Maximum number of tokens of the answer.
     """
     content = prompt if soft is None else (TextPart(prompt), TextPart(soft.text))
     request = Request(
@@ -326,7 +315,6 @@ class BundleHost:
     """The daemon as its agent sees it.
 
     Args:
-        parts: The daemon's components.
         config: The configuration without a bundle.
         settings: The settings of the bundle that the daemon started with.
         model_dirs: The folders in which models are found, the bundle's first; changed here and read everywhere.

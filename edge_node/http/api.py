@@ -208,9 +208,6 @@ class RequestReader:
     hit starts that way.
 
     Args:
-        config: The server's settings.
-        files: The uploaded files that bodies may name.
-        responses: The stored responses that bodies may name.
         history: Reader of those that the cloud stores.
     """
 

@@ -90,13 +90,8 @@ class MessageIntake:
     4. The connection is lost: the broker delivers the message again.
 
     Args:
-        config: The limits.
-        topics: The accepted topics.
         client_id: The session's name.
         jobs: Stores jobs, waits for one to start or end, and has the clock.
-        service: Charges a client's rate.
-        metrics: Counts refused messages.
-        stats: Counts results.
     """
 
     config: MqttConfig
@@ -219,10 +214,6 @@ class MqttBridge:
     """Keeps a connection to the broker, and reconnects.
 
     Args:
-        config: The broker's address and limits.
-        jobs: Stores the jobs of messages.
-        service: Charges rates.
-        metrics: Counts refusals.
         rng: Random source of the pauses between attempts, so that a thousand devices do not reconnect together.
 
     Raises:

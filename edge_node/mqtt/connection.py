@@ -45,8 +45,6 @@ class Connection:
     """A connection, to be opened once.
 
     Args:
-        config: The broker and the credentials.
-        client_id: Name of the session.
         state_topic: Topic for the last will ``offline``; "" for none.
         receive: Function that is called for each message, which is acknowledged by `acknowledge`.
     """

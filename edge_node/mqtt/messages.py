@@ -93,7 +93,6 @@ class BrokerError(Exception):
     """The connection failed, or was lost.
 
     Args:
-        message: The message for operators.
         lasting: Whether an operator must act.
     """
 
@@ -115,7 +114,6 @@ def in_binary_mode(message: Message, form: Literal["chat", "text"]) -> Message:
     """Return a structured event as a message in binary mode, and any other message unchanged.
 
     Args:
-        message: The message.
         form: Form of the event's `data`: "chat" for an object, "text" for a string.
 
     Raises:
@@ -176,7 +174,6 @@ def structured(answer: OutgoingAnswer, kind: EventFormat, ended_unix: float | No
 
     Args:
         answer: The answer; its user properties hold the event's attributes.
-        kind: The event format.
         ended_unix: Time at which its job ended; None if it is not about a job.
     """
     properties = dict(answer.properties)

@@ -100,8 +100,6 @@ class Topics:
         """Return the topic of a message's answer. Raises InvalidRequest.
 
         Args:
-            config: The configuration of the message's topic.
-            topic: The message's topic.
             response_topic: The response topic that the message names; "" for none.
         """
         configured = self.own_answer_topic(config, topic)

@@ -19,7 +19,6 @@ class Fault:
     Args:
         log: The logger of the component that has the fault.
         level: The log level of the fault's beginning; its end is logged at level info.
-        monotonic: The clock, seconds.
     """
 
     def __init__(self, log: logging.Logger, level: int, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -168,12 +168,9 @@ class Metrics:
         """Count a generation and its attempts, once for all requests that shared it.
 
         Args:
-            request: The request.
             attempts: All attempts, in order.
             target: The target that answered; None if none did.
-            usage: The tokens of the answer.
             usd: The cost of all attempts, US dollars.
-            degraded: Whether the answer is a fallback.
         """
         for attempt in attempts:
             self._attempts.add((attempt.target, attempt.state, attempt.error))

@@ -50,7 +50,6 @@ class RequestTracer(SpanExport):
         """Start a request's trace.
 
         Args:
-            request: The request.
             traceparent: The client's trace context; "" if it sent none.
             now: Arrival time, Unix seconds.
         """
@@ -91,7 +90,6 @@ class RequestTrace:
         """Create the attempts' spans and end the request's span.
 
         Args:
-            record: The decision record of the request.
             shared: The trace of the request whose generation also answered this one. Its attempts are linked instead
                 of repeated.
         """

@@ -22,11 +22,7 @@ SPEECH = "/v1/audio/speech"
 
 
 class LazyAudio:
-    """Constructs the audio service when it is first used.
-
-    Args:
-        make: Function that constructs the service and its handlers.
-    """
+    """Constructs the audio service when it is first used."""
 
     def __init__(self, make: Callable[[], tuple[AudioService, AudioApi]]) -> None:
         self._make = make

@@ -95,7 +95,6 @@ class AudioService:
 
     Args:
         graph: The encoders of this device; None if it has none.
-        policy: Function that returns the active policy.
         default_deadline_s: Deadline of a request that names none.
     """
 
@@ -123,8 +122,6 @@ class AudioService:
         """Return the transcript of an audio clip; empty without speech.
 
         Args:
-            call: The client's request.
-            request: The audio and its options.
             tell: Function that receives each segment as soon as it is transcribed, unless the whole clip was known;
                 must not raise.
 
@@ -308,7 +305,6 @@ class AudioApi:
     """The request handlers of audio.
 
     Args:
-        policy: Function that returns the active policy.
         new_id: Function that makes the id of a decision record.
     """
 

@@ -88,7 +88,6 @@ class Espeak:
         """Return the speech of a text.
 
         Args:
-            text: The text.
             voice: A language of the program, such as `en-gb`.
             speed: Multiple of the voice's own speed; limited by the program's range.
             deadline: Deadline in the loop's time.
@@ -213,7 +212,6 @@ class Speaker:
 
     Args:
         environ: Environment variables; `PATH` is searched for espeak-ng.
-        voices: The voices that an owner added.
         default: The voice of a request for `auto`.
     """
 
@@ -240,7 +238,6 @@ class Speaker:
         """Yield the speech of each sentence as soon as it is made; espeak-ng makes the whole text at once.
 
         Args:
-            text: The text.
             voice: ``VOICE`` or ``VOICE+SPEAKER`` of an added voice, else a language that espeak-ng speaks.
             speed: Multiple of the voice's own speed.
             deadline: Deadline in the loop's time.
@@ -353,9 +350,6 @@ class Voices:
 
     A process is started with the first text, and ended when it is idle. At most `loaded` voices are in memory. A text
     for another voice waits until one of them is idle, and replaces it.
-
-    Args:
-        memory_bytes: Memory limit of a voice's process.
     """
 
     def __init__(
@@ -414,7 +408,6 @@ class Voices:
         """Hold the process of a voice; it starts with its first text.
 
         Args:
-            voice: The voice.
             deadline: Deadline for a free process, in the loop's time.
 
         Raises:

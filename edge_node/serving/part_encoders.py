@@ -56,7 +56,6 @@ class PartEncoders:
     """The encoders of this device.
 
     Args:
-        encoders: Worker specifications, by kind of part.
         transcripts: Function that returns the form in which a model reads transcripts.
         find_projector: Function that returns the projector of a model on the device. Raises ArtifactError.
         detector: Speech detector for live sessions; None if this device has none.
@@ -252,9 +251,7 @@ class Projectors:
 
     Args:
         find: Function that returns a model's projector, or None. Raises ArtifactError.
-        decoder: The image decoder.
         remembered: Maximum number of images whose soft tokens are cached.
-        timeout_s: Timeout of each image.
     """
 
     def __init__(
@@ -317,9 +314,6 @@ class Projectors:
         """Return the soft tokens of an image.
 
         Args:
-            model: The model.
-            image: The image's bytes.
-            sha256: Their SHA-256.
             deadline: Deadline in the loop's time; the image also has its own timeout.
 
         Raises:

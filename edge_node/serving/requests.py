@@ -294,8 +294,6 @@ class RequestContext:
     """A request from its arrival to its outcome. The HTTP API creates it; `generation` is set by the service.
 
     Args:
-        request: The parsed request.
-        reply: The response to the client.
         id: The decision's id, also the `x-request-id`.
         arrived: Time of arrival, monotonic seconds.
         traceparent: W3C trace context of the client; "" for none.
@@ -390,7 +388,6 @@ class RequestContext:
         """Answer from the cache.
 
         Args:
-            hit: The cached answer.
             stale: The error because of which an expired answer is served.
             check: The error because of which a cached answer is served although a new one was due.
         """

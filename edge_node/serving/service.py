@@ -163,7 +163,6 @@ class Service:
         """Activate `policy` for requests that arrive from now on. Must be called before the first request.
 
         Args:
-            policy: The policy.
             scope: Extra cache-key bytes, such as model hashes.
         """
         self._policy = policy

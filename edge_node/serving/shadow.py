@@ -77,11 +77,6 @@ class SemanticChecks:
        client gets the cached one. A check does not queue, and leaves time before the request's deadline.
     4. New answers are charged to the budget of shadow requests; once it is used up, checks stop.
     5. Only counts and the judge's log-odds are kept. `models.semantic.judge` draws the conclusions.
-
-    Args:
-        semantic: Receives the results.
-        metrics: Counts the results.
-        rng: Random source of the share.
     """
 
     def __init__(self, semantic: SemanticAnswers, metrics: Metrics, rng: random.Random) -> None:
@@ -251,13 +246,8 @@ class Shadows:
     """Sends shadow requests under the policy that `use` activated last.
 
     Args:
-        backends: The backends by location.
         admission: Reports when no client's request needs this device.
         make: Factory for the store and the observer, when a policy needs them; may raise ArtifactError or ImportError.
-        spend: Counts their costs.
-        metrics: Counts their results.
-        clock: Monotonic time.
-        rng: Random source for the choice of answers.
         checks: Checks of semantic answers, which share the store.
     """
 

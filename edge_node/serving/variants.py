@@ -30,7 +30,6 @@ class DeviceVariants:
     """The variants of the active policy.
 
     Args:
-        metrics: Counts their answers.
         directory: The state folder, for the trials; None: they begin again with the daemon.
         device: The name of this device, for variants that are sticky by device.
     """

@@ -48,8 +48,6 @@ class SignalCollector:
     """The signals of one daemon.
 
     Args:
-        clock: Monotonic and wall-clock time.
-        spend: The spending.
         edge: The engine's signals; None: this device has no engine, and its edge targets are absent.
         clouds: The clouds' signals; cloud targets whose cloud is not among them are absent.
         read_device: Function that reads the device signals at a monotonic time.

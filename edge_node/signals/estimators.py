@@ -115,7 +115,6 @@ class LearnedEstimators:
 
         Args:
             call: The attempt's request, which names the model.
-            chunk: A chunk of the answer's first tokens.
             quality: The request's `edge.quality`, if known.
             transcript_confidence: Confidence of a spoken request's transcript; None if the request was typed.
         """
@@ -139,9 +138,6 @@ class LearnedEstimators:
         """Return the estimates of an edge model's calibrated pair; None without a pair.
 
         Args:
-            model: The edge model.
-            text: The prompt.
-            confidence: The confidence that the engine reports.
             after: The number of tokens after which the handoff decides.
             ended: Whether `confidence` covers all tokens of the answer.
         """
@@ -179,8 +175,6 @@ class LearnedEstimators:
         """Load a signal of each model. An unusable one is logged.
 
         Args:
-            models: The models.
-            load: Function that loads the signal of a model.
             words: The log message, with the model and the error.
             optional: Whether a missing signal is normal, and not logged.
         """

@@ -35,7 +35,6 @@ class ShadowObserver:
     """Compares answers, and sets drifted signals aside.
 
     Args:
-        learned: The estimators of the active policy.
         model_dirs: Folders that are searched for the encoder before the models that ship.
         weights: Returns the hash of an edge model's weights.
 
@@ -76,11 +75,8 @@ class ShadowObserver:
         """Compare both answers to one prompt, and return the record to keep.
 
         Args:
-            prompt: The prompt's text.
             small, large: The model and the compared part of its answer.
-            confidence: The confidence that the engine reports.
             ended: Whether `confidence` covers all tokens of the answer.
-            route: The route that decided.
             after: The number of tokens after which the handoff decides.
         """
         inputs = np.array(prompt_features(prompt, self._encode), np.float32).tobytes()

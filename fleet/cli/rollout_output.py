@@ -37,7 +37,6 @@ def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[st
 
     Args:
         old: The bundle that was signed last; None: the cohort is new.
-        new: The bundle built from the folder.
     """
     if old is None:
         sizes = (("case file", new.cases), ("model", new.models), ("setting", new.settings))

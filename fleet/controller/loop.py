@@ -111,7 +111,6 @@ class Controller:
             decides.
 
     Args:
-        folder: The fleet's folder, with `fleet.yaml`.
         published: A function that is called after a publication, and wakes the devices whose polls wait in this
             process.
         clock: The clock, in unix seconds.

@@ -124,7 +124,6 @@ class Plans:
     written.
 
     Args:
-        folder: The fleet's folder, with `fleet.yaml`.
         published: Called after a plan was published; wakes the devices whose polls wait in this process.
     """
 

@@ -199,9 +199,7 @@ def step(rollout: Rollout, situation: RolloutObservations, published: RolloutPla
     6. Otherwise unchanged.
 
     Args:
-        rollout: The rollout in the store.
         situation: The observations, which are needed if `needs_devices`.
-        published: The cohort's published plan.
         now: Unix seconds.
     """
     ahead = caught_up(rollout, published, now)

@@ -59,7 +59,6 @@ def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPol
     """Check a policy file. Never raise: an unreadable file is reported as a problem.
 
     Args:
-        path: The file.
         readable: Signals that its devices can read; None if unknown.
     """
     try:
@@ -88,7 +87,6 @@ def run_file(
     """Run the cases of a file against the policy that it names. Never raise.
 
     Args:
-        path: The case file.
         reported: Resolved paths of policies whose problems are already reported.
         adapters: The adapters of each cohort that runs a policy: a case must hold in all of them.
     """

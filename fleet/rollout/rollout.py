@@ -60,8 +60,6 @@ def apply(
     """Return the rollout after `event`.
 
     Args:
-        rollout: The rollout before the event.
-        event: The event.
         now: Unix seconds.
         reason: The reason, for people and the audit log.
         positions: `router.bundle.manifest.position` of each device that is reachable and neither pinned nor held.
@@ -180,7 +178,6 @@ def plan_of(rollout: Rollout, pins: Mapping[str, str], holds: Iterable[str]) -> 
     bundle: no further device takes the bundle then, and devices that run it keep it until the next rollout.
 
     Args:
-        rollout: A rollout in any state.
         pins: Device → bundle id, set by operators.
         holds: Devices that keep what they run, even during a revert.
     """

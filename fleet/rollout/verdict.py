@@ -182,7 +182,6 @@ def judge(canary: Observations, control: Observations, settings: RolloutSettings
     Args:
         canary: The members.
         control: The unchanged devices; empty if there are none.
-        settings: The cohort's settings.
         level: The error probability that each test may spend, see `RolloutSettings.level`.
     """
     metrics = [_rolled_back(canary, settings, level), _silent(canary, control, settings, level)]

@@ -49,9 +49,6 @@ class Connections:
 
     Attributes:
         parked: The devices' shares of parked polls (1).
-
-    Args:
-        max_files: Maximum number of open files.
     """
 
     def __init__(self, max_files: int = MAX_FILES) -> None:

@@ -53,9 +53,6 @@ class ReportKeys:
         """Check the header `MAC_HEADER` of a message.
 
         Args:
-            device: The device that the message names.
-            mac: The value of the header.
-            path: The path that it was posted to.
             body: The exact bytes.
             now: Unix seconds.
 
@@ -82,7 +79,6 @@ class TokenKey:
         report_keys: The keys of the devices' reports, derived from this one.
 
     Args:
-        key: The private key.
         issuer: The claim `iss`, which the gateways expect.
     """
 

@@ -212,9 +212,7 @@ class Wakes:
         closing: Whether the server stops.
 
     Args:
-        store: The database.
         clock: The clock, unix time in seconds.
-        connections: The connections of this process.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], connections: Connections) -> None:

@@ -190,13 +190,11 @@ async def page_of_devices(
     """Return devices sorted by id.
 
     Args:
-        connection: The connection of a transaction.
         cohort: The cohort; "" means any, in the other filters, too.
         state: A `DeviceState`, ``revoked``, ``cloned``, ``held`` or ``pinned``.
         site: The site's whole name.
         query: A part of the id, case-insensitive.
         after: The last id of the previous page.
-        limit: The maximum number of devices.
     """
     chosen = select(*_COLUMNS).where(devices.c.id > after).order_by(devices.c.id).limit(limit)
     if cohort:

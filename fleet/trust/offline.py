@@ -44,7 +44,6 @@ def sign_offline(
 
     Args:
         checked: A fleet without errors.
-        trust: The roles of `trust.yaml`.
         folder: The folder of static files and pending metadata.
         signers: Private keys; keys without an offline role are ignored.
         now: The time, with a time zone.

@@ -40,7 +40,6 @@ def publish_online(
     """Make signed bundles visible to devices by signing rollout, snapshot and timestamp again.
 
     Args:
-        trust: The roles of `trust.yaml`.
         folder: A folder with root and artifacts.
         signers: The private keys, at least one for each online role.
         now: The time, with a time zone.

@@ -295,7 +295,6 @@ def find_signal(kind: SignalKind, model: Artifact | None = None, extra_dirs: Seq
     """Find the artifact that computes `kind`.
 
     Args:
-        kind: The signal.
         model: Accept only a signal that was trained on exactly these weights.
         extra_dirs: Folders of artifacts that take precedence over the shipped ones.
 

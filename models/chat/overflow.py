@@ -49,7 +49,6 @@ async def trim_middle(request: Request, context_tokens: int, tokenize: Tokenize)
     Args:
         request: A chat of text.
         context_tokens: The model's context; 0: that which `tokenize` reports.
-        tokenize: The model's tokenizer.
 
     Raises:
         CausewayError: The tokenizer fails.

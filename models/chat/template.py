@@ -130,10 +130,6 @@ def adapted(
 ) -> tuple[Sequence[Message], Sequence[Tool]]:
     """Return messages and tools in a form that the template supports. The numbers in the code refer to the module's
     list.
-
-    Args:
-        abilities: The abilities of the template.
-        form: The form of calls of the template's family.
     """
     if abilities.system == "dropped":
         return messages, tools

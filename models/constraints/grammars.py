@@ -268,7 +268,6 @@ async def check_schemas(request: Request, *, calls_only: bool) -> EnforceableReq
     """Check the schemas that would constrain the answer to `request`; long schemas are checked in a thread.
 
     Args:
-        request: The client's request.
         calls_only: The model answers only with calls, so offered tools constrain it.
 
     Raises:

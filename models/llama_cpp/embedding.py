@@ -116,7 +116,6 @@ class Embedder:
         """Decode one batch; append the embeddings that it completes to `out`.
 
         Args:
-            out: Receives emissions.
             decoding: Answers in progress, each of which waits for this step.
         """
         for long, texts in self.waiting.turns():

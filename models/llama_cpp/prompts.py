@@ -59,7 +59,6 @@ class SoftTokenIds:
     """Gives out ids below 0. Thread-safe.
 
     Args:
-        dimensions: The dimensions of the model's embeddings.
         largest_run: The maximum number of vectors in one batch.
         positions_have_parts: The model has M-RoPE.
     """

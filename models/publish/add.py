@@ -241,9 +241,7 @@ def add_adapter(
 
     Args:
         model: The artifact of its base model.
-        file: The adapter's GGUF.
         name: The adapter's name in requests, after the model's name; defaults to the file's name.
-        scale: The strength of its effect.
         mode: Copy the file, link it, or move it.
         replace: Replace an adapter of this name, if the model has one.
 

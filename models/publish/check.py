@@ -68,7 +68,6 @@ def check_gguf(file: Path, context: int, limits: CheckLimits | None = None) -> G
     """Check a GGUF file in a child process and describe it.
 
     Args:
-        file: The GGUF file.
         context: Tokens that it must be able to hold; at most 512 are tried.
         limits: The limits of the child; None: `limits_for` its size.
 

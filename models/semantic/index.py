@@ -271,7 +271,6 @@ class SemanticIndex:
     """Finds the key of an earlier request whose question means the same.
 
     Args:
-        judge: Compares two questions.
         entries: Maximum number of entries; the least recently used is evicted.
     """
 

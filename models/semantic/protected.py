@@ -203,7 +203,6 @@ def signature(text: str, found: list[str], harmless: AbstractSet[str]) -> Signat
     """Return the protected words of a text as one value. Texts with the same answer have the same signature.
 
     Args:
-        text: The text as it was written.
         found: Its `words`.
         harmless: Words that may differ, as far as the judge agrees; every other word is a name.
     """

@@ -48,9 +48,6 @@ def load_names_model(folder: str) -> TextModel | None:
 class NamesModel:
     """A loaded model. Calls may come from any thread.
 
-    Args:
-        folder: Folder of the model.
-
     Raises:
         ImportError: `tokenizers` or `onnxruntime` is not installed.
         Exception: A file is missing, or is not what its name says.

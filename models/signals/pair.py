@@ -146,8 +146,6 @@ class PairEstimator:
         Args:
             confidence: The engine's confidence so far.
             after: The number of tokens that the handoff waits for; selects the stage.
-            text: The prompt.
-            quality: `edge.quality` of the prompt.
             ended: `confidence` covers all tokens of the answer.
         """
         within = [stage for stage in self.parameters.stages if stage.tokens <= after]

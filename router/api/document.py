@@ -109,8 +109,6 @@ def openapi_document(
     """Return the document.
 
     Args:
-        title: The name of the API.
-        version: The version of the program.
         operations: All operations that are served.
         bearer: Further fields of the security scheme `bearer`, such as its description.
         token_optional: Whether a server may be configured to need no token.

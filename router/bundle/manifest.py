@@ -371,8 +371,6 @@ def assigned_bundle(plan: RolloutPlan, device: str, running: str | None) -> str 
     they keep their present one.
 
     Args:
-        plan: The plan of the device's cohort.
-        device: The device's id.
         running: The id of the bundle that the device runs; None: the factory's files.
     """
     if device in plan.pins:

@@ -34,7 +34,6 @@ def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Po
 
     Args:
         records: Decision records of one or more devices, each once.
-        new_policy: The policy to try.
         old_policy: The policy to compare with; None to compare with the recorded outcomes.
     """
     tally = _Tally(new_policy, old_policy)

@@ -81,8 +81,6 @@ def what_if(policy: Policy, record: DecisionRecord, changes: Mapping[str, object
     """Decide `record` under `policy`, once with its own signals and once with `changes`.
 
     Args:
-        policy: The active policy.
-        record: The record of the request.
         changes: Signal names and their new values; None makes a signal absent.
 
     Raises:

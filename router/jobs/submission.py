@@ -142,14 +142,11 @@ def encode_job_answer(
     """Encode a whole answer. Raises CausewayError.
 
     Args:
-        endpoint: The endpoint of the job.
         body: The accepted body, of which a Response object repeats fields.
-        request: The request that ran.
         job: The job's id, from which the answer's id is made.
         model: The model that answered.
         created: Unix time in seconds at which the run began.
         elapsed_s: The time since then.
-        answer: The answer to encode.
     """
     if isinstance(answer, Embeddings):
         return encode_embeddings(request, answer, model)

@@ -261,7 +261,6 @@ def parse_upload_terms(fields: Mapping[str, str], purposes: Collection[str], max
 
     Args:
         fields: The fields of the form, without the file.
-        purposes: The accepted purposes.
         max_ttl_s: The maximum time for which a file is kept.
 
     Raises:

@@ -450,7 +450,6 @@ def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:
     Clients name it as `MODEL+ADAPTER`, or `TARGET+ADAPTER`. Only the device knows which adapters its models have.
 
     Args:
-        policy: The policy as written.
         model_adapters: The adapters of the device, or of the bundle that it will run.
 
     Raises:

@@ -65,10 +65,7 @@ class Conversation:
     """The items of a conversation.
 
     Args:
-        max_items: Maximum number of items.
         max_bytes: Maximum size of all items together, without their audio.
-        max_clips: Maximum number of audio clips.
-        max_audio_bytes: Maximum size of all audio clips together.
     """
 
     def __init__(self, max_items: int, max_bytes: int, max_clips: int = 0, max_audio_bytes: int = 0) -> None:

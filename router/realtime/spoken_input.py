@@ -86,8 +86,6 @@ class SpokenInput:
     """The audio that is not an item yet, with the state of turn detection and partial transcripts.
 
     Args:
-        audio: The buffer.
-        next_item_id: Makes ids of items.
         partial_interval_s: Length of new audio between two partial transcripts; 0: there are none.
     """
 

@@ -75,7 +75,6 @@ class ConnectionTable:
 
     Args:
         address: The kind, tcp or unix, for metrics and messages.
-        max_connections: The limit.
         monotonic: The clock, seconds.
     """
 

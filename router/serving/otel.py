@@ -152,8 +152,6 @@ class SpanExport:
     """An exporter to `config.endpoint`. Headers and certificates come from the ``OTEL_EXPORTER_OTLP_*`` variables.
 
     Args:
-        service: The name of the service.
-        scope: The name of its tracer.
         ids: The generator of span ids; None: random ids.
     """
 

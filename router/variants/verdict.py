@@ -133,9 +133,7 @@ def judge_metric(variant: Tally, baseline: Tally, metric: VerdictMetric, least: 
     The variance is that of independent answers, times the larger dispersion that the groups of both arms show.
 
     Args:
-        variant: The answers of the variant.
         baseline: The answers of the model that it may replace, over the same time.
-        metric: Its margin.
         least: The minimum of answers.
         metrics: The number of metrics.
     """

@@ -92,7 +92,6 @@ def job_run_of(
     Args:
         deadline: Deadline of this run, monotonic seconds.
         receipt, late: See `execute`.
-        price_share: Share of the tier's price.
     """
     hints = RoutingHints(client=record.owner, tags=record.tag_list)
     request = parse_job_request(record.endpoint, record.body, hints)
@@ -123,7 +122,6 @@ async def execute(
 
     Args:
         left_s: Time left for the job; a run gets at most `attempt_timeout_s` of it.
-        receipt: Receipt for the cost of the run.
         max_bytes: Maximum size of the answer's body, besides `max_result_bytes`.
         report_progress: Callback that gets a RunProgress as JSON, at most once per second.
         on_text: Callback for each part of the text, if the answer is a single text.

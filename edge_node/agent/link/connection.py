@@ -88,12 +88,7 @@ class FleetConnection:
 
     Args:
         folder: STATE_DIR/fleet.
-        identity: The identity of this device.
-        key: The key that signs its messages.
-        clock: Wall and monotonic time.
-        read_traffic: Function that returns the daemon's sums of requests.
         uniform: Function that returns a random number between two numbers.
-        sleep: Function that waits for a number of seconds.
         telemetry_interval_s: Mean time between two telemetry messages.
 
     Raises:

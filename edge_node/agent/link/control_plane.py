@@ -84,7 +84,6 @@ class ControlPlane:
         report_key: Key that authenticates reports and telemetry; None: the device key signs them.
 
     Args:
-        url: The control plane's URL.
         ca_file: PEM file of the trusted authorities; "" for the system's.
         sign: The device key; None before the enrolment.
 

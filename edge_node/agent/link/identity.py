@@ -168,8 +168,6 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
     The call can be repeated after a failure: the key is kept, so that a lost response is sent again.
 
     Args:
-        state_dir: The daemon's state folder.
-        request: The control plane, the join token and the wanted name.
         now: Unix seconds.
 
     Raises:

@@ -63,7 +63,6 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
     Args:
         folder: STATE_DIR/fleet.
         medium: A folder or an archive.
-        identity: The identity of this device.
         running: The bundle that the device runs; None for the factory files.
 
     Raises:

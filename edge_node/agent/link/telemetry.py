@@ -39,10 +39,7 @@ class TelemetryLog:
     because too many waited. Unsent messages are kept in `telemetry.json` for the next run.
 
     Args:
-        device: The device's id.
         boot: The id of this run of the daemon.
-        read: Function that returns the current sums.
-        clock: Wall and monotonic time.
         folder: STATE_DIR/fleet.
     """
 

@@ -42,12 +42,8 @@ class TokenKeeper:
     """Owns the token; `token` is "" while there is none.
 
     Args:
-        identity: The identity of this device.
-        plane: The control plane.
         boot: The id of this run of the daemon.
-        clock: Wall and monotonic time.
         uniform: Function that returns a random number between two numbers.
-        sleep: Function that waits for a number of seconds.
         changed: Function that is called when `problems` may have changed.
         certificate: The device's certificate, which is renewed with the token.
     """

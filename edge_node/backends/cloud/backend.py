@@ -76,7 +76,6 @@ class CloudBackend:
 
     Args:
         credentials: Token source that replaces the configured key: read for each request, and renewed once after a 401.
-        breaker: The circuit breaker.
         now: The clock, monotonic seconds.
         has_alternative: Whether the device has other clouds.
     """
@@ -299,11 +298,7 @@ class _Guard:
 
 
 class Clouds:
-    """The clouds that the configuration lists, in its order; a target without a cloud's name is at the first one.
-
-    Args:
-        clouds: The clouds (`backend.make_clouds`).
-    """
+    """The clouds that the configuration lists, in its order; a target without a cloud's name is at the first one."""
 
     def __init__(self, clouds: Sequence[CloudBackend] = ()) -> None:
         self._by_name = {cloud.name: cloud for cloud in clouds}
@@ -457,7 +452,6 @@ class CloudJobs:
     before: a gateway behind a proxy may answer 404 for a moment, and a plain request is not done exactly once.
 
     Args:
-        url: The server's URL.
         now: The clock, monotonic seconds.
     """
 

@@ -43,7 +43,6 @@ class CloudHealth:
 
     Args:
         url: The server's URL; only its host and port are logged.
-        breaker: The circuit breaker.
         now: The clock, monotonic seconds.
         advice: The advice in the message about a refused token.
     """
@@ -144,7 +143,6 @@ class CloudProbe:
     (`ServerObserver`).
 
     Args:
-        config: The cloud's configuration.
         health: The server's health, which is updated by every response and every lost connection.
         now: The clock, monotonic seconds.
         has_alternative: Whether another cloud may answer: a silent cloud is then probed at once, for a short time.

@@ -70,11 +70,9 @@ class EngineBackend(Supervisor):
 
         Args:
             model_path: The GGUF file.
-            config: The engine's settings.
             model: Facts from the model's manifest; None if it has no manifest.
             prompt_folder: Folder for stored system prompts, if `config.stored_prompts_bytes` allows any.
             stuck_s: Seconds without a step after which a child with sequences is restarted.
-            backoff: The pauses before restarts.
         """
         model = model or EngineModel()
         options = EngineOptions(

@@ -58,9 +58,7 @@ class Supervisor:
     """Owns one child: starts it, restarts it after a crash, kills it when it is stuck.
 
     Args:
-        name: The model's name, for messages.
         stuck_s: Seconds without a step after which a child with sequences is killed.
-        backoff: The pauses before restarts.
         unload_after_s: Seconds of idleness after which a child is ended; the next request starts another one.
     """
 

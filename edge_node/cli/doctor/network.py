@@ -170,7 +170,6 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
     """Check that the cloud answers and accepts the token, and compare its clock with this device's.
 
     Args:
-        cloud: The cloud's address and token.
         unix_time: This device's clock, Unix seconds.
     """
     try:

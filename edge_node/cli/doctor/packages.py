@@ -164,7 +164,6 @@ def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Findin
     """Name the GPUs that llama.cpp finds, or report why the CPU decodes although the device has a GPU.
 
     Args:
-        engine: The engine's settings.
         report: The GPUs that llama.cpp finds.
         has_gpu: Whether the device has an NVIDIA GPU, according to its driver or JetPack.
     """

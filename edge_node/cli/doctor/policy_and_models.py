@@ -233,7 +233,6 @@ def check_encoders(
     """Check the model of each installed package, and the voices.
 
     Args:
-        config: The configuration.
         installed: Function that returns whether the packages for a kind of part are installed.
         environ: Environment variables; `PATH` is searched for espeak-ng.
         has_onnxruntime: Function that returns whether the package that runs voices is installed.

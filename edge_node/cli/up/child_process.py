@@ -30,14 +30,7 @@ class ChildProcessEnded(Exception):
 
 
 class ChildProcess:
-    """A program that `up` runs.
-
-    Args:
-        name: The name in messages.
-        argv: The command line.
-        log: The file that receives stdout and stderr.
-        environ: The environment variables.
-    """
+    """A program that `up` runs."""
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
         self.name = name

@@ -212,7 +212,6 @@ def plan_memory(
     reduced to fit memory.
 
     Args:
-        options: The configured sizes.
         trained_context: The model's own context in tokens.
         kv_bytes_per_token: KV cache of one token.
         weights_bytes: The size of the weights, for the error message.
@@ -330,7 +329,6 @@ class ThreadTuner:
         Args:
             rows: The number of answer rows; only steps with the same number are compared.
             cost: The compared value, for example seconds for each row.
-            step_s: The step's duration in seconds.
         """
         if self._most is None:
             return
@@ -402,7 +400,6 @@ class TunersBySize:
         steps.
 
         Args:
-            rows: The rows of the step.
             prompt: Whether some rows belong to prompts. Such steps are more work than steps of answers alone.
         """
         size = (prompt, rows.bit_length())

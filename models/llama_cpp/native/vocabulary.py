@@ -42,7 +42,6 @@ class Vocabulary:
         """Read the vocabulary of `model`.
 
         Args:
-            model: The native model.
             refuse: Text of the model's refusal token; "" for none.
 
         Raises:
@@ -101,10 +100,8 @@ class Vocabulary:
         """Tokenise a prompt, with a leading beginning-of-sequence token where the model wants one.
 
         Args:
-            text: The prompt.
             special: Recognise control tokens in it, except those that a `MARK` interrupts (a caller's words).
             soft: Ids of soft tokens, by the part of the text that they replace.
-            add_bos: Whether to add the beginning-of-sequence token.
         """
         tokens: list[Tokens] = []
         for part in re.split(f"({'|'.join(map(re.escape, soft))})", text) if soft else [text]:

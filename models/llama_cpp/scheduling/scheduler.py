@@ -47,7 +47,6 @@ class Throughput:
         """Record a step.
 
         Args:
-            step_s: The step's duration in seconds.
             sampled: Tokens sampled, by all sequences together.
             decoding: Sequences that were decoding.
             prefilled: Prompt tokens in the batch.

@@ -96,7 +96,6 @@ class Sequence:
         """Begin a job.
 
         Args:
-            max_tokens: Limit of the answer.
             sampler: None for plain greedy decoding.
             deadline: Monotonic seconds.
             adapter: The adapter of the job; None: the model without one.

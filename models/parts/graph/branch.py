@@ -66,7 +66,6 @@ class Branch(Protocol):
 
         Args:
             deadline: Time of the event loop.
-            terms: The terms of an audio clip.
             tell: Gets each segment as soon as it is understood; may not raise.
 
         Raises:
@@ -227,11 +226,7 @@ class ContinuedReadings:
 
 
 class SpeechDetection:
-    """Detects speech for all sessions. The child starts with the first audio.
-
-    Args:
-        spec: The detector.
-    """
+    """Detects speech for all sessions. The child starts with the first audio."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._worker = WorkerProcess(spec)

@@ -166,9 +166,6 @@ class EncoderGraph:
     """The encoders that a request may use.
 
     Args:
-        branches: The branches by kind of part.
-        memory: The cache of earlier parts' facts.
-        max_parts: The maximum number of parts of a request.
         clock: Monotonic seconds.
         projectors: The projectors for soft tokens; None if there are none.
     """

@@ -306,7 +306,6 @@ def decode_answer(body: bytes, request_id: str = "") -> list[Chunk]:
     """Decode a whole answer: one chunk per choice; the last one, or a further one, has the usage if it is reported.
 
     Args:
-        body: The answer.
         request_id: Makes the generated ids of tool calls unique.
 
     Raises:

@@ -48,7 +48,6 @@ class RealtimeSocket:
     are written directly to the transport: an event costs one write and no turn of the event loop.
 
     Args:
-        http: The request.
         tasks: The parent of the task that closes the connection.
         max_frame_bytes: Maximum size of a message; a larger one closes the connection (1009).
         ping_s: Time between two pings; a peer that does not answer within half of it is disconnected.

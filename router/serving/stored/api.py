@@ -98,7 +98,6 @@ class StoredResponseApi:
         """Handle a request of `PATHS`.
 
         Args:
-            body: Function that reads its body.
             served: Function that returns whether a stream may go on; it may raise CausewayError.
             bind: Function that binds the items that the request adds.
         """

@@ -27,9 +27,7 @@ class TlsServer:
     The event loop's own server is not used: it does not report the handshakes in progress.
 
     Args:
-        sockets: The listening sockets.
         new_connection: Function that makes the protocol of a connection whose handshake is complete.
-        context: Context of the handshakes.
         key: Configuration key of the address, for the log.
     """
 

@@ -130,7 +130,6 @@ class OpenAIServer:
     Args:
         address: Base URL of the server, and settings of the connections.
         credentials: Token source: read for each request, and renewed once after a 401.
-        observer: Receiver of each response and each lost connection.
     """
 
     def __init__(self, address: ServerAddress, credentials: Credentials, observer: ServerObserver) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from causeway_server.cloud_pool.redis.keys import declared
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.variants import TierVariants
 from causeway_server.router.variants.settings import TrialConfig, VariantConfig, VerdictMetric
+from tests.cloud_pool.redis.declared_keys import declared
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
 from tests.edge_node.scripted import CLOUD_WORDS
 from tests.redis_server import RedisServer
