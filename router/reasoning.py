@@ -13,7 +13,7 @@ from .types import Effort, Request
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
 Thinking = Literal["", "marked", "open"]
-"""How a model marks its reasoning: "" never, `marked` by both marks, `open` if the prompt has the first."""
+"""The marks of a model's reasoning: "" for none, `marked` for both, `open` if the prompt has the first."""
 
 EFFORT_TOKENS: Final[dict[Effort, int | None]] = {
     "none": 0,
