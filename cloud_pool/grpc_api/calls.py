@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
@@ -55,6 +55,14 @@ _BY_HTTP_STATUS = {
 }
 
 
+class _IncomingCall(NamedTuple):
+    call: Any
+    headers: dict[str, str]
+    request_id: str
+    chunks: AsyncIterable[Any]
+    certificate: PeerCertificate | None
+
+
 class GenerateCalls(msgspec.Struct):
     """The handler of `Generate`."""
 
@@ -76,83 +84,61 @@ class GenerateCalls(msgspec.Struct):
         `certificate`: The client's verified one.
         """
         headers = dict(reversed(_lines(call)))  # of a name that comes twice, the first value
-        request_id = read_request_id(headers)
-        REQUEST.set(request_id)
+        incoming = _IncomingCall(call, headers, read_request_id(headers), chunks, certificate)
+        REQUEST.set(incoming.request_id)
         outbox = Outbox(call, self.stalled_s)
         async with anyio.create_task_group() as writes:
             writes.start_soon(outbox.run)
-            failed = await self._failure(headers, request_id, chunks, call, outbox, certificate)
+            failed = await self._failure(incoming, outbox)
             outbox.close()
         if failed is not None:
-            await call.abort(status_code(failed), failed.message, trailing_metadata(failed, request_id))
+            await call.abort(status_code(failed), failed.message, trailing_metadata(failed, incoming.request_id))
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until no call is in progress any more, at most for `timeout_s`."""
         with anyio.move_on_after(timeout_s):
             await self.idle.wait()
 
-    async def _failure(
-        self,
-        headers: dict[str, str],
-        request_id: str,
-        chunks: AsyncIterable[Any],
-        call: Any,
-        outbox: Outbox,
-        certificate: PeerCertificate | None,
-    ) -> CausewayError | None:
+    async def _failure(self, incoming: _IncomingCall, outbox: Outbox) -> CausewayError | None:
         """Answer the call; return the error if it fails."""
         self.active += 1
         self.idle.clear()
         try:
-            await self._answer(headers, request_id, chunks, call, outbox, certificate)
+            await self._answer(incoming, outbox)
         except CausewayError as error:
             return error
         except Exception as failure:
             log.error("A call failed unexpectedly: %s", redacted(failure))
             return CausewayError("The gateway failed.")
         finally:
-            self.bodies.release(call)
-            self.shares.release(id(call))
+            self.bodies.release(incoming.call)
+            self.shares.release(id(incoming.call))
             self.active -= 1
             if not self.active:
                 self.idle.set()
         return None
 
-    async def _answer(
-        self,
-        headers: dict[str, str],
-        request_id: str,
-        chunks: AsyncIterable[Any],
-        call: Any,
-        outbox: Outbox,
-        certificate: PeerCertificate | None,
-    ) -> None:
+    async def _answer(self, incoming: _IncomingCall, outbox: Outbox) -> None:
+        call, headers, request_id, _, certificate = incoming
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry("generate", request_id, headers) as entry:
             # (1)
             principal = self.admission.caller(headers.get("authorization", ""), entry, certificate=certificate)
-            context = await self._admit(headers, chunks, call, arrived_at, entry, principal)
+            context = await self._admit(incoming, arrived_at, entry, principal)
             await self.runner.run(entry, context, arrived_at, CallReply(call, outbox, context))
 
     async def _admit(
-        self,
-        headers: dict[str, str],
-        chunks: AsyncIterable[Any],
-        call: Any,
-        arrived_at: float,
-        entry: LedgerEntry,
-        principal: Principal,
+        self, incoming: _IncomingCall, arrived_at: float, entry: LedgerEntry, principal: Principal
     ) -> RequestContext:
+        call = incoming.call
         if not self.shares.hold(id(call), principal.caller):
             raise QueueFull(
-                (
-                    f"Your tenant has {self.shares.held_by(principal.caller)} calls in progress, which is its "
-                    f"share of {self.shares.capacity} (grpc.max_calls)."
-                ),
+                f"Your tenant has {self.shares.held_by(principal.caller)} calls in progress, which is its "
+                f"share of {self.shares.capacity} (grpc.max_calls).",
                 retry_after_s=_RETRY_S,
             )
         inbound = _with_deadline(read_headers(_lines(call), entry.id), call.time_remaining())
-        collected = await self._collect(chunks, principal, call)
+        collected = await self._collect(incoming.chunks, principal, call)
         body, parse = collected.body()
         body = await self.admission.with_files(body, principal, call)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
