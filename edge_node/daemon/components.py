@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions
-from causeway_server.router.serving.metrics import Sample
+from causeway_server.router.serving.metrics import MetricKind, Sample
 from causeway_server.router.types import CloudSignals, Snapshot, Target
 
 from ..backends.cloud.backend import Clouds
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
     from ..serving.part_encoders import PartEncoders
-
-_LOST = "Writes that were dropped because the disk was full, slow or failing."
-_counter = partial(Sample, kind="counter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,202 +184,146 @@ def read_samples(parts: Components) -> Iterator[Sample]:
     yield from parts.shadows.samples()
     yield from parts.records.variants.samples()
     if parts.fleet is not None:
-        yield from _fleet_samples(parts.fleet)
+        yield _gauge("fleet_reachable", parts.fleet.reachable)
+        yield _gauge("fleet_token", bool(parts.fleet.tokens.token))
+        yield _counter("fleet_telemetry_lost", parts.fleet.telemetry.lost)
     report = parts.policies.report
-    labels = (("name", report.name), ("revision", report.revision))
-    yield Sample("causeway_edge_policy_info", "The active policy; always 1.", 1.0, labels)
-    refused = float(bool(report.refused))
-    yield Sample(
-        "causeway_edge_policy_rejected", "Whether the newest policy file was rejected (1) or not (0).", refused
-    )
+    yield _gauge("policy_info", 1, ("name", report.name), ("revision", report.revision))
+    yield _gauge("policy_rejected", bool(report.refused))
+
+
+_HELP = {
+    "causeway_edge_cache_bytes": "Size of the cache in memory, in bytes.",
+    "causeway_edge_cache_entries": "Cache entries in memory.",
+    "causeway_edge_closed_idle_connections": "Idle connections that were closed to make room for new ones.",
+    "causeway_edge_cloud_breaker_open": "Whether the circuit breaker of the cloud is open (1 or 0).",
+    "causeway_edge_cloud_reachable": "Whether the last probe of the cloud succeeded (1 or 0).",
+    "causeway_edge_cloud_token_refused": "Whether the cloud refuses the token with HTTP 401 (1 or 0).",
+    "causeway_edge_connections": "Open connections, by address (tcp, unix).",
+    "causeway_edge_engine_loaded": (
+        "Whether the edge model is loaded, or will be as soon as a request needs it (1 or 0)."
+    ),
+    "causeway_edge_engine_requests_queued": "Requests that wait in the engine.",
+    "causeway_edge_engine_restarts": "Engine processes that were restarted, by model.",
+    "causeway_edge_engine_unloaded": (
+        "Whether the model is unloaded because it was idle (1 or 0), by model. The next request loads it again."
+    ),
+    "causeway_edge_engine_unloads": "Times that a model was unloaded because it was idle, by model.",
+    "causeway_edge_files": "Uploaded files.",
+    "causeway_edge_files_bytes": "Size of the uploaded files, in bytes.",
+    "causeway_edge_files_expired": "Uploaded files that expired.",
+    "causeway_edge_fleet_reachable": "Whether the last request to the fleet's control plane succeeded (1 or 0).",
+    "causeway_edge_fleet_telemetry_lost": (
+        "Minutes of telemetry that were dropped because a whole day of it was waiting."
+    ),
+    "causeway_edge_fleet_token": "Whether the device has a valid token of its fleet (1 or 0).",
+    "causeway_edge_jobs_accepted": "Jobs that were accepted.",
+    "causeway_edge_jobs_bytes": "Size of the requests and results of jobs, in bytes.",
+    "causeway_edge_jobs_dropped": "Bulk jobs that were dropped to make room for newer jobs.",
+    "causeway_edge_jobs_ended": "Jobs that ended, by state.",
+    "causeway_edge_jobs_revisions": (
+        "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the deadline passed), "
+        "failed (the part could not be read, or the run failed), cancelled, no_room (too many answers were waiting "
+        "for late parts)."
+    ),
+    "causeway_edge_jobs_unfinished": "Jobs that have not ended, by class.",
+    "causeway_edge_jobs_unreadable": (
+        "Jobs that this version cannot read, because they are damaged or of a newer version. They are kept as long as"
+        " dead letters."
+    ),
+    "causeway_edge_jobs_webhooks": (
+        "Webhooks that are no longer sent, by outcome: delivered, failed, disabled (the receiver answered 410), "
+        "expired (the receiver was unreachable for too long), lost (the job was deleted)."
+    ),
+    "causeway_edge_jobs_webhooks_unreachable": "Attempts to send a webhook that found no connection to its receiver.",
+    "causeway_edge_jobs_webhooks_waiting": "Webhooks that wait to be sent.",
+    "causeway_edge_policy_info": "The active policy; always 1.",
+    "causeway_edge_policy_rejected": "Whether the newest policy file was rejected (1) or not (0).",
+    "causeway_edge_refused_connections": "Connections refused because every open connection had a request in progress.",
+    "causeway_edge_requests_queued": "Requests that wait for admission.",
+    "causeway_edge_requests_running": "Generations in progress.",
+    "causeway_edge_shared_generations": "Generations in progress that identical requests may share.",
+    "causeway_edge_store_available": "Whether the store writes to disk (1) or only keeps data in memory (0).",
+    "causeway_edge_store_corrupt_files": "Corrupt database files that were set aside and replaced.",
+    "causeway_edge_store_lost_writes": "Writes that were dropped because the disk was full, slow or failing.",
+}
+
+
+def _gauge(name: str, value: float, *labels: tuple[str, str], kind: MetricKind = "gauge") -> Sample:
+    name = f"causeway_edge_{name}"
+    return Sample(name, _HELP[name], float(value), labels, kind)
+
+
+_counter = partial(_gauge, kind="counter")
 
 
 def _admission_samples(parts: Components) -> Iterator[Sample]:
-    stats = parts.admission
-    yield Sample("causeway_edge_requests_running", "Generations in progress.", stats.running)
-    yield Sample("causeway_edge_requests_queued", "Requests that wait for admission.", stats.waiting)
-    yield Sample(
-        "causeway_edge_shared_generations",
-        "Generations in progress that identical requests may share.",
-        len(parts.shared_generations),
-    )
+    yield _gauge("requests_running", parts.admission.running)
+    yield _gauge("requests_queued", parts.admission.waiting)
+    yield _gauge("shared_generations", len(parts.shared_generations))
 
 
 def _storage_samples(parts: Components) -> Iterator[Sample]:
-    cache = parts.cache
-    yield Sample("causeway_edge_cache_entries", "Cache entries in memory.", len(cache))
-    yield Sample("causeway_edge_cache_bytes", "Size of the cache in memory, in bytes.", cache.memory_bytes)
-    for store, stats in (("cache", cache.disk()), ("decisions", parts.decisions.disk()), ("spend", parts.spend.disk())):
-        yield from _sqlite_samples(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
+    yield _gauge("cache_entries", len(parts.cache))
+    yield _gauge("cache_bytes", parts.cache.memory_bytes)
+    disks = {"cache": parts.cache.disk(), "decisions": parts.decisions.disk(), "spend": parts.spend.disk()}
+    stores = {
+        name: disk or SqliteStats(lost_writes=0, corrupt_files=0, available=False) for name, disk in disks.items()
+    }
     if (shadow := parts.shadows.disk()) is not None:
-        yield from _sqlite_samples("shadow", shadow)
-
-
-def _sqlite_samples(store: str, stats: SqliteStats) -> Iterator[Sample]:
-    labels = (("store", store),)
-    yield _counter("causeway_edge_store_lost_writes", _LOST, stats.lost_writes, labels)
-    yield _counter(
-        "causeway_edge_store_corrupt_files",
-        "Corrupt database files that were set aside and replaced.",
-        stats.corrupt_files,
-        labels,
-    )
-    yield Sample(
-        "causeway_edge_store_available",
-        "Whether the store writes to disk (1) or only keeps data in memory (0).",
-        float(stats.available),
-        labels,
-    )
+        stores["shadow"] = shadow
+    for store, stats in stores.items():
+        yield _counter("store_lost_writes", stats.lost_writes, ("store", store))
+        yield _counter("store_corrupt_files", stats.corrupt_files, ("store", store))
+        yield _gauge("store_available", stats.available, ("store", store))
 
 
 def _backend_samples(parts: Components) -> Iterator[Sample]:
     if (engines := parts.engines) is not None:
         edge = engines.signals()
-        yield Sample(
-            "causeway_edge_engine_loaded",
-            "Whether the edge model is loaded, or will be as soon as a request needs it (1 or 0).",
-            float(bool(edge.loaded)),
-        )
+        yield _gauge("engine_loaded", bool(edge.loaded))
         if edge.queue is not None:
-            yield Sample("causeway_edge_engine_requests_queued", "Requests that wait in the engine.", edge.queue)
+            yield _gauge("engine_requests_queued", edge.queue)
         for model, restarts in engines.restarts():
-            labels = (("model", model),)
-            yield _counter(
-                "causeway_edge_engine_restarts", "Engine processes that were restarted, by model.", restarts, labels
-            )
+            yield _counter("engine_restarts", restarts, ("model", model))
         for model, unloads, is_unloaded in engines.unloads():
-            labels = (("model", model),)
-            yield Sample(
-                "causeway_edge_engine_unloaded",
-                (
-                    "Whether the model is unloaded because it was idle (1 or 0), by model. The next request "
-                    "loads it again."
-                ),
-                float(is_unloaded),
-                labels,
-            )
-            yield _counter(
-                "causeway_edge_engine_unloads",
-                "Times that a model was unloaded because it was idle, by model.",
-                unloads,
-                labels,
-            )
+            yield _gauge("engine_unloaded", is_unloaded, ("model", model))
+            yield _counter("engine_unloads", unloads, ("model", model))
     for cloud in parts.clouds:
-        signals, labels = cloud.signals(), (("cloud", cloud.name),)
-        yield Sample(
-            "causeway_edge_cloud_reachable",
-            "Whether the last probe of the cloud succeeded (1 or 0).",
-            float(bool(signals.reachable)),
-            labels,
-        )
-        yield Sample(
-            "causeway_edge_cloud_breaker_open",
-            "Whether the circuit breaker of the cloud is open (1 or 0).",
-            float(signals.breaker == "open"),
-            labels,
-        )
-        yield Sample(
-            "causeway_edge_cloud_token_refused",
-            "Whether the cloud refuses the token with HTTP 401 (1 or 0).",
-            float(cloud.health.token_refused),
-            labels,
-        )
+        signals, label = cloud.signals(), ("cloud", cloud.name)
+        yield _gauge("cloud_reachable", bool(signals.reachable), label)
+        yield _gauge("cloud_breaker_open", signals.breaker == "open", label)
+        yield _gauge("cloud_token_refused", cloud.health.token_refused, label)
 
 
 def _job_samples(jobs: LazyJobs) -> Iterator[Sample]:
     if (stats := jobs.stats) is None:
         return
-    bulk, others = (("class", "bulk"),), (("class", "reserved"),)
-    yield Sample("causeway_edge_jobs_unfinished", "Jobs that have not ended, by class.", stats.bulk, bulk)
-    yield Sample(
-        "causeway_edge_jobs_unfinished", "Jobs that have not ended, by class.", stats.unfinished - stats.bulk, others
-    )
-    yield Sample("causeway_edge_jobs_bytes", "Size of the requests and results of jobs, in bytes.", stats.bytes)
-    yield _counter("causeway_edge_jobs_accepted", "Jobs that were accepted.", stats.accepted)
-    yield _counter(
-        "causeway_edge_jobs_dropped", "Bulk jobs that were dropped to make room for newer jobs.", stats.dropped
-    )
+    yield _gauge("jobs_unfinished", stats.bulk, ("class", "bulk"))
+    yield _gauge("jobs_unfinished", stats.unfinished - stats.bulk, ("class", "reserved"))
+    yield _gauge("jobs_bytes", stats.bytes)
+    yield _counter("jobs_accepted", stats.accepted)
+    yield _counter("jobs_dropped", stats.dropped)
     for state, count in stats.ended.items():
-        labels = (("state", state),)
-        yield _counter("causeway_edge_jobs_ended", "Jobs that ended, by state.", count, labels)
-    yield Sample(
-        "causeway_edge_jobs_unreadable",
-        (
-            "Jobs that this version cannot read, because they are damaged or of a newer version. They are "
-            "kept as long as dead letters."
-        ),
-        stats.unreadable,
-    )
-    yield Sample("causeway_edge_jobs_webhooks_waiting", "Webhooks that wait to be sent.", stats.webhooks_due)
-    yield _counter(
-        "causeway_edge_jobs_webhooks_unreachable",
-        "Attempts to send a webhook that found no connection to its receiver.",
-        jobs.unreachable,
-    )
-    for outcome, count in stats.webhooks.items():
-        yield _counter(
-            "causeway_edge_jobs_webhooks",
-            (
-                "Webhooks that are no longer sent, by outcome: delivered, failed, disabled (the receiver "
-                "answered 410), expired (the receiver was unreachable for too long), lost (the job was "
-                "deleted)."
-            ),
-            count,
-            (("outcome", outcome),),
-        )
-    for outcome, count in stats.revisions.items():
-        labels = (("outcome", outcome),)
-        yield _counter(
-            "causeway_edge_jobs_revisions",
-            (
-                "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the "
-                "deadline passed), failed (the part could not be read, or the run failed), cancelled, "
-                "no_room (too many answers were waiting for late parts)."
-            ),
-            count,
-            labels,
-        )
+        yield _counter("jobs_ended", count, ("state", state))
+    yield _gauge("jobs_unreadable", stats.unreadable)
+    yield _gauge("jobs_webhooks_waiting", stats.webhooks_due)
+    yield _counter("jobs_webhooks_unreachable", jobs.unreachable)
+    for name, counts in (("jobs_webhooks", stats.webhooks), ("jobs_revisions", stats.revisions)):
+        for outcome, count in counts.items():
+            yield _counter(name, count, ("outcome", outcome))
 
 
 def _file_samples(files: DeviceFileStore) -> Iterator[Sample]:
     stats = files.stats
-    yield Sample("causeway_edge_files", "Uploaded files.", stats.files)
-    yield Sample("causeway_edge_files_bytes", "Size of the uploaded files, in bytes.", stats.bytes)
-    yield _counter("causeway_edge_files_expired", "Uploaded files that expired.", stats.expired)
-
-
-def _fleet_samples(fleet: FleetConnection) -> Iterator[Sample]:
-    yield Sample(
-        "causeway_edge_fleet_reachable",
-        "Whether the last request to the fleet's control plane succeeded (1 or 0).",
-        float(fleet.reachable),
-    )
-    yield Sample(
-        "causeway_edge_fleet_token",
-        "Whether the device has a valid token of its fleet (1 or 0).",
-        float(bool(fleet.tokens.token)),
-    )
-    yield _counter(
-        "causeway_edge_fleet_telemetry_lost",
-        "Minutes of telemetry that were dropped because a whole day of it was waiting.",
-        fleet.telemetry.lost,
-    )
+    yield _gauge("files", stats.files)
+    yield _gauge("files_bytes", stats.bytes)
+    yield _counter("files_expired", stats.expired)
 
 
 def _connection_samples(parts: Components) -> Iterator[Sample]:
     for table in parts.connections:
         stats = table.stats()
-        labels = (("address", stats.address),)
-        yield Sample("causeway_edge_connections", "Open connections, by address (tcp, unix).", stats.open, labels)
-        yield _counter(
-            "causeway_edge_closed_idle_connections",
-            "Idle connections that were closed to make room for new ones.",
-            stats.closed_idle,
-            labels,
-        )
-        yield _counter(
-            "causeway_edge_refused_connections",
-            "Connections refused because every open connection had a request in progress.",
-            stats.refused,
-            labels,
-        )
+        yield _gauge("connections", stats.open, ("address", stats.address))
+        yield _counter("closed_idle_connections", stats.closed_idle, ("address", stats.address))
+        yield _counter("refused_connections", stats.refused, ("address", stats.address))

@@ -86,7 +86,7 @@ _MODEL_METRICS = ROOT / "router/serving/metrics.py"
 
 
 def _metrics(package: str) -> str:
-    """Calls and tuples in the package that begin with a metric's name and its help text."""
+    """Calls, tuples and entries in the package that begin with a metric's name and its help text."""
     found = _shared_metrics(package)
     for path in [*sorted((ROOT / package).rglob("*.py")), _MODEL_METRICS]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -98,10 +98,13 @@ def _metrics(package: str) -> str:
             if isinstance(target, ast.Name)
         }
         for node in ast.walk(tree):
-            values = node.args if isinstance(node, ast.Call) else node.elts if isinstance(node, ast.Tuple) else []
-            name, text = (_text(value, constants) for value in values[:2]) if len(values) > 1 else (None, None)
-            if name is not None and text is not None and _METRIC.fullmatch(name):
-                found[name] = text
+            rows = [node.args if isinstance(node, ast.Call) else node.elts if isinstance(node, ast.Tuple) else []]
+            if isinstance(node, ast.Dict):
+                rows = [[key, value] for key, value in zip(node.keys, node.values, strict=True) if key is not None]
+            for values in rows:
+                name, text = (_text(value, constants) for value in values[:2]) if len(values) > 1 else (None, None)
+                if name is not None and text is not None and _METRIC.fullmatch(name):
+                    found[name] = text
     assert len(found) > 40, f"{_METRIC.pattern} misses the metrics of {package}"
     return table(("metric", "meaning"), [(f"`{name}`", text) for name, text in sorted(found.items())])
 
