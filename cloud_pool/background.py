@@ -140,8 +140,7 @@ class Background:
         process: Name of the process in messages, such as `a worker`.
         route: Route of the runs in usage and audit records.
         service_name: Name of the process in traces.
-        reread: Function that reads the configuration again, on SIGHUP and for operators; the endpoints are taken from
-            it.
+        reread: Function that reads the configuration again, on SIGHUP and for operators, for its endpoints.
     """
 
     def __init__(

@@ -5,8 +5,7 @@ The receipt names the subject and counts what was erased; it is signed with an E
 There is no complete index of a tenant's jobs, so every key is inspected (SCAN), page by page.
 
 Erased items are counted in Redis, beside the jobs, so that the next run continues an interrupted one and its receipt
-has the counts of both. An interruption may leave up to 32 erased items uncounted; items that still exist are never
-counted.
+has the counts of both. An interruption may leave 32 erased items uncounted; items that still exist are never counted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The lifecycle of a gateway or background process: its tasks, start steps that wait for servers, and the final
-closing.
+"""The lifecycle of a gateway or background process: tasks, start steps that wait for servers, and the final closing.
 
 A background task that fails ends the process: its error leaves `run_with_tasks`, the log gets a line, and the exit
 status is 1. `keep_running` restarts a loop after an unexpected fault.

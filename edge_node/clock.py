@@ -33,8 +33,7 @@ def read_boot_id() -> str:
 def is_synchronised() -> bool:
     """Return whether the kernel reports that the wall clock is synchronised, which NTP clients tell it (adjtimex(2)).
 
-    Setting the date by hand clears that state, and so does a boot. Returns True on systems other than Linux, which do
-    not report it.
+    Setting the date by hand clears that state, and so does a boot. Returns True on other systems than Linux.
     """
     if not sys.platform.startswith("linux"):
         return True
@@ -89,8 +88,7 @@ class DeviceTime:
     1. Within a boot the monotonic clock counts, also over restarts of the daemon.
     2. The time between two boots is counted once the wall clock is synchronised (by NTP, according to the kernel),
        from a moment at which it was synchronised before: a device without a battery clock starts in the past.
-    3. If it never is synchronised, the time between two boots is not counted: entries live longer, and none expires too
-    early.
+    3. If it never is synchronised, the time between two boots is not counted: entries live longer, none expires early.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -3,8 +3,7 @@ any page to any address, this machine's included. For each request:
 
 1. Host: a page can point its own name at this machine (DNS rebinding) and is then same-origin. Its requests have that
    name in `Host`, so a listener without keys accepts only loopback names, its own address and configured names.
-2. A request that changes nothing (GET, HEAD, OPTIONS) is answered, because the browser hides the answer from a foreign
-   page.
+2. A request that changes nothing (GET, HEAD, OPTIONS) is answered, as the browser hides the answer from a foreign page.
 3. Any other request of a foreign page, and the handshake of a WebSocket, is refused. A foreign page is recognised by
    `Sec-Fetch-Site`, or, in browsers without it, by comparing `Origin` with `Host`. A client without both headers is not
    a browser. `same-site` is foreign, too, since it includes other ports of this machine. This is the algorithm of Go's

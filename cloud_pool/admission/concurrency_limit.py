@@ -23,8 +23,7 @@ ProbeRTT (Cardwell et al. 2016), and the TTFT of a server that is full, and not 
     4. grow   full and no excess: by 1, 2, 4 … a window; over the ceiling only every PROBE_S
     5. hold   else: an idle or half empty tier teaches nothing about its limit
 
-The objective, where there is one, bounds the base from above, so that a gateway that starts before a crowded server
-notices.
+The objective, if any, bounds the base from above, so that a gateway that starts before a crowded server notices.
 """
 
 from __future__ import annotations

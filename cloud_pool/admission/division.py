@@ -83,8 +83,7 @@ class JobShare:
 
 
 def gateway_permits(permits: int, peers: Peers) -> dict[str, int]:
-    """Return each gateway's part of the permits; the parts add up to `permits`, or are 1 each if gateways outnumber
-    them.
+    """Return each gateway's part of the permits; they add up to `permits`, or are 1 each if gateways outnumber them.
 
     Returns:
         Parts that add up to `permits`; 1 each where there are more gateways than permits.

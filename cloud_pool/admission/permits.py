@@ -17,8 +17,7 @@ sequence of the flood gives its permit back (preemption), if its caller does not
 3. It was not preempted MAX_PREEMPTIONS times already, and has time enough to wait once more.
 
 Of those, the least urgent is preempted, and of equals the last that was admitted, which loses least: it goes back to
-the head of its tenant's queue. What its server had begun for it is lost, so only a small share of the requests may
-cause a preemption.
+the head of its tenant's queue. What its server had begun for it is lost, so only few requests may cause a preemption.
 """
 
 from __future__ import annotations

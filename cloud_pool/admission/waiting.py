@@ -6,8 +6,7 @@ sequence: a request for many takes as many turns, and no other tenant waits for 
 Start-time fair queueing (Goyal, Vin and Cheng 1996): each tenant has a start tag, the next is the tenant with the
 lowest, and its tag grows by its sequence's cost over the tenant's weight. Virtual time is the tag of the last sequence
 that was admitted. A tenant that was away, or sends less than its share, enters up to `credit` sequences before that: it
-waits for no other tenant's backlog, and a burst of it is served at once, which in the long run is within its share all
-the same.
+waits for no other tenant's backlog, and a burst of it is served at once, which in the long run is within its share.
 
 The cost is the tokens that a sequence may use, times the share that the tenant's recent ones used of theirs; when it
 has ended, the tag is corrected by the actual number. Without that estimate a tenant's second sequence would wait for

@@ -220,8 +220,7 @@ class MessageSource(Protocol):
     1. A message is delivered until it is acknowledged: again after a lost connection, a killed pipeline or broker.
     2. First deliveries come in the order of the topic (within each lane, if it has lanes). After a lost connection all
     unacknowledged messages come again, in this order, before any new one.
-    3. If `needs_lease` is set, only one process may receive at a time; otherwise the broker divides the lanes among
-    processes.
+    3. If `needs_lease` is set, only one process may receive at a time; else the broker divides the lanes among them.
     """
 
     needs_lease: bool
@@ -276,8 +275,7 @@ class MessageSink(Protocol):
     async def position(self, lane: str) -> str:
         """Return a position in the topic before all messages that will be published for the lane from now on.
 
-        If the broker can enforce it, no other process publishes for the lane afterwards without searching the topic
-        first.
+        If the broker can enforce it, no other process then publishes for the lane without searching the topic first.
         """
 
     async def publish(self, message: OutgoingMessage, lane: str, position: str, *, repeated: bool) -> bool:
@@ -286,8 +284,7 @@ class MessageSink(Protocol):
         Args:
             lane: Lane of the message that this one answers.
             position: Result of `position` before the first attempt to publish it.
-            repeated: Whether it may be in the topic: an earlier call, perhaps of another process, had an unknown
-                outcome.
+            repeated: Whether it may be in the topic: an earlier call, perhaps elsewhere, had an unknown outcome.
 
         Raises:
             MessageTooLarge: The broker does not accept this message.

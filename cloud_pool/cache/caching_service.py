@@ -182,8 +182,7 @@ class CachingService:
 
         Iterating the pieces raises CausewayError; closing the generator ends only this request's part in the answer.
 
-        `on_first_token` is called with the tier, possibly more than once, when a token that is billed to this request
-        arrives.
+        `on_first_token` is called with the tier, possibly more than once, when a token billed to this request arrives.
         """
         cache = self._cache
         if cache is None:

@@ -124,8 +124,7 @@ _OPTIONS = (
 
 
 def configured_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the shared options to a command, whose first argument becomes a ConfiguredProcess. A ConfigError ends the
-    process.
+    """Add the shared options to a command, whose first argument becomes a ConfiguredProcess. A ConfigError ends it.
 
     Options that are configuration flags go into the configuration; the command gets the others.
     """

@@ -10,8 +10,7 @@ twice the pause, up to `max_backoff_s`, unless there is room for twice the work 
 The share counts requests, but callers select which ones: each caller has a position in a line that is the same at every
 gateway, and the callers before the share's end keep the tier. So a caller changes tiers only when the share moves
 across its position, and not with every request. If callers send unequal numbers of requests, the share's end moves
-until the requests match the share (`credit`). The requests of a caller that makes most of the load are then spread
-evenly.
+until the requests match the share (`credit`). Those of a caller that makes most of the load are then spread evenly.
 """
 
 from __future__ import annotations
@@ -214,8 +213,7 @@ class ArrivalRate:
 
 
 def fitting_share(rate: float, held_s: float | None, running: int, limit: int) -> float:
-    """Return the share of the arriving requests that would find a permit in addition to the running ones (Little's
-    law).
+    """Return the share of the arriving requests that would find a permit besides the running ones (Little's law).
 
     Args:
         rate: Arrivals per second.

@@ -1,5 +1,4 @@
-"""The gRPC service `causeway.v1.Generation`, which takes the same requests as HTTP. It is off unless `grpc.port` is
-set.
+"""The gRPC service `causeway.v1.Generation`, which takes HTTP's requests. It is off unless `grpc.port` is set.
 
     generation.proto   the service, published; `generation.binpb` is made from it by `python -m tests.check.protos`
     messages           the message classes

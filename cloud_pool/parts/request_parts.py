@@ -222,8 +222,7 @@ class RequestParts:
         """Return the transcript of audio by the context's tier; empty if there is no speech.
 
         Args:
-            tell: Callback for each segment as soon as it is transcribed, unless the whole clip was cached; must not
-                raise.
+            tell: Callback for each segment as soon as it is transcribed, unless the clip was cached; must not raise.
             param: Name of the audio in errors.
 
         Raises:

@@ -1,8 +1,7 @@
 """The gateway's guard: rules about personal data and keys in the texts of requests, on their way to a tier.
 
 A request is checked in the form that its tier gets, with audio, images and files as text, so that every way in is
-covered: HTTP, live sessions, gRPC, jobs, batches and streams. The cache is in front of the guard: what it answers
-reaches no tier.
+covered: HTTP, live sessions, gRPC, jobs, batches and streams. What the cache, in front of it, answers reaches no tier.
 """
 
 from __future__ import annotations

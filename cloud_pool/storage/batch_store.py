@@ -190,8 +190,7 @@ class BatchStore:
         return _parse(name, await self.db.command(*self._record(name)))
 
     async def list_owned(self, owner: str, *, after: str, limit: int) -> list[Batch]:
-        """Return batches of `owner`, newest first, starting after the batch `after`; an unknown `after` starts at the
-        newest.
+        """Return batches of `owner`, newest first, starting after `after`; an unknown one starts at the newest.
 
         Unreadable records are left out.
         """

@@ -136,8 +136,7 @@ class FileStore:
         return _stored_file(fields) if fields else None
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20, purpose: str = "") -> list[StoredFile]:
-        """Return files of `owner`, newest first, starting after the file `after`; an unknown `after` starts at the
-        newest.
+        """Return files of `owner`, newest first, starting after `after`; an unknown one starts at the newest.
 
         This is one command, whose cost grows with the files returned and those of another `purpose` before them.
         """

@@ -81,8 +81,7 @@ class PromotableReplicas:
         self._asked_at = float("-inf")
 
     async def required(self, at_least: int) -> int:
-        """Return the number of replicas that must confirm a write: `at_least`, or with Sentinels all that are up; 0 for
-        none.
+        """Return the number of replicas that must confirm a write: `at_least`, or with Sentinels all that are up; or 0.
 
         Raises:
             ReplicasUnknown: No Sentinel has ever answered.
@@ -189,8 +188,7 @@ class RedisClient:
     async def _wait_for_replicas(self, command: tuple[Argument, ...]) -> Reply:
         """Run a command and wait on the same connection, because WAIT covers only the writes of its own connection.
 
-        A repeated call may write nothing, so that WAIT would not wait for the earlier writes. Therefore a small write
-        precedes it.
+        A repeated call may write nothing, so that WAIT would not wait for earlier writes: a small write precedes it.
         """
         required = await self._replicas.required(self.config.replicas_to_wait_for)
         pipeline = self._redis.pipeline(transaction=False)

@@ -5,8 +5,7 @@
 3. A message that is delivered again while it is worked on only changes which delivery is acknowledged.
 4. If the lease is lost, all work stops; if a lane is lost, all work of that lane. The new holder gets every
 unacknowledged message.
-5. After SIGTERM no more messages are received. Messages that are not done within `jobs.drain_s` are left to another
-process.
+5. After SIGTERM no more messages are received. Those not done within `jobs.drain_s` are left to another process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The replay of a range of messages for an audit: no cursor moves, nothing is written to Redis, and no tenant is
-billed.
+"""The replay of a range of messages for an audit: no cursor moves, Redis gets nothing, and no tenant is billed.
 
 Expired messages are answered, too, by the present models. An outcome is shown, or published to an audit topic; never to
 the pipeline's own topics.

@@ -230,8 +230,7 @@ def write_repository(folder: Path, models: tuple[ServedModel, ...], *, has_gpu: 
     """Write one model folder for each of `models` into `folder`.
 
     Args:
-        has_gpu: Whether llama.cpp finds a GPU. A model that uses it is one instance on the first GPU, and spreads its
-            layers over all GPUs.
+        has_gpu: Whether llama.cpp finds a GPU. Its models are one instance on the first GPU, with layers on all GPUs.
     """
     for model in models:
         target = folder / model.name

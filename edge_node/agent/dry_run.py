@@ -1,5 +1,4 @@
-"""Try-out of a bundle before the device runs it: its cases, its models' memory, and a replay of the device's own
-decisions.
+"""Try-out of a bundle before the device runs it: its cases, models' memory, and a replay of the device's decisions.
 
 The dry run only reads files. Models are described for the engine, with their adapters, projectors and signals.
 """
@@ -191,8 +190,7 @@ def check_adapters(file: ModelFile, architecture: str) -> None:
 
 
 def check_projector(file: ModelFile) -> None:
-    """Turn a black image into soft tokens. Otherwise the projector would be loaded for the first time with a client's
-    image.
+    """Turn a black image into soft tokens. Else the projector's first load would be with a client's image.
 
     Raises:
         ModelUnusable: The required packages are missing here, or the file is not a projector of this model.

@@ -121,8 +121,7 @@ TRANSITIONS: Mapping[DeviceState, Mapping[Event, DeviceState]] = {
 
 
 def event_of(refusal: UpdateRefused, state: DeviceState, *, pointed: bool) -> Event | None:
-    """Return the event by which a refusal ends a state; None if the disk cannot be written and the step must be
-    repeated.
+    """Return the event by which a refusal ends a state; None if the disk is not writable and the step must be repeated.
 
     Args:
         pointed: Whether the pointer names the bundle that is being installed.

@@ -163,8 +163,7 @@ def _size(path: Path) -> int:
 
 
 class SourceWithImport:
-    """The control plane's files, or the imported ones while it is unreachable. Imported blobs come first: they are
-    local.
+    """The control plane's files, or imported ones while it is unreachable. Imported blobs come first: they are local.
 
     Args:
         folder: STATE_DIR/fleet.

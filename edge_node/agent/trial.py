@@ -2,8 +2,7 @@
 
 A share, such as that of errors, counts as risen if its number of requests had a probability below `false_alarm` at
 the earlier share plus a margin (a one-sided exact binomial test). With 1 % margin and 200 requests, 5 % errors are
-detected where there were none, and 1 % are not. The control plane compares devices with each other; this trial protects
-each single device.
+detected where there were none, and 1 % are not. The control plane compares devices; this trial protects each one.
 """
 
 from __future__ import annotations
@@ -102,8 +101,7 @@ class ConditionHistory:
         """Return the requests since the fourth check before `at`, and the highest temperature of the day before it, if
         known.
 
-        Heat depends on the traffic: a device that changes its bundle in a quiet night gets warm in the morning under
-        any bundle.
+        Heat depends on the traffic: one that changes its bundle in a quiet night gets warm by morning anyway.
         """
         since = at - _DAY_S
         earlier = [condition for _, condition in self._checks]

@@ -253,8 +253,7 @@ def _read_signed(path: Path) -> Signed:
 
 
 def _read_floor(path: Path) -> dict[str, int]:
-    """Return the version floor. A damaged file counts as empty, because a device with a failing disk must not lose
-    updates forever.
+    """Return the version floor. A damaged file counts as empty, lest a device with a failing disk lose updates forever.
 
     A remote party cannot damage the file.
     """

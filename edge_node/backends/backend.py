@@ -41,8 +41,7 @@ class UpstreamInfo(msgspec.Struct, frozen=True):
 class JobTerms(msgspec.Struct, frozen=True):
     """Additional terms of a request that is a job: it may wait in the cloud, and its key makes it idempotent there.
 
-    `pin` records the target that the request is about to be sent to; it returns False if the job was cancelled
-    meanwhile.
+    `pin` records the target that the request is about to be sent to; it returns False for a job cancelled meanwhile.
     """
 
     key: str  # the cloud's Idempotency-Key

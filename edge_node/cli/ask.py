@@ -1,5 +1,4 @@
-"""The commands `causeway-edge ask`, `route` and `listen`, which send one prompt or audio file to the running daemon
-through the SDK.
+"""The commands `causeway-edge ask`, `route` and `listen`, which send a prompt or audio file to the daemon by the SDK.
 
 `listen` also shows the transcript of the audio. `route --policy FILE` tries a draft of a policy, without a daemon.
 """

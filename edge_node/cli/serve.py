@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 def run(config: Config, fleet: FleetLink | None = None) -> int:
     """Run the daemon until SIGTERM or Ctrl-C, drain it, and return the exit code; 1 if a background task failed.
 
-    If a bundle with other settings must be activated, the program is executed again in the same process after the
-    drain.
+    To activate a bundle with other settings, the program is executed again in the same process after the drain.
 
     Args:
         fleet: The fleet whose plan the daemon follows; by default the one that the device joined.

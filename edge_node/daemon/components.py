@@ -139,8 +139,7 @@ class Components(Backends, Serving, WaysIn):
         return tuple(problem for problem in problems if problem)
 
     def can_answer(self) -> bool:
-        """Return whether the start is complete: for some target of the policy, a model is loaded or a cloud is
-        configured.
+        """Return whether the start is complete: some target's model is loaded, or its cloud is configured.
 
         An unreachable cloud counts as well: a device that boots without a network has started.
         """

@@ -174,8 +174,7 @@ async def check_golden(
     """Send a model and each of its adapters their golden prompts.
 
     Args:
-        tries: Attempts per prompt, because an engine that decodes other requests at the same time may break a near tie
-            differently.
+        tries: Attempts per prompt, as an engine with other requests may break a near tie differently.
 
     Raises:
         GoldenAnswerDiffers: An answer differs from the expected one.

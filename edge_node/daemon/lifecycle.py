@@ -110,8 +110,7 @@ class App:
         """Start everything and listen. Requests may arrive at once; they wait for the engine within their deadlines.
 
         Raises:
-            ConfigError: An address, the policy, a certificate or the state folder cannot be used; everything has been
-                closed again.
+            ConfigError: An address, the policy, a certificate or the state folder cannot be used; all is closed again.
         """
         parts = self.parts
         raise_file_limit()

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
 
 def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[BootState | None, Config]:
-    """Return the bundle to start with, and the configuration under it. The bundle is None on a device that was never in
-    a fleet.
+    """Return the bundle to start with, and the configuration under it. The bundle is None on a device never in a fleet.
 
     Raises:
         ConfigError: Another daemon uses the state folder.

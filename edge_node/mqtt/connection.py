@@ -1,8 +1,7 @@
 """A connection to a broker: MQTT 5 by paho, on the event loop.
 
 paho is used directly because messages are acknowledged by hand, and the broker's reasons and limits matter: an answer
-that the broker refuses was not sent. Connecting blocks, so a thread does that; everything else happens on the event
-loop.
+that the broker refuses was not sent. Connecting blocks, so a thread does that; all else is on the event loop.
 """
 
 from __future__ import annotations

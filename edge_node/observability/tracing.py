@@ -90,8 +90,7 @@ class RequestTrace:
         """Create the attempts' spans and end the request's span.
 
         Args:
-            shared: The trace of the request whose generation also answered this one. Its attempts are linked instead
-                of repeated.
+            shared: The trace of the request whose generation also answered this one. Its attempts are only linked.
         """
         if not self._span.is_recording():
             return

@@ -1,7 +1,6 @@
 """Audio as a request of its own: the paths of `/v1/audio/*`, and the audio of live sessions.
 
-The modules `audio`, which answers these requests, and `speaker`, which synthesises speech, are imported at the first of
-these requests.
+The modules `audio`, which answers these requests, and `speaker`, which synthesises speech, are imported on demand.
 """
 
 from __future__ import annotations

@@ -143,8 +143,7 @@ class AudioService:
         return await self.transcribe(call, TranscriptionRequest(audio, AUTO))
 
     async def transcribe_partial(self, hints: RoutingHints, audio: bytes) -> str:
-        """Return the transcript so far of a clip that is still being sent; "" if unknown, or if it would delay other
-        work.
+        """Return the transcript so far of a clip still being sent; "" if unknown, or if it would delay other work.
 
         It is not recorded as a request; the whole clip is, once it is complete.
         """
@@ -160,8 +159,7 @@ class AudioService:
         return transcript.fact.text
 
     async def say(self, text: str, voice: str, speed: float) -> bytes:
-        """Return the speech of an answer in progress, as `SpokenText.pcm`. The answer already has a permit and a
-        record.
+        """Return the speech of an answer in progress, as `SpokenText.pcm`. The answer has a permit and a record.
 
         Raises:
             CausewayError: The error for the client.

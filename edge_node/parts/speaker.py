@@ -393,8 +393,7 @@ class Voices:
             return ()
 
     def find(self, name: str) -> tuple[Voice, str] | None:
-        """Return the voice that ``VOICE`` or ``VOICE+SPEAKER`` names, with the speaker's name; None if it does not
-        exist.
+        """Return the voice that ``VOICE`` or ``VOICE+SPEAKER`` names, with the speaker's name; None without one.
 
         Raises:
             ArtifactError: Its files are missing, malformed or altered.

@@ -113,8 +113,7 @@ class PartEncoders:
         return fuse(generation.request, facts.facts, kinds, self._transcripts(model))
 
     async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]:
-        """Return the request in the form that the plan's target reads: parts as text, or as soft tokens, which come
-        with it.
+        """Return the request as the plan's target reads it: parts as text, or as soft tokens, which come with it.
 
         Branches that ran for an earlier attempt are not run again. Those outside `plan.wait_for` are cancelled, and
         skipped. Under `hybrid` a part whose soft tokens cannot be computed is read as text after all. If a fleet's

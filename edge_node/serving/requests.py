@@ -153,8 +153,7 @@ class Admission:
         """Return one permit, the right to run one generation, to be entered; entering waits for it until `deadline`.
 
         Raises:
-            QueueFull: The queue is full, or another client's request displaced this one; has an estimate of when to
-                retry.
+            QueueFull: The queue is full, or another client's request displaced this one; says when to retry.
             DeadlineExceeded: The deadline passed in the queue.
         """
         return EdgePermit(self, deadline, client)

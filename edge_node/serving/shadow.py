@@ -4,8 +4,7 @@ They must not affect any client:
 
 1. They start after the answer, one at a time. A few wait; further ones are dropped.
 2. On the device they run only while no request runs or waits, and end within a decode step when one comes. The cloud
-   gets them as bulk work, and only while a permit is free; their results change neither the circuit breaker nor the
-   model's health.
+   gets them as bulk work, and only while a permit is free; their results change neither breaker nor health.
 3. They hold no permit, and end when the daemon drains.
 4. Their cost counts in `spend.*`; one that could exceed the policy's budget of the day is not sent.
 

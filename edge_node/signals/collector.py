@@ -52,8 +52,7 @@ class SignalCollector:
         clouds: The clouds' signals; cloud targets whose cloud is not among them are absent.
         read_device: Function that reads the device signals at a monotonic time.
         encoders: Kinds of parts that this device turns into text.
-        projected: Function that returns the kinds of parts that a model takes as soft tokens; called for each new
-            policy.
+        projected: Function that returns the kinds of parts that a model takes as soft tokens; called per new policy.
         learned: The estimators, which know the edge models' calibrated signals that are set aside.
     """
 

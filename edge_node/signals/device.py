@@ -1,5 +1,4 @@
-"""Reading of the device signals from psutil and sysfs. A signal that this device cannot read is None, never an
-exception.
+"""Reading of the device signals from psutil and sysfs. One that this device cannot read is None, never an exception.
 
     probes = DeviceProbes()
     signals = probes.read(now)    # about once a second; now: monotonic seconds

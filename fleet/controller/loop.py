@@ -111,8 +111,7 @@ class Controller:
             decides.
 
     Args:
-        published: A function that is called after a publication, and wakes the devices whose polls wait in this
-            process.
+        published: A function that is called after a publication, to wake devices whose polls wait in this process.
         clock: The clock, in unix seconds.
         interval_s: Time between ticks; `notify` starts one at once.
         survey_s: Time between surveys of the plans that devices follow, of reverts, pins and holds.

@@ -120,8 +120,7 @@ def _without_lost_pins(plan: RolloutPlan, signed: frozenset[str]) -> RolloutPlan
 
 
 class Plans:
-    """The publication of each cohort's plan and the notification of its devices. Idempotent: only differences are
-    written.
+    """Publication of each cohort's plan, and notification of its devices. Idempotent: only differences are written.
 
     Args:
         published: Called after a plan was published; wakes the devices whose polls wait in this process.

@@ -98,8 +98,7 @@ def look_due(rollout: Rollout, now: float) -> bool:
     """Return whether to judge the rollout now: at `first_look_s`, and then at twice the time of the previous look.
 
     Each look judges the time since the previous look, on devices that ran their bundle all that time, so that canary
-    and control were observed over the same minutes and can be compared. A rollout that is paused in its replay has not
-    reached any device.
+    and control were observed over the same minutes and can be compared. One paused in its replay has reached no device.
     """
     return rollout.state in RUNNING and rollout.has_begun and now >= next_look(rollout)
 

@@ -60,8 +60,7 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         soak_s: Time under observation after the last stage.
         first_look_s: The time of the first look at a stage; each later look is at twice the time of the previous one.
         silence_s: The silence after which a previously seen device has failed.
-        least_requests: The minimum of requests between two looks; a device with fewer is idle and left out of the
-            metrics.
+        least_requests: The minimum of requests between two looks; one with fewer is idle and left out of the metrics.
         quorum: The share of reachable members that must have committed or rolled back before a stage passes.
         lost_margin: The accepted share of devices that roll back or go silent, beyond the control's.
         false_rollback: The share of devices whose own trial rolls back a good bundle.

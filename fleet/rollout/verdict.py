@@ -119,8 +119,7 @@ class Observations:
     """The devices of canary or control, over the time since the previous look.
 
     The canary has the reachable members, counted under the new bundle. The control has the devices outside the share
-    that were reachable when the stage began, counted over the same time. Cloned, pinned and held devices are in
-    neither.
+    that were reachable when the stage began, counted over the same time. Cloned, pinned and held ones are in neither.
 
     Attributes:
         requests: Int64 [devices].
@@ -128,8 +127,7 @@ class Observations:
         latency: Requests by latency bucket, int64 [devices, buckets], with the same bounds on all devices.
         silent: Bool [devices], seen before the stage and not since `silence_s`.
         rolled_back: Number of devices whose own trial rolled the bundle back; 0 for the control.
-        pending: Number of reachable members that may change now and neither run the bundle nor rolled it back; 0 for
-            the control.
+        pending: Reachable members that may change now and neither run the bundle nor rolled it back; 0 for the control.
     """
 
     requests: NDArray[np.int64]

@@ -1,5 +1,4 @@
-"""The connections of a process, bounded by the files that it may open, so that no kind of connection can exclude the
-others.
+"""The connections of a process, bounded by the files that it may open, so that no kind can exclude the others.
 
 1. Parked polls use at most seven eighths of the files, each device its share of them. A further poll is answered at
    once, as after its timeout, and the device asks again after a random pause. A poll never ends because of another poll

@@ -243,8 +243,7 @@ def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
     """Find the artifact called `name` in the folders of `search_path`.
 
     Raises:
-        ArtifactNotFound: There is none, or its weights are missing; the message names the known artifacts and the
-            folders.
+        ArtifactNotFound: There is none, or its weights are missing; the message names known artifacts and folders.
     """
     known = list_artifacts(extra_dirs)
     for artifact in known:

@@ -381,8 +381,7 @@ def describe(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufFile:
     """Describe a GGUF by its first bytes, or by all of them.
 
     Args:
-        data: The bytes at hand; if they lack a part of the header, the tensors are assumed to fill the rest of the
-            file.
+        data: The bytes at hand; if they lack a part of the header, the tensors are assumed to fill the rest.
         size_bytes: The size of the whole file.
         where: Names the file in errors.
 

@@ -39,8 +39,7 @@ def has_mtmd() -> bool:
 
 
 class Projector(msgspec.Struct, frozen=True):
-    """A checked projector. Paths are resolved, because folders of links may be deleted. `digest` identifies the
-    projector.
+    """A checked projector. Paths are resolved, as folders of links may be deleted. `digest` identifies the projector.
 
     `encoder` and `tokens` are None and 0 for an mmproj file; `memory_bytes` is the memory that its process needs.
     """

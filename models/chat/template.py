@@ -128,9 +128,7 @@ def is_plain(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
 def adapted(
     messages: Sequence[Message], tools: Sequence[Tool], abilities: TemplateAbilities, form: ToolFormat
 ) -> tuple[Sequence[Message], Sequence[Tool]]:
-    """Return messages and tools in a form that the template supports. The numbers in the code refer to the module's
-    list.
-    """
+    """Return messages and tools in a form that the template supports. Numbers in code refer to the module's list."""
     if abilities.system == "dropped":
         return messages, tools
     if not abilities.developer:  # (1)
@@ -275,8 +273,7 @@ def render(
         bos: The text of the beginning-of-sequence token, for templates that write it.
         eos: The text of the end-of-sequence token.
         guard: First characters of control tokens; each one in a caller's text gets a MARK behind it.
-        images: Whether the model gets images: a message with some is a list of parts to the template, which writes
-            the place of each.
+        images: Whether the model gets images: to the template a message with some is a list of parts.
 
     Raises:
         TemplateFailed: The template is broken, exceeds its budget, or calls `raise_exception`.

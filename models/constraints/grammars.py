@@ -271,8 +271,7 @@ async def check_schemas(request: Request, *, calls_only: bool) -> EnforceableReq
         calls_only: The model answers only with calls, so offered tools constrain it.
 
     Raises:
-        InvalidGrammar: The response format, or a tool that must be called, cannot be enforced; the message has path and
-            keyword.
+        InvalidGrammar: The response format, or a tool that must be called, cannot be enforced; has path and keyword.
     """
     form = "" if request.response_format is None else request.response_format.schema
     if len(form) + sum(len(tool.parameters) for tool in request.tools) > _AT_ONCE:

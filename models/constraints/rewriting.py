@@ -1,5 +1,4 @@
-"""Rewriting of a JSON schema (draft 2020-12) into forms that llguidance enforces exactly. Parts that it cannot enforce
-are named.
+"""Rewriting of a JSON schema (draft 2020-12) into forms that llguidance enforces exactly; other parts are named.
 
 llguidance refuses most keywords that it does not know. The rules here are for the others: those that it reads more
 loosely than a validator (a rewritten schema is as strict or stricter), and refused forms that a small rewriting makes

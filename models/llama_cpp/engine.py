@@ -1,5 +1,4 @@
-"""The engine: one thread that owns the llama.cpp context and advances all jobs together, by one token each in every
-step.
+"""The engine: one thread that owns the llama.cpp context and advances all jobs by one token each in every step.
 
     submit ─▶ inbox ─▶ waiting ─▶ prefilling ─▶ decoding ─▶ emissions, once per step
 
@@ -58,8 +57,7 @@ class Engine:
     ) -> None:
         """Prepare an engine; `start` loads the model.
 
-        `planner`: chooses the drafts if `options.prompt_lookup` is set; None: a planner that measures whether drafts
-        pay.
+        `planner`: chooses the drafts if `options.prompt_lookup` is set; None: one that measures whether they pay.
         """
         self._options = options
         self._emit = emit

@@ -10,8 +10,7 @@ it does not, the tokens that the grammar excludes are masked.
 Order: penalties and bias on the logits, top_k (first: the rest then works on few tokens), temperature, top_p, min_p,
 draw. A plain greedy sequence needs no sampler: the engine takes the argmax of the row.
 
-A thought that has reached its budget is ended: the end mark replaces the tokens with which the model would have
-continued.
+A thought that has reached its budget is ended: the end mark replaces the tokens with which it would have continued.
 
 Grammars are compiled once each, and followed by every sequence that they constrain. llguidance works on bytes; its
 tokenizer here is llama.cpp's own over the tables of `Vocabulary`.

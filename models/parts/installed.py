@@ -1,5 +1,4 @@
-"""The encoders and voices of this machine: installed packages, and pulled models for packages that come without a
-model.
+"""The encoders and voices of this machine: installed packages, and pulled models for packages without one.
 
 Finding the packages does not import them; their children do, when the first part arrives.
 """

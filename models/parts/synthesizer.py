@@ -25,8 +25,7 @@ class VoiceSynthesizer:
     """The worker of a Piper voice. `spec.options`: `model` is the ONNX file, `sha256` its hash, `rate` in Hz,
     `speakers` the number of its speakers.
 
-    If the file is missing, altered or not a voice, each job is refused with the reason, so that the reason reaches the
-    daemon.
+    If the file is missing, altered or not a voice, each job is refused with the reason, which reaches the daemon.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:

@@ -125,8 +125,7 @@ def read_settings(file: Path) -> VoiceSettings:
 
     Raises:
         ArtifactNotFound: There is none.
-        ArtifactError: The file is not a voice's settings, or this kind of voice is not supported; the message has the
-            path.
+        ArtifactError: The file is not a voice's settings, or this kind is not supported; the message has the path.
     """
     try:
         if file.stat().st_size > _MAX_SETTINGS_BYTES:

@@ -1,5 +1,4 @@
 """Publishing of weights as artifacts: folders with weights, manifest and card.
 
-Read `publish` first (manifest and card), then `add` (a user's own model or voice) and `check` (a file of unknown
-origin).
+Read `publish` first (manifest and card), then `add` (a user's own model or voice) and `check` (an unknown file).
 """

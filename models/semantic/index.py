@@ -1,5 +1,4 @@
-"""The entries of the semantic cache, in memory: bounded, evicted least recently used first, searched by exact inner
-product.
+"""The entries of the semantic cache, in memory: bounded, least recently used evicted, searched by exact inner product.
 
 Entries are compared only within one bucket: the same scope (the caller, and everything in the request except the
 question) and the same protected words.

@@ -1,5 +1,4 @@
-"""Splitting of text into comparable words, and the protected words that two questions must share before similarity
-counts.
+"""Splitting of text into comparable words, and protected words that two questions must share before similarity counts.
 
 Words are in lower case, contractions spelled out, number words as digits, plurals without their s. Numbers, units,
 names, negation, quotes and so on are protected: `signature` collects them, and two texts with different signatures

@@ -3,8 +3,7 @@
 `causeway-models candidates` fits it on graded answers of all the models and writes it as JSON: for each model a
 logistic regression over the prompt (the inputs of a pair's `edge.quality`), or the graded answers to the prompts whose
 vectors are nearest; held-out rows choose which. Every file states the version of its format, and a device refuses a
-version that it does not know. A file belongs to one version of each model whose weights it names, and to one sentence
-encoder.
+version that it does not know. It belongs to one version of each model that it names, and one sentence encoder.
 """
 
 from __future__ import annotations

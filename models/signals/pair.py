@@ -98,8 +98,7 @@ class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PairEstimator:
-    """The two signals of one pair. They take about 0.1 ms for a prompt, and some microseconds for a token that is held
-    back.
+    """The two signals of one pair. They take about 0.1 ms for a prompt, and some microseconds for a held-back token.
 
     `quality`: `edge.quality` of a prompt, the probability, 0 to 1, that the small model's answer is good enough.
     """
@@ -249,11 +248,9 @@ def has_choices(text: str) -> bool:
 
 
 def handoff_inputs(confidence: Confidence, ended: bool, quality_odds: float, choices: bool) -> tuple[float, ...]:
-    """Return the inputs of `PairStage.logit`: the tokens' confidence, separately for prompts with choices, and the
-    quality.
+    """Return the inputs of `PairStage.logit`: the tokens' confidence, separate for prompts with choices, and quality.
 
-    The confidences of a single letter, which answers a question with choices, and of an open answer have different
-    scales.
+    The confidences of a single letter, which answers a question with choices, and of an open answer differ in scale.
     """
     measured = (
         log_odds(confidence.score),

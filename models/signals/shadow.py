@@ -1,5 +1,4 @@
-"""Shadow answers: records of requests that both the device and the cloud answered, with agreement and features but no
-content.
+"""Shadow answers: records of requests that device and cloud answered, with agreement and features but no content.
 
 The daemon writes the file (`shadow-1.sqlite` in its state folder), and `causeway-models calibrate --from-shadow` reads
 it, also while the daemon runs.

@@ -39,8 +39,7 @@ class ApiResponse(msgspec.Struct, frozen=True):
 
     Attributes:
         status: The HTTP status.
-        content: The type of the body by media type; for server-sent events, the type of an event's data. None: any
-            bytes.
+        content: The type of the body by media type; for server-sent events, that of an event's data. None: any bytes.
         meaning: The condition under which it is sent.
         headers: Names of headers, with their meaning.
     """

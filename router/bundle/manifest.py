@@ -67,8 +67,7 @@ class BundleAdapter(_Canonical, frozen=True):
 
 
 class BundleProjector(_Canonical, frozen=True, omit_defaults=True):
-    """The file that turns images into soft tokens of a model: the `mmproj` file of a vision model, or a projector in
-    ONNX.
+    """The file that turns images into soft tokens of a model: a vision model's `mmproj` file, or a projector in ONNX.
 
     Attributes:
         model_sha256: The weights that it was made for, which must be those of its model.
@@ -90,8 +89,7 @@ class BundleSignal(_Canonical, frozen=True):
     """A learned signal about a model's answers, which replaces the device's own for these weights.
 
     Attributes:
-        kind: `edge.quality` from the prompt, `confidence` of the first tokens, or `pair`: both, compared with a larger
-            model.
+        kind: `edge.quality` from the prompt, `confidence` of the first tokens, or `pair`: both, against a larger model.
         model_sha256: The weights that it was fitted on, which must be those of its model.
     """
 

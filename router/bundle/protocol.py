@@ -239,8 +239,7 @@ class Telemetry(_Message, frozen=True):
 
 
 class Revocations(_Message, frozen=True):
-    """The tokens and devices that cloud gateways refuse, in the format of the gateway's list. Entries are never
-    withdrawn.
+    """The tokens and devices that cloud gateways refuse, in the form of the gateway's list. None is withdrawn.
 
     Attributes:
         epoch: A number that grows when a backup of the control plane is restored; `version` grows with each change.

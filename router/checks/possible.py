@@ -1,8 +1,7 @@
 """New decisions of a recorded request, and inference from the record which target would answer. If a rule names a
 signal that was not recorded, every possible decision is returned. A signal that was not recorded is not absent: the
 device would have computed it for a policy that names it. A rule whose condition depends on such a signal may therefore
-hold or not, and each case is decided by `decide` itself, under the policy with that rule's condition replaced by a
-constant:
+hold or not, and each case is decided by `decide` itself, under the policy with a constant for that rule's condition:
 
 1. Constraints: a constraint that is known to bind applies. Otherwise the undecided constraints all bind, or none does.
 2. Routes: each route that may hold, up to the first one that certainly holds.

@@ -15,8 +15,7 @@
 In a policy with `session`, an earlier request of the session binds as constraints do (1), and the route may be replaced
 by the target that the session asked before (2): `sessions`.
 
-`plan_cache` applies the policy's cache rules, `fingerprint` computes a request's cache key, and `CachePlanner` does
-both.
+`plan_cache` applies the policy's cache rules, `fingerprint` computes a request's cache key, and `CachePlanner` both.
 """
 
 from __future__ import annotations
@@ -619,8 +618,7 @@ def plan_handoff(
 
     1. Only an edge target hands off, because only the device's engine reports confidence.
     2. It hands off only if a later target that is not known to be down can take over.
-    3. It then also becomes the last resort, without handoff: if all later targets fail, an answer of low confidence is
-       better than none.
+    3. It then also becomes the last resort, without handoff: if all later targets fail, a doubtful answer is better.
 
     Args:
         down: Keys of targets that are known to be down.

@@ -100,8 +100,7 @@ def _encoded(body: msgspec.Struct) -> str:
 
 
 RETRY_DELAYS_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
-"""Delays between attempts in seconds, as the Standard Webhooks specification suggests. After the last attempt a
-delivery has failed.
+"""Delays between attempts in seconds, as Standard Webhooks suggests. After the last attempt a delivery has failed.
 
 Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """

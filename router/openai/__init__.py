@@ -1,5 +1,4 @@
-"""Conversions between OpenAI's HTTP dialect and the vocabulary of `router.types`. Pure: bytes and values in, bytes and
-values out.
+"""Conversions between OpenAI's HTTP dialect and the vocabulary of `router.types`. Pure: bytes and values in and out.
 
     bytes → Request           request_body (JSON, faults, shared fields; misspelt names of our fields and headers are
                               refused), wire (the body's types), then one module per kind: chat,

@@ -1,5 +1,4 @@
-"""The encoding of Chunks as OpenAI's answers, whole or as server-sent events, for chat completions and legacy
-completions.
+"""The encoding of Chunks as OpenAI's answers, whole or as server-sent events, for chat and legacy completions.
 
 An answer consists of a head (id, created, model), the choices, and the usage. Two deliveries of the same answer differ
 only in id and created, so `CachedAnswer`, a finished answer that can be delivered again, keeps the rest encoded:

@@ -277,8 +277,7 @@ _OUTSIDE = re.compile(r"(?<![^\W\d_])'|'(?![^\W\d_])|(?<!\d)[.,:]|[.,:](?!\d)")
 
 def spoken_form(text: str) -> str:
     """Return the words of a transcript in lower case, with single spaces; the text itself if it has no words. A model
-    that was trained on this form (`transcripts: spoken` in its manifest) misreads a speech model's "Wake me up at 6:30
-    a.m.!".
+    that was trained on this form (`transcripts: spoken` in its manifest) misreads another's "Wake me up at 6:30 a.m.!".
     """
     lower = text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     joined = _DOTTED.sub(lambda match: re.sub(r"[.\s]", "", match[0]) + " ", lower)

@@ -1,5 +1,4 @@
-"""OpenAI's Realtime events: conversions between the frames of a session and the vocabulary of `router.types`. Pure: no
-sockets, no clocks.
+"""OpenAI's Realtime events: from the frames of a session to `router.types` and back. Pure: no sockets, no clocks.
 
     frame → Request      session        one client event: settings, conversation, audio, or a response
                          wire           the events' types; the fields that a client changes

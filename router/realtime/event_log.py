@@ -1,5 +1,4 @@
-"""The events that a session sends to its client, numbered and as frames, and the codes with which the server closes a
-connection.
+"""The events that a session sends to its client, numbered and as frames, and the codes that close a connection.
 
 Unsent events are never dropped: a producer waits while there are many (`unsent_bytes`). The newest sent events, at most
 `replay_bytes`, are kept so that a cut connection can resume.

@@ -105,8 +105,7 @@ class RealtimeSession:
         new_id: Makes the ids of responses, which are also the ids of their decisions.
         no_audio: The message to a client that sends audio to a session without `limits.max_audio_s`: why it is refused,
             and what to do.
-        hold_audio: Reserves memory. It is called with the size of all audio before this grows, and may raise
-            CausewayError.
+        hold_audio: Reserves memory. Called with the size of all audio before it grows; may raise CausewayError.
     """
 
     def __init__(

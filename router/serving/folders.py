@@ -18,8 +18,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def is_shared(folder: Path, own: re.Pattern[str]) -> bool:
-    """Return whether every account may write to a folder, as in /tmp. A new volume has such permissions, too, but is
-    empty.
+    """Return whether every account may write to a folder, as in /tmp. So has a new volume, but it is empty.
 
     Args:
         own: Names of our files.

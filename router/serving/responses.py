@@ -217,8 +217,7 @@ class HttpReplyWriter(Generic[Head]):
         return response
 
     async def fail(self, error: CausewayError, headers: Mapping[str, str]) -> web.StreamResponse:
-        """Return a response with the error's status and object, or, after the first byte, end the stream with an error
-        event.
+        """Return a response with the error's status and object, or, after the first byte, end the stream with an error.
 
         Args:
             headers: The headers of a response with the error object.

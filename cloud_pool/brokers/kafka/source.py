@@ -2,8 +2,7 @@
 
 1. Offsets are committed up to the first message that is not acknowledged.
 2. The group takes all partitions back before it divides them again. Work in progress continues meanwhile. Afterwards
-`lost_lanes` reports the lanes that were given to other processes; in the remaining lanes, uncommitted messages are
-redelivered.
+`lost_lanes` reports the lanes given to other processes; in the remaining lanes, uncommitted messages are redelivered.
 
 Ranges are read outside any group, so that no pipeline's offsets are affected.
 """

@@ -107,8 +107,7 @@ class JobRunner(JobTiers, Protocol):
     """The interface of a job runner, which workers use."""
 
     def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
-        """Yield the answer; the first piece is an AnswerHead if the backend has one. Closing the generator stops the
-        work.
+        """Yield the answer; first an AnswerHead, if the backend has one. Closing the generator stops the work.
 
         Raises CausewayError.
         """

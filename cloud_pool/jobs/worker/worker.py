@@ -5,8 +5,7 @@
 3. Every `lease_check_s`: stop runs whose job was cancelled, expired or taken over; update which jobs are followed.
 4. After a third of a lease: renew all leases.
 5. Every `reclaim_interval_s`: queue jobs that are due, return jobs of lost workers to their queues, expire late jobs.
-6. On `stop`: claim no more jobs; runs may end within `drain_s`; the others return to their queue without losing an
-attempt.
+6. On `stop`: claim no more jobs; runs may end within `drain_s`; the others return to their queue with all attempts.
 """
 
 from __future__ import annotations

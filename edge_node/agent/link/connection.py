@@ -155,8 +155,7 @@ class FleetConnection:
         self._dirty.set()
 
     async def may_change(self, wanted: str) -> float:
-        """Ask whether the device may start changing to `wanted`; return 0.0 if it may, else the seconds until the next
-        request.
+        """Ask whether the device may change to `wanted`; return 0.0 if it may, else the seconds until the next request.
 
         An imported bundle needs no permission of the control plane: the operator chose the time of the import.
         """

@@ -1,5 +1,4 @@
-"""The HTTP client of the control plane: one method for each message of `router.bundle.protocol`, and the published
-files.
+"""The HTTP client of the control plane: a method for each message of `router.bundle.protocol`, and the published files.
 
 Redirects are not followed, and proxies of the environment are ignored: a device communicates only with the host that it
 joined.

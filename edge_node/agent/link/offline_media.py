@@ -1,5 +1,4 @@
-"""Import of updates from a medium, for a device without a network: a folder, tar or zip with `tuf/` and `blobs/` as
-published.
+"""Import of updates from a medium, without a network: a folder, tar or zip with `tuf/` and `blobs/` as published.
 
     STATE_DIR/fleet/import/    tuf/…, and the missing blobs of this device's bundle
     .../wanted    the bundle that the plan on the medium assigns to this device

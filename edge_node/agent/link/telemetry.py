@@ -99,8 +99,7 @@ class TelemetryLog:
 
         Args:
             post: Function that sends a message. Raises FleetError.
-            is_revoked: Function that returns whether a refusal means that the device is not in the fleet; if so, the
-                messages keep waiting.
+            is_revoked: Function that returns whether a refusal excludes the device; then messages keep waiting.
         """
         while (message := self.next()) is not None:
             try:

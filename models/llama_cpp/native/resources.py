@@ -396,8 +396,7 @@ class TunersBySize:
     def tuner(self, rows: int, *, prompt: bool = False) -> ThreadTuner:
         """Return the tuner for steps with this number of rows.
 
-        Until its first trial is decided, the tuner starts with the highest thread count among the tuners of smaller
-        steps.
+        Until its first trial is decided, the tuner starts with the highest thread count of tuners of smaller steps.
 
         Args:
             prompt: Whether some rows belong to prompts. Such steps are more work than steps of answers alone.

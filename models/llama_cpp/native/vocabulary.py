@@ -28,8 +28,7 @@ Tokens = NDArray[np.int32]
 
 
 class Vocabulary:
-    """Tables that are built when the model is loaded, so that a token's text is one list look-up. Thread-safe after
-    construction.
+    """Tables that are built when the model is loaded, so that a token's text is a list look-up. Thread-safe once built.
 
     `pieces`: the bytes of each token's text; empty for end, control and refusal tokens, which are never text. A control
     token that marks a tool call (Llama 3, Mistral, Phi) or a thought is text, for the parsers in `router`.

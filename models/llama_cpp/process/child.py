@@ -1,8 +1,7 @@
 """The engine behind a socketpair: ``python -m causeway_server.models.llama_cpp.process.child FD``.
 
 The main thread reads the daemon's messages, so that counting a prompt or cancelling a job never waits for a decode
-step; the engine's thread writes each step's emissions. The child exits when the daemon exits, because the socket is
-closed then.
+step; the engine's thread writes each step's emissions. The child exits with the daemon, as the socket is closed then.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The daemon's side of one engine child: start it, exchange messages with it, and notice its end. It runs on any
-asyncio loop.
+"""The daemon's side of one engine child: start it, exchange messages, and notice its end. It runs on any asyncio loop.
 
 A child that ended is never used again; its successor is a new `EngineProcess`.
 """

@@ -1,5 +1,4 @@
-"""Accounting of KV cache cells: cells of sequences, prefixes that sequences share, and prefixes saved for later
-prompts.
+"""Accounting of KV cache cells: cells of sequences, prefixes that sequences share, and prefixes kept for later prompts.
 
 llama.cpp keeps one pool of cells; a cell holds one token's keys and values and may belong to several sequences. The
 library does not report how many cells are in use, so they are counted here: a `SequenceSlot` (one sequence's cells) is

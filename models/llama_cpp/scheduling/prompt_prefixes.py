@@ -52,8 +52,7 @@ class StoredPrompt(msgspec.Struct, frozen=True, eq=False):
 
 
 class PromptStore:
-    """At most `limit_bytes` of files in `folder`, the least recently used removed first. For one thread, except
-    `flush`.
+    """At most `limit_bytes` of files in `folder`, least recently used removed first. For one thread, except `flush`.
 
     Files are written by a thread of its own; if the disk fails, only the next start takes longer.
     """

@@ -1,5 +1,4 @@
-"""Selection of the next batch: jobs join between steps, and prompts are prefilled in chunks while other sequences
-decode.
+"""Selection of the next batch: jobs join between steps, and prompts are prefilled in chunks while others decode.
 
 A sequence is *waiting* (no slot), *prefilling* (its prompt enters the KV cache chunk by chunk) or *decoding* (one
 token per step). `Throughput` computes how many prompt tokens a step may prefill without delaying running answers

@@ -3,8 +3,7 @@
 Only samples that are in the file count: their number bounds the length, and nothing is allocated for samples that a
 header merely declares. A file that declares more data than it has was cut off while it was uploaded or written, and is
 refused, because its beginning must not be taken for the whole. Decoders would read it without an error. Each check
-walks the frames of one container without decoding samples; a file that does not follow its format is left to the
-decoder.
+walks the frames of one container without decoding samples; a file that breaks its format is left to the decoder.
 
     WAV    RIFF: the chunk `data` has fewer bytes than it says; a recorder that never knew its length says 2 GiB or more
     Ogg    RFC 3533: the last page is incomplete, or does not end its stream

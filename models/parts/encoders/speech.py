@@ -1,10 +1,8 @@
-"""Transcription of audio clips: Whisper by faster-whisper (CTranslate2, int8), behind its voice activity detection
-(Silero).
+"""Transcription of audio clips: Whisper by faster-whisper (CTranslate2, int8), after voice activity detection (Silero).
 
 Whisper invents words if there is no speech, so it gets only the sections that the detection takes for speech. It always
 encodes windows of 30 s. For a command, which is a short clip in the language of the word model, the window is a third
-of that, which takes a fifth of the time. The accuracy that this costs is regained by the word model, which chooses
-among ten transcripts.
+of that, which takes a fifth of the time. The accuracy that this costs is regained by the word model's choice among ten.
 """
 
 from __future__ import annotations

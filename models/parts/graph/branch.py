@@ -1,5 +1,4 @@
-"""The branches of the encoder graph, which read parts: one for each kind of part on this machine, or a `Branch` of the
-caller's own.
+"""The branches of the encoder graph, which read parts: one for each kind of part here, or a caller's `Branch`.
 
 `ContinuedReadings` go on after their request was answered, so that the answer can be revised. `SpeechDetection` serves
 live sessions.
@@ -180,8 +179,7 @@ class ContinuedReadings:
         return len(self._tasks)
 
     async def read(self, key: PartKey, run: Callable[[], Awaitable[ReadPart]], until: float) -> ReadPart:
-        """Return the result of `run`. If `until` passes first, the reading continues without this caller. If the caller
-        is cancelled, it ends.
+        """Return the result of `run`. If `until` passes first, it continues without this caller; cancelling ends it.
 
         Raises:
             WorkerTimeout: `until` passed, in the loop's time.

@@ -69,8 +69,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
 
 
 class RequestSoftTokens(msgspec.Struct, frozen=True):
-    """The soft tokens of one request's parts for one model. A part's tokens are None if its branch did not finish in
-    time.
+    """The soft tokens of one request's parts for one model. A part's tokens are None if its branch was not in time.
 
     `projector`: digest of the projector that made them, "" if there was none.
     """
@@ -115,8 +114,7 @@ def soft_tokens_of(model: str, projector: str, read: Sequence[tuple[FoundPart, P
 
 
 def transcript_of(found: Found, seconds: float, *, words: bool = False) -> Transcript:
-    """Return the transcript of an audio clip of this length. Whisper's time stamps may be after the clip's end; they
-    are clipped to it.
+    """Return the transcript of an audio clip of this length. Whisper's times after the clip's end become its end.
 
     Raises:
         UnsupportedFeature: `words` are asked for, and the model that understood the audio gives no times of words.

@@ -211,8 +211,7 @@ ChildReply = WorkerResult | SegmentFound | WorkerReady
 
 
 class Refusal(Exception):
-    """A worker cannot use this part: it becomes a `Refused` message in the child and an error for the client in the
-    daemon.
+    """A worker cannot use this part: it becomes a `Refused` message and, in the daemon, an error for the client.
 
     Args:
         param: The field that is wrong, if it is not the part itself.

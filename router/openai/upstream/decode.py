@@ -6,8 +6,7 @@ index or id, or all at one index; thoughts as ``reasoning_content``, ``reasoning
 delta. Fields that we do not interpret are kept with their message or call. Bytes that are not an answer raise
 CloudUnreadable; an answer that stops before its end raises StreamBroken.
 
-`SSEParser` splits a stream into events, `StreamDecoder` decodes them, and `EventTemplate` decodes events that contain
-only text.
+`SSEParser` splits a stream into events, `StreamDecoder` decodes them, and `EventTemplate` decodes events of only text.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The pages of device and fleet at `/console`: theme, icon and scripts that both load (`page`), and the responses with
-files.
+"""The pages of device and fleet at `/console`: theme, icon and scripts of both (`page`), and responses with files.
 
 The files of a page are public: they are the same for all users.
 """

@@ -408,8 +408,7 @@ class SessionReply(Generic[Head]):
     Attributes:
         response: The response.
         flush: Sends the session's new events; waits while the client is far behind.
-        describe: Returns the fields about an answer in `response.done`, which are those of the ``x-causeway-*`` headers
-            over HTTP.
+        describe: Returns the fields about an answer in `response.done`, those of the ``x-causeway-*`` headers.
         speak: Returns the audio of a text, 16-bit PCM at 24 kHz; None: the answer is text.
     """
 
