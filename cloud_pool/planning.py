@@ -228,11 +228,7 @@ class MeasuredEndpoint:
         self._clock = clock
 
     async def run(self, sequences: int, requests: int, *, words: int, answer_tokens: int) -> LoadRun:
-        """Run `requests` requests with `sequences` callers.
-
-        Raises:
-            ConfigError: The endpoint does not answer.
-        """
+        """Run `requests` requests with `sequences` callers. Raises ConfigError: the endpoint does not answer."""
         left = requests
         usages: list[_Usage] = []
         errors: list[ConfigError] = []

@@ -88,11 +88,7 @@ class TopicAddress(msgspec.Struct, frozen=True):
 
 
 def parse_topic(text: str, where: str) -> TopicAddress:
-    """Parse an address.
-
-    Raises:
-        ConfigError: The address is invalid; the message says what to write.
-    """
+    """Parse an address. Raises ConfigError: the address is invalid; the message says what to write."""
     scheme, _, rest = text.partition("://")
     if scheme not in _SCHEMES:
         raise ConfigError(_FORMS, where=where)

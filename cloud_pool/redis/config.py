@@ -92,11 +92,7 @@ def shown_address(address: RedisAddress) -> str:
 
 
 def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
-    """Check an address.
-
-    Raises:
-        ConfigError: The address is invalid; the message says what to write.
-    """
+    """Check an address. Raises ConfigError: the address is invalid; the message says what to write."""
     config = RedisConfig(url=address) if isinstance(address, str) else address
     scheme = _scheme(config)
     if scheme not in _SCHEMES:

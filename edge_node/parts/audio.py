@@ -172,11 +172,7 @@ class AudioService:
         return await asyncio.to_thread(spoken.pcm, PCM_HZ)
 
     async def speak(self, call: AudioCall, request: SpeechRequest) -> SpokenText:
-        """Return the speech of a text.
-
-        Raises:
-            CausewayError: The error for the client.
-        """
+        """Return the speech of a text. Raises CausewayError: the error for the client."""
         work = partial(self._speaker.speak, request.text, request.voice, request.speed)
         return await self._run(call, "speech", request.model, self._speaker.model_of(request.voice), work, [])
 

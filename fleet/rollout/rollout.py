@@ -104,9 +104,7 @@ def look_due(rollout: Rollout, now: float) -> bool:
 
 
 def next_look(rollout: Rollout) -> float:
-    """Return the time of the next look, unix seconds. It is at least `first_look_s` after a look that was late, for
-    example because the controller was down.
-    """
+    """Return the time of the next look, unix seconds, at least `first_look_s` after a late one."""
     first_look_s = rollout.settings.first_look_s
     return max(rollout.began + first_look_s * 2.0**rollout.looks, rollout.looked + first_look_s)
 

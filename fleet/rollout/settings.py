@@ -207,11 +207,7 @@ LIFE: dict[RolloutState, dict[RolloutEvent, RolloutState]] = {
 
 
 def next_state(state: RolloutState, event: RolloutEvent) -> RolloutState:
-    """Return the state after `event`.
-
-    Raises:
-        IllegalTransition: The table has no such transition.
-    """
+    """Return the state after `event`. Raises IllegalTransition: the table has no such transition."""
     try:
         return LIFE[state][event]
     except KeyError:

@@ -115,11 +115,7 @@ class Store:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction that only reads.
-
-        Raises:
-            StoreUnavailable: The database is unreachable.
-        """
+        """Open a transaction that only reads. Raises StoreUnavailable: the database is unreachable."""
         with anyio.CancelScope(shield=True), _translated():
             async with self._engine.connect() as connection, connection.begin():
                 yield connection

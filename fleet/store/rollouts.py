@@ -79,11 +79,7 @@ _NEWEST = (rollouts.c.created.desc(), rollouts.c.id)
 
 
 async def insert_rollout(connection: AsyncConnection, record: RolloutRecord) -> None:
-    """Store a new rollout.
-
-    Raises:
-        IntegrityError: The id is taken.
-    """
+    """Store a new rollout. Raises IntegrityError: the id is taken."""
     row = _values(record) | {"id": record.rollout.id, "author": record.author, "created": record.created}
     await connection.execute(insert(rollouts).values(row))
 

@@ -76,11 +76,7 @@ def new_key(folder: Path, name: str, passphrase: bytes | None) -> KeyFile:
 
 
 def list_keys(folder: Path) -> list[KeyFile]:
-    """Return the keys of a folder, sorted by name.
-
-    Raises:
-        KeyInvalid: A public key is malformed.
-    """
+    """Return the keys of a folder, sorted by name. Raises KeyInvalid: a public key is malformed."""
     return [
         KeyFile(path.stem, read_public_key(path).keyid, path.with_suffix(PRIVATE).is_file())
         for path in sorted(folder.glob(f"*{PUBLIC}"))
@@ -88,11 +84,7 @@ def list_keys(folder: Path) -> list[KeyFile]:
 
 
 def read_public_key(path: Path) -> SSlibKey:
-    """Read a ``.pub`` file.
-
-    Raises:
-        KeyInvalid: The file is missing, or not an Ed25519 public key in PEM.
-    """
+    """Read a ``.pub`` file. Raises KeyInvalid: the file is missing, or not an Ed25519 public key in PEM."""
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
     except OSError as error:
@@ -105,11 +97,7 @@ def read_public_key(path: Path) -> SSlibKey:
 
 
 def is_encrypted(path: Path) -> bool:
-    """Return whether a private key file needs a passphrase.
-
-    Raises:
-        KeyInvalid: The file cannot be read.
-    """
+    """Return whether a private key file needs a passphrase. Raises KeyInvalid: the file cannot be read."""
     return b"ENCRYPTED" in _read_private(path)
 
 

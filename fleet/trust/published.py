@@ -109,11 +109,7 @@ class PublishedFolder:
         write_atomically(self._targets / folder / f"{blob_of(content).sha256}.{name}", content)
 
     def read_target(self, target: TargetFile) -> bytes:
-        """Read a target's file and check its hash.
-
-        Raises:
-            RepositoryInvalid: The file is missing or altered.
-        """
+        """Read a target's file and check its hash. Raises RepositoryInvalid: the file is missing or altered."""
         folder, _, name = target.path.rpartition("/")
         path = self._targets / folder / f"{target.hashes['sha256']}.{name}"
         try:

@@ -86,9 +86,7 @@ def find_projector(model: str, model_dirs: Sequence[Path] = ()) -> Projector | N
 
 
 def missing_packages(*, has_encoder: bool) -> list[str]:
-    """Return the packages that a projector needs and that are not installed. `has_encoder`: an ONNX projector has an
-    encoder, an mmproj file has not.
-    """
+    """Return a projector's packages that are not installed. `has_encoder`: it is an ONNX projector, no mmproj file."""
     packages = {"PIL": "Pillow", "onnxruntime": "onnxruntime"} if has_encoder else {"PIL": "Pillow"}
     return [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
 

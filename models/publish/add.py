@@ -138,11 +138,7 @@ def add_model(
 
 
 def check_name(name: str, root: Path) -> str:
-    """Return `name` if a new model may have it.
-
-    Raises:
-        ArtifactError: It is not valid in a policy, or taken.
-    """
+    """Return `name` if a new model may have it. Raises ArtifactError: it is not valid in a policy, or taken."""
     if not NAME.fullmatch(name):
         raise ArtifactError(
             f"{name!r} is not a valid model name: use a-z, 0-9, '.', '_' and '-', at most 64 characters; see --name"

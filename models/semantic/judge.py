@@ -255,11 +255,7 @@ class Judge:
 
 
 def read_judge(path: Path) -> JudgeFile:
-    """Read a judge's file.
-
-    Raises:
-        ArtifactError: The file is malformed.
-    """
+    """Read a judge's file. Raises ArtifactError: the file is malformed."""
     try:
         file = msgspec.json.decode(path.read_bytes(), type=JudgeFile)
         shapes = file.text_words.shape[0], file.pair_words.shape[0], len(file.mean), len(file.spread)

@@ -79,11 +79,7 @@ class ConfidenceCalibrator:
 
     @classmethod
     def load(cls, path: Path) -> ConfidenceCalibrator:
-        """Read a calibrator.
-
-        Raises:
-            ArtifactError: The file is missing or malformed.
-        """
+        """Read a calibrator. Raises ArtifactError: the file is missing or malformed."""
         try:
             return cls(msgspec.json.decode(path.read_bytes(), type=CalibrationParameters))
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -77,11 +77,7 @@ class SentenceEncoder:
     """A loaded encoder. Calls may come from any thread."""
 
     def __init__(self, path: Path) -> None:
-        """Load `path`.
-
-        Raises:
-            ArtifactError: The file is not a sentence encoder.
-        """
+        """Load `path`. Raises ArtifactError: the file is not a sentence encoder."""
         self.path = path
         self._graph = OnnxGraph(path)
         metadata = self._graph.metadata

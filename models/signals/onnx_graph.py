@@ -28,11 +28,7 @@ class OnnxGraph:
     """A loaded ONNX file. Calls are synchronous, take microseconds, and may come from any thread."""
 
     def __init__(self, model: Path | bytes) -> None:
-        """Load a file, or the bytes of one.
-
-        Raises:
-            ArtifactError: ONNX Runtime cannot load the file.
-        """
+        """Load a file, or the bytes of one. Raises ArtifactError: ONNX Runtime cannot load the file."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL

@@ -205,11 +205,7 @@ def load_pair_file(
 
 
 def read_parameters(signal: Artifact) -> PairParameters:
-    """Read the file of a pair's signals.
-
-    Raises:
-        ArtifactError: The file is missing or malformed.
-    """
+    """Read the file of a pair's signals. Raises ArtifactError: the file is missing or malformed."""
     try:
         return msgspec.json.decode(signal.path.read_bytes(), type=PairParameters)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

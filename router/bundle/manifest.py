@@ -381,11 +381,7 @@ def assigned_bundle(plan: RolloutPlan, device: str, running: str | None) -> str 
 
 
 def read_plan(content: bytes, cohort: str) -> RolloutPlan:
-    """Read the plan of a cohort.
-
-    Raises:
-        BundleInvalid: Malformed, too large, or the plan of another cohort.
-    """
+    """Read the plan of a cohort. Raises BundleInvalid: malformed, too large, or the plan of another cohort."""
     if len(content) > MAX_PLAN_BYTES:
         raise BundleInvalid(f"Rollout plan of {cohort}: larger than {MAX_PLAN_BYTES} bytes.")
     try:

@@ -52,9 +52,7 @@ from ..types import (
 )
 
 CONFIDENCE: Final = "confidence"
-"""The name of the value that an outcome depends on if a handoff cannot be replayed. It is not a signal, because it is
-measured after the decision.
-"""
+"""The name of the value on which an unreplayable handoff depends; no signal, as it is measured after the decision."""
 ESTIMATES: Final = "estimates"
 """The name of the value that a decision depends on if a target of `best_of` has no recorded estimates."""
 

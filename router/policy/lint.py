@@ -306,9 +306,7 @@ class _Checks:
                 yield self.warning(path, f"no device can read {name}{effect}")
 
     def absent_signals(self, readable: frozenset[str] | None) -> Iterator[Problem]:
-        """Find rules that do not hold if a signal is absent, except constraints, which apply then, and rules with
-        `has()`.
-        """
+        """Find rules that do not hold without a signal, except constraints, which then apply, and rules with `has`."""
         for path, expression in self.conditions.items():
             for name in sorted(expression.needed - expression.presences):
                 if readable is not None and name.startswith(("device.", "edge.", "cloud.")):

@@ -1,6 +1,4 @@
-"""The listener's use of aiohttp's HTTP server, with parts beyond aiohttp's documented interface, which
-tests/router/serving/test_aiohttp_internals.py lists.
-"""
+"""The listener's use of aiohttp's server, also beyond its interface: tests/router/serving/test_aiohttp_internals.py."""
 
 from __future__ import annotations
 

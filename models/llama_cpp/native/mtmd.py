@@ -30,11 +30,7 @@ class VisionEncoder:
     """An mmproj file in memory, with the language model that it belongs to. Only the header of that model is used."""
 
     def __init__(self, mmproj: Path, model: Path, threads: int) -> None:
-        """Load both files.
-
-        Raises:
-            EngineUnavailable: llama.cpp cannot read them, or they do not fit each other.
-        """
+        """Load both files. Raises EngineUnavailable: llama.cpp cannot read them, or they do not fit each other."""
         bindings.start_backend()
         mtmd.mtmd_log_set(bindings.on_log, ctypes.c_void_p(0))
         bindings.clear_errors()

@@ -193,11 +193,7 @@ def free_bytes() -> int:
 
 
 def check_weights_fit(path: Path, size_bytes: int, free: int) -> None:
-    """Check that the weights fit in `free` bytes.
-
-    Raises:
-        EngineUnavailable: They do not.
-    """
+    """Check that the weights fit in `free` bytes. Raises EngineUnavailable: they do not."""
     if size_bytes > free:
         raise EngineUnavailable(
             f"{path}: the model needs {size_bytes // _MB} MB and {free // _MB} MB of memory are free. "

@@ -261,9 +261,7 @@ def _refuse_passphrase() -> str:
 
 
 class _AlertingObject(ssl.SSLObject):
-    """A server's end of a connection that says why a handshake failed. Event loops drop the alert that OpenSSL wrote,
-    and close the connection.
-    """
+    """A server's connection that tells why a handshake failed: event loops drop OpenSSL's alert and close."""
 
     unsent: ssl.MemoryBIO
     client: socket.socket | None = None
