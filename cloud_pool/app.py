@@ -83,6 +83,7 @@ from .observability.metrics import EventLoopLag, Metrics
 from .redis.connect import EvictionCheck, open_redis
 from .serving.guard import GatewayGuard
 from .serving.service import Service, nothing_stale
+from .serving.shadow import ShadowCopies
 from .serving.tokenizers import TierTokenizers
 from .serving.trimming import TrimmingService
 from .storage.config import JobsConfig, with_shared_redis
@@ -198,6 +199,7 @@ def build_runtime(
         metrics=degradation_metrics,
         variants=variants,
         guard=guard,
+        shadow=ShadowCopies(variants, tasks).answer,
     )
     answer = service.answer
     if any(tier.config.context_overflow != "refuse" for tier in tiers):

@@ -50,7 +50,7 @@ from causeway_server.router.types import (
     Usage,
 )
 
-from ..core.request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
+from ..core.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext, answer_head
 from ..degradation.continue_token import PARAM, ContinueTokens, PartialAnswer, Truncator, continued, is_resumable
 from ..degradation.fallback import REQUESTED, DegradationMetrics, FallbackRequest, FallbackStep, Kind, TierFallback
 from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
@@ -67,6 +67,8 @@ from .guard import GatewayGuard, GuardedRequest
 if TYPE_CHECKING:
     from ..parts.request_parts import ReadParts, RequestParts
 
+Shadowed = Callable[[Generate, RequestContext], AsyncGenerator[Piece, None]]
+"""The type of `ShadowCopies.answer`."""
 FindStale = Callable[[Request, str], Awaitable[CachedAnswer | None]]
 """Returns a stale answer to the same request of a tenant, if there is one. Never raises."""
 
@@ -100,6 +102,7 @@ class Service(msgspec.Struct, frozen=True):
     clock: Callable[[], float] = time.monotonic  # monotonic clock, seconds
     variants: TierVariants = msgspec.field(default_factory=TierVariants)  # chooser of each tier's model
     guard: GatewayGuard | None = None  # rules about embeddings; `GatewayGuard.around` applies them to `answer`
+    shadow: Shadowed | None = None  # copies requests to shadow variants; None: there are none
 
     async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
         """Return the answer's head and the vectors of an embedding request, in order. Raises CausewayError.
@@ -127,7 +130,13 @@ class Service(msgspec.Struct, frozen=True):
         head = head if guarded is None else guarded.mark(head)
         return head, Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
 
-    async def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
+    def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
+        """Return the generator of an answer, as `_answer`; a tier with shadow variants copies the request."""
+        if self.shadow is not None and self.variants.copies:
+            return self.shadow(self._answer, context)
+        return self._answer(context)
+
+    async def _answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
         """Yield the AnswerHead, then the chunks. Closing the generator stops the work in Triton and frees the permit.
 
         Raises:
@@ -163,7 +172,7 @@ class Service(msgspec.Struct, frozen=True):
                 head = self._head(context, step, stress, partial_answer, truncator, enforceable.names, tier.variant)
                 yield head if parts is None else parts.mark(head)  # (1)
                 builder = AnswerBuilder(context.request, tier.chat_format.thinking, context.id)
-                for chunk in builder.echo() if partial_answer is None else ():
+                for chunk in builder.echo() if context.request.echo and partial_answer is None else ():
                     yield chunk
                 for chunk in builder.add(sequence, delta):
                     yield chunk if truncator is None else truncator.seen(chunk)
@@ -318,7 +327,9 @@ class Service(msgspec.Struct, frozen=True):
                 ("partial", truncator is not None),
                 ("continued", partial_answer is not None),
             )
-            self.metrics.degraded(*(kind for kind, holds in kinds if holds))
+            for kind, holds in kinds:
+                if holds:
+                    self.metrics.degraded(kind)
         if truncator is not None:
             reason += "; truncated"
         degraded = is_fallback or truncator is not None
@@ -520,10 +531,8 @@ class AnswerBuilder:
         self._cached_tokens = 0  # of the prompts, in the upstream's KV cache
 
     def echo(self) -> list[Chunk]:
-        """Return the prompts as chunks if the request wants them echoed."""
+        """Return the prompts as chunks, for a request that wants them echoed."""
         request = self._request
-        if not request.echo:
-            return []
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str) for _ in range(request.n)]
         return [Chunk(text=text, index=index) for index, text in enumerate(texts) if text]
 

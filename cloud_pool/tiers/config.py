@@ -26,6 +26,18 @@ DEFAULT_TIER = "assistant-large"
 DEFAULT_TRITON = "127.0.0.1:8001"
 
 
+class TierVariantConfig(VariantConfig, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A variant of a tier."""
+
+    shadow: Annotated[
+        bool,
+        doc(
+            "Send the variant copies of the share's requests after the tier's own model has answered them. Its answers "
+            "are compared and never shown."
+        ),
+    ] = False
+
+
 class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model upstream under the name that callers use."""
 
@@ -59,7 +71,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = ("chat", "completion")
     variants: Annotated[
-        tuple[VariantConfig, ...],
+        tuple[TierVariantConfig, ...],
         doc("Other models in the same servers, each for a share of the requests that this tier answers."),
     ] = ()
     trial: Annotated[TrialConfig, doc("Comparison of the variants with the tier's own model.")] = TrialConfig()

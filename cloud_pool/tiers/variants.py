@@ -56,6 +56,7 @@ class TierVariants:
         clock: Monotonic time, seconds.
 
     Attributes:
+        copies: Whether a tier has shadow variants.
         active: Whether a tier has variants; read before each call, so that requests without variants pass no file more.
         answers: The newest answers, which may be scored, by their ids.
         trials: The trials of the variants, as this process knows them.
@@ -80,7 +81,8 @@ class TierVariants:
         counter = partial(Counter, registry)
         self._counted = counter(
             "causeway_gateway_variant_answers",
-            "Answers of tiers with variants, by variant (empty: the tier's own model) and result (ok, failed).",
+            "Answers of tiers with variants, by variant (empty: the tier's own model) and result (ok, failed; of shadow"
+            " variants: same, differs, failed).",
             ("tier", "variant", "result"),
         )
         self._feedback = counter(
@@ -93,14 +95,24 @@ class TierVariants:
 
     def use(self, tiers: Iterable[TierConfig]) -> None:
         """Follow another configuration. Trials with the same models and share go on."""
-        self.trials.use({tier.name: TrialPlace(tier.model or tier.name, tier.variants, tier.trial) for tier in tiers})
+        places = {}
+        for tier in tiers:
+            shadows = frozenset(one.model for one in tier.variants if one.shadow)
+            places[tier.name] = TrialPlace(tier.model or tier.name, tier.variants, tier.trial, shadows)
+        self.trials.use(places)
         self.active = bool(self.trials)
+        self.copies = any(place.shadows for place in places.values())
 
     def of(self, tier: Tier, request: Request) -> Tier:
         """Return the tier with the model of the variant that answers a request; vectors are of the tier's own model."""
         if not self.active or request.kind == "embedding" or tier.adapted:
             return tier
         return self._varied_by(tier, self.trials.assigned(request).get(tier.name, ""))
+
+    def shadow_of(self, tier: Tier, request: Request) -> Tier | None:
+        """Return the tier with the model of the variant that gets a copy of a request; None if none does."""
+        model = "" if tier.adapted else self.trials.assigned(request, shadow=True).get(tier.name, "")
+        return self._varied_by(tier, model) if model else None
 
     def named(self, tier: Tier, variant: str) -> tuple[Tier, ...]:
         """Return the tier with a variant's model, "" for its own; () if it has no such variant any more."""
@@ -129,10 +141,10 @@ class TierVariants:
         """Return the group of a request in the counts of a tier; None if the tier has no variants."""
         return self.trials.group(tier, request)
 
-    def count(self, tier: Tier, group: int, *, failed: bool, duration_s: float) -> None:
-        """Count an answer, or a failure, of a tier with variants."""
-        self._counted.add((tier.name, tier.variant, "failed" if failed else "ok"))
-        self.trials.answered(tier.name, tier.variant, group, failed=failed, duration_s=duration_s)
+    def count(self, tier: Tier, group: int, result: str, *, duration_s: float) -> None:
+        """Count an answer of a tier with variants: `ok`, `failed`, or of a shadow variant `same` or `differs`."""
+        self._counted.add((tier.name, tier.variant, result))
+        self.trials.answered(tier.name, tier.variant, group, failed=result == "failed", duration_s=duration_s)
 
     async def score(self, tenant: str, client: str, feedback: Feedback) -> bool | None:
         """Count a client's score here, or at the gateway of this Redis that made the answer; see `count_score`."""
@@ -206,16 +218,15 @@ class TrialArm:
 
     def failed(self) -> None:
         """Count a failure."""
-        self._count(failed=True)
+        self._count("failed")
 
     def ended(self) -> None:
         """Count a complete answer."""
-        self._count(failed=False)
+        self._count("ok")
 
-    def _count(self, *, failed: bool) -> None:
+    def _count(self, result: str) -> None:
         if self._group is not None:
-            duration_s = self._clock() - self._began
-            self._variants.count(self._tier, self._group, failed=failed, duration_s=duration_s)
+            self._variants.count(self._tier, self._group, result, duration_s=self._clock() - self._began)
 
 
 def check_variants(tiers: Iterable[TierConfig]) -> None:
@@ -230,6 +241,9 @@ def check_variants(tiers: Iterable[TierConfig]) -> None:
                 message = f"`{variant.model}` is already the tier's own model or another variant. Name it once."
                 raise ConfigError(message, where=f"tiers[{index}].variants[{at}].model")
             seen.add(variant.model)
+            if variant.shadow and tier.trial.promote:
+                message = "Answers of a shadow variant are never shown. Remove it, or `trial.promote`."
+                raise ConfigError(message, where=f"tiers[{index}].variants[{at}].shadow")
         if tier.trial != TrialConfig() and not tier.variants:
             raise ConfigError("It has no effect without `variants`.", where=f"tiers[{index}].trial")
 

@@ -24,11 +24,12 @@ _LOOK_EVERY: Final = 10  # observations of a variant between two looks; the test
 
 
 class TrialPlace(msgspec.Struct, frozen=True):
-    """A target or tier with variants. `model`: its own."""
+    """A target or tier with variants. `model`: its own. `shadows`: variants that get copies and answer nothing."""
 
     model: str
     variants: tuple[VariantConfig, ...]
     trial: TrialConfig
+    shadows: frozenset[str] = frozenset()
 
 
 class TrialRecord(msgspec.Struct, frozen=True):
@@ -183,12 +184,13 @@ class Trials:
         if self._trials.get((trial.place, trial.variant.model)) is trial and trial.share_counts(fields):
             self._decided(trial)
 
-    def assigned(self, request: Request) -> dict[str, str]:
-        """Return the model of each place that a variant takes for a request."""
+    def assigned(self, request: Request, *, shadow: bool = False) -> dict[str, str]:
+        """Return the model of each place that a variant takes for a request. `shadow`: for a copy of it."""
         found = {}
         for name, place in self._places.items():
             unit = unit_of(request, place.trial.sticky, self._device)
-            model = assign(name, unit, place.variants, lambda one, at=name: self._trials[at, one.model].share)  # type: ignore[misc]
+            variants = [one for one in place.variants if (one.model in place.shadows) is shadow]
+            model = assign(name, unit, variants, lambda one, at=name: self._trials[at, one.model].share)  # type: ignore[misc]
             if model:
                 found[name] = model
         return found

@@ -148,6 +148,7 @@ class ScriptedCloud:
         self.error: dict[str, object] = {}
         self.headers: dict[str, str] = {}
         self.resume = ""  # cuts its answers short, and gives this token for the rest
+        self.words = CLOUD_WORDS
         self.running = 0
         self.bodies: list[dict[str, object]] = []
         self.request_headers: list[dict[str, str]] = []
@@ -219,7 +220,7 @@ class ScriptedCloud:
         data = (
             b"<html>"
             if self.fault == "corrupt"
-            else json.dumps(whole_answer("".join(CLOUD_WORDS), self.resume)).encode()
+            else json.dumps(whole_answer("".join(self.words), self.resume)).encode()
         )
         if self.fault not in ("die", "drip", "unfinished"):
             return web.Response(body=data, content_type="application/json", headers=self.headers)
@@ -241,7 +242,7 @@ class ScriptedCloud:
         if self.error:
             await response.write(b"data: " + json.dumps({"error": self.error}).encode() + b"\n\n")
             return response
-        for at, word in enumerate(CLOUD_WORDS):
+        for at, word in enumerate(self.words):
             await response.write(_event({"content": word}))
             if self.fault == "die" and at == 1:
                 _hang_up(request)

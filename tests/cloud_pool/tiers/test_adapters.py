@@ -15,12 +15,11 @@ from causeway_server.cloud_pool.cache.shared_cache import CacheKeys
 from causeway_server.cloud_pool.config import Flags, load_config
 from causeway_server.cloud_pool.degradation.config import DegradationConfig
 from causeway_server.cloud_pool.jobs.worker.runner import JobRun, ServiceBackend
-from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.config import TierConfig, TierVariantConfig
 from causeway_server.cloud_pool.tiers.tier import by_name, load_tiers
 from causeway_server.cloud_pool.tiers.variants import TierVariants
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.types import Message, Request
-from causeway_server.router.variants.settings import VariantConfig
 from tests.cloud_pool.jobs.scripted_worker import running_record
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
 from tests.edge_node.scripted import ScriptedCloud
@@ -112,7 +111,7 @@ async def test_a_fallback_answers_for_an_adapter_with_its_own_model(cloud: Scrip
 
 
 async def test_a_variant_never_answers_for_an_adapter(cloud: ScriptedCloud, tmp_path: Path) -> None:
-    tier = http_tier(cloud.url, adapters=ADAPTERS, variants=(VariantConfig("v2", 100),))
+    tier = http_tier(cloud.url, adapters=ADAPTERS, variants=(TierVariantConfig("v2", 100),))
     async with serving(tmp_path, tier) as gateway:
         answer = await gateway.ask(model="large-legal")
         assert "x-causeway-variant" not in answer.headers
@@ -122,7 +121,7 @@ async def test_a_variant_never_answers_for_an_adapter(cloud: ScriptedCloud, tmp_
 
 
 def test_adapters_share_no_cached_answer(tmp_path: Path) -> None:
-    tier = http_tier("http://x/v1", adapters=ADAPTERS, variants=(VariantConfig("v2", 100),))
+    tier = http_tier("http://x/v1", adapters=ADAPTERS, variants=(TierVariantConfig("v2", 100),))
     index, keys, variants = by_name(load_tiers([tier])), CacheKeys(CacheConfig()), TierVariants([tier])
     request = Request(kind="chat", model="large", messages=(Message("user", "hi"),))
     found = {keys.key(request, variants.of(index[name], request), "") for name in ("large", *ADAPTERS)}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.config import TierConfig, TierVariantConfig
 from causeway_server.cloud_pool.tiers.variants import TierVariants
-from causeway_server.router.variants.settings import TrialConfig, VariantConfig, VerdictMetric
+from causeway_server.router.variants.settings import TrialConfig, VerdictMetric
 from tests.cloud_pool.redis.declared_keys import declared
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
 from tests.edge_node.scripted import CLOUD_WORDS
@@ -24,7 +24,7 @@ from .test_variants import TwoModels, ask, cloud, score, variants_of  # noqa: F4
 pytestmark = pytest.mark.redis
 
 TRIAL = TrialConfig(metrics=(VerdictMetric("feedback"),), least=20)
-TIER = TierConfig(name="large", model="m", variants=(VariantConfig("v2", 50),), trial=TRIAL)
+TIER = TierConfig(name="large", model="m", variants=(TierVariantConfig("v2", 50),), trial=TRIAL)
 
 
 @pytest.fixture

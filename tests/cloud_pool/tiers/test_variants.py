@@ -13,16 +13,17 @@ from causeway_server.cloud_pool.app import reload_tiers
 from causeway_server.cloud_pool.cache.config import CacheConfig
 from causeway_server.cloud_pool.cache.shared_cache import CacheKeys
 from causeway_server.cloud_pool.config import Config
-from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.config import TierConfig, TierVariantConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
 from causeway_server.cloud_pool.tiers.variants import ScorableAnswer, TierVariants, check_variants
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.types import Message, Request
 from causeway_server.router.variants.feedback import Feedback
-from causeway_server.router.variants.settings import TrialConfig, VariantConfig, VerdictMetric
+from causeway_server.router.variants.settings import TrialConfig, VerdictMetric
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
 from tests.edge_node.device import Answer
 from tests.edge_node.scripted import CLOUD_WORDS, Fault, ScriptedCloud
+from tests.waiting import until
 
 TRIAL = TrialConfig(metrics=(VerdictMetric("errors"), VerdictMetric("feedback")), least=20)
 
@@ -31,9 +32,11 @@ class TwoModels(ScriptedCloud):
     """A server whose model `v2` has a fault."""
 
     v2_fault: Fault = "none"
+    v2_words = CLOUD_WORDS
 
     async def _answer(self, request: web.Request, body: dict[str, object]) -> web.StreamResponse:
         self.fault = self.v2_fault if body["model"] == "v2" else "none"
+        self.words = self.v2_words if body["model"] == "v2" else CLOUD_WORDS
         return await super()._answer(request, body)
 
 
@@ -46,7 +49,11 @@ async def cloud() -> AsyncIterator[TwoModels]:
 
 
 def tier(cloud: ScriptedCloud, share: float, model: str = "v2") -> TierConfig:
-    return http_tier(cloud.url, variants=(VariantConfig(model, share),), trial=TRIAL)
+    return http_tier(cloud.url, variants=(TierVariantConfig(model, share),), trial=TRIAL)
+
+
+def shadowed(cloud: ScriptedCloud, share: float = 100.0) -> TierConfig:
+    return http_tier(cloud.url, variants=(TierVariantConfig("v2", share, shadow=True),), trial=TRIAL)
 
 
 async def ask(gateway: Gateway, text: str = "hello", **fields: object) -> Answer:
@@ -164,7 +171,7 @@ async def test_variants_are_added_moved_and_removed_without_a_restart(cloud: Two
 
 def test_variants_share_no_cached_answer_with_their_tier() -> None:
     request = Request(kind="chat", model="large", messages=(Message("user", "hello"),))
-    config = TierConfig(name="large", model="m", variants=(VariantConfig("v2", 100),))
+    config = TierConfig(name="large", model="m", variants=(TierVariantConfig("v2", 100),))
     own = Tier(config, ChatFormat(""))
     variants, keys = TierVariants([config]), CacheKeys(CacheConfig())
     varied = variants.of(own, request)
@@ -176,9 +183,9 @@ def test_variants_share_no_cached_answer_with_their_tier() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"variants": (VariantConfig("m", 5),)}, r"tiers\[0\].variants\[0\].model"),
-        ({"variants": (VariantConfig("v2", 5), VariantConfig("v2", 6))}, r"tiers\[0\].variants\[1\].model"),
-        ({"variants": (VariantConfig("v2", 5),), "can": ("embedding",)}, r"tiers\[0\].variants: Only tiers"),
+        ({"variants": (TierVariantConfig("m", 5),)}, r"tiers\[0\].variants\[0\].model"),
+        ({"variants": (TierVariantConfig("v2", 5), TierVariantConfig("v2", 6))}, r"tiers\[0\].variants\[1\].model"),
+        ({"variants": (TierVariantConfig("v2", 5),), "can": ("embedding",)}, r"tiers\[0\].variants: Only tiers"),
         ({"trial": TrialConfig(least=50)}, r"tiers\[0\].trial"),
     ],
 )
@@ -232,3 +239,64 @@ async def test_a_variant_that_tells_another_session_s_words_is_returned_by_a_lab
             assert (await gateway.post("/feedback", score)).status == 200
         assert variants_of(gateway).problems[0].startswith("The variant v2 of large is returned")
         assert "leak: " in variants_of(gateway).problems[0]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("fault", "result"), [("none", "same"), ("refuse", "failed"), ("die", "failed"), ("corrupt", "failed")]
+)
+async def test_a_shadow_variant_gets_copies_and_its_answers_are_compared_and_never_shown(
+    cloud: TwoModels, tmp_path: Path, fault: Fault, result: str, stream: bool
+) -> None:
+    cloud.v2_fault = fault
+    async with serving(tmp_path, shadowed(cloud)) as gateway:
+        answer = await ask(gateway, stream=stream)
+        assert (answer.status, answer.text) == (200, "".join(CLOUD_WORDS))
+        assert "x-causeway-variant" not in answer.headers
+        sample = f'causeway_gateway_variant_answers_total{{result="{result}",tier="large",variant="v2"}} 1.0'
+        await until(lambda: sample in gateway.app.runtime.metrics.text().decode())
+    models = [body["model"] for body in cloud.bodies]
+    assert (models[0], models.count("v2") > 0) == ("m", True)
+    (record,) = gateway.audit
+    assert (record["variant"], record["outcome"]) == ("", "ok")
+    assert record["completion_tokens"] == len(CLOUD_WORDS)
+
+
+async def test_an_answer_of_a_shadow_variant_that_differs_is_counted(cloud: TwoModels, tmp_path: Path) -> None:
+    cloud.v2_words = ("cloud ", "says ", "otherwise")
+    async with serving(tmp_path, shadowed(cloud)) as gateway:
+        assert (await ask(gateway)).text == "".join(CLOUD_WORDS)
+        sample = 'causeway_gateway_variant_answers_total{result="differs",tier="large",variant="v2"} 1.0'
+        await until(lambda: sample in gateway.app.runtime.metrics.text().decode())
+
+
+async def test_a_shadow_variant_that_hangs_holds_up_nobody(cloud: TwoModels, tmp_path: Path) -> None:
+    cloud.v2_fault = "stall"
+    async with serving(tmp_path, shadowed(cloud)) as gateway:
+        for _ in range(3):
+            assert (await ask(gateway)).text == "".join(CLOUD_WORDS)
+        await until(lambda: [body["model"] for body in cloud.bodies].count("v2") == 3)
+        assert (await ask(gateway)).text == "".join(CLOUD_WORDS)
+
+
+async def test_a_shadow_variant_that_fails_is_returned_and_gets_no_more_copies(
+    cloud: TwoModels, tmp_path: Path
+) -> None:
+    cloud.v2_fault = "refuse"
+    async with serving(tmp_path, shadowed(cloud)) as gateway:
+        for number in range(200):
+            assert (await ask(gateway, f"question {number}")).status == 200
+            (trial,) = variants_of(gateway).trials
+            if trial.state == "returned":
+                break
+        assert trial.state == "returned"
+        request = Request(kind="chat", model="large", messages=(Message("user", "one more"),))
+        assert variants_of(gateway).trials.assigned(request, shadow=True) == {}
+
+
+def test_a_shadow_variant_cannot_be_promoted() -> None:
+    trial = TrialConfig(promote=True)
+    config = TierConfig(model="m", variants=(TierVariantConfig("v2", 5, shadow=True),), trial=trial)
+    with pytest.raises(ConfigError, match="never shown") as caught:
+        check_variants([config])
+    assert caught.value.where == "tiers[0].variants[0].shadow"
