@@ -28,7 +28,7 @@ from causeway_server.router.serving.tls.contexts import client_tls
 
 from ..upstreams.clients import UpstreamClients
 from ..upstreams.config import UpstreamConfig
-from ..upstreams.inference import Upstream
+from ..upstreams.inference import PROBE_S, Upstream
 from ..upstreams.openai_http import upstream_tls
 from ..upstreams.server_load import LoadReader
 from . import health
@@ -263,10 +263,11 @@ class Pool(msgspec.Struct):
             The error code by address, "" where the endpoint answered, or works and has not been found to hang.
         """
         codes: dict[str, str] = {}
+        timeout_s = max(PROBE_S, self.settings.probe_timeout_s)
 
         async def probe(address: str) -> None:
             try:
-                await self.client(address).probe(self.configured.model, embed=self.configured.only_embeds)
+                await self.client(address).probe(self.configured.model, timeout_s, embed=self.configured.only_embeds)
                 codes[address] = ""
             except CausewayError as error:
                 codes[address] = "" if self._is_busy(address, error) else error.code

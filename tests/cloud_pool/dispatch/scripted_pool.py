@@ -34,9 +34,11 @@ class Endpoint:
         self.ended: list[tuple[CausewayError, bool]] = []
         self.closed = False
         self.renewed = 0
+        self.probe_timeout_s = 0.0  # of the last probe
 
     async def probe(self, model: str, timeout_s: float = 3.0, *, embed: bool = False) -> None:
         self.probes += 1
+        self.probe_timeout_s = timeout_s
         if self.hangs:
             await anyio.sleep(timeout_s)
             raise DeadlineExceeded("no answer")

@@ -206,6 +206,14 @@ async def test_check_probes_every_endpoint() -> None:
     assert await bed.pool.check() == {"a:1": "", "b:1": "cloud_failed"}
 
 
+@pytest.mark.parametrize(("configured_s", "given_s"), [(1.5, 3.0), (60.0, 60.0)])
+async def test_a_slow_server_has_the_configured_time_for_its_check(configured_s: float, given_s: float) -> None:
+    """A processor under load needs longer than a GPU: with a fixed time its gateway would never be ready."""
+    bed = Bed("a:1", settings=LoadBalancingConfig(probe_timeout_s=configured_s))
+    assert await bed.pool.check() == {"a:1": ""}
+    assert bed.at("a:1").probe_timeout_s == given_s
+
+
 async def test_a_cancelled_probe_can_be_repeated() -> None:
     bed = Bed("a:1", "b:1", settings=LoadBalancingConfig(probe_timeout_s=30.0))
     bed.at("a:1").hangs = True
