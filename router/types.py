@@ -189,7 +189,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sequences(self) -> int:
         """The number of requested answers: `n` for each of its prompts, or for the chat."""
-        return self.n * max(1, len(self.prompts))
+        return self.n * (len(self.prompts) or 1)
 
 
 class RequestFeatures(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from causeway_server.router.errors import ClientGone, InvalidRequest
 from causeway_server.router.parts.reading import count_parts
-from causeway_server.router.prices import PICO_USD
+from causeway_server.router.prices import FREE, PICO_USD
 from causeway_server.router.serving.metrics import Counter
 from causeway_server.router.types import Request, Usage
 
@@ -114,10 +114,11 @@ class Ledger(msgspec.Struct, frozen=True):
             InvalidRequest: The request may cost more than the budget of a day.
         """
         entry.estimated_prompt_tokens = body_bytes // BYTES_PER_TOKEN
-        answer_tokens = _answers(request) * (request.max_tokens or _ANSWER_TOKENS)
+        sequences = request.sequences
+        answers = 0 if request.kind == "embedding" else sequences
         demand = Demand(
-            sequences=request.sequences,
-            tokens=entry.estimated_prompt_tokens + answer_tokens,
+            sequences=sequences,
+            tokens=entry.estimated_prompt_tokens + answers * (request.max_tokens or _ANSWER_TOKENS),
             pico_usd=self.check_cost(principal.tenant, entry.tier, request, body_bytes, max_tokens),
             lifetime_s=lifetime_s + _LIFETIME_MARGIN_S,
             job=entry.id if fence else "",
@@ -134,8 +135,11 @@ class Ledger(msgspec.Struct, frozen=True):
         Raises:
             InvalidRequest: The maximum cost exceeds the budget of a day, so the request could never run.
         """
-        answer_tokens = (request.max_tokens or max_tokens) * _answers(request)
         price = self.config.price(tier)
+        if price is FREE:
+            return 0
+        answers = 0 if request.kind == "embedding" else request.sequences
+        answer_tokens = (request.max_tokens or max_tokens) * answers
         audio_ms = _most_audio_ms(request) if price.audio_second else 0
         most = Usage(math.ceil(body_bytes / _MIN_BYTES_PER_TOKEN), answer_tokens, audio_ms=audio_ms)
         pico_usd = most.pico_usd(price)
@@ -236,10 +240,6 @@ class Ledger(msgspec.Struct, frozen=True):
 def _most_audio_ms(request: Request) -> int:
     """Return the length of the longest audio that encoders read, for each clip of a request."""
     return count_parts(request, "audio") * _MOST_AUDIO_MS
-
-
-def _answers(request: Request) -> int:
-    return 0 if request.kind == "embedding" else request.sequences
 
 
 class TenantMetrics:

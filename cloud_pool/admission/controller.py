@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -34,14 +35,17 @@ class Preempted(Exception):
 class Permit:
     """The right to run one sequence in a tier, until `release` or the end of the context of `AdmissionController`.
 
-    It may be revoked until the first token. Work up to there runs in `while_held`; after Preempted, await `granted` and
-    repeat the work.
+    It may be revoked until the first token. Work up to there runs in the permit's own context, which cancels it and
+    raises Preempted when that happens; then await `granted` and repeat the work. The context is a class, not a
+    generator with a timeout or a cancel scope: generators that begin in there outlive it, and every sequence enters it.
     """
 
     def __init__(self, admission: AdmissionController, ticket: Ticket) -> None:
         self._admission = admission
         self._ticket = ticket
-        self._stop: Callable[[], None] | None = None
+        self._task: asyncio.Task[Any] | None = None  # what works while the permit is held
+        self._cancelling = 0  # times that the task was cancelled before
+        self._stopped = False
         self._grant: asyncio.Future[QueueFull | None] | None = None  # until it is granted, or granted again
         self._is_reported = False
         self._lost_s = admission.lost_s()
@@ -51,9 +55,9 @@ class Permit:
     def wait_for(self, grant: asyncio.Future[QueueFull | None]) -> None:
         """Stop the work in progress, and make `granted` wait until `grant` is done."""
         self._grant = grant
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
+        if self._task is not None and not self._stopped:
+            self._stopped = True
+            self._task.cancel()
 
     async def granted(self) -> None:
         """Wait until the permit is granted; after Preempted, at the head of the tenant's queue again.
@@ -81,52 +85,21 @@ class Permit:
         """Report that the tier refused, or its first token was late; faults of a single endpoint do not count."""
         self._admission.failed(self._ticket)
 
-    def while_held(self) -> _WhileHeld:
-        """Return a context that cancels the work inside it when the permit is revoked. It raises Preempted."""
-        return _WhileHeld(self)
-
-    def begin_work(self, stop: Callable[[], None]) -> None:
-        """Have `stop` called when the permit is revoked. Raises Preempted if it is revoked already."""
+    def __enter__(self) -> None:
         if self._grant is not None:
             raise Preempted
-        self._lost_s = self._admission.lost_s()
-        self._stop = stop
-
-    def end_work(self) -> bool:
-        """Return whether the permit was revoked."""
-        self._stop = None
-        return self._grant is not None
-
-
-class _WhileHeld:
-    """Work that is cancelled when its permit is revoked.
-
-    A class and its task, not a generator with a timeout or a cancel scope in it: generators that begin in here outlive
-    it, and it is entered for every sequence.
-    """
-
-    __slots__ = ("_cancelling", "_permit", "_stopped", "_task")
-
-    def __init__(self, permit: Permit) -> None:
-        self._permit = permit
-        self._stopped = False
-
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
+        self._lost_s, self._stopped = self._admission.lost_s(), False
+        task = self._task = asyncio.current_task()
         assert task is not None
-        self._task, self._cancelling = task, task.cancelling()
-        self._permit.begin_work(self._stop)
+        self._cancelling = task.cancelling()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        is_revoked = self._permit.end_work()
-        if self._stopped and self._task.uncancel() > self._cancelling:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        task, self._task = self._task, None
+        assert task is not None
+        if self._stopped and task.uncancel() > self._cancelling:
             return  # the task itself is cancelled, too
-        if is_revoked and (kind is None or (self._stopped and kind is asyncio.CancelledError)):
+        if self._grant is not None and (kind is None or (self._stopped and kind is asyncio.CancelledError)):
             raise Preempted from error
-
-    def _stop(self) -> None:
-        self._stopped = True
-        self._task.cancel()
 
 
 class _Acquired:

@@ -130,8 +130,9 @@ class PermitAllocator:
         tenant = self._forget(ticket.tenant) or self._new(ticket, now)
         tenant.weight = ticket.weight
         self._add(tenant, now, rate)
+        sequences = len(ticket.of_request)
         for rank in range(ticket.rank, len(RANK)):
-            tenant.credits[rank] = max(-self.credit, tenant.credits[rank] - len(ticket.of_request))
+            tenant.credits[rank] = max(-self.credit, tenant.credits[rank] - sequences)
         if ticket.priority == "interactive":
             self._urgent_at = now
         else:

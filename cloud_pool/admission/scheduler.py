@@ -297,7 +297,7 @@ class AdmissionScheduler:
             self._permits.enter(ticket, now)
             admitted.append(ticket)
         for priority, queue in self._waiting.queues.items():
-            if not len(queue):
+            if not queue.count:
                 self._turns[priority] = 0.0
         return admitted
 
@@ -329,8 +329,10 @@ class AdmissionScheduler:
 
     def _reserve(self, now: float) -> int:
         reserve = self._permits.reserve(self.limit, now, self._jobs)
+        if not reserve:
+            return 0
         pending_share = self._release_rate.pending_share
-        if reserve and pending_share is not None and self._permits.is_bunched(pending_share * self.limit):
+        if pending_share is not None and self._permits.is_bunched(pending_share * self.limit):
             return self.limit
         return min(reserve, self._limit.headroom) if self._limit.is_untried(now) else reserve
 
@@ -342,8 +344,9 @@ class AdmissionScheduler:
         return max(0, self.running - self._away)
 
     def _tick(self, now: float) -> None:
-        self._release_rate.tick(now, full=self.waiting > 0)
-        if self.waiting >= self.limit / 2:
+        waiting = self.waiting
+        self._release_rate.tick(now, full=waiting > 0)
+        if waiting and waiting >= self.limit / 2:
             self._permits.note_crowding(now)
 
     def _wait_s(self, priority: Priority, ahead: int) -> float | None:

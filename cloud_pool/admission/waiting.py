@@ -277,7 +277,10 @@ class WaitingTickets:
 
     def rank_of(self, tenant: str) -> int:
         """Return the rank of the tenant's most urgent ticket; the number of ranks if it has none."""
-        return next((RANK[each] for each, queue in self.queues.items() if queue.has(tenant)), len(RANK))
+        for priority, queue in self.queues.items():
+            if queue.count and queue.has(tenant):
+                return RANK[priority]
+        return len(RANK)
 
     def more_urgent(self, ticket: Ticket) -> Iterator[Ticket]:
         """Yield the tickets of higher priorities."""

@@ -76,7 +76,7 @@ class Principal(msgspec.Struct, frozen=True):
     @property
     def caller(self) -> str:
         """The holder of a share in this gateway's bounded pools: the tenant, or for a static token the device."""
-        return self.owner if self.tenant == DEFAULT_TENANT else self.tenant
+        return f"{self.tenant}/{self.device}" if self.tenant == DEFAULT_TENANT else self.tenant
 
     def require(self, scope: Scope) -> None:
         """Raise PermissionDenied if the token lacks `scope`."""

@@ -125,7 +125,10 @@ class AnswerHead(msgspec.Struct, frozen=True):
 
     def header(self, name: str) -> str:
         """Return the value of a header; "" if it has none."""
-        return next((value for known, value in self.headers if known == name), "")
+        for known, value in self.headers:
+            if known == name:
+                return value
+        return ""
 
 
 Piece = AnswerHead | Chunk

@@ -72,8 +72,9 @@ class FallbackStep(msgspec.Struct, frozen=True):
         Args:
             failed: Stress found out by attempts since the plan was made.
         """
-        reasons = (f"{name}={failed.get(name) or stress or 'saturated'}" for name, stress in self.skipped)
-        return "; ".join(reasons) or REQUESTED
+        if not self.skipped:
+            return REQUESTED
+        return "; ".join([f"{name}={failed.get(name) or stress or 'saturated'}" for name, stress in self.skipped])
 
     def nearest_reason(self, failed: Mapping[str, Stress]) -> str:
         """Return the stress of the tier directly above this one; `requested` for the requested tier."""
@@ -441,9 +442,8 @@ class DegradationMetrics:
     def answered(self, requested: str, tier: str, reason: str) -> None:
         self._answers.add((requested, tier, reason))
 
-    def degraded(self, *kinds: Kind) -> None:
-        for kind in kinds:
-            self._degraded.add((kind,))
+    def degraded(self, kind: Kind) -> None:
+        self._degraded.add((kind,))
 
 
 _TICK_S = 0.25

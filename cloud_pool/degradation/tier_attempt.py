@@ -251,7 +251,7 @@ class TierAttempt:
         while True:
             stream: AsyncGenerator[Delta, None] | None = None
             try:
-                async with permit.while_held():
+                with permit:
                     stream = self._dispatch.generate(build(), key)
                     sent_at = self._clock()
                     self._sent_at = self._sent_at or sent_at

@@ -114,6 +114,7 @@ class RetryBudget:
         self._bucket_s = window_s / _BUCKETS
         self._requests: Counter[int] = Counter()  # by the number of their bucket
         self._extras: Counter[int] = Counter()
+        self._newest = 0
 
     def count_request(self, now: float) -> None:
         """Count a request, whatever its outcome."""
@@ -134,9 +135,11 @@ class RetryBudget:
     def _bucket(self, now: float) -> int:
         """Return the number of the bucket, and forget those that have left the window."""
         newest = int(now // self._bucket_s)
-        for counts in (self._requests, self._extras):
-            for number in [each for each in counts if each <= newest - _BUCKETS]:
-                del counts[number]
+        if newest != self._newest:
+            self._newest = newest
+            for counts in (self._requests, self._extras):
+                for number in [each for each in counts if each <= newest - _BUCKETS]:
+                    del counts[number]
         return newest
 
 

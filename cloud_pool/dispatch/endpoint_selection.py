@@ -181,7 +181,7 @@ def capacity_of(state: PoolState) -> PoolCapacity:
 def median_ttft_s(state: PoolState, now: float) -> float:
     """Return the lower median of the active endpoints' TTFTs; 0 without a measurement."""
     seen = sorted(
-        _ttft_s(endpoint, now) for endpoint in state.endpoints if endpoint.phase == "active" and endpoint.ttft_s > 0.0
+        [_ttft_s(endpoint, now) for endpoint in state.endpoints if endpoint.phase == "active" and endpoint.ttft_s > 0.0]
     )
     return max(_MIN_MEDIAN_S, seen[(len(seen) - 1) // 2]) if seen else 0.0
 
@@ -192,7 +192,7 @@ def late_after_s(state: PoolState, now: float) -> float:
     if median_s <= 0.0:
         return math.inf
     spreads = sorted(
-        endpoint.spread_s for endpoint in state.endpoints if endpoint.phase == "active" and endpoint.ttft_s > 0.0
+        [endpoint.spread_s for endpoint in state.endpoints if endpoint.phase == "active" and endpoint.ttft_s > 0.0]
     )
     return max(_MIN_LATE * median_s, median_s + _DEVIATIONS * spreads[(len(spreads) - 1) // 2])
 
@@ -349,7 +349,11 @@ def prefix_key(request: Request) -> bytes:
     """
     if request.kind != "chat":
         return _digest(b"".join(str(prompt)[:_HEAD_CHARACTERS].encode() for prompt in request.prompts[:1]))
-    first = next((at for at, message in enumerate(request.messages) if message.role == "user"), 0)
+    first = 0
+    for at, message in enumerate(request.messages):
+        if message.role == "user":
+            first = at
+            break
     return _digest(msgspec.msgpack.encode((request.tools, request.messages[: first + 1])))
 
 

@@ -137,7 +137,7 @@ class GenerateCalls(msgspec.Struct):
                 f"share of {self.shares.capacity} (grpc.max_calls).",
                 retry_after_s=_RETRY_S,
             )
-        inbound = _with_deadline(read_headers(_lines(call), entry.id), call.time_remaining())
+        inbound = _with_deadline(read_headers(_lines(call)), call.time_remaining())
         collected = await self._collect(incoming.chunks, principal, call)
         body, parse = collected.body()
         body = await self.admission.with_files(body, principal, call)

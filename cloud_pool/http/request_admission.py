@@ -28,7 +28,6 @@ from causeway_server.router.serving.request import (
     read_choice,
     read_credential,
     read_deadline_ms,
-    read_request_id,
     read_tags,
     read_traceparent,
     receive_body,
@@ -59,7 +58,6 @@ _CACHE_BYPASS = {"no-store", "no-cache", "private", "max-age=0"}
 
 
 class RequestHeaders(msgspec.Struct, frozen=True):
-    id: str
     deadline_ms: int | None
     priority: Priority
     traceparent: str
@@ -67,12 +65,19 @@ class RequestHeaders(msgspec.Struct, frozen=True):
     tags: tuple[str, ...] = ()  # as `folded_tags`
 
 
-def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> RequestHeaders:
+class CallerFacts(msgspec.Struct, frozen=True):
+    """The facts in a plain head, kept for the next request with it on its connection."""
+
+    credential: str
+    headers: RequestHeaders
+    principal: Principal | None  # None: to be authenticated each time, by a signed token or a certificate
+
+
+def read_headers(lines: Iterable[tuple[str, str]]) -> RequestHeaders:
     """Parse our headers and the trace context. A malformed `traceparent` is ignored, as its specification asks.
 
     Args:
         lines: Headers; a name may occur more than once.
-        request_id: Id of the request, if it was read already.
 
     Raises:
         InvalidRequest: A header of ours is malformed, misspelt, or has two values.
@@ -80,7 +85,6 @@ def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> Requ
     headers = combined(lines)
     check_header_names(headers, _HEADERS)
     return RequestHeaders(
-        id=request_id or read_request_id(headers),
         deadline_ms=read_deadline_ms(headers.get(DEADLINE)),
         priority=read_choice(headers, PRIORITY, RANK) or "standard",
         traceparent=read_traceparent(headers),
@@ -176,7 +180,7 @@ class RequestAdmission(msgspec.Struct):
 
     def max_body_bytes(self, principal: Principal) -> int:
         """Return the size of the largest body that the caller may send."""
-        return self.ledger.limits(principal).body_bytes(self.config.max_body_bytes)
+        return self.ledger.config.limits(principal.tenant).body_bytes(self.config.max_body_bytes)
 
     def caller(
         self,
@@ -184,12 +188,14 @@ class RequestAdmission(msgspec.Struct):
         entry: LedgerEntry,
         http: HttpExchange | None = None,
         certificate: PeerCertificate | None = None,
+        known: Principal | None = None,
     ) -> Principal:
         """Authenticate the caller of a request that generates.
 
         Args:
             http: Request to count among those in progress; None: it is counted elsewhere.
             certificate: The verified certificate of the client, without `http`.
+            known: The caller, if it is authenticated already.
 
         Raises:
             QueueFull: The caller has used up its share of the requests in progress.
@@ -197,9 +203,9 @@ class RequestAdmission(msgspec.Struct):
             PermissionDenied: The token may not generate.
             Draining: The gateway is shutting down.
         """
-        if http is not None:
+        if http is not None and known is None:
             certificate = client_certificate(http)
-        principal = entry.principal = self.authenticator.principal(authorization, certificate)
+        principal = entry.principal = known or self.authenticator.principal(authorization, certificate)
         principal.require("chat")
         if http is not None:
             self.bodies.enter(http, principal.caller)
@@ -225,9 +231,18 @@ class RequestAdmission(msgspec.Struct):
 
     async def admit(self, http: HttpExchange, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
         """Authenticate, parse and admit a request of `arrived_at` (monotonic s). Raises CausewayError."""
-        principal = self.caller(read_credential(http), entry, http)
-        inbound = read_headers(http.headers.items(), entry.id)
-        body = await self.with_files(await self.read(http, principal), principal, http)
+        head = http.head if isinstance(http, PlainRequest) else None
+        facts = None if head is None else head.facts
+        known = facts if isinstance(facts, CallerFacts) else None
+        credential = read_credential(http) if known is None else known.credential
+        principal = self.caller(credential, entry, http, known=None if known is None else known.principal)
+        inbound = read_headers(http.headers.items()) if known is None else known.headers
+        if head is not None and known is None:
+            is_static = not principal.token_id and client_certificate(http) is None
+            head.facts = CallerFacts(credential, inbound, principal if is_static else None)
+        body = await self.read(http, principal)
+        if self.inline_files is not None:
+            body = await self.with_files(body, principal, http)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
         return await self.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)
 
@@ -247,8 +262,9 @@ class RequestAdmission(msgspec.Struct):
         """
         if self.sessions is not None:
             await self.sessions.bind(parsed, principal.tenant, principal.owner)
-        limits, allowed = self.ledger.limits(principal), self.allowed(principal)
-        max_bytes = self.max_body_bytes(principal)
+        limits = self.ledger.config.limits(principal.tenant)
+        allowed = allowed_tiers(self.tiers, limits.models, principal.grants.models)
+        max_bytes = limits.body_bytes(self.config.max_body_bytes)
         if size_bytes > max_bytes:  # of a live session or a call, whose requests are read from no body
             raise BodyTooLarge(f"The request has {size_bytes} bytes; at most {max_bytes} are allowed.")
         tier = find_tier(self.tiers, parsed.model, allowed)
@@ -266,21 +282,20 @@ class RequestAdmission(msgspec.Struct):
         entry.tier = tier.name
         tier.check_sequences(request)
         size_bytes = text_bytes(request, size_bytes)  # the model gets a part as some words
-        deadline_s = self.deadline_s(request)
-        await self.ledger.admit(
-            entry, principal, request, size_bytes, max_tokens=tier.max_tokens, lifetime_s=deadline_s
-        )
+        deadline_s, max_tokens = self.deadline_s(request), tier.max_tokens
+        await self.ledger.admit(entry, principal, request, size_bytes, max_tokens=max_tokens, lifetime_s=deadline_s)
+        answer_tokens = 0 if request.kind == "embedding" else request.max_tokens or max_tokens
         return RequestContext(
-            id=inbound.id,
+            id=entry.id,
             request=request,
             tier=tier,
             deadline=arrived_at + deadline_s,
             priority=principal.grants.bounded_priority(inbound.priority),
             traceparent=inbound.traceparent,
-            trace=None if self.tracing is None else self.tracing.begin(request, inbound.id, inbound.traceparent),
+            trace=None if self.tracing is None else self.tracing.begin(request, entry.id, inbound.traceparent),
             tenant=principal.tenant,
             weight=limits.weight,
-            tokens=size_bytes / BYTES_PER_TOKEN * request.n / request.sequences + _answer_tokens(request, tier),
+            tokens=size_bytes / BYTES_PER_TOKEN * request.n / request.sequences + answer_tokens,
             critical=(inbound.critical and principal.grants.critical) or principal.tenant in self.critical_tenants,
             allowed_tiers=allowed,
             session=session,
@@ -291,8 +306,3 @@ class RequestAdmission(msgspec.Struct):
         if request.hints.deadline_ms is None:
             return self.config.default_deadline_s
         return min(request.hints.deadline_ms / 1000.0, self.config.default_deadline_s)
-
-
-def _answer_tokens(request: Request, tier: Tier) -> int:
-    """Return the maximum number of tokens of the answer."""
-    return 0 if request.kind == "embedding" else request.max_tokens or tier.max_tokens

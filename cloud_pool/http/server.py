@@ -7,7 +7,7 @@ import logging
 import resource
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -367,8 +367,14 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
 
 def _header_lines(request_id: str, head: AnswerHead, media_type: str) -> str:
     """Return the header lines of an answer."""
+    return f"{_shared_lines(head.headers, media_type)}x-request-id: {request_id}\r\n"
+
+
+@lru_cache(maxsize=256)
+def _shared_lines(headers: tuple[tuple[str, str], ...], media_type: str) -> str:
+    """Return the header lines of an answer but for its id; most answers of a tier have the same."""
     form = STREAMED if media_type is EVENTS else {"Content-Type": media_type}
-    return header_lines({**form, "x-request-id": request_id, **dict(head.headers)})
+    return header_lines({**form, **dict(headers)})
 
 
 def gateway_listener(

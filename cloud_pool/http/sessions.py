@@ -88,7 +88,7 @@ class GatewaySessions(msgspec.Struct, frozen=True):
         principal = self.authenticator.principal(authorization, certificate)
         principal.require("chat")
         self.bodies.enter(http, principal.caller)
-        headers = read_headers(http.headers.items(), REQUEST.get())
+        headers = read_headers(http.headers.items())
         hints = RoutingHints(client=principal.device, deadline_ms=headers.deadline_ms, tags=headers.tags)
         policy = http.headers.get("x-causeway-policy", "")
         return GatewayClient(
@@ -201,9 +201,8 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         authenticator, client = self._gateway.authenticator, self.client
         principal = entry.principal = authenticator.principal(client.authorization, client.certificate)
         principal.require("chat")
-        headers = msgspec.structs.replace(self.client.headers, id=entry.id)
         admitted = await self._gateway.admission.admit_parsed(
-            request, headers, size_bytes, principal, arrived_at, entry
+            request, client.headers, size_bytes, principal, arrived_at, entry
         )
         return msgspec.structs.replace(admitted, memory=self._memory)
 

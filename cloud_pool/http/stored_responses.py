@@ -80,7 +80,7 @@ class GatewayResponses:
         """Authenticate, read and parse a request, with its state resolved. Raises CausewayError."""
         admission, stored, turn = self._admission, self.api.stored, None
         principal = admission.caller(read_authorization(http), entry, http)
-        headers = read_headers(http.headers.items(), entry.id)
+        headers = read_headers(http.headers.items())
         body, compacts = await admission.read(http, principal), http.path == COMPACT_PATH
         body = compaction_request(body) if compacts else body
         if stored.by_default or names_state(body):

@@ -71,7 +71,7 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
     ) -> tuple[RequestContext, TranscriptionRequest]:
         """Admit the request. Raises CausewayError."""
         principal = self.admission.caller(read_credential(http), entry, http)
-        inbound = read_headers(http.headers.items(), entry.id)
+        inbound = read_headers(http.headers.items())
         body = await self.admission.read(http, principal, form=True)
         request = parse_transcription(parse_form(body, http.headers[hdrs.CONTENT_TYPE]))
         hints = RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags)

@@ -387,9 +387,11 @@ def allowed_tiers(tiers: Mapping[str, Tier], tenants: Collection[str], tokens: C
         tenants: Names or aliases allowed for the tenant; none: all.
         tokens: Names or aliases allowed by the token; None: all.
     """
+    if not tenants and tokens is None:
+        return None
     lists = [names for names in (tenants or None, tokens) if names is not None]
     named = [{tiers[name].name for name in names if name in tiers} for names in lists]
-    return frozenset(set.intersection(*named)) if named else None
+    return frozenset(set.intersection(*named))
 
 
 def in_regions(tiers: Mapping[str, Tier], allowed: AllowedTiers, regions: Regions) -> AllowedTiers:

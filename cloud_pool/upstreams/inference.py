@@ -184,7 +184,9 @@ class Delta(msgspec.Struct, frozen=True):
 
 def _text_length(request: Request) -> int:
     """Return the length of the request's texts in characters, with token ids as if they were text."""
-    length = sum(len(prompt) * (1 if isinstance(prompt, str) else BYTES_PER_TOKEN) for prompt in request.prompts)
+    length = 0
+    for prompt in request.prompts:
+        length += len(prompt) * (1 if isinstance(prompt, str) else BYTES_PER_TOKEN)
     for message in request.messages:
         content = message.content
         if isinstance(content, tuple):

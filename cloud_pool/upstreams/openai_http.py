@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from yarl import URL
@@ -55,6 +55,7 @@ from .config import Feature, UpstreamConfig
 from .inference import PROBE_S, CallMeter, Delta, InferenceRequest
 from .triton.messages import SamplingParameters
 
+_JSON_LINES = field_lines({"Content-Type": "application/json"})
 _MAX_AWAY_S = 60.0  # upper bound of a server's Retry-After
 _PROBE_CHAT = Request(kind="chat", model="", messages=(Message("user", "a"),), max_tokens=1, stream=True)
 _FEATURE_CHATS: Mapping[Feature, Request] = {
@@ -93,20 +94,26 @@ class _Call(msgspec.Struct, eq=False):
     """A call in progress. `OpenAIUpstream.generate` owns it; others may only `fail` it."""
 
     model: str
-    timer: asyncio.Timeout  # of the wait for the response's head
+    task: asyncio.Task[Any]  # that waits for the response's head
     meter: CallMeter | None
     response: HttpResponse | None = None
     has_tokens: bool = False
     ended_by: CausewayError | None = None
 
+    def count(self, delta: Delta) -> Delta:
+        """Count a delta, and return it."""
+        if self.meter is not None:
+            self.meter.output_tokens += delta.new_tokens
+            self.meter.input_tokens = max(self.meter.input_tokens, delta.input_tokens)
+        return delta
+
     def fail(self, error: CausewayError) -> None:
         """End the call with an error. The first error counts."""
-        self.ended_by = self.ended_by or error
-        now = asyncio.get_running_loop().time()
         if self.response is not None:
-            self.response.bound(now)
-        elif not self.timer.expired():
-            self.timer.reschedule(now)
+            self.response.bound(asyncio.get_running_loop().time())
+        elif self.ended_by is None:
+            self.task.cancel()
+        self.ended_by = self.ended_by or error
 
 
 T = TypeVar("T")
@@ -157,21 +164,32 @@ class OpenAIUpstream:
             raise DeadlineExceeded("The time for this request is over.")
         self._refuse_skipped(request.model)
         meter = None if request.meter is None else request.meter.begin(request.estimated_tokens)
-        call = _Call(request.model, asyncio.timeout(None), meter)
+        task, reader, counted = asyncio.current_task(), None, 0
+        assert task is not None
+        call, cancelling = _Call(request.model, task, meter), task.cancelling()
         self._calls.add(call)
+        terms = UpstreamCall(request.request_id, request.model, request.deadline)
         try:
-            async with aclosing(self._deltas(request, call)) as deltas:
-                async for delta in deltas:
-                    if meter is not None:
-                        meter.output_tokens += delta.new_tokens
-                        meter.input_tokens = max(meter.input_tokens, delta.input_tokens)
-                    yield delta
+            call.response = await self._post(request, terms)
+            if request.embed:
+                yield call.count(await self._vector(call.response, terms, request.model))
+                return
+            reader = StreamReader(call.response, terms, request.deadline, pause_s=self._pause_s)
+            while chunks := await reader.next():
+                self._received_at[request.model] = self._clock()
+                call.has_tokens = True
+                for delta in _deltas_of(chunks, counted):
+                    counted += delta.new_tokens
+                    yield call.count(delta)
         except CausewayError as error:
             raise self._translated(error, request, call) from error
-        except TimeoutError:  # `fail` ended the wait for the response's head
-            assert call.ended_by is not None
-            raise call.ended_by from None
+        except asyncio.CancelledError:
+            if call.response is None and call.ended_by is not None and task.uncancel() <= cancelling:
+                raise call.ended_by from None  # `fail` ended the wait for the response's head
+            raise
         finally:
+            if reader is not None:
+                reader.close()  # closes the connection unless the answer is complete, which stops the work
             self._calls.discard(call)
             if meter is not None:
                 meter.end()
@@ -264,8 +282,7 @@ class OpenAIUpstream:
 
     async def _counted(self, call: UpstreamCall, path: str, body: bytes, kind: type[T]) -> T | CausewayError:
         """Return a server's answer, or the error instead of it. Raises BackendError if it does not answer."""
-        lines = field_lines({"Content-Type": "application/json"})
-        response = await self._server.send(call, "POST", path, call.deadline, body=body, lines=lines)
+        response = await self._server.send(call, "POST", path, call.deadline, body=body, lines=_JSON_LINES)
         if response.status != 200:
             return await read_error(response, call, call.deadline)
         try:
@@ -299,34 +316,15 @@ class OpenAIUpstream:
 
     # --- one call ----------------------------------------------------------------------------------------------------
 
-    async def _deltas(self, request: InferenceRequest, call: _Call) -> AsyncGenerator[Delta, None]:
+    async def _post(self, request: InferenceRequest, terms: UpstreamCall) -> HttpResponse:
         asked = request.openai
         assert asked is not None, "The tier builds requests of its own kind."
-        terms = UpstreamCall(request.request_id, request.model, request.deadline)
         # No x-request-id: llama_cpp.server answers 400 to one that is not a UUID.
-        fields = {"Content-Type": "application/json"}
-        if request.traceparent:
-            fields["traceparent"] = request.traceparent
-        lines = field_lines(fields)
-        if request.embed:
-            body = encode_request(asked, request.model, stream=False)
-            async with call.timer:
-                call.response = await self._server.post(terms, "embedding", body, request.deadline, lines)
-            yield await self._vector(call.response, terms, request.model)
-            return
-        async with call.timer:
-            call.response = await self._server.post_stream(terms, asked, request.model, request.deadline, lines)
-        reader = StreamReader(call.response, terms, request.deadline, pause_s=self._pause_s)
-        counted = 0
-        try:
-            while chunks := await reader.next():
-                self._received_at[request.model] = self._clock()
-                call.has_tokens = True
-                for delta in _deltas_of(chunks, counted):
-                    counted += delta.new_tokens
-                    yield delta
-        finally:
-            reader.close()  # closes the connection unless the answer is complete, which stops the work
+        lines = _JSON_LINES + (field_lines({"traceparent": request.traceparent}) if request.traceparent else "")
+        if not request.embed:
+            return await self._server.post_stream(terms, asked, request.model, request.deadline, lines)
+        body = encode_request(asked, request.model, stream=False)
+        return await self._server.post(terms, "embedding", body, request.deadline, lines)
 
     async def _vector(self, response: HttpResponse, terms: UpstreamCall, model: str) -> Delta:
         try:
@@ -384,16 +382,11 @@ def _deltas_of(chunks: Sequence[Chunk], counted: int) -> list[Delta]:
         usage = chunk.usage
         if usage is None or chunk.finish_reason is not None:
             counted += chunk.tokens
-            deltas.append(
-                Delta(finish_reason=chunk.finish_reason, new_tokens=chunk.tokens, chunk=_without_usage(chunk))
-            )
+            # The usage is that of all sequences for the client.
+            shown = chunk if usage is None else msgspec.structs.replace(chunk, usage=None)
+            deltas.append(Delta(finish_reason=chunk.finish_reason, new_tokens=chunk.tokens, chunk=shown))
         if usage is not None:
             more = usage.completion_tokens - counted if usage.completion_tokens else 0
             counted += more
             deltas.append(Delta(new_tokens=more, input_tokens=usage.prompt_tokens, final=True, usage=usage))
     return deltas
-
-
-def _without_usage(chunk: Chunk) -> Chunk:
-    """Return the chunk without its usage, which is that of all sequences for the client."""
-    return chunk if chunk.usage is None else msgspec.structs.replace(chunk, usage=None)

@@ -256,7 +256,7 @@ class EnforceableRequest(msgspec.Struct, frozen=True):
     @property
     def names(self) -> str:
         """The loosened tools, for a response header."""
-        return ",".join(re.sub(r"[^!-~]", "?", name) for name, _ in self.loosened)
+        return ",".join([re.sub(r"[^!-~]", "?", name) for name, _ in self.loosened]) if self.loosened else ""
 
     @property
     def detail(self) -> str:

@@ -51,17 +51,17 @@ def first_part(request: Request, kinds: Collection[Modality] = ()) -> tuple[str,
     Args:
         kinds: Kinds of parts to skip.
     """
-    places = (
-        (f"messages[{at}].content[{index}]", kind)
-        for at, index, _, kind in _parts(request)
-        if kind != "text" and kind not in kinds
-    )
-    return next(places, ("", "text"))
+    for at, index, _, kind in _parts(request):
+        if kind != "text" and kind not in kinds:
+            return f"messages[{at}].content[{index}]", kind
+    return "", "text"
 
 
 def text_bytes(request: Request, body_bytes: int) -> int:
     """Return the number of bytes of a request's body without its audio, images and files."""
-    return max(0, body_bytes - sum(_size(part) for _, _, part, _ in _parts(request)))
+    for _, _, part, _ in _parts(request):
+        body_bytes -= _size(part)
+    return max(0, body_bytes)
 
 
 def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tuple[FoundPart, ...]:

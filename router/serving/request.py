@@ -26,8 +26,8 @@ written to its file as it arrives, bounded in bytes, memory and time.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -194,7 +194,7 @@ def read_traceparent(headers: Mapping[str, str]) -> str:
 def read_request_id(headers: Mapping[str, str]) -> str:
     """Return the client's `x-request-id`; a random id if it is missing or invalid."""
     request_id = headers.get("x-request-id", "")
-    return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8)
+    return request_id if _REQUEST_ID.fullmatch(request_id) else os.urandom(8).hex()
 
 
 # --- the body --------------------------------------------------------------------------------------------------------

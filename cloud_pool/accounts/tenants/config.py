@@ -172,7 +172,7 @@ class TenantsConfig(msgspec.Struct, frozen=True, dict=True, forbid_unknown_field
 
     def price(self, tier: str) -> Price:
         """Return the price of a tier, 0 if none is configured."""
-        return next((each for each in self.prices if each.tier == tier), FREE)
+        return next((each for each in self.prices if each.tier == tier), FREE) if self.prices else FREE
 
     def check(self, models: Mapping[str, str], region: str) -> None:
         """Raise ConfigError for a tenant or price that is listed twice, a price without numbers, an unknown model, or

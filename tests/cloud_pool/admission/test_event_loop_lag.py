@@ -67,7 +67,7 @@ async def limit_after(first_token_s: float, lost_s: float) -> tuple[int, int]:
             waits = [acquire(admission, "standard", 60.0) for _ in range(admission.limit)]
             permits = [await stack.enter_async_context(wait) for wait in waits]
             for permit in permits:
-                await stack.enter_async_context(permit.while_held())
+                stack.enter_context(permit)
             clock, lost = clock + seconds, lost + lost_in_it_s
             for permit in permits:
                 permit.first_token(seconds)

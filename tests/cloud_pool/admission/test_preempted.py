@@ -40,7 +40,7 @@ class Work:
         async with acquire(admission, "interactive", 60.0, tenant, preemptible=True) as permit:
             while True:
                 try:
-                    async with permit.while_held():
+                    with permit:
                         self.events.append("began")
                         await self.answered.wait()
                         permit.first_token(0.1)
@@ -170,7 +170,7 @@ async def test_a_preempted_request_can_be_displaced_from_a_full_queue() -> None:
 async def _bulk(admission: AdmissionController) -> None:
     async with acquire(admission, "bulk", 60.0, "flood", preemptible=True) as permit:
         try:
-            async with permit.while_held():
+            with permit:
                 await asyncio.Event().wait()
         except Preempted:
             await permit.granted()
@@ -196,10 +196,15 @@ async def test_a_request_that_is_not_preemptible_keeps_its_permit() -> None:
 
 async def test_errors_of_the_work_pass_through() -> None:
     admission = controller()
+
+    async def work(raised: type[Exception]) -> None:
+        async with acquire(admission, "interactive", 60.0, preemptible=True) as permit:
+            with permit:
+                raise raised
+
     for raised in (RuntimeError, TimeoutError):
         with pytest.raises(raised):
-            async with acquire(admission, "interactive", 60.0, preemptible=True) as permit, permit.while_held():
-                raise raised
+            await work(raised)
     assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
