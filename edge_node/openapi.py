@@ -81,9 +81,8 @@ RESPONSE_HEADERS: Mapping[str, str] = {
         "received, the states that the gateway reports"
     ),
     "x-causeway-loosened": (
-        "offered tools, separated by commas, whose arguments are not constrained to "
-        "their schemas, because a keyword is not supported; the decision record names "
-        "it"
+        "offered tools, separated by commas, whose arguments are not constrained to their schemas, because a keyword "
+        "is not supported; the decision record names it"
     ),
     "x-causeway-trimmed": "number of the oldest messages that were left out, because the chat exceeds the context "
     "(`context.overflow` of the policy)",

@@ -102,10 +102,8 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     )
     if fault:
         raise ConfigError(
-            (
-                f"{settings.state_dir} cannot be protected from other accounts: {fault}. Name a folder that only "
-                "this server uses."
-            ),
+            f"{settings.state_dir} cannot be protected from other accounts: {fault}. Name a folder that only "
+            "this server uses.",
             where="--state-dir",
         )
     if not settings.database:  # SQLite gives the files beside it the same rights.

@@ -256,10 +256,8 @@ def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> 
         folders = ", ".join(map(str, search_path(model_dirs)))
         names = ", ".join(sorted(models)) or "(none)"
         raise ConfigError(
-            (
-                f"No model named {wanted!r}. There are the language models {names} (searched in {folders}) "
-                f"and the encoders {', '.join(ENCODERS)}. `causeway-models pull` or `add` installs others."
-            ),
+            f"No model named {wanted!r}. There are the language models {names} (searched in {folders}) "
+            f"and the encoders {', '.join(ENCODERS)}. `causeway-models pull` or `add` installs others.",
             where="--model",
         )
     artifact = find_artifact(wanted, model_dirs)

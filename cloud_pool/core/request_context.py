@@ -227,11 +227,8 @@ class BodyMemory:
         """Count a request in progress until `release`. Raises QueueFull if its caller has used up its share."""
         if not self._requests.hold(id(request), caller):
             raise QueueFull(
-                (
-                    f"Your tenant has {self._requests.held_by(caller)} requests in progress on this gateway, "
-                    f"which is its share of {self._requests.capacity} connections. Wait until some of them "
-                    "end."
-                ),
+                f"Your tenant has {self._requests.held_by(caller)} requests in progress on this gateway, which is its "
+                f"share of {self._requests.capacity} connections. Wait until some of them end.",
                 retry_after_s=_RETRY_AFTER_S,
             )
 
@@ -247,18 +244,14 @@ class BodyMemory:
             return
         if pool.held_by(caller):
             raise RateLimited(
-                (
-                    f"Your tenant's request bodies and audio take {pool.held_by(caller)} bytes, and {size} "
-                    f"more would exceed its share of {self.max_bytes} bytes (server.max_body_memory_bytes). "
-                    "Send fewer large requests at the same time."
-                ),
+                f"Your tenant's request bodies and audio take {pool.held_by(caller)} bytes, and {size} "
+                f"more would exceed its share of {self.max_bytes} bytes (server.max_body_memory_bytes). "
+                "Send fewer large requests at the same time.",
                 retry_after_s=_RETRY_AFTER_S,
             )
         raise Shed(
-            (
-                f"The request bodies in progress take {pool.held} of {self.max_bytes} bytes "
-                "(server.max_body_memory_bytes), so there is no room for this one now."
-            ),
+            f"The request bodies in progress take {pool.held} of {self.max_bytes} bytes "
+            "(server.max_body_memory_bytes), so there is no room for this one now.",
             retry_after_s=_RETRY_AFTER_S,
         )
 

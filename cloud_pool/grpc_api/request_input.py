@@ -48,10 +48,7 @@ class RequestInput:
             self._add(kind, getattr(chunk, kind))
         else:
             raise InvalidRequest(
-                (
-                    "The first InputChunk of a call must have `request`, and every further one `text`, "
-                    "`audio` or `image`."
-                ),
+                "The first InputChunk of a call must have `request`, and every further one `text`, `audio` or `image`.",
                 param=kind or "input",
             )
 

@@ -17,23 +17,18 @@ class JobMetrics:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self.runs = counter(
             "causeway_jobs_runs",
-            (
-                "Finished job runs, by outcome: succeeded, failed, expired, cancelled (its token is "
-                "revoked), postponed (not started, retried later without losing an attempt), retried "
-                "(failed, one attempt used), superseded (another worker now owns the job, or it was "
-                "cancelled), released (returned to the queue by a draining worker), quarantined (the record "
-                "cannot be read, so the job is a dead letter)."
-            ),
+            "Finished job runs, by outcome: succeeded, failed, expired, cancelled (its token is revoked), postponed "
+            "(not started, retried later without losing an attempt), retried (failed, one attempt used), superseded "
+            "(another worker now owns the job, or it was cancelled), released (returned to the queue by a draining "
+            "worker), quarantined (the record cannot be read, so the job is a dead letter).",
             ("tier", "outcome"),
         )
         self._revisions = counter(
             "causeway_jobs_revisions",
-            (
-                "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the "
-                "deadline passed), failed (the part could not be read, the run failed, or its workers were "
-                "lost), no_room (too many answers were waiting for late parts), superseded (the job was "
-                "cancelled or erased, or another worker now owns it)."
-            ),
+            "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the "
+            "deadline passed), failed (the part could not be read, the run failed, or its workers were "
+            "lost), no_room (too many answers were waiting for late parts), superseded (the job was "
+            "cancelled or erased, or another worker now owns it).",
             ("outcome",),
         )
         self.deliveries = counter(

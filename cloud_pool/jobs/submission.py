@@ -90,10 +90,8 @@ class NamedFileReader:
             raise NotFound(message, param=reference.path) from None
         if file.purpose not in PART_PURPOSES:
             raise InvalidRequest(
-                (
-                    f"`{reference.path}`: {file.id} has the purpose {file.purpose}. Only files uploaded with "
-                    "the purpose user_data can be named."
-                ),
+                f"`{reference.path}`: {file.id} has the purpose {file.purpose}. Only files uploaded with "
+                "the purpose user_data can be named.",
                 param=reference.path,
             )
         return file
@@ -117,10 +115,8 @@ def refuse_named_files(body: bytes) -> None:
     if named is not None:
         reference = named.references[0]
         raise UnsupportedFeature(
-            (
-                f"`{reference.path}`: uploaded files can only be named in chat requests and jobs over HTTP. "
-                "Send the bytes in base64."
-            ),
+            f"`{reference.path}`: uploaded files can only be named in chat requests and jobs over HTTP. "
+            "Send the bytes in base64.",
             param=reference.path,
         )
 

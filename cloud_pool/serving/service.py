@@ -441,10 +441,8 @@ def check_parts(request: Request, kinds: Collection[Modality]) -> None:
     path, kind = first_part(request, kinds)
     if path:
         raise UnsupportedFeature(
-            (
-                f"`{path}`: no tier of this gateway reads it. Send its content as text, or ask the gateway's "
-                f"operator to configure an encoder (a tier with `can: [{kind}]`)."
-            ),
+            f"`{path}`: no tier of this gateway reads it. Send its content as text, or ask the gateway's "
+            f"operator to configure an encoder (a tier with `can: [{kind}]`).",
             param=path,
         )
 

@@ -159,19 +159,14 @@ class BatchStore:
             )
         if verdict == "open":
             return QuotaExceeded(
-                (
-                    f"Your tenant has {config.max_open_batches} batches in progress, which is the maximum "
-                    "(jobs.batches.max_open_batches). Wait until one ends, or cancel one."
-                ),
+                f"Your tenant has {config.max_open_batches} batches in progress, which is the maximum "
+                "(jobs.batches.max_open_batches). Wait until one ends, or cancel one.",
                 retry_after_s=_RETRY_AFTER_S,
             )
         if verdict == "batches":
             return QuotaExceeded(
-                (
-                    f"Your tenant has had {config.max_batches} batches in the last "
-                    f"{config.file_ttl_s / 86400:g} days, which is the maximum (jobs.batches.max_batches). "
-                    "Put more lines into one batch."
-                ),
+                f"Your tenant has had {config.max_batches} batches in the last {config.file_ttl_s / 86400:g} days, "
+                "which is the maximum (jobs.batches.max_batches). Put more lines into one batch.",
                 retry_after_s=_RETRY_AFTER_S,
             )
         if verdict == "files":

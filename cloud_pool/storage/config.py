@@ -146,9 +146,8 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         doc(
-            "Minimum number of replicas that must confirm a job, file or batch before it is accepted "
-            "(WAIT); with Sentinels, all replicas that are up must confirm. 0: none. Default: 1 with "
-            "Sentinels, otherwise 0."
+            "Minimum number of replicas that must confirm a job, file or batch before it is accepted (WAIT); with "
+            "Sentinels, all replicas that are up must confirm. 0: none. Default: 1 with Sentinels, otherwise 0."
         ),
     ] = None
     replica_timeout_s: Annotated[

@@ -201,19 +201,15 @@ class FileStore:
                 raise too_many_files(config)
             case "bytes":
                 raise QuotaExceeded(
-                    (
-                        f"Your tenant's files have {used} bytes, and {size} more would exceed {max_bytes} "
-                        f"(jobs.batches.{key}). Delete files, or wait until they expire."
-                    ),
+                    f"Your tenant's files have {used} bytes, and {size} more would exceed {max_bytes} "
+                    f"(jobs.batches.{key}). Delete files, or wait until they expire.",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             case "total":
                 raise FileStoreUnavailable(
-                    (
-                        f"The files in Redis have {used} bytes, and {size} more would exceed {max_total} "
-                        "(jobs.batches.max_redis_total_bytes). Try again later; the operator can set "
-                        "jobs.files.path or jobs.files.s3."
-                    ),
+                    f"The files in Redis have {used} bytes, and {size} more would exceed {max_total} "
+                    "(jobs.batches.max_redis_total_bytes). Try again later; the operator can set "
+                    "jobs.files.path or jobs.files.s3.",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             case "gone":
@@ -269,9 +265,8 @@ class FileStore:
         bound = self.max_file_bytes
         if self.in_redis and bound < self.config.max_file_bytes:
             return FileTooLarge(
-                f"The file has more than {bound} bytes, the maximum in Redis "
-                "(jobs.batches.max_redis_file_bytes and max_redis_bytes). Split it. For larger files, "
-                "the operator must set jobs.files.path or jobs.files.s3."
+                f"The file has more than {bound} bytes, the maximum in Redis (jobs.batches.max_redis_file_bytes and "
+                "max_redis_bytes). Split it. For larger files, the operator must set jobs.files.path or jobs.files.s3."
             )
         return FileTooLarge(f"The file has more than {bound} bytes (jobs.batches.max_file_bytes). Split it.")
 
@@ -326,9 +321,7 @@ def _stored_file(fields: dict[str, bytes]) -> StoredFile:
 def too_many_files(config: BatchConfig) -> QuotaExceeded:
     """Return the error for a tenant that may have no more files."""
     return QuotaExceeded(
-        (
-            f"Your tenant may have {config.max_files} files (jobs.batches.max_files), including output and "
-            "error files of batches. Delete files, or wait until they expire."
-        ),
+        f"Your tenant may have {config.max_files} files (jobs.batches.max_files), including output and "
+        "error files of batches. Delete files, or wait until they expire.",
         retry_after_s=_RETRY_AFTER_S,
     )

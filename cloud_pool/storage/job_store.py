@@ -85,9 +85,8 @@ def refusal(verdict: str, job: NewJob, other: str, config: JobsConfig, limits: T
         return JobAlreadyEnded(f"The batch {job.batch} accepts no more lines.")
     if verdict == "queue_full":
         message = (
-            f"The queue of {job.tier} for {job.priority} jobs is full: {config.max_queued} jobs "
-            f"(jobs.max_queued), more than {config.min_queued_per_tenant} of them yours "
-            "(jobs.min_queued_per_tenant)."
+            f"The queue of {job.tier} for {job.priority} jobs is full: {config.max_queued} jobs (jobs.max_queued), "
+            f"more than {config.min_queued_per_tenant} of them yours (jobs.min_queued_per_tenant)."
         )
         return QueueFull(message, retry_after_s=_RETRY_AFTER_S)
     if verdict == "tenant_full":

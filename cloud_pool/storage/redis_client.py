@@ -203,11 +203,8 @@ class RedisClient:
         confirmed = as_int(replies[-1])
         if confirmed < required:
             raise JobStoreNotReplicated(
-                (
-                    f"{confirmed} of {required} replicas confirmed in {self.config.replica_timeout_s:g} s; "
-                    "the request may have been accepted nevertheless. Send it again with the same "
-                    "Idempotency-Key."
-                ),
+                f"{confirmed} of {required} replicas confirmed in {self.config.replica_timeout_s:g} s; the request "
+                "may have been accepted nevertheless. Send it again with the same Idempotency-Key.",
                 retry_after_s=2.0,
             )
         return cast("Reply", replies[0])

@@ -16,10 +16,8 @@ class StreamMetrics:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._messages = counter(
             "causeway_gateway_stream_messages",
-            (
-                "Messages that are done, by outcome: answered, expired (an expiry notice was published), "
-                "dead (a dead letter), duplicate (its outcome was published before)."
-            ),
+            "Messages that are done, by outcome: answered, expired (an expiry notice was published), "
+            "dead (a dead letter), duplicate (its outcome was published before).",
             ("outcome",),
         )
         self._retries = counter(
@@ -33,10 +31,8 @@ class StreamMetrics:
         )
         self._lag = gauge(
             "causeway_gateway_stream_lag",
-            (
-                "Unacknowledged messages, including those in progress, that this process receives; 0 while "
-                "it stands by. Scale on the sum."
-            ),
+            "Unacknowledged messages, including those in progress, that this process receives; 0 while "
+            "it stands by. Scale on the sum.",
         )
         self._in_flight = gauge("causeway_gateway_stream_in_flight", "Messages that this process is handling.")
         self._oldest = gauge(

@@ -307,10 +307,8 @@ class MqttBridge:
         """Record and log a new connection, and publish that the device is online."""
         if self._was_connected and not connection.session_present:
             log.warning(
-                (
-                    "%s has discarded this device's session, so messages since the last connection are lost "
-                    "(mqtt.session_expiry_s)."
-                ),
+                "%s has discarded this device's session, so messages since the last connection are lost "
+                "(mqtt.session_expiry_s).",
                 self._broker,
             )
         if not self._was_connected and not self._away.problem and not self._refused.problem:

@@ -113,10 +113,9 @@ class ShadowObserver:
             signal, drift = worst
             if drift.drift > max_drift and model not in aside:
                 reason = (
-                    f"The calibrated signals of {model} are set aside: over {drift.answers} shadow "
-                    f"answers the error of {signal} is {drift.error:.2f}, {drift.drift:.2f} more than "
-                    f"chance explains (shadow.max_drift is {max_drift:g}). Fit others: causeway-models "
-                    "calibrate --from-shadow"
+                    f"The calibrated signals of {model} are set aside: over {drift.answers} shadow answers the error "
+                    f"of {signal} is {drift.error:.2f}, {drift.drift:.2f} more than chance explains (shadow.max_drift "
+                    f"is {max_drift:g}). Fit others: causeway-models calibrate --from-shadow"
                 )
                 log.warning(reason)
                 self._learned.set_aside(sha256, reason)
@@ -137,10 +136,8 @@ class ShadowObserver:
                 )
                 yield Sample(
                     "causeway_edge_calibration_drift",
-                    (
-                        "Calibration error beyond the part that chance explains; above the policy's "
-                        "max_drift the signal is set aside."
-                    ),
+                    "Calibration error beyond the part that chance explains; above the policy's "
+                    "max_drift the signal is set aside.",
                     drift.drift,
                     labels,
                 )

@@ -79,10 +79,8 @@ async def keep_revocations(store: Store, folder: Path, now: float) -> None:
                 await append_audit(connection, now, ACTOR, "device.revoked_again", what)
             found = (await read_revocations(connection)).devices
         log.error(
-            (
-                "The store had lost %d revocations, probably because it was restored from a backup. "
-                "They are in force again."
-            ),
+            "The store had lost %d revocations, probably because it was restored from a backup. "
+            "They are in force again.",
             len(lost),
         )
     if found != kept:
@@ -228,10 +226,7 @@ class Controller:
                 await insert_rollout(connection, RolloutRecord(rollout, 1, ACTOR, now, now))
                 await append_audit(connection, now, ACTOR, "rollout.recovered", _summary(rollout))
                 log.error(
-                    (
-                        "%s: the store had lost the published rollout %s, probably because it was restored "
-                        "from a backup."
-                    ),
+                    "%s: the store had lost the published rollout %s, probably because it was restored from a backup.",
                     plan.cohort,
                     rollout.id,
                 )

@@ -78,10 +78,8 @@ def read_operators(folder: Path) -> OperatorsDoc:
     for name in doc.tokens:
         if name.casefold() in RESERVED_NAMES or not name or len(name) > MAX_NAME or not name.isprintable():
             raise ConfigError(
-                (
-                    f"{name!r} cannot name a token: {' and '.join(RESERVED_NAMES)} are reserved for the audit "
-                    f"log, and a name has 1 to {MAX_NAME} printable characters. Choose another."
-                ),
+                f"{name!r} cannot name a token: {' and '.join(RESERVED_NAMES)} are reserved for the audit "
+                f"log, and a name has 1 to {MAX_NAME} printable characters. Choose another.",
                 where=str(path),
             )
     if doc.oidc is not None and not doc.roles:

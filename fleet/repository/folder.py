@@ -219,9 +219,8 @@ def _cohort(fleet: FleetDoc, name: str, locations: KeyLocations) -> Iterator[Pro
         yield Problem(locations.find(f"{path}.rollout.{key}"), message)
     if is_hasty(cohort.rollout):
         message = (
-            "a healthy device without requests reports every 5 to 6 minutes: with less than 6m it would "
-            "count as silent, unless `fleet.telemetry_interval_s` of the devices is short and they "
-            "always have requests"
+            "a healthy device without requests reports every 5 to 6 minutes: with less than 6m it would count as "
+            "silent, unless `fleet.telemetry_interval_s` of the devices is short and they always have requests"
         )
         yield Problem(locations.find(f"{path}.rollout.silence"), message, "warning")
 

@@ -120,9 +120,8 @@ def _check_bound(model: Artifact, entry: ProjectorEntry, encoder: Artifact | Non
     for name, wanted, found in bound:
         if wanted != found:
             raise ArtifactCorrupt(
-                f"{model.folder / entry.file}: the projector was made for {name} with SHA-256 "
-                f"{wanted[:12]}, but the installed one has {found[:12]}: train the projector for it, or "
-                "install the earlier one again"
+                f"{model.folder / entry.file}: the projector was made for {name} with SHA-256 {wanted[:12]}, but the "
+                f"installed one has {found[:12]}: train the projector for it, or install the earlier one again"
             )
 
 

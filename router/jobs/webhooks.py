@@ -186,10 +186,8 @@ def check_webhook_url(url: str, *, allow_http: bool, allowed: tuple[Network, ...
     reason = forbidden_reason(host, allowed)
     if reason and reason != _NO_ADDRESS:
         raise WebhookRefused(
-            (
-                f"`webhook` may not be sent to {host}: it {reason}. Name a public host, or ask the operator "
-                "to allow its network (jobs.webhooks.allowed_networks)."
-            ),
+            f"`webhook` may not be sent to {host}: it {reason}. Name a public host, or ask the operator "
+            "to allow its network (jobs.webhooks.allowed_networks).",
             param="webhook",
         )
     return url

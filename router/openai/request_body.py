@@ -245,10 +245,8 @@ def _narrower(header: Prefer | None, body: Prefer | None) -> Prefer | None:
     narrower = _NARROWER.get(frozenset({header, body}))
     if narrower is None:
         raise InvalidRequest(
-            (
-                f"`causeway.prefer` is {body}, but {header} applies already, from a header, the session or an "
-                "item of its conversation. Send only one of them."
-            ),
+            f"`causeway.prefer` is {body}, but {header} applies already, from a header, the session or an "
+            "item of its conversation. Send only one of them.",
             param="causeway.prefer",
         )
     return narrower
@@ -295,10 +293,8 @@ def narrowed_tools(tools: Sequence[Tool], names: Mapping[int, str | None], param
 
 def no_such_tools(kinds: str) -> UnsupportedFeature:
     return UnsupportedFeature(
-        (
-            f"`tool_choice` asks for a tool of type {kinds}, which no target of this server has. Name a "
-            "function, or send `auto`."
-        ),
+        f"`tool_choice` asks for a tool of type {kinds}, which no target of this server has. Name a "
+        "function, or send `auto`.",
         param="tool_choice",
     )
 

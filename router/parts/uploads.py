@@ -105,10 +105,8 @@ class NamedFiles:
             size += 4 * -(-files[reference.id].bytes // 3)
             if size > max_bytes:
                 raise BodyTooLarge(
-                    (
-                        f"`{reference.path}`: with its uploaded files in base64 the request has more than "
-                        f"{max_bytes} bytes, which is the maximum. Name fewer or smaller files."
-                    ),
+                    f"`{reference.path}`: with its uploaded files in base64 the request has more than "
+                    f"{max_bytes} bytes, which is the maximum. Name fewer or smaller files.",
                     param=reference.path,
                 )
         return size
@@ -284,10 +282,8 @@ def _ttl_s(fields: Mapping[str, str], max_ttl_s: float) -> int | None:
     ttl_s = whole_number(text or "", int(max_ttl_s))
     if not ttl_s:
         raise InvalidRequest(
-            (
-                f"`{_SECONDS}` must be a whole number from 1 to {int(max_ttl_s)}, the time for which this "
-                "server keeps files."
-            ),
+            f"`{_SECONDS}` must be a whole number from 1 to {int(max_ttl_s)}, the time for which this "
+            "server keeps files.",
             param=_SECONDS,
         )
     return ttl_s

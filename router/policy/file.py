@@ -216,8 +216,7 @@ class RouteDoc(_Doc, frozen=True):
         doc(
             "Form in which audio and images reach a target that takes text only. `late`: as text in their place. "
             "`early`: as soft tokens in the prompt, where the target's model on the device has a projector or an "
-            "mmproj file for them; other targets are left out. `hybrid`: early where the model can, late for the "
-            "rest."
+            "mmproj file for them; other targets are left out. `hybrid`: early where the model can, late for the rest."
         ),
     ] = "late"
     wait_for: Annotated[

@@ -501,9 +501,7 @@ def _unknown(kind: object) -> InvalidRequest:
 
 def _not_spoken(param: str) -> UnsupportedFeature:
     return UnsupportedFeature(
-        (
-            f'`{param}`: answers of this server are text. Send `output_modalities`: ["text"]; only a device '
-            "with espeak-ng can speak."
-        ),
+        f'`{param}`: answers of this server are text. Send `output_modalities`: ["text"]; only a device '
+        "with espeak-ng can speak.",
         param=param,
     )

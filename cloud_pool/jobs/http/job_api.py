@@ -381,11 +381,9 @@ class JobApi:
         self._check_region(principal, await self.stores.jobs.get(job, principal.owner))
         if not self._event_streams.hold(id(request), principal.caller):
             raise QueueFull(
-                (
-                    f"Your tenant follows {self._event_streams.held_by(principal.caller)} event streams on "
-                    f"this gateway, which is its share of {self.config.max_event_streams} "
-                    "(jobs.max_event_streams). Poll the job instead."
-                ),
+                f"Your tenant follows {self._event_streams.held_by(principal.caller)} event streams on "
+                f"this gateway, which is its share of {self.config.max_event_streams} "
+                "(jobs.max_event_streams). Poll the job instead.",
                 retry_after_s=5.0,
             )
         try:
