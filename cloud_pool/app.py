@@ -127,6 +127,7 @@ class Runtime(msgspec.Struct, frozen=True):
     heartbeat: PeerHeartbeat
     kind: PeerKind
     watchers: tuple[Callable[[], Coroutine[object, object, None]], ...]  # loops that run from `start` to `close`
+    sessions: TierSessions | None = None  # None: sessions are off
     http_tiers: tuple[TierServers, ...] = ()  # chat tiers over HTTP, whose features are verified at start
 
     @property
@@ -185,6 +186,9 @@ def build_runtime(
     }
     degradation = config.degradation
     fallback = TierFallback(degradation, signals)
+    sessions = None
+    if degradation.sessions.mode != "off":
+        sessions = TierSessions(degradation.sessions, fallback.chains, accounts.redis)
     degradation_metrics = DegradationMetrics(metrics.registry)
     degradation_metrics.watch(fallback)
     takes_parts = any(tier.config.is_encoder or tier.config.native_parts for tier in tiers)
@@ -227,6 +231,7 @@ def build_runtime(
         PeerHeartbeat(accounts.redis, shared, kind=kind),
         kind,
         (pools.watch, warmer.watch, lag.watch, variants.watch),
+        sessions,
         tuple(
             TierServers(f"tiers[{index}].upstream", tier.model, tier.config.upstream)
             for index, tier in enumerate(tiers)
@@ -536,9 +541,6 @@ def build(
     )
     bodies.check_largest(config.server.max_body_bytes)
     jobs = build_jobs(config, runtime, bodies)
-    sessions = None
-    if config.degradation.sessions.mode != "off":
-        sessions = TierSessions(config.degradation.sessions, runtime.service.fallback.chains, accounts.redis)
     admission = RequestAdmission(
         config.server,
         runtime.tiers,
@@ -549,7 +551,7 @@ def build(
         tracing=runtime.tracing,
         inline_files=None if jobs is None else jobs.files.inline,
         region=config.identity.region,
-        sessions=sessions,
+        sessions=runtime.sessions,
     )
     runner = RequestRunner(
         runtime.service,
@@ -558,7 +560,7 @@ def build(
         metrics,
         callers=accounts.authenticator,
         variants=runtime.service.variants,
-        sessions=sessions,
+        sessions=runtime.sessions,
     )
     grpc = build_grpc(config, admission, runner, bodies, readiness)
     detector = build_speech_detection(parts, speech_detector)
@@ -701,7 +703,7 @@ class JobsGateway:
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
         self.files = NamedFileReader(self._stores.files, callers.region)
-        parser = SubmissionParser(config, tiers, callers.check_cost, region=callers.region)
+        parser = SubmissionParser(config, tiers, callers.check_cost, region=callers.region, sessions=callers.sessions)
 
         def bind(principal: Principal, tags: tuple[str, ...]) -> tuple[str, ...]:
             return folded_tags((*tags, *region_tags(parser.check_store(tags, callers.limits(principal)))))
@@ -776,6 +778,7 @@ def build_jobs(config: Config, runtime: Runtime, bodies: BodyMemory) -> JobsGate
             ledger.admit_submission,
             ledger.admit_reads,
             config.identity.region,
+            runtime.sessions,
         ),
         runtime.metrics.registry,
         trace=runtime.job_trace,

@@ -26,6 +26,7 @@ from .accounts.tenants.config import TenantLimits
 from .app import build_runtime, operator_listener, reload_on_sighup, reload_tiers
 from .batches.processor import BatchProcessor
 from .config import Config
+from .degradation.tier_sessions import TierSessions
 from .http.operator import OperatorRoutes
 from .jobs.http.response_jobs import GatewayResponseJobs
 from .jobs.metrics import JobMetrics
@@ -60,6 +61,7 @@ class WorkerAccounts(msgspec.Struct, frozen=True):
     limits: Callable[[str], TenantLimits] = lambda _: TenantLimits()  # limits of a tenant, for the lines of its batches
     # stores the usage that all workers' accepted reports billed; None if other workers do this
     add_usage: AddUsage | None = None
+    sessions: TierSessions | None = None  # None: sessions are off
 
 
 class WorkerRuntime:
@@ -92,7 +94,8 @@ class WorkerRuntime:
         accounts = accounts or WorkerAccounts()
         add_usage = accounts.add_usage
         self._usage = None if add_usage is None else UsageOutbox(stores.database, add_usage)
-        self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, accounts.limits)
+        parser = SubmissionParser(config, tiers, region=config.region, sessions=accounts.sessions)
+        self._batches = BatchProcessor(stores, parser, config, accounts.limits)
 
     async def start(self, stop: StopSignal) -> bool:
         """Wait for Redis. Return False if `stop` was set first. Raises ConfigError if Redis is not durable."""
@@ -170,7 +173,8 @@ class Background:
         backend = ServiceBackend(
             runtime.caching_service, runtime.service.embed, runtime.tiers, runtime.pools.by_tier, runtime.parts
         )
-        self.runner = MeteredRunner(backend, accounts.ledger, runtime.job_trace, accounts.revocations, route=route)
+        ledger, trace, sessions = accounts.ledger, runtime.job_trace, runtime.sessions
+        self.runner = MeteredRunner(backend, ledger, trace, accounts.revocations, sessions=sessions, route=route)
         self._reread = reread
         reload = (
             None if reread is None else partial(reload_tiers, runtime.pools, runtime.service.variants, config, reread)
@@ -218,7 +222,7 @@ async def run_worker(
             background.runner,
             {name: WorkerSlots(name, count, admission) for name, admission in runtime.admissions.items()},
             runtime.metrics.registry,
-            accounts=WorkerAccounts(config.tenants.limits, runtime.accounts.ledger.usage.add),
+            accounts=WorkerAccounts(config.tenants.limits, runtime.accounts.ledger.usage.add, runtime.sessions),
             trace=runtime.job_trace,
         )
         closing += [worker.close, runtime.close]
@@ -296,7 +300,11 @@ def _build_message_runner(background: Background, metrics: StreamMetrics) -> Mes
         background.config.streams,
         jobs,
         SubmissionParser(
-            jobs, background.runtime.tiers, accounts.ledger.check_cost, region=background.config.identity.region
+            jobs,
+            background.runtime.tiers,
+            accounts.ledger.check_cost,
+            region=background.config.identity.region,
+            sessions=background.runtime.sessions,
         ),
         background.runner,
         MessageCallers(accounts.authenticator.principal, accounts.ledger.limits),

@@ -15,14 +15,16 @@ import msgspec
 
 from causeway_server.router.described import described
 from causeway_server.router.errors import InvalidRequest, PermissionDenied
-from causeway_server.router.jobs.submission import Endpoint
+from causeway_server.router.jobs.submission import Endpoint, parse_job_request
 from causeway_server.router.openai.request_body import BOM
+from causeway_server.router.types import RoutingHints
 
 from ..core.principal import Grants
 from ..jobs.submission import SubmissionParser
 from ..storage.batch_store import Batch
 from ..storage.config import BatchConfig
 from ..storage.file_store import FilePart, FileStore, StoredFile
+from ..tiers.tier import AllowedTiers
 
 MAX_ERRORS = 100  # reported of one file
 _MAX_CUSTOM_ID = 512
@@ -257,13 +259,19 @@ class InputReader:
         return data
 
 
+def grants_of(batch: Batch) -> tuple[Grants, AllowedTiers]:
+    """Return the grants of the token that created the batch, and the tiers that its lines may name."""
+    grants = msgspec.json.decode(batch.grants, type=Grants)
+    return grants, None if grants.models is None else frozenset(grants.models)
+
+
 def body_check(parser: SubmissionParser, batch: Batch) -> CheckBody:
     """Return the check of a line's body, within the grants of the token that created the batch."""
-    grants = msgspec.json.decode(batch.grants, type=Grants)
-    allowed = None if grants.models is None else frozenset(grants.models)
+    grants, allowed = grants_of(batch)
 
     def check_body(body: bytes) -> tuple[str, float]:
-        request = parser.validate(batch.endpoint, body, batch.owner, allowed=allowed)
+        request = parse_job_request(batch.endpoint, body, RoutingHints(client=batch.owner))
+        parser.check(request, allowed)
         grants.require_modalities(request)
         parser.check_parts(request)
         return parser.tier_name(request), parser.tokens(request, body)

@@ -28,13 +28,17 @@ from causeway_server.router.errors import (
     InvalidRequest,
     JobAlreadyEnded,
     JobStoreUnavailable,
+    NoRoute,
     NotFound,
     QueueFull,
     RateLimited,
     RecordUnreadable,
 )
 from causeway_server.router.jobs.job import JobState, encode_job_error
+from causeway_server.router.jobs.submission import parse_job_request
+from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.logs import redacted
+from causeway_server.router.types import RoutingHints, folded_tags
 
 from ..accounts.tenants.config import TenantLimits
 from ..jobs.submission import NamedFileReader, SubmissionParser
@@ -52,6 +56,7 @@ from .input_file import (
     RawLine,
     body_check,
     check_input,
+    grants_of,
     parse_line,
     read_custom_id,
 )
@@ -139,11 +144,17 @@ class BatchExpansion:
         try:
             max_bytes = tenant_limits.body_bytes(self.config.max_body_bytes)  # with its files in base64
             body = await NamedFileReader(self.stores.files).inline(parsed.body, batch.owner, max_bytes)
-        except InvalidRequest as error:  # a file is gone, or too large
+            hints = RoutingHints(client=batch.owner, tags=tuple(filter(None, batch.tags.split(","))))
+            request, (_, allowed) = parse_job_request(batch.endpoint, body, hints), grants_of(batch)
+            request = await self.parser.placed(request, tenant_of(batch.owner), allowed)
+            regions = self.parser.check_store(request.hints.tags, tenant_limits)
+        except (InvalidRequest, NoRoute) as error:  # a file is gone, or too large; its session's tier is gone
             await self._refuse(batch, number, line, encode_job_error(error))
             return
-        parsed = msgspec.structs.replace(parsed, body=body)
-        await self.stores.jobs.accept(self._new_job(batch, parsed, number, line.end), tenant_limits)
+        parsed = msgspec.structs.replace(parsed, body=body, tier=self.parser.tier_name(request))
+        job = self._new_job(batch, parsed, number, line.end)
+        job = msgspec.structs.replace(job, tags=folded_tags((*hints.tags, *region_tags(regions))))
+        await self.stores.jobs.accept(job, tenant_limits)
 
     async def _refuse(self, batch: Batch, number: int, line: RawLine, error: bytes) -> None:
         if not await self.stores.batches.refuse_line(batch, number, line.end, read_custom_id(line.data), error):
@@ -164,7 +175,6 @@ class BatchExpansion:
             line=number,
             offset=offset,
             custom_id=line.custom_id,
-            tags=tuple(batch.tags.split(",")) if batch.tags else (),
             traceparent=batch.traceparent,
             token_id=batch.token_id,
             token_issued=batch.token_issued,

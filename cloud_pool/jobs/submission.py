@@ -31,12 +31,13 @@ from ..accounts.ledger import BYTES_PER_TOKEN
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from ..core.principal import Principal
+from ..degradation.tier_sessions import TierSessions
 from ..serving.service import check_parts, check_supported
 from ..storage.config import JobsConfig, OffPeakHours, no_off_peak_hours
 from ..storage.file_contents import FileContentLost
 from ..storage.file_store import FileStore, StoredFile
 from ..storage.record import NewJob, Window, user_digest
-from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, encoders_of, find_tier
+from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, encoders_of, find_tier, in_regions
 
 CheckCost = Callable[[str, str, Request, int, int], int]
 """Returns the maximum cost of a request in 1e-12 USD, from tenant, tier, request, body bytes and the tier's token
@@ -141,20 +142,33 @@ class CloudJobFields(JobFields, frozen=True):
 
 
 class SubmissionParser:
-    """Parses and checks submissions. `tiers`: tiers by name and alias. `region`: region of this process."""
+    """Parses and checks submissions, and puts them at the tiers of their sessions.
+
+    Args:
+        tiers: Tiers by name and alias.
+        region: Region of this process.
+        sessions: Sessions of agents; None: they are off.
+    """
 
     def __init__(
-        self, config: JobsConfig, tiers: Mapping[str, Tier], check_cost: CheckCost = lambda *_: 0, *, region: str = ""
+        self,
+        config: JobsConfig,
+        tiers: Mapping[str, Tier],
+        check_cost: CheckCost = lambda *_: 0,
+        *,
+        region: str = "",
+        sessions: TierSessions | None = None,
     ) -> None:
         """Create the parser. Raises ConfigError for an invalid `jobs.webhooks.allowed_networks`."""
         self._config = config
         self._region = region
+        self._sessions = sessions
         self._check_cost = check_cost
         self._tiers = tiers
         self._off_peak = OffPeakHours(config.off_peak)
         self._allowed = allowed_networks(config.webhooks.allowed_networks)
 
-    def parse(self, submission: JobSubmission, now_ms: int, limits: TenantLimits) -> NewJob:
+    async def parse(self, submission: JobSubmission, now_ms: int, limits: TenantLimits) -> NewJob:
         """Return the job. `now_ms`: Unix time.
 
         Raises:
@@ -163,6 +177,7 @@ class SubmissionParser:
             ModelNotAllowed: The caller may not use the tier.
             PermissionDenied: The caller may not send such content.
             OutsideRegion: The job is bound to regions, and a place that it needs is in none of them.
+            SessionTargetUnavailable: The only tier that may answer the session cannot be that of the request.
             UnsupportedFeature: The tier lacks a requested feature.
             WebhookRefused: Webhooks may not be sent to this URL.
         """
@@ -172,7 +187,10 @@ class SubmissionParser:
         if submission.endpoint is not None:
             extensions = msgspec.structs.replace(extensions, endpoint=submission.endpoint)
         allowed = allowed_tiers(self._tiers, limits.models, principal.grants.models)
-        request = self.validate(extensions.endpoint, body, principal.owner, submission.tags, allowed)
+        hints = RoutingHints(client=principal.owner, tags=submission.tags)
+        request = parse_job_request(extensions.endpoint, body, hints)
+        request = await self.placed(request, principal.tenant, allowed)
+        self.check(request, allowed)
         if submission.endpoint is not None and request.stream:
             message = "A job's answer cannot be streamed. Remove `stream` or `Prefer: respond-async`."
             raise InvalidRequest(message, param="stream")
@@ -225,19 +243,34 @@ class SubmissionParser:
         native = self._tiers[request.model].config.native_parts
         check_parts(request, (*encoders_of(self._tiers.values()), *native))
 
-    def validate(
-        self, endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = (), allowed: AllowedTiers = None
-    ) -> Request:
-        """Parse a body and check everything that would otherwise fail only during the run.
+    def check(self, request: Request, allowed: AllowedTiers) -> None:
+        """Check everything that would otherwise fail only during the run.
 
         Raises InvalidRequest, ModelNotFound, ModelNotAllowed or UnsupportedFeature.
         """
-        request = parse_job_request(endpoint, body, RoutingHints(client=owner, tags=tags))
         tier = find_tier(self._tiers, request.model, allowed)
         check_supported(request)
         tier.check_ability(request.kind)
         tier.check_sequences(request)
-        return request
+
+    async def placed(self, request: Request, tenant: str, allowed: AllowedTiers) -> Request:
+        """Return a request with the tier that is to answer its session, and bound to the session's regions.
+
+        Raises ModelNotFound, ModelNotAllowed or SessionTargetUnavailable.
+        """
+        if self._sessions is None:
+            return request
+        owner = request.hints.client
+        await self._sessions.bind(request, tenant, owner)
+        tier = find_tier(self._tiers, request.model, allowed).name
+        turn = await self._sessions.find(request, tenant, owner, tier)
+        if turn is None:
+            return request
+        request = turn.bound(request)
+        allowed = in_regions(self._tiers, allowed, regions_of(request.hints.tags))
+        if turn.pinned in ("", tier) or not (turn.only or allowed is None or turn.pinned in allowed):
+            return request
+        return msgspec.structs.replace(request, model=turn.pinned)
 
     def tier_name(self, request: Request) -> str:
         """Return the name of the tier that the request's model stands for."""

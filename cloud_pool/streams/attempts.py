@@ -120,7 +120,7 @@ class MessageRunner:
         event = message.event
         assert event is not None
         try:
-            job = self._submit(event, authorization)
+            job = await self._submit(event, authorization)
         except CausewayError as error:
             return error
         now = int(self.clock() * 1000)
@@ -145,7 +145,7 @@ class MessageRunner:
             record, self.runner, self.jobs, left_s=ends - self.clock(), receipt=receipt, max_bytes=max_bytes
         )
 
-    def _submit(self, event: CloudEvent, authorization: str) -> NewJob:
+    async def _submit(self, event: CloudEvent, authorization: str) -> NewJob:
         """Check a message as a job is checked. Raises CausewayError."""
         if len(event.data) > self.jobs.max_body_bytes:
             raise InvalidRequest(f"`data` is larger than {self.jobs.max_body_bytes} bytes.", param="data")
@@ -158,7 +158,7 @@ class MessageRunner:
             tags=read_tags(event.causewaytags, "causewaytags"),
         )
         _refuse_job_fields(submission.body)
-        job = self.parser.parse(submission, int(self.clock() * 1000), self.callers.limits(principal))
+        job = await self.parser.parse(submission, int(self.clock() * 1000), self.callers.limits(principal))
         check_region(regions_of(job.tags), self.config.region, "the broker (streams.region)")
         return job
 

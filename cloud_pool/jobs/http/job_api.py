@@ -42,6 +42,7 @@ from ...accounts.tenants.config import TenantLimits
 from ...cache.caching_service import STATUS_HEADER
 from ...core.principal import Principal, Scope
 from ...core.request_context import BodyMemory
+from ...degradation.tier_sessions import TierSessions
 from ...http.request_admission import read_body, read_headers
 from ...storage.config import JobsConfig
 from ...storage.record import JobRecord, job_view
@@ -175,6 +176,7 @@ class JobCallers(msgspec.Struct, frozen=True):
     # counts other requests against the rate of reads, by the amount that they read
     admit_reads: AdmitReads | None = None
     region: str = ""  # region of this gateway
+    sessions: TierSessions | None = None  # None: sessions are off
 
 
 class JobList(msgspec.Struct):
@@ -238,7 +240,8 @@ class JobApi:
         self.bodies.enter(request, principal.caller)
         principal.require(next((scope for scope in scopes if scope in principal.scopes), scopes[0]))
         tags = read_tags(request.headers.get(TAGS, ""))
-        self.parser.check_store(tags, self.callers.limits(principal))  # also of reads: content leaves the store
+        if handle != self._create:  # which is checked once its session is bound
+            self.parser.check_store(tags, self.callers.limits(principal))  # also of reads: content leaves the store
         if request.method == hdrs.METH_POST:
             if self.callers.admit is not None:
                 await self.callers.admit(principal)  # before its body is read
@@ -339,7 +342,7 @@ class JobApi:
         """
         principal = submission.principal
         limits = self.callers.limits(principal)
-        job = self.parser.parse(submission, await self.stores.database.now_ms(), limits)
+        job = await self.parser.parse(submission, await self.stores.database.now_ms(), limits)
         if job.webhook and await self.stores.outbox.is_disabled(principal.owner, job.webhook):
             raise WebhookDisabled(
                 "`webhook` has answered 410 Gone, so nothing is delivered to it for now.", param="webhook"

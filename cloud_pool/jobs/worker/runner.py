@@ -20,7 +20,7 @@ from causeway_server.router.errors import (
     RateLimited,
 )
 from causeway_server.router.parts.reading import has_parts
-from causeway_server.router.types import Embeddings, Request, Usage
+from causeway_server.router.types import Chunk, Embeddings, Request, Usage
 
 from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import BYTES_PER_TOKEN, Ledger, LedgerEntry, RunEnd
@@ -28,7 +28,8 @@ from ...accounts.tenants.usage import Charge
 from ...cache.caching_service import Billing, CachingService
 from ...core.late import DeferredParts
 from ...core.principal import Principal
-from ...core.request_context import AnswerHead, Piece, RequestContext
+from ...core.request_context import AnswerHead, Piece, RequestContext, TierTurn
+from ...degradation.tier_sessions import TierSessions
 from ...dispatch.pool import Pool
 from ...storage.record import ExpiredJob, JobRecord, RunBill, tenant_of
 from ...tiers.tier import Tier
@@ -83,6 +84,7 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int  # size of its text, bytes
     deadline: float  # deadline of this run, monotonic seconds
     trace: Trace | None = None  # trace of this run
+    session: TierTurn | None = None  # None: sessions are off
     receipt: RunReceipt = msgspec.field(default_factory=RunReceipt)
     price_share: float = 1.0  # share of the tier's price
     late: DeferredParts | None = None  # reader of the request's parts, if the answer may be revised
@@ -164,6 +166,7 @@ class ServiceBackend:
             id=record.id,
             # Always streamed, so that progress can be reported.
             request=msgspec.structs.replace(job_run.request, stream=True),
+            session=job_run.session,
             tier=tier,
             deadline=job_run.deadline,
             priority=record.priority,
@@ -204,6 +207,7 @@ class MeteredRunner:
     trace: JobTrace | None = None
     revocations: RevocationList | None = None
     _: KW_ONLY
+    sessions: TierSessions | None = None  # None: sessions are off
     route: str = "job"  # name of the route in usage and audit records
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
@@ -230,7 +234,7 @@ class MeteredRunner:
             except RateLimited:
                 refused = True
                 raise
-            job_run = msgspec.structs.replace(job_run, request=request)
+            job_run = await self._in_session(job_run, request)
             job_run = msgspec.structs.replace(job_run, trace=self._begin_trace(job_run))
             async with aclosing(self._stream(entry, job_run)) as pieces:
                 async for piece in pieces:
@@ -245,6 +249,17 @@ class MeteredRunner:
                 job_run.receipt.issue(
                     None if charge is None else _bill(charge), lambda end: self.ledger.close_run(entry, charge, end)
                 )
+
+    async def _in_session(self, job_run: JobRun, request: Request) -> JobRun:
+        """Return the run of `request` in its session, which stays at the tier that the job was accepted for."""
+        record, turn = job_run.record, None
+        if self.sessions is not None:
+            turn = await self.sessions.find(request, tenant_of(record.owner), record.owner, record.tier)
+        if turn is not None:
+            request = turn.bound(request)
+            if turn.pinned != record.tier:
+                turn = TierTurn(turn.turn, turn.tenant)
+        return msgspec.structs.replace(job_run, request=request, session=turn)
 
     def _check_token(self, record: JobRecord) -> None:
         """Check the token that submitted the job. Raises TokenRevoked or IdentityUnavailable."""
@@ -280,15 +295,20 @@ class MeteredRunner:
 
     async def _stream(self, entry: LedgerEntry, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         billing, answer = self.backend.reply(job_run)
-        usage, outcome = Usage(), ClientGone.code
+        usage, outcome, turn, head = Usage(), ClientGone.code, job_run.session, None
         try:
             async with aclosing(answer) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, AnswerHead):
-                        entry.response_headers = dict(piece.headers)
+                        head = piece if turn is None or self.sessions is None else self.sessions.decided(turn, piece)
+                        entry.response_headers = dict(head.headers)
                     else:
                         usage = piece.usage or usage
+                        if turn is not None and isinstance(piece, Chunk):
+                            turn.turn.add(piece)
                     yield piece
+            if turn is not None and head is not None and self.sessions is not None:
+                await self.sessions.keep(turn, head, job_run.request)
             outcome = "ok"
         except CausewayError as error:
             outcome = error.code

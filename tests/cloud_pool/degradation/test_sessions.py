@@ -17,6 +17,7 @@ from causeway_server.cloud_pool.core.request_context import AnswerHead, TierTurn
 from causeway_server.cloud_pool.degradation.config import DegradationConfig, TierSessionsConfig
 from causeway_server.cloud_pool.degradation.tier_sessions import TierSessions
 from causeway_server.cloud_pool.redis.config import RedisAddress
+from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.router.session_tags import session_tag
 from causeway_server.router.types import Message, Request, RoutingHints
 from tests.bed.agents import Agent, AgentCloud, Kind, Scripts
@@ -56,7 +57,13 @@ class Bed:
 
 @asynccontextmanager
 async def bed(
-    folder: Path, mode: str = "require", *, gateways: int = 1, url: RedisAddress = "", pin: str = "tool_loop"
+    folder: Path,
+    mode: str = "require",
+    *,
+    gateways: int = 1,
+    url: RedisAddress = "",
+    pin: str = "tool_loop",
+    jobs: JobsConfig | None = None,
 ) -> AsyncIterator[Bed]:
     scripts = Scripts(1, faults=False)
     clouds = {name: AgentCloud(scripts) for name in CHAIN}
@@ -74,7 +81,8 @@ async def bed(
         for number in range(gateways):
             place = folder / str(number)
             place.mkdir()
-            gateway = serving(place, *tiers, degradation=degradation, redis=url, identity=IdentityConfig(region="eu"))
+            sections = {"redis": url, "identity": IdentityConfig(region="eu"), "jobs": jobs or JobsConfig()}
+            gateway = serving(place, *tiers, degradation=degradation, **sections)
             made.append(await stack.enter_async_context(gateway))
         yield Bed(made, clouds, scripts)
 
