@@ -316,8 +316,8 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
     response_store = DeviceResponseStore(device.state_dir, config.responses, clock)
     response_jobs = ResponseJobs(jobs)
     responses = StoredResponses(store=response_store, jobs=response_jobs, by_default=False, wall_clock=clock.unix)
-    clouds = config.cloud_configs
-    history = CloudHistory(clouds[0], config.responses.max_bytes) if clouds else None
+    cloud = backends.clouds.first
+    history = None if cloud is None else CloudHistory(cloud.address, config.responses.max_bytes)
     reader = RequestReader(config.server, files, responses, history)
     audio = LazyAudio(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
     tracing = make_tracer(config)

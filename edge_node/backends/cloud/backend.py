@@ -98,14 +98,14 @@ class CloudBackend:
         self.region = config.region
         self.health = CloudHealth(config.url, breaker or Breaker(), now, advice)
         self._probe = CloudProbe(config, self.health, now, has_alternative=has_alternative)
-        address = ServerAddress(
+        self.address = ServerAddress(
             url=config.url,
             tls=tls_files(config, "" if credentials is None else credentials.certificate_file),
             max_connections=config.max_connections,
             connect_timeout_s=config.connect_timeout_s,
             user_agent="causeway-edge",
         )
-        self._server = OpenAIServer(address, credentials or FixedToken(config.key), self._probe)
+        self._server = OpenAIServer(self.address, credentials or FixedToken(config.key), self._probe)
         self._jobs = CloudJobs(config.url, self._server, self._probe, now)
         self._skip_until: dict[str, float] = {}  # time until which a model is skipped, from Retry-After
 

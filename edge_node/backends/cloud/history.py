@@ -17,9 +17,6 @@ from causeway_server.router.serving.request import TAGS, read_tags
 from causeway_server.router.serving.upstream.responses import UpstreamCall, read_error, read_whole
 from causeway_server.router.serving.upstream.server import FixedToken, OpenAIServer, ServerAddress
 
-from ...config.schema import CloudConfig
-from .connection import tls_files
-
 CLOUD_KEY = "x-causeway-cloud-key"
 _READ_S = 10.0
 _TAGS: Final = TAGS.encode()
@@ -48,17 +45,11 @@ class _Unobserved:
 
 
 class CloudHistory:
-    """Reads responses that a cloud stores. `max_bytes`: the largest history."""
+    """Reads responses that a cloud stores. `address`: of its backend. `max_bytes`: the largest history."""
 
-    def __init__(self, config: CloudConfig, max_bytes: int) -> None:
-        self._path = URL(f"{config.url}/responses").raw_path
-        self._address = ServerAddress(
-            url=config.url,
-            tls=tls_files(config, ""),
-            max_connections=1,
-            connect_timeout_s=config.connect_timeout_s,
-            user_agent="causeway-edge",
-        )
+    def __init__(self, address: ServerAddress, max_bytes: int) -> None:
+        self._path = URL(f"{address.url}/responses").raw_path
+        self._address = msgspec.structs.replace(address, max_connections=1)
         self._max_bytes = max_bytes
 
     async def read(self, key: str, name: str) -> StoredTurn | None:

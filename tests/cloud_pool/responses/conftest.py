@@ -18,6 +18,7 @@ from causeway_server.cloud_pool.accounts.tenants.config import TenantsConfig
 from causeway_server.cloud_pool.app import App, build
 from causeway_server.cloud_pool.background import run_worker
 from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.degradation.config import DegradationConfig
 from causeway_server.cloud_pool.http.config import ServerConfig
 from causeway_server.cloud_pool.storage.config import JobsConfig, StoredResponsesConfig
 from tests.cloud_pool.upstreams.http_gateway import http_tier
@@ -68,6 +69,7 @@ async def serving(
         tiers=(http_tier(cloud.url, region="eu"),),
         identity=IdentityConfig(region="eu"),
         tenants=tenants or TenantsConfig(),
+        degradation=DegradationConfig(warm_up_after_idle_s=0.0),  # `asked` is what a client asked
         jobs=JobsConfig(
             region=store_region,
             redis=redis_server.url,

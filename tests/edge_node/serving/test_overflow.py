@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,15 @@ from causeway_server.models.chat.overflow import NOTE
 from causeway_server.router.errors import ContextLengthExceeded
 from causeway_server.router.openai.tokens import TokenList
 from causeway_server.router.types import Chunk, Request
+from tests.e2e.sessions.peer import Event, Peer, done, text_of
+from tests.mosquitto import Mosquitto, mosquitto
 
 from ..device import POLICY, Answer, Device, running
+from ..jobs.support import PROMPT, accepted, ended
+from ..mqtt.peer import mqtt_config, peer_of
 from ..scripted import CLOUD_WORDS, EDGE_WORDS, ScriptedEngine
+
+__all__ = ["mosquitto"]
 
 CONTEXT = 60
 TRIMS = POLICY + "\ncontext: {overflow: trim_middle}\n"
@@ -47,16 +54,17 @@ async def device(tmp_path: Path) -> AsyncIterator[Device]:
 async def told(device: Device, answer: Answer) -> None:
     """The model, the header and the record say how much was left out."""
     assert answer.status == 200, answer.body
-    left_out = int(answer.headers["x-causeway-trimmed"])
+    assert int(answer.headers["x-causeway-trimmed"]) == recorded(device)
+
+
+def recorded(device: Device) -> int:
+    """The number of messages that the model was not given, as the newest record has it."""
     asked = device.engine.calls[-1].request.messages
-    assert asked[0].content == f"rule\n\n{NOTE}"
-    assert len(asked) == len(BODY["messages"]) - left_out
-    assert asked[-1].content == "last"
-    record = await device.record(answer)
-    assert [(one.error, one.detail) for one in record.outcome.attempts][-1] == (
-        "",
-        f"{left_out} messages left out to fit the context",
-    )
+    left_out = len(BODY["messages"]) - len(asked)
+    assert (asked[0].content, asked[-1].content) == (f"rule\n\n{NOTE}", "last")
+    attempt = device.newest().outcome.attempts[-1]
+    assert (attempt.error, attempt.detail) == ("", f"{left_out} messages left out to fit the context")
+    return left_out
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -107,3 +115,42 @@ async def test_refuse_is_the_default(tmp_path: Path) -> None:
     async with running(tmp_path, engine=SmallContext()) as device:
         answer = await device.ask(model="small", **BODY)
         assert (answer.status, answer.code) == (400, "context_length_exceeded")
+
+
+async def test_a_job_is_trimmed(tmp_path: Path) -> None:
+    async with running(tmp_path, engine=SmallContext(), policy=TRIMS, jobs=PROMPT) as device:
+        job = await ended(device, await accepted(device, **BODY, model="small"))
+        assert job["result"]["choices"][0]["message"]["content"] == "".join(EDGE_WORDS)
+        assert recorded(device) > 0
+
+
+async def ask_at_length(peer: Peer) -> list[Event]:
+    """Ask in a live session what BODY asks; return the events of the answer."""
+    await peer.send("session.update", session={"type": "realtime", "instructions": "rule"})
+    for message in LONG:
+        kind = "input_text" if message["role"] == "user" else "output_text"
+        content = [{"type": kind, "text": message["content"]}]
+        item: Event = {"type": "message", "role": message["role"], "content": content}
+        await peer.send("conversation.item.create", item=item)
+    return await peer.ask("last")
+
+
+async def test_a_live_session_is_trimmed(device: Device) -> None:
+    peer = await Peer.connect(device.app.port, "model=small")
+    events = await ask_at_length(peer)
+    assert (text_of(events), done(events)["status"]) == ("".join(EDGE_WORDS), "completed")
+    assert recorded(device) > 0
+    peer.cut()
+
+
+@pytest.mark.mosquitto
+@pytest.mark.slow
+async def test_a_message_of_a_broker_is_trimmed(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    mosquitto.start()
+    mqtt = mqtt_config(mosquitto.port)
+    async with running(tmp_path, engine=SmallContext(), policy=TRIMS, jobs=PROMPT, mqtt=mqtt) as device:
+        with peer_of(mosquitto) as peer:
+            await peer.state("online")
+            peer.ask(json.dumps({**BODY, "model": "small"}).encode())
+            assert (await peer.answer()).text == "".join(EDGE_WORDS)
+            assert recorded(device) > 0
