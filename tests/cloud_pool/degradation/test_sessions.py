@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -81,7 +82,11 @@ async def bed(
         for number in range(gateways):
             place = folder / str(number)
             place.mkdir()
-            sections = {"redis": url, "identity": IdentityConfig(region="eu"), "jobs": jobs or JobsConfig()}
+            sections: dict[str, Any] = {
+                "redis": url,
+                "identity": IdentityConfig(region="eu"),
+                "jobs": jobs or JobsConfig(),
+            }
             gateway = serving(place, *tiers, degradation=degradation, **sections)
             made.append(await stack.enter_async_context(gateway))
         yield Bed(made, clouds, scripts)

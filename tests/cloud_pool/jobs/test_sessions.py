@@ -150,7 +150,7 @@ async def test_lines_of_a_batch_stay_in_their_sessions(tmp_path: Path, redis_ser
             file = (await reply.json())["id"]
         ask: dict[str, object] = {"input_file_id": file, "endpoint": url, "completion_window": "24h"}
         batch = await get(made, f"/batches/{(await gateway.post('/batches', ask)).json['id']}", ("completed", "failed"))
-        outcomes = {}
+        outcomes: dict[str, Any] = {}
         for kind in ("output_file_id", "error_file_id"):
             async with gateway.session.get(f"{gateway.app.url}/files/{batch[kind]}/content") as reply:
                 rows = [json.loads(row) for row in (await reply.text()).splitlines()]
