@@ -135,11 +135,12 @@ async def daemon(folder: Path, ports: dict[str, int]) -> AsyncIterator[str]:
     assert process.stdout is not None
     try:
         async with asyncio.timeout(_START_S):
-            async for line in process.stdout:
-                if line.startswith(b"ready url="):
-                    yield line.partition(b"=")[2].decode().split()[0]
-                    return
-        raise RuntimeError("the daemon ended before it was ready")
+            line = await process.stdout.readline()
+            while line and not line.startswith(b"ready url="):
+                line = await process.stdout.readline()
+        if not line:
+            raise RuntimeError("the daemon ended before it was ready")
+        yield line.partition(b"=")[2].decode().split()[0]
     finally:
         process.terminate()
         await process.wait()
