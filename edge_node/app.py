@@ -390,7 +390,7 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
         heartbeat_s=config.server.heartbeat_s,
         as_job=parts.jobs.as_job,
         responses=parts.responses,
-        direct=DirectAnswers(parts.service, parts.clouds),
+        direct=DirectAnswers(parts.service, parts.clouds, config.server.heartbeat_s),
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from causeway_server.models.llama_cpp.protocol import SoftTokens
     from causeway_server.router.serving.http_client import HttpResponse
     from causeway_server.router.serving.upstream.responses import TextRelay
+    from causeway_server.router.serving.upstream.server import StreamReader
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True):
@@ -65,6 +66,7 @@ class BegunCall(msgspec.Struct, frozen=True):
 
     response: HttpResponse
     started: float
+    reader: StreamReader | None = None  # of its stream, once that has begun
 
 
 class BackendRequest(msgspec.Struct, frozen=True):

@@ -96,7 +96,7 @@ from causeway_server.router.types import Kind, Prefer, Request, RoutingHints, fo
 
 from ..backends.cloud.history import CLOUD_KEY, CloudHistory
 from ..config.schema import ServerConfig
-from ..serving.direct import Arrival, DirectAnswer, DirectAnswers, DirectConnection
+from ..serving.direct import ID_HEADERS, Arrival, DirectAnswer, DirectAnswers, DirectConnection
 from ..serving.generation import policy_label
 from ..serving.requests import Records, RequestContext
 from ..serving.service import Service
@@ -152,7 +152,6 @@ AsJob = Callable[[web.BaseRequest], Awaitable[web.StreamResponse | None]]
 
 _TARGET = "x-causeway-target"
 _CHAT = "/v1/chat/completions"
-_ID_HEADERS = ("x-request-id", "x-causeway-decision")
 _ID = "{id}"  # one step of a path
 _ANY_ID = "{id:.*}"  # the rest of a path
 _random = random.Random(os.urandom(32))
@@ -512,7 +511,7 @@ class Api:
         if parsed is None:
             return None
         http.begun = parsed
-        if parsed.request.stream or log.isEnabledFor(logging.DEBUG):
+        if log.isEnabledFor(logging.DEBUG):
             return None
         decision_id, unix = new_decision_id(), clock.unix()
         arrival = Arrival(decision_id, parsed.request, parsed.memo, facts.traceparent, arrived, unix)
@@ -567,7 +566,7 @@ class Api:
         facts = self.reader.facts(http)
         begun = http.begun if isinstance(http, PlainRequest) else None
         if isinstance(begun, DirectAnswer):
-            return await self._go_on(begun, http)
+            return await self._reply(*begun.context(), is_begun=True)
         parsed = begun if isinstance(begun, ParsedRequest) else None
         parsed = parsed or await self.reader.request(http, kind, facts, compacts=compacts)
         turn = parsed.turn
@@ -584,7 +583,7 @@ class Api:
             created=int(unix),
             echo=_compacting(parsed.echo) if compacts else parsed.echo,
             heartbeat_s=self.heartbeat_s,
-            id_headers=_ID_HEADERS,
+            id_headers=ID_HEADERS,
         )
         context = RequestContext(
             request, reply, id=decision_id, arrived=arrived, traceparent=traceparent, trace=trace, memo=parsed.memo
@@ -595,33 +594,18 @@ class Api:
             reply.compacted = lambda: (context.generation.on_device, region_tags(context.generation.regions))
         return await self._reply(context, reply)
 
-    async def _go_on(self, begun: DirectAnswer, http: HttpExchange) -> web.StreamResponse:
-        """Answer a request whose answer was begun in callbacks."""
-        arrival = begun.arrival
-        reply = HttpReplyWriter(
-            arrival.request, http, device_header_lines, id=arrival.id, created=int(arrival.unix), id_headers=_ID_HEADERS
-        )
-        context = RequestContext(
-            arrival.request,
-            reply,
-            id=arrival.id,
-            arrived=arrival.arrived,
-            traceparent=arrival.traceparent,
-            memo=arrival.memo,
-        )
-        return await self._reply(context, reply, begun)
-
     async def _reply(
-        self, context: RequestContext, reply: HttpReplyWriter[AnswerHead], begun: DirectAnswer | None = None
+        self, context: RequestContext, reply: HttpReplyWriter[AnswerHead], *, is_begun: bool = False
     ) -> web.StreamResponse:
+        """Answer a request. `is_begun`: whether its answer was begun in callbacks."""
         decision_id = context.id
         try:
-            await self.service.answer(context, begun)
+            await self.service.answer(context, is_begun=is_begun)
             return reply.response
         except ClientGone:
             raise
         except CausewayError as error:
-            headers = dict.fromkeys(_ID_HEADERS, decision_id)
+            headers = dict.fromkeys(ID_HEADERS, decision_id)
             headers["x-causeway-policy"] = policy_label(self.policies.active)
             return await reply.fail(error, headers)
 

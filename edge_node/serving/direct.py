@@ -1,4 +1,4 @@
-"""The plain case in callbacks: a chat that a cloud answers whole, from the parsed request to its record, with no task.
+"""The plain case in callbacks: a chat that a cloud answers, from the parsed request to its record, with no task.
 
 The hops are those of `service`, in the same order, as one straight line: nothing is awaited before the answer, so there
 is nothing for a coroutine to do. `DirectAnswers.begin` takes a request only if the general path would do just this:
@@ -11,20 +11,22 @@ is nothing for a coroutine to do. `DirectAnswers.begin` takes a request only if 
 
 Whatever comes but a good answer (another status, an error, a timeout, a client that leaves or reads slowly, the end of
 the daemon) goes to the general path together with the request that was sent: a task awaits the same response, so that
-retries, fallbacks, records and the client's error have one place.
+retries, fallbacks, records and the client's error have one place. A stream has the general path's own attempt, reader,
+context and reply from its beginning, so that a task can go on with them at any byte.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
 from causeway_server.router.decision.attempts import AttemptSequence
 from causeway_server.router.decision.decide import RequestMemo, decide_memoized, early_bypass, features_of
-from causeway_server.router.errors import CausewayError
+from causeway_server.router.errors import CausewayError, ClientGone
 from causeway_server.router.openai.answer import encode_whole
 from causeway_server.router.openai.upstream.decode import decode_answer
 from causeway_server.router.policy.compiled import Policy
@@ -34,7 +36,15 @@ from causeway_server.router.serving.http_client import HttpResponse
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead
 from causeway_server.router.serving.request import PlainRequest
-from causeway_server.router.serving.responses import JSON, id_lines, send_plain, shared_header_lines
+from causeway_server.router.serving.responses import (
+    JSON,
+    HttpReplyWriter,
+    device_header_lines,
+    id_lines,
+    send_plain,
+    shared_header_lines,
+)
+from causeway_server.router.serving.upstream.server import StreamReader
 from causeway_server.router.types import (
     AttemptPlan,
     AttemptRecord,
@@ -51,14 +61,17 @@ from causeway_server.router.types import (
 )
 
 from ..backends.backend import BackendRequest, BegunCall, UpstreamInfo
-from ..backends.cloud.backend import NO_INFO, CloudBackend, Clouds, upstream_info
-from .generation import Generation, policy_label, with_temperature
+from ..backends.cloud.backend import NO_INFO, CloudBackend, Clouds, upstream_info, with_target
+from .generation import ChunkRelay, policy_label, with_temperature
+from .requests import RequestContext
 from .service import Service, bypassed
 
 log = logging.getLogger(__name__)
 
 _NO_ESTIMATES: Final = Estimates()
 _MAX_PLANS: Final = 256
+ID_HEADERS: Final = ("x-request-id", "x-causeway-decision")
+Context = tuple[RequestContext, HttpReplyWriter[AnswerHead]]
 
 
 class DirectConnection(Protocol):
@@ -130,30 +143,82 @@ class DirectAnswer:
     """
 
     __slots__ = ("_call", "_connection", "_http", "_plan", "_response", "_service", "arrival", "started")
+    _call: BackendRequest
+    _response: HttpResponse
 
     def __init__(
-        self,
-        service: Service,
-        arrival: Arrival,
-        plan: Plan,
-        call: BackendRequest,
-        response: HttpResponse,
-        started: float,
-        http: PlainRequest,
-        connection: DirectConnection,
+        self, service: Service, arrival: Arrival, plan: Plan, http: PlainRequest, connection: DirectConnection
     ) -> None:
-        self.arrival, self.started = arrival, started
-        self._service, self._plan, self._call, self._response = service, plan, call, response
+        self.arrival, self.started = arrival, asyncio.get_running_loop().time()
+        self._service, self._plan = service, plan
         self._http, self._connection = http, connection
-        http.begun = response.owner = self
 
-    def fill(self, generation: Generation) -> None:
-        """Let a generation go on with what was done (`BegunAnswer`)."""
-        plan = self._plan
+    def send(self) -> bool:
+        """Send the request. Returns False if there is no connection."""
+        self._call = self._new_call()
+        response = self._plan.cloud.begin(self._call)
+        if response is None:
+            return False
+        self._response = response
+        self._http.begun = response.owner = self
+        return True
+
+    def context(self) -> Context:
+        """Return the request's context, with what was decided and sent, and the reply: the general path goes on."""
+        context = self._new_context()
+        context[0].generation.begun = BegunCall(self._response, self.started)
+        return context
+
+    def _new_call(self) -> BackendRequest:
+        plan, request, cloud = self._plan, self.arrival.request, self._service.attempts.cloud
+        timeout_s = cloud.timeout_s if plan.target.timeout_s is None else plan.target.timeout_s
+        deadline = min(self._service.deadline(request, self.arrival.arrived), self.started + timeout_s)
+        return self._call_until(deadline, deadline)
+
+    def _call_until(
+        self,
+        deadline: float,
+        first_token_by: float,
+        relay: ChunkRelay | None = None,
+        report_upstream: Callable[[UpstreamInfo], None] = lambda _: None,
+    ) -> BackendRequest:
+        arrival, plan = self.arrival, self._plan
+        return BackendRequest(
+            id=arrival.id,
+            request=with_temperature(arrival.request, plan.target),
+            target=plan.target,
+            deadline=deadline,
+            first_token_by=first_token_by,
+            traceparent=arrival.traceparent,
+            policy=plan.label,
+            cacheable=False,
+            relay=relay,
+            report_upstream=report_upstream,
+        )
+
+    def _new_context(self) -> Context:
+        arrival, plan = self.arrival, self._plan
+        request, number = arrival.request, arrival.id
+        created = int(arrival.unix)
+        reply = HttpReplyWriter(
+            request, self._http, device_header_lines, id=number, created=created, id_headers=ID_HEADERS
+        )
+        context = RequestContext(
+            request,
+            reply,
+            id=number,
+            arrived=arrival.arrived,
+            traceparent=arrival.traceparent,
+            memo=arrival.memo,
+        )
+        self._service.begin(context)
+        generation = context.generation
         generation.policy, generation.snapshot, generation.decision = plan.policy, plan.snapshot, plan.decision
         generation.cache_plan = bypassed(plan.bypass)
-        generation.sequence = AttemptSequence(plan.decision, stream=False, choices=1, arrived=generation.arrived)
-        generation.begun = BegunCall(self._response, self.started)
+        generation.sequence = AttemptSequence(
+            plan.decision, stream=request.stream, choices=1, arrived=generation.arrived
+        )
+        return context, reply
 
     def cancel(self) -> None:
         task = self._hand_over()
@@ -162,14 +227,12 @@ class DirectAnswer:
 
     def changed(self) -> None:
         response = self._response
-        arrives = not response.status or (response.status == 200 and not response.complete and not response.is_crowded)
-        if arrives and response.error is None:
-            return
         try:
-            if not self._deliver(response):
+            if not self._advance(response):
                 self._hand_over()
         except Exception as failure:
-            log.error("A direct answer failed unexpectedly: %s", redacted(failure))
+            if not isinstance(failure, ClientGone):
+                log.error("A direct answer failed unexpectedly: %s", redacted(failure))
             if response.owner is self:
                 self._hand_over()
 
@@ -177,12 +240,20 @@ class DirectAnswer:
         self._response.owner = None
         return self._connection.hand_over(self._http)
 
-    def _deliver(self, response: HttpResponse) -> bool:
-        """Send a good answer to the client; return False, and do nothing, if it is not a usual one."""
+    @property
+    def _takes_bytes(self) -> bool:
+        """Whether the client is there, and reads."""
+        transport = self._connection.transport
+        return transport is not None and not transport.is_closing() and not self._connection.writing_paused
+
+    def _advance(self, response: HttpResponse) -> bool:
+        """Send a good answer to the client, or wait for it; return False, and do nothing, if it is not a usual one."""
+        if response.error is not None or (response.status and response.status != 200):
+            return False
+        if not response.complete:
+            return not response.is_crowded
         body, connection, plan = response.peek(), self._connection, self._plan
-        transport = connection.transport
-        gone = transport is None or transport.is_closing() or connection.writing_paused
-        if response.error is not None or response.status != 200 or not response.complete or gone:
+        if not self._takes_bytes:
             return False
         arrival, target, info = self.arrival, plan.target, upstream_info(response)
         chunk = _answer_of(body, arrival.id)
@@ -195,7 +266,8 @@ class DirectAnswer:
         lines = plan.lines if info is NO_INFO else shared_header_lines(plan.head(info), JSON)
         send_plain(self._http, lines + id_lines(arrival.id), answer)
         response.owner = None
-        plan.cloud.succeeded(self._call, response)
+        plan.cloud.answered(response)
+        plan.cloud.succeeded(self._call)
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._service.admission.release(now - self.started)
@@ -259,12 +331,98 @@ class DirectAnswer:
         records.metrics.passed_on(arrival.request, target, usage, attempt, usd=usd, total_s=total_ms / 1000.0)
 
 
-class DirectAnswers:
-    """Begins the answers of the plain case."""
+class DirectStream(DirectAnswer):
+    """A streamed answer. Text alone goes from the cloud's connection to the client's through the relay."""
 
-    def __init__(self, service: Service, clouds: Clouds) -> None:
+    __slots__ = ("_attempt", "_context", "_reader", "_relay", "_reply")
+
+    def __init__(
+        self, service: Service, arrival: Arrival, plan: Plan, http: PlainRequest, connection: DirectConnection
+    ) -> None:
+        super().__init__(service, arrival, plan, http, connection)
+        self._context, self._reply = self._new_context()
+        sequence = self._context.generation.sequence
+        attempt = None if sequence is None else sequence.next_attempt()
+        assert attempt is not None  # a plan has at least one
+        attempt.start(self.started)
+        self._attempt, self._relay = attempt, ChunkRelay(attempt, self._context)
+        self._reader: StreamReader | None = None
+
+    def context(self) -> Context:
+        generation = self._context.generation
+        generation.begun, generation.relay = BegunCall(self._response, self.started, self._reader), self._relay
+        return self._context, self._reply
+
+    def begin_heartbeat(self, interval_s: float) -> None:
+        self._reply.heartbeat_s = interval_s
+        self._reply.begin_heartbeat()
+
+    def _new_call(self) -> BackendRequest:
+        generation = self._context.generation
+        deadlines = self._service.attempts.deadlines(generation, self._attempt, self.started)
+        return self._call_until(*deadlines, self._relay, generation.set_upstream)
+
+    def changed(self) -> None:
+        if self._reader is None or not self._reader.arrived() or self._connection.writing_paused:
+            super().changed()
+
+    def _advance(self, response: HttpResponse) -> bool:
+        """Pass on what has arrived; return False if the general path must go on."""
+        reader, cloud = self._reader, self._plan.cloud
+        if response.error is not None or not self._takes_bytes:
+            return False
+        if reader is None:
+            if response.status != 200 or response.is_encoded:
+                return False
+            cloud.answered(response)
+            reader = self._reader = cloud.reader(self._call, response)
+        self._send(reader.feed())
+        if reader.done:
+            return self._end(response, reader)
+        return reader.is_usual and not response.complete and not self._connection.writing_paused
+
+    def _send(self, chunks: Sequence[Chunk]) -> None:
+        """Pass chunks on as `AttemptRunner` does. Raises ClientGone."""
+        context, generation, now = self._context, self._context.generation, asyncio.get_running_loop().time()
+        for chunk in chunks:
+            for piece in self._attempt.receive(with_target(chunk, self._call) if chunk.resume else chunk, now):
+                if not generation.committed:
+                    generation.committed = True
+                    context.head = generation.head()
+                    self._reply.begin(context.head)
+                if piece.usage is not None:
+                    generation.usage = piece.usage
+                if (slow := context.send(piece)) is None:
+                    self._relay.sent(piece.index)
+                else:
+                    self._relay.hold(slow)
+
+    def _end(self, response: HttpResponse, reader: StreamReader) -> bool:
+        """Send the end, and record the answer; return False, and do nothing, if the answer is not whole."""
+        attempt, loop = self._attempt, asyncio.get_running_loop()
+        if not attempt.whole:
+            return False
+        self._reply.end_stream()
+        response.owner = None
+        reader.close()
+        self._relay.close()
+        now = loop.time()
+        attempt.finish(now)
+        self._plan.cloud.succeeded(self._call)
+        self._service.end_generation(self._context.generation)
+        self._service.admission.release(now - self.started)
+        self._service.end(self._context)
+        self._connection.answered(self._http)
+        return True
+
+
+class DirectAnswers:
+    """Begins the answers of the plain case. `heartbeat_s`: as of `HttpReplyWriter`."""
+
+    def __init__(self, service: Service, clouds: Clouds, heartbeat_s: float = 0.0) -> None:
         self._service = service
         self._clouds = clouds
+        self._heartbeat_s = heartbeat_s
         self._policy: Policy | None = None
         self._snapshot: Snapshot | None = None
         self._plans: dict[RequestFeatures, Plan | None] = {}  # under that policy, for that snapshot
@@ -273,38 +431,26 @@ class DirectAnswers:
         """Send a request to its cloud. Returns None, and does nothing, if it is not a plain case."""
         service, request, admission = self._service, arrival.request, self._service.admission
         policy = service.direct_policy
-        if policy is None or request.stream or request.kind != "chat" or not admission.has_room:  # (1) (4)
+        if policy is None or request.kind != "chat" or not admission.has_room:  # (1) (4)
             return None
         plan = self._plan(policy, request, arrival.memo)
         if plan is None or connection.writing_paused or not plan.cloud.is_ready:  # (4)
             return None
-        target, started = plan.target, asyncio.get_running_loop().time()
-        timeout_s = service.attempts.cloud.timeout_s if target.timeout_s is None else target.timeout_s
-        deadline = min(service.deadline(request, arrival.arrived), started + timeout_s)
-        call = BackendRequest(
-            id=arrival.id,
-            request=with_temperature(request, target),
-            target=target,
-            deadline=deadline,
-            first_token_by=deadline,
-            traceparent=arrival.traceparent,
-            policy=plan.label,
-            cacheable=False,
-        )
         try:
             admission.admit(request.hints.client, arrival.arrived)
         except CausewayError:
             return None  # the general path meets it again: a refusal costs the client nothing
         admission.try_acquire()
-        response = None
+        answer, is_sent = None, False
         try:
-            response = plan.cloud.begin(call)
+            answer = (DirectStream if request.stream else DirectAnswer)(service, arrival, plan, http, connection)
+            is_sent = answer.send()
         finally:
-            if response is None:
+            if not is_sent:
                 admission.release(0.0)
-        if response is None:
-            return None
-        return DirectAnswer(service, arrival, plan, call, response, started, http, connection)
+        if is_sent and self._heartbeat_s and isinstance(answer, DirectStream):
+            answer.begin_heartbeat(self._heartbeat_s)
+        return answer if is_sent else None
 
     def _plan(self, policy: Policy, request: Request, memo: RequestMemo) -> Plan | None:
         """Return the plan for a request; None if it is not a plain case."""

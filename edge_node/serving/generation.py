@@ -123,6 +123,7 @@ class Generation(msgspec.Struct, eq=False):
     cache_plan: CachePlan = _NOT_ASKED
     cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
     begun: BegunCall | None = None  # the first attempt's, if it was made in callbacks; with decision and sequence
+    relay: ChunkRelay | None = None  # the one that has begun, if the call streams
     semantic_question: ComparedText | None = None  # set if the semantic cache was searched
     semantic_scope: bytes = b""
     # set if the answer is generated again, to be compared with a cached one
@@ -458,9 +459,12 @@ class AttemptRunner:
             raise NoRoute(f"Parts of this request may not leave the device, and {target.name} is in the cloud.")
         begun, generation.begun = generation.begun, None
         now = _now() if begun is None else begun.started
-        attempt.start(now)
-        deadline, first_token_by = self._deadlines(generation, attempt, now)
-        relay = _Relay(attempt, reply) if generation.request.stream else None
+        if attempt.state is AttemptState.PENDING:
+            attempt.start(now)
+            generation.upstream = generation.enforceable = None
+        deadline, first_token_by = self.deadlines(generation, attempt, now)
+        relay = (generation.relay or ChunkRelay(attempt, reply)) if generation.request.stream else None
+        generation.relay = None
         restorer: Restorer | None = None
         if generation.decision.mask and target.at != "edge":
             masked = await self.guard.masked(request, generation.decision.mask, generation.policy.guard_settings)
@@ -485,7 +489,6 @@ class AttemptRunner:
             regions=None if generation.decision.regions is None else frozenset(generation.decision.regions),
             begun=begun,
         )
-        generation.upstream = generation.enforceable = None
         try:
             if generation.request.kind == "embedding":
                 await _embed(generation, attempt, backend, call, reply)
@@ -496,9 +499,10 @@ class AttemptRunner:
             else:
                 parts = backend.generate(call)
                 source = parts if restorer is None else restored(parts, restorer)
-                stream = self._stream(generation, attempt, source, call, relay or _Relay(attempt, reply))
-                # In a task of its own a token resumes 5 coroutines, not the 17 from the connection down to here.
-                await (asyncio.create_task(stream) if generation.request.stream else stream)
+                stream = self._stream(generation, attempt, source, call, relay or ChunkRelay(attempt, reply))
+                # In a task of its own a token resumes 5 coroutines, not the 17 from the connection down to here. But
+                # a task that is cancelled before its first step would leave behind what was begun.
+                await (asyncio.create_task(stream) if generation.request.stream and begun is None else stream)
         except (TimeoutError, DeadlineExceeded, CloudTimeout) as error:
             raise _timeout_error(generation, attempt, error) from error
 
@@ -508,17 +512,18 @@ class AttemptRunner:
         attempt: Attempt,
         chunks: AsyncIterator[Chunk],
         call: BackendRequest,
-        relay: _Relay,
+        relay: ChunkRelay,
     ) -> None:
         """Pass the chunks of one attempt to the reply.
 
         Raises TimeoutError in cases (1) and (2), or the error of the backend, the attempt or the reply.
         """
         reply = relay.reply
-        first, ended = True, False
+        first, ended = not attempt.committed, False
         now = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout_at(min(call.first_token_by, call.deadline) + _GRACE_S) as timeout:
+            until = min(call.first_token_by, call.deadline) if first else call.deadline
+            async with asyncio.timeout_at(until + _GRACE_S) as timeout:
                 async for chunk in chunks:
                     await relay.settle()
                     if first:
@@ -550,7 +555,7 @@ class AttemptRunner:
                 await close_chunks(chunks)
         await _deliver(generation, attempt.finish(now()), reply)
 
-    def _deadlines(self, generation: Generation, attempt: Attempt, now: float) -> tuple[float, float]:
+    def deadlines(self, generation: Generation, attempt: Attempt, now: float) -> tuple[float, float]:
         """Return the deadlines of the complete answer and of its first token."""
         target = attempt.plan.target
         if generation.job is not None and target.at == "cloud":
@@ -566,8 +571,8 @@ class AttemptRunner:
         return deadline, min(deadline, generation.first_byte_by, now + first_s)
 
 
-class _Relay:
-    """Passes text on to a client that reads, as it arrives (`ChunkRelay`), without waking a task.
+class ChunkRelay:
+    """Passes text on to a client that reads, as it arrives (`TextRelay`), without waking a task.
 
     `is_open`: whether the last chunk from the iterator was sent to the client at once.
     """
@@ -599,6 +604,11 @@ class _Relay:
             self._sink = None
         return True
 
+    def hold(self, slow: Awaitable[None]) -> None:
+        """Note that the client is slow: the task waits for it."""
+        self._drop()
+        self._slow = slow
+
     async def settle(self) -> None:
         """Wait for a client that has become slow. Raises ClientGone."""
         if self._gone is not None:
@@ -610,6 +620,9 @@ class _Relay:
     def close(self) -> None:
         """Accept no more chunks."""
         self._sink = self._texts = None
+        self._drop()
+
+    def _drop(self) -> None:
         if isinstance(self._slow, Coroutine):
             self._slow.close()
 

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -112,14 +112,6 @@ class Explanation(msgspec.Struct, frozen=True):
     similarity: float | None = None
 
 
-class BegunAnswer(Protocol):
-    """The beginning of an answer that was made without a task (`direct`)."""
-
-    def fill(self, generation: Generation, /) -> None:
-        """Set what was decided and sent."""
-        ...
-
-
 @dataclass(frozen=True)
 class AnswerSources:
     """Sources of answers that need no attempt: stored answers, and those in progress.
@@ -173,19 +165,18 @@ class Service:
         self._planner = CachePlanner(scope)
         self.sources.semantic.activate(policy)
 
-    async def answer(self, context: RequestContext, begun: BegunAnswer | None = None) -> None:
+    async def answer(self, context: RequestContext, *, is_begun: bool = False) -> None:
         """Answer a request; return when the last byte is passed to the client's connection.
 
         Args:
-            begun: The answer's beginning in callbacks, with which it goes on.
+            is_begun: Whether the answer was begun in callbacks (`direct`), so that it goes on.
 
         Raises:
             CausewayError: The error for the client.
             CancelledError: The client disconnected.
         """
-        self._begin(context)
-        if begun is not None:
-            begun.fill(context.generation)
+        if not is_begun:
+            self.begin(context)
         if log.isEnabledFor(logging.DEBUG):
             log_arrival(context.id, context.request)
         try:
@@ -219,9 +210,18 @@ class Service:
             context.error = CausewayError("Internal error.")
             raise context.error from failure
         finally:
-            # Bookkeeping runs in the loop's next turn: the response leaves first, and the record exists before any
-            # other request can look for it.
-            asyncio.get_running_loop().call_soon(self._finish_request, context, self.records.clock.monotonic())
+            self.end(context)
+
+    def end(self, context: RequestContext) -> None:
+        """Record a request in the loop's next turn: the response leaves first, and the record exists before any other
+        request can look for it.
+        """
+        asyncio.get_running_loop().call_soon(self._finish_request, context, self.records.clock.monotonic())
+
+    def end_generation(self, generation: Generation) -> None:
+        """Record a generation in the loop's next turn."""
+        generation.finished = True
+        asyncio.get_running_loop().call_soon(self._finish_generation, generation, self.records.clock.monotonic())
 
     def _keep_session(self, context: RequestContext) -> asyncio.Future[None] | None:
         if context.session is None or context.head is None:
@@ -340,7 +340,8 @@ class Service:
         self._planner.plan(self._policy, _SELF_CHECK_REQUEST, snapshot, _NO_ESTIMATES)
         return decide(self._policy, _SELF_CHECK_REQUEST, snapshot, _NO_ESTIMATES)
 
-    def _begin(self, context: RequestContext) -> None:
+    def begin(self, context: RequestContext) -> None:
+        """Set the deadline and the generation of a request."""
         policy = self._policy_of(context.request)
         context.deadline = self.deadline(context.request, context.arrived, is_job=context.job is not None)
         generation = Generation(
@@ -524,8 +525,7 @@ class Service:
                 generation.shadow = self.shadows.put(tap)
         finally:
             if decided:
-                generation.finished = True
-                loop.call_soon(self._finish_generation, generation, self.records.clock.monotonic())
+                self.end_generation(generation)
             if waits:
                 admission.release(loop.time() - started)
 

@@ -378,7 +378,9 @@ class AttemptSequence:
         self._tries_again = False
 
     def next_attempt(self) -> Attempt | None:
-        """Return the next attempt (PENDING), or None when no plan is left."""
+        """Return the next attempt (PENDING), or the last one, if it has not ended; None when no plan is left."""
+        if self.attempts and TABLE[self.attempts[-1].state]:
+            return self.attempts[-1]
         self._drop_failed_targets()
         if not self._plans:
             return None

@@ -115,6 +115,11 @@ class HttpResponse:
         return self._connection.served > 0
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether the body is compressed."""
+        return self._inflater is not None
+
+    @property
     def is_crowded(self) -> bool:
         """Whether so many bytes are unread that no more arrive."""
         return self._size_bytes > _BUFFER_BYTES

@@ -118,11 +118,18 @@ class HttpReplyWriter(Generic[Head]):
         self._failed = False
         self._sends = 0  # the stream's number of sends at the last heartbeat
         if self.heartbeat_s and self.request.stream:
-            asyncio.get_running_loop().call_later(self.heartbeat_s / 2, self._look)
+            self.begin_heartbeat()
+
+    def begin_heartbeat(self) -> None:
+        asyncio.get_running_loop().call_later(self.heartbeat_s / 2, self._look)
 
     # --- for the service (ClientReply) --------------------------------------------------------------------------------
 
     async def commit(self, head: Head) -> None:
+        self.begin(head)
+
+    def begin(self, head: Head) -> None:
+        """Do what `commit` does."""
         self._head = head
         if not self.request.stream:
             return
@@ -175,8 +182,7 @@ class HttpReplyWriter(Generic[Head]):
         if self._stream is not None:
             if self.keep is not None:
                 await self._kept(self._encoder)
-            end = b"" if self._encoder is None else self._opening + self._encoder.end()
-            self._stream.end(end if self._cached_body is None else self._cached_body)
+            self.end_stream()
             return
         media_type = EVENTS if self.request.stream else JSON
         if self._cached_body is not None:
@@ -188,6 +194,12 @@ class HttpReplyWriter(Generic[Head]):
         prebuilt = PrebuiltResponse(self.http, self._lines(self._head, media_type), body)
         prebuilt.end()
         self._prebuilt = prebuilt
+
+    def end_stream(self) -> None:
+        """Send the end of a stream that has begun. Raises ClientGone."""
+        assert self._stream is not None
+        end = b"" if self._encoder is None else self._opening + self._encoder.end()
+        self._stream.end(end if self._cached_body is None else self._cached_body)
 
     def _look(self) -> None:
         """Send a comment if nothing was sent since the last heartbeat, and schedule the next, until the end."""
@@ -205,7 +217,7 @@ class HttpReplyWriter(Generic[Head]):
             with contextlib.suppress(ClientGone):  # the next event raises it
                 stream.send(_COMMENT)
         self._sends = stream.sends
-        asyncio.get_running_loop().call_later(self.heartbeat_s / 2, self._look)
+        self.begin_heartbeat()
 
     # --- for the server ----------------------------------------------------------------------------------------------
 

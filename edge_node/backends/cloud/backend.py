@@ -148,7 +148,7 @@ class CloudBackend:
             body = encode_request(call.request, call.target.model, stream=False, resume=_resume(call))
             until = min(call.deadline, call.first_token_by)
             chunks = decode_answer(await self._fetch(call, body, until), call.id)
-            return [_with_target(chunk, call) if chunk.resume else chunk for chunk in chunks]
+            return [with_target(chunk, call) if chunk.resume else chunk for chunk in chunks]
 
     @property
     def is_ready(self) -> bool:
@@ -157,18 +157,30 @@ class CloudBackend:
         return is_well and not self._skip_until and self._server.is_ready
 
     def begin(self, call: BackendRequest) -> HttpResponse | None:
-        """Send a request for a whole answer at once. Returns its response, whose head is yet to arrive; None if no
-        connection is idle.
+        """Send a request at once. Returns its response, whose head is yet to arrive; None if no connection is idle.
 
-        The caller awaits the answer with `BackendRequest.begun`, or gets it in callbacks and calls `succeeded`.
+        The caller awaits the answer with `BackendRequest.begun`, or gets it in callbacks and calls `answered`, for a
+        stream `reader`, and `succeeded`.
         """
         self.asked()
+        lines = self._lines(call)
+        if call.request.stream:
+            until = min(call.deadline, call.first_token_by)
+            return self._server.begin_stream(call.request, call.target.model, until, lines)
         body = encode_request(call.request, call.target.model, stream=False)
-        return self._server.begin(call.request.kind, body, call.deadline, self._lines(call))
+        return self._server.begin(call.request.kind, body, call.deadline, lines)
 
-    def succeeded(self, call: BackendRequest, response: HttpResponse) -> None:
-        """Record a good answer to a request that was sent by `begin`."""
+    def answered(self, response: HttpResponse) -> None:
+        """Record the head of a response to a request that was sent by `begin`."""
         self._probe.answered(response)
+
+    def reader(self, call: BackendRequest, response: HttpResponse) -> StreamReader:
+        """Return the reader of a streamed answer, whose head has arrived."""
+        call.report_upstream(upstream_info(response))
+        return StreamReader(response, _upstream_call(call), min(call.deadline, call.first_token_by))
+
+    def succeeded(self, call: BackendRequest) -> None:
+        """Record a good answer to a request that was sent by `begin`."""
         self.health.succeeded()
         self.health.model_answered(call.target.model)
 
@@ -178,17 +190,17 @@ class CloudBackend:
                 yield chunk
             return
         with _Guard(self, call, streams=True):
-            until = min(call.deadline, call.first_token_by)
-            upstream_call = _upstream_call(call)
-            response = await self._server.post_stream(
-                upstream_call, call.request, call.target.model, until, self._lines(call), _resume(call)
-            )
-            call.report_upstream(upstream_info(response))
-            reader = StreamReader(response, upstream_call, until)
+            begun, reader = (None, None) if call.begun is None else (call.begun.response, call.begun.reader)
+            if reader is None:
+                until, model, lines = min(call.deadline, call.first_token_by), call.target.model, self._lines(call)
+                response = await self._server.post_stream(
+                    _upstream_call(call), call.request, model, until, lines, _resume(call), begun
+                )
+                reader = self.reader(call, response)
             try:
                 while chunks := await reader.next():
                     for chunk in chunks:
-                        yield _with_target(chunk, call) if chunk.resume else chunk
+                        yield with_target(chunk, call) if chunk.resume else chunk
             finally:
                 reader.close()  # closes the connection unless the answer is complete, which stops the work
 
@@ -408,7 +420,7 @@ def _upstream_call(call: BackendRequest) -> UpstreamCall:
     return UpstreamCall(call.id, call.target.name, call.deadline, call.choices, call.relay)
 
 
-def _with_target(chunk: Chunk, call: BackendRequest) -> Chunk:
+def with_target(chunk: Chunk, call: BackendRequest) -> Chunk:
     """Add the target's name to the continue token of a truncated answer."""
     return msgspec.structs.replace(chunk, resume=join_token(call.target.key, chunk.resume))
 

@@ -176,6 +176,11 @@ class OpenAIServer:
         assert self._client is not None, "start() comes first"
         return self._client.begin("POST", self._paths[kind], self._token_lines() + lines, until, body)
 
+    def begin_stream(self, request: Request, model: str, until: float, lines: str) -> HttpResponse | None:
+        """Send the request for a stream, as `begin` does; the response is for `post_stream` or for callbacks."""
+        body = encode_request(request, model, stream=True, ask_usage=self._asks_usage)
+        return self.begin(request.kind, body, until, lines)
+
     async def request(
         self, method: str, target: str, until: float, *, body: bytes | None = None, lines: str = ""
     ) -> HttpResponse:
@@ -260,13 +265,20 @@ class OpenAIServer:
         return response
 
     async def post_stream(
-        self, call: UpstreamCall, request: Request, model: str, until: float, lines: str = "", resume: str = ""
+        self,
+        call: UpstreamCall,
+        request: Request,
+        model: str,
+        until: float,
+        lines: str = "",
+        resume: str = "",
+        begun: HttpResponse | None = None,
     ) -> HttpResponse:
         """Send the request for a stream; after a refusal of `stream_options` it is sent without them. See `post`."""
-        if self._asks_usage:
+        if self._asks_usage or begun is not None:
             try:
                 body = encode_request(request, model, stream=True, resume=resume)
-                return await self.post(call, request.kind, body, until, lines)
+                return await self.post(call, request.kind, body, until, lines, begun)
             except (InvalidRequest, CloudUnprocessable) as error:
                 if _STREAM_OPTIONS not in f"{error.param} {error.message}":
                     raise
@@ -341,6 +353,29 @@ class StreamReader:
                 return decode_answer(b"".join(self._document), self._call.id)
         return ()
 
+    @property
+    def done(self) -> bool:
+        """Whether the answer has its end."""
+        return self._decoder.done
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether `feed` may be called again: the answer is a stream, and has shown no error."""
+        return self._error is None and self._document is None
+
+    def feed(self) -> Sequence[Chunk]:
+        """Return the chunks of the bytes that have arrived, without waiting. `next` goes on, and raises the error that
+        the bytes have shown, if any.
+        """
+        chunks: Sequence[Chunk] = ()
+        try:
+            if data := self._counted(self._response.take()):
+                chunks = self._take(data)
+        except CausewayError as error:
+            self._error = error
+        self._offer_text()
+        return chunks
+
     def arrived(self) -> bool:
         """Offer an event of text alone to the relay (`BodyListener`); return whether it took the event."""
         template, relay = self._template, self._relay
@@ -358,8 +393,7 @@ class StreamReader:
         """Return the next bytes; none at the end, or if only the end of the body is missing."""
         if self._pause_s < math.inf and self._phase == "stream" and not self._decoder.whole:
             self._response.bound(min(self._call.deadline, asyncio.get_running_loop().time() + self._pause_s))
-        relays = self._relay is not None and self._phase == "stream" and self._document is None and self._parser.idle
-        self._template = self._decoder.text_template if relays else None
+        self._offer_text()
         try:
             data = await self._response.read()
         except (TimeoutError, HttpClientError) as error:
@@ -368,6 +402,15 @@ class StreamReader:
             if isinstance(error, TimeoutError):
                 raise too_slow(self._call, self._phase) from error
             raise client_error(error, self._call.name, "stream") from error
+        return self._counted(data)
+
+    def _offer_text(self) -> None:
+        """Let the relay take text that arrives, where it may."""
+        relays = self._relay is not None and self._phase == "stream" and self._document is None and self._parser.idle
+        self._template = self._decoder.text_template if relays else None
+
+    def _counted(self, data: bytes) -> bytes:
+        """Return bytes of the answer. Raises CloudUnreadable for too many of them."""
         if not self._size_bytes and data.lstrip(_BLANK)[:1] == b"{":  # no event begins like this
             self._document = []
         self._size_bytes += len(data)

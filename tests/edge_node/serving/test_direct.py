@@ -369,7 +369,7 @@ async def test_without_a_free_permit_it_waits_in_the_queue(device: Device) -> No
     ("body", "tags"),
     [
         ({"temperature": 0}, "cloud"),
-        ({"stream": True}, "cloud"),
+        ({"temperature": 0, "stream": True}, "cloud"),
         ({"n": 2}, "cloud"),
         ({}, "cloud,private"),
         ({}, "edge"),
