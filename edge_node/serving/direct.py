@@ -28,7 +28,7 @@ from causeway_server.router.decision.attempts import AttemptSequence
 from causeway_server.router.decision.decide import RequestMemo, decide_memoized, early_bypass, features_of
 from causeway_server.router.errors import CausewayError, ClientGone
 from causeway_server.router.openai.answer import encode_whole
-from causeway_server.router.openai.upstream.decode import decode_answer
+from causeway_server.router.openai.upstream.decode import EventTemplate, decode_answer
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import LISTED_UNRECORDED, concerned
 from causeway_server.router.prices import FREE, PICO_USD
@@ -39,6 +39,7 @@ from causeway_server.router.serving.request import PlainRequest
 from causeway_server.router.serving.responses import (
     JSON,
     HttpReplyWriter,
+    TextExchange,
     device_header_lines,
     id_lines,
     send_plain,
@@ -238,6 +239,7 @@ class DirectAnswer:
 
     def _hand_over(self) -> asyncio.Task[None]:
         self._response.owner = None
+        self._response.offer_chunks(None)
         return self._connection.hand_over(self._http)
 
     @property
@@ -334,7 +336,7 @@ class DirectAnswer:
 class DirectStream(DirectAnswer):
     """A streamed answer. Text alone goes from the cloud's connection to the client's through the relay."""
 
-    __slots__ = ("_attempt", "_context", "_reader", "_relay", "_reply")
+    __slots__ = ("_attempt", "_context", "_exchange", "_reader", "_relay", "_reply", "_template")
 
     def __init__(
         self, service: Service, arrival: Arrival, plan: Plan, http: PlainRequest, connection: DirectConnection
@@ -347,8 +349,11 @@ class DirectStream(DirectAnswer):
         attempt.start(self.started)
         self._attempt, self._relay = attempt, ChunkRelay(attempt, self._context)
         self._reader: StreamReader | None = None
+        self._template: EventTemplate | None = None
+        self._exchange: TextExchange | None = None  # has the chunks that fit the template first
 
     def context(self) -> Context:
+        self._settle()
         generation = self._context.generation
         generation.begun, generation.relay = BegunCall(self._response, self.started, self._reader), self._relay
         return self._context, self._reply
@@ -363,8 +368,13 @@ class DirectStream(DirectAnswer):
         return self._call_until(*deadlines, self._relay, generation.set_upstream)
 
     def changed(self) -> None:
+        self._settle()
+        self._reply.flush(holds=True)
         if self._reader is None or not self._reader.arrived() or self._connection.writing_paused:
             super().changed()
+        self._reply.flush()
+        if self._exchange is not None and self._reader is not None:
+            self._exchange.left_bytes = self._reader.left_bytes
 
     def _advance(self, response: HttpResponse) -> bool:
         """Pass on what has arrived; return False if the general path must go on."""
@@ -379,7 +389,19 @@ class DirectStream(DirectAnswer):
         self._send(reader.feed())
         if reader.done:
             return self._end(response, reader)
+        if reader.text_template is not self._template:
+            self._template = template = reader.text_template
+            self._exchange = None if template is None else self._reply.exchange(template)
+            response.offer_chunks(None if self._exchange is None else self._exchange.take)
         return reader.is_usual and not response.complete and not self._connection.writing_paused
+
+    def _settle(self) -> None:
+        """Count what the exchange has passed on."""
+        exchange, reader = self._exchange, self._reader
+        if exchange is not None and exchange.tokens and reader is not None:
+            self._attempt.tokens += exchange.tokens
+            reader.left_bytes = exchange.left_bytes
+            self._reply.count(exchange)
 
     def _send(self, chunks: Sequence[Chunk]) -> None:
         """Pass chunks on as `AttemptRunner` does. Raises ClientGone."""

@@ -76,6 +76,14 @@ class BodyListener(Protocol):
         ...
 
 
+class ChunkTaker(Protocol):
+    """Takes whole chunks of a body, without their being parsed."""
+
+    def __call__(self, data: bytes, /) -> bool:
+        """Take received bytes if they are one chunk of a known form; return False, and do nothing, if they are not."""
+        ...
+
+
 class ResponseOwner(Protocol):
     """The receiver of a response in callbacks, without a task that waits for it."""
 
@@ -128,6 +136,19 @@ class HttpResponse:
         """Return the first value of a header. `name`: the lower-case name."""
         value = self.headers.get(name)
         return default if value is None else value.decode("utf-8", "surrogateescape")
+
+    def offer_chunks(self, take: ChunkTaker | None) -> None:
+        """Let `take` have what arrives from now on, at the beginning of a chunk, before this response gets it."""
+        if not self.complete:  # else the connection may have another request
+            self._connection.take_chunk, self._connection.take_next = take, None
+
+    def ends_with(self, data: bytes) -> bool:
+        """Return whether the last received bytes, `data`, end with a chunk: an event, and the end of the line after it.
+
+        Had the chunk not ended, `data` would end with the event.
+        """
+        last = self._pieces[-1] if self._pieces else b""
+        return last.endswith(b"\n\n") and data.endswith(b"\r\n") and data[:-2].endswith(last)
 
     def bound(self, until: float) -> None:
         """Set the time (the loop's clock, s) at which the answer fails with TimeoutError unless it is complete."""
@@ -282,6 +303,8 @@ class HttpConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.is_open = True
         self.tls: ssl.SSLContext | None = None  # of its handshake
+        self.take_chunk: ChunkTaker | None = None  # has the chunks of the body first
+        self.take_next: ChunkTaker | None = None  # the same, while a chunk begins
         self._pool = pool
         self._transport: asyncio.Transport
         self._parser = HttpResponseParser(self)
@@ -306,6 +329,7 @@ class HttpConnection(asyncio.Protocol):
         """Send a request. Returns its response, whose head is yet to arrive."""
         response = self._response = HttpResponse(self)
         self._fields = self._bare_bytes = 0
+        self.take_chunk = self.take_next = None
         self.bound(until)
         if not self._has_ended:
             self._transport.write(data)
@@ -336,6 +360,7 @@ class HttpConnection(asyncio.Protocol):
         if not self.is_open:
             return
         self.is_open = False
+        self.take_chunk = self.take_next = None
         if self._timer is not None:
             self._timer.cancel()
         if self._response is None:
@@ -368,6 +393,8 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        if self.take_next is not None and self.take_next(data):
+            return
         response = self._response
         if response is None:  # there is no request
             if self.served:
@@ -383,6 +410,8 @@ class HttpConnection(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade) as error:
             self._has_surplus = True
             self._fault = self._fault or MalformedError(type(error).__name__)
+        taker = self.take_chunk
+        self.take_next = taker if taker is not None and response.ends_with(data) else None
         if response.complete:
             self._finish(response)
         elif self._fault is not None:
@@ -412,7 +441,7 @@ class HttpConnection(asyncio.Protocol):
             self._finish(response)
 
     def _finish(self, response: HttpResponse) -> None:
-        self._response = None
+        self._response = self.take_chunk = self.take_next = None
         self.served += 1
         if self._keeps_alive and not self._has_surplus and not self._transport.get_write_buffer_size():
             self.resume()

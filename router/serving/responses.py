@@ -37,9 +37,10 @@ from ..openai.answer import (
 from ..openai.embeddings import encode_embeddings
 from ..openai.responses.encoder import CompactionEncoder, ResponseEncoder, failure
 from ..openai.responses.request import ResponseEcho
+from ..openai.upstream.decode import EventTemplate
 from ..types import Embeddings, Request
 from .reply import AnswerHead, Piece, TextSink
-from .request import NO_HEADERS, HttpExchange, PlainRequest
+from .request import NO_HEADERS, HttpExchange, PlainRequest, PlainTransport
 
 SERVER = "causeway"
 JSON = "application/json"
@@ -53,6 +54,9 @@ _CLOSED = "The client closed the connection."
 _READY_BYTES = 16 * 1024  # maximum size of events that are sent together
 _encoder = msgspec.json.Encoder()
 _COMMENT = b": \n\n"
+_decode_text = msgspec.json.Decoder(str).decode
+_NO_HEAD = (b"\n", slice(0), b"")  # no chunk begins like this
+_MAX_HEADS = 256
 STREAMED = {"Content-Type": EVENTS, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """The headers of an event stream. The last one stops nginx from buffering the stream."""
 Echo = ResponseEcho | MessageTerms
@@ -117,6 +121,7 @@ class HttpReplyWriter(Generic[Head]):
         self._opening = b""  # the first event, sent together with the first content
         self._failed = False
         self._sends = 0  # the stream's number of sends at the last heartbeat
+        self._exchange: TextExchange | None = None
         if self.heartbeat_s and self.request.stream:
             self.begin_heartbeat()
 
@@ -149,6 +154,28 @@ class HttpReplyWriter(Generic[Head]):
             data, self._opening = self._opening + data, b""
         self._stream.send(data, last=piece.finish_reason is not None)
         return self._stream.drain() if self._stream.client_behind else None
+
+    def exchange(self, template: EventTemplate) -> TextExchange | None:
+        """Return what passes on an upstream's chunks of text as the next events; None if `send` must."""
+        if self._stream is None or self._opening or not isinstance(self._encoder, AnswerEncoder):
+            return None
+        around = self._encoder.around.get(template.index)
+        self._exchange = None if around is None else TextExchange(template, around, self._stream.connection)
+        return self._exchange
+
+    def count(self, exchange: TextExchange) -> None:
+        """Count the texts that were passed on, as `send` does."""
+        assert isinstance(self._encoder, AnswerEncoder)
+        assert self._stream is not None
+        self._encoder.tokens += exchange.tokens
+        self._stream.sends += exchange.tokens
+        exchange.tokens = 0
+
+    def flush(self, *, holds: bool = False) -> None:
+        """Send the events that are ready. `holds`: whether further ones wait for the next call, for one write."""
+        if self._stream is not None:
+            self._stream.holds = holds
+            self._stream.flush()
 
     def text_sink(self, index: int) -> TextSink | None:
         if self._stream is None or self._opening or isinstance(self._encoder, ResponseEncoder | None):
@@ -213,10 +240,12 @@ class HttpReplyWriter(Generic[Head]):
             stream = self._stream = EventStream(
                 self.http, header_lines(STREAMED | dict.fromkeys(self.id_headers, self.id)) + self._id_line
             )
-        if stream.sends == self._sends:
+        passed_on = 0 if self._exchange is None else self._exchange.tokens
+        if stream.sends + passed_on == self._sends:
             with contextlib.suppress(ClientGone):  # the next event raises it
                 stream.send(_COMMENT)
-        self._sends = stream.sends
+        stream.flush()
+        self._sends = stream.sends + passed_on
         self.begin_heartbeat()
 
     # --- for the server ----------------------------------------------------------------------------------------------
@@ -302,7 +331,7 @@ class _Prebuilt(web.StreamResponse):
     def __init__(self, http: HttpExchange, lines: str) -> None:
         self.ended = False
         self._http = http
-        self._protocol = http.protocol
+        self.connection = http.protocol
         self._lines = lines
 
     @property
@@ -311,13 +340,13 @@ class _Prebuilt(web.StreamResponse):
 
     @property
     def client_left(self) -> bool:
-        transport = self._protocol.transport
+        transport = self.connection.transport
         return transport is None or transport.is_closing()
 
     @property
     def client_behind(self) -> bool:
         """Whether the client reads more slowly than the server writes, so that `drain` waits."""
-        return self._protocol.writing_paused
+        return self.connection.writing_paused
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Do nothing, because the head is sent with the first bytes."""
@@ -352,7 +381,7 @@ class _Prebuilt(web.StreamResponse):
 
     def _write(self, data: bytes) -> None:
         """Write bytes to the transport. Raises ClientGone."""
-        transport = self._protocol.transport
+        transport = self.connection.transport
         if transport is None or transport.is_closing():
             raise ClientGone(_CLOSED)
         transport.write(data)
@@ -416,6 +445,7 @@ class EventStream(_Prebuilt):
         self._written_at = -math.inf
         self._begun = False
         self.sends = 0
+        self.holds = False  # whether events wait for `flush`
 
     @property
     def keep_alive(self) -> bool | None:
@@ -431,7 +461,7 @@ class EventStream(_Prebuilt):
             self._ready_bytes += len(events)
             if self._ready_bytes > _READY_BYTES:
                 self._write(self._framed(self._take()))
-        elif not last and (now := self._loop.time()) - self._written_at > _TOGETHER_S:
+        elif not last and not self.holds and (now := self._loop.time()) - self._written_at > _TOGETHER_S:
             self._written_at = now
             framed = self._begun and self._chunked
             self._write(b"%x\r\n%b\r\n" % (len(events), events) if framed else self._framed(events))
@@ -440,7 +470,8 @@ class EventStream(_Prebuilt):
         else:
             self._ready.append(events)
             self._ready_bytes = len(events)
-            self._loop.call_soon(self._flush)
+            if not self.holds:
+                self._loop.call_soon(self.flush)
 
     def send_head(self) -> None:
         """Send only the head, as the answer to HEAD. Raises ClientGone."""
@@ -452,7 +483,8 @@ class EventStream(_Prebuilt):
         self.ended = True
         self._write(self._framed(self._take() + events) + (b"0\r\n\r\n" if self._chunked else b""))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send the events that are ready."""
         if events := self._take():
             with contextlib.suppress(ClientGone):  # the next `send` or `end` raises it
                 self._write(self._framed(events))
@@ -486,6 +518,66 @@ class EventTexts:
         self._encoder.tokens += len(texts)
         self._stream.send(self._before + self._between.join(texts) + self._after)
         return self._stream.drain() if self._stream.client_behind else None
+
+
+class TextExchange:
+    """Passes chunks of an upstream that are one event of text alone on to a stream, each in one step: it compares the
+    bytes around the text, exchanges them for those of the stream, and checks that the text is a JSON string.
+
+    Args:
+        template: The upstream's event, as it is sent.
+        around: The bytes before and after the text in the stream's events.
+        connection: The stream's.
+
+    Attributes:
+        tokens: The number of texts that were passed on; the caller resets it.
+        left_bytes: The number of bytes that may still be taken; the caller sets it.
+    """
+
+    __slots__ = ("_after", "_around", "_connection", "_end", "_heads", "_template", "left_bytes", "tokens")
+
+    def __init__(self, template: EventTemplate, around: tuple[bytes, bytes], connection: PlainTransport) -> None:
+        self.tokens = self.left_bytes = 0
+        self._template, self._around, self._connection = template, around, connection
+        self._after = b'"' + template.after + b"\r\n"
+        self._end = around[1] + b"\r\n"
+        self._heads: dict[int, tuple[bytes, slice, bytes]] = {}  # by size of the chunk, as `_learn` returns
+
+    def take(self, data: bytes) -> bool:
+        """Pass on one chunk (`ChunkTaker`)."""
+        size, connection = len(data), self._connection
+        head, place, own_head = self._heads.get(size) or self._learn(size)
+        if not (data.startswith(head) and data.endswith(self._after)) or size > self.left_bytes:
+            return False
+        text = data[place]
+        try:
+            _decode_text(text)  # refuses line breaks, too
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        transport = connection.transport
+        if connection.writing_paused or transport is None:
+            return False
+        transport.write(own_head + text + self._end)
+        self.tokens += 1
+        self.left_bytes -= size
+        return True
+
+    def _learn(self, size: int) -> tuple[bytes, slice, bytes]:
+        """Return what precedes a text that is not empty, in a chunk of `size` bytes with its frame: the text's place,
+        and what precedes it in the stream's chunk.
+        """
+        found = _NO_HEAD
+        for digits in range(1, 6):
+            length = size - digits - 4
+            text = length - len(self._template.before) - len(self._template.after)
+            if text > 2 and len(b"%x" % length) == digits:  # with its quotes
+                before, after = self._around
+                head = b"%x\r\n%b" % (length, self._template.before)
+                own_head = b"%x\r\n%b" % (len(before) + text + len(after), before)
+                found = head + b'"', slice(len(head), len(head) + text), own_head
+        if len(self._heads) < _MAX_HEADS:
+            self._heads[size] = found
+        return found
 
 
 def send_plain(http: PlainRequest, lines: str, body: bytes) -> None:

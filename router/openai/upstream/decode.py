@@ -150,17 +150,17 @@ _decode = msgspec.json.Decoder(str).decode
 
 
 class EventTemplate:
-    """The bytes of an event around its text. `index`: the choice that the text belongs to."""
+    """The bytes `before` and `after` the text of an event. `index`: the choice that the text belongs to."""
 
     def __init__(self, before: bytes, after: bytes, index: int) -> None:
         self.index = index
-        self._before = before
-        self._after = after
+        self.before = before
+        self.after = after
         self._text = slice(len(before), -len(after))
 
     def text(self, event: bytes) -> str | None:
         """Return the text; None if the event must be decoded."""
-        if not event.startswith(self._before) or not event.endswith(self._after):
+        if not event.startswith(self.before) or not event.endswith(self.after):
             return None
         try:
             return _decode(event[self._text])  # empty if prefix and suffix overlap, which is not JSON
@@ -171,12 +171,12 @@ class EventTemplate:
         """Return the texts of whole events as JSON strings, none empty; [] if `events` contains anything else, such as
         a line break next to a string, which JSON allows and an event does not.
         """
-        if not events.startswith(self._before) or not events.endswith(self._after):
+        if not events.startswith(self.before) or not events.endswith(self.after):
             return []
         text = events[self._text]
         texts = [text]
         if b"\n" in text:
-            texts = text.split(self._after + self._before)
+            texts = text.split(self.after + self.before)
             if text.count(b"\n") != 2 * (len(texts) - 1):  # each event ends with two
                 return []
         if b"\r" in text:
@@ -187,11 +187,13 @@ class EventTemplate:
             return []
 
     def framed(self) -> EventTemplate:
-        """Return the template of the event as sent. JSON escapes newlines, so no text has an event's end."""
-        return EventTemplate(b"data: " + self._before, self._after + b"\n\n", self.index)
+        """Return the template of the event as it is sent. JSON escapes newlines, so no text can contain an event's
+        end.
+        """
+        return EventTemplate(b"data: " + self.before, self.after + b"\n\n", self.index)
 
     def filled(self, text: str) -> bytes:
-        return self._before + _encode(text) + self._after
+        return self.before + _encode(text) + self.after
 
 
 def split_event(event: bytes, text: str, index: int) -> EventTemplate | None:
@@ -279,6 +281,39 @@ class _PlainAnswer(msgspec.Struct):
 
 
 _decode_plain = msgspec.json.Decoder(_PlainAnswer).decode
+
+
+class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True):
+    """A delta that has at most text."""
+
+    content: str | None = None
+    role: str | None = None
+    refusal: None = None
+    reasoning_content: None = None
+    reasoning: None = None
+    tool_calls: None = None
+    function_call: None = None
+
+
+class _PlainChoiceDelta(msgspec.Struct):
+    index: Annotated[int, msgspec.Meta(ge=0)]
+    delta: _PlainDelta
+    finish_reason: str | None = None
+    logprobs: None = None
+    stop_reason: int | None = None
+
+
+class _PlainEvent(msgspec.Struct):
+    """A chat's event of the usual form, as `_PlainAnswer`."""
+
+    choices: Annotated[list[_PlainChoiceDelta], msgspec.Meta(min_length=1, max_length=1)]
+    usage: None = None
+    error: None = None
+    object: str = ""
+    causeway: None = None
+
+
+_decode_plain_event = msgspec.json.Decoder(_PlainEvent).decode
 
 
 def _plain(body: bytes) -> list[Chunk]:
@@ -386,6 +421,8 @@ class StreamDecoder:
             return []
         if data == b"[DONE]":
             return self._done()
+        if (plain := self._plain(event_data)) is not None:
+            return plain
         answer = wire.read_answer(data, self._phase)
         self._usage = wire.usage_of(answer.get("usage")) or self._usage
         resume = wire.token_of(answer)
@@ -417,6 +454,8 @@ class StreamDecoder:
         choices = wire.choices_of(answer)
         if chunk != Chunk(chunk.text, chunk.index, 1) or answer.get("usage") is not None or len(choices) != 1:
             return
+        if chunk.index in self._ends:
+            return  # the same event with another text would not end the choice
         self._splits += 1
         template = split_event(event_data, chunk.text, chunk.index)
         if template is None:
@@ -424,6 +463,33 @@ class StreamDecoder:
         probe = wire.read_answer(template.filled(_PROBE), self._phase)
         if _with_text(probe, _PROBE, chunk.text) == answer:
             self._template, self._framed = template, template.framed()
+
+    def _plain(self, event_data: bytes) -> list[Chunk] | None:
+        """Decode an event of the usual form, as `_chunk` does; None for any other. Raises CloudFailed."""
+        try:
+            event = _decode_plain_event(event_data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        if event.object == "error":
+            return None
+        choice = event.choices[0]
+        index, text = choice.index, choice.delta.content
+        reason, note = wire.finish_of(choice.finish_reason, self._phase)
+        self._seen.add(index)
+        if reason is not None:
+            self._ends[index] = _ChoiceEnd(reason, note, "")
+        elif text:
+            self._ends.pop(index, None)
+        if not text:
+            return []
+        if reason is None and self._splits < _SPLITS:
+            self._splits += 1
+            template = split_event(event_data, text, index)
+            if template is not None:
+                probe = _decode_plain_event(template.filled(_PROBE))  # only a string differs
+                if probe.choices[0].delta.content == _PROBE:
+                    self._template, self._framed = template, template.framed()
+        return [Chunk(text, index, 1)]
 
     def finish(self) -> list[Chunk]:
         """Return the last chunks at the end of the bytes. Raises StreamBroken if a choice has no end, or none came."""

@@ -325,7 +325,8 @@ class StreamReader:
         self._decoder = StreamDecoder(call.id, call.sequences)
         self._template: EventTemplate | None = None  # of the events that the relay may take while the task waits
         self._document: list[bytes] | None = None  # pieces of an answer that is JSON although a stream was requested
-        self._size_bytes = 0
+        self.left_bytes = MAX_ANSWER_BYTES
+        """The number of bytes that the answer may still have."""
         self._has_events = False
         self._phase: Phase = "first_token"
         self._error: CausewayError | None = None
@@ -345,7 +346,7 @@ class StreamReader:
                 if chunks := self._take(data):
                     return chunks
             elif self._document is None:
-                if self._size_bytes and not self._has_events:
+                if self.left_bytes < MAX_ANSWER_BYTES and not self._has_events:
                     raise CloudUnreadable(f"{self._call.name}'s stream has no events.")
                 return self._decoder.finish()
             else:
@@ -357,6 +358,11 @@ class StreamReader:
     def done(self) -> bool:
         """Whether the answer has its end."""
         return self._decoder.done
+
+    @property
+    def text_template(self) -> EventTemplate | None:
+        """The template of the events that need not be decoded now; None if all must be."""
+        return self._template
 
     @property
     def is_usual(self) -> bool:
@@ -383,9 +389,9 @@ class StreamReader:
             return False
         data = self._response.peek()
         texts = template.texts(data)
-        if not texts or self._size_bytes + len(data) > MAX_ANSWER_BYTES or not relay.take(texts, template.index):
+        if not texts or len(data) > self.left_bytes or not relay.take(texts, template.index):
             return False
-        self._size_bytes += len(data)
+        self.left_bytes -= len(data)
         self._response.take()
         return True
 
@@ -411,10 +417,10 @@ class StreamReader:
 
     def _counted(self, data: bytes) -> bytes:
         """Return bytes of the answer. Raises CloudUnreadable for too many of them."""
-        if not self._size_bytes and data.lstrip(_BLANK)[:1] == b"{":  # no event begins like this
+        if self.left_bytes == MAX_ANSWER_BYTES and data.lstrip(_BLANK)[:1] == b"{":  # no event begins like this
             self._document = []
-        self._size_bytes += len(data)
-        if self._size_bytes > MAX_ANSWER_BYTES:
+        self.left_bytes -= len(data)
+        if self.left_bytes < 0:
             raise too_large(self._call)
         return data
 
