@@ -498,16 +498,18 @@ class Api:
         """Begin the answer to a chat in callbacks; None if `handle` must answer. `http.begun` keeps what was done."""
         try:
             return self._begin(http, connection)
+        except CausewayError:
+            return None  # `handle` refuses it
         except Exception as failure:  # `handle` meets it again, and can answer
             log.error("A direct answer could not begin: %s", redacted(failure))
             return None
 
     def _begin(self, http: PlainRequest, connection: DirectConnection) -> DirectAnswer | None:
-        facts, policy = http.head.facts, self.service.direct_policy
-        if policy is None or http.path != _CHAT or self.tracing is not None or not isinstance(facts, HeadFacts):
+        policy, clock = self.service.direct_policy, self.records.clock
+        if policy is None or http.path != _CHAT or self.tracing is not None:
             return None
-        clock = self.records.clock
-        arrived, parsed = clock.monotonic(), self.reader.sampled_chat(http, facts, policy)
+        arrived, facts = clock.monotonic(), self.reader.facts(http)
+        parsed = self.reader.sampled_chat(http, facts, policy)
         if parsed is None:
             return None
         http.begun = parsed

@@ -8,7 +8,7 @@
     Decision → Chunks    `generation`: run targets in order; after the first byte no other target may answer
     Chunks → Outcome     `requests`: exactly one per request: metrics, trace, decision record
 
-A cache hit needs no permit: it does not queue behind the work that it saves. A chat that the first cloud answers whole,
+A cache hit needs no permit: it does not queue behind the work that it saves. A chat that the first cloud answers,
 as most are that are passed on, takes the same hops in callbacks (`direct`). The files that one streamed answer of the
 device passes, in order, are listed in router/README.md.
 """

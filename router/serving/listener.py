@@ -341,13 +341,23 @@ class Connection(asyncio.Protocol):
             self._rest_timer = None
         self._received = data[end:]
         http = PlainRequest(self, head, data[begin:end], self._remote)
-        if self._listener.direct is not None and head.cors is not None and self.certificate is None:
-            http.cors = head.cors
+        if self._listener.direct is not None and self.certificate is None and self._admits(http):
             self.direct = self._listener.direct(http, self)
             if self.direct is not None:
                 self._listener.begin_direct(self.direct, self)
                 return
         self.task = self._loop.create_task(self._answer(http))
+
+    def _admits(self, http: PlainRequest) -> bool:
+        """Set the CORS headers of a request; return whether it may be answered (5). A task refuses it."""
+        head = http.head
+        if head.cors is None:
+            try:
+                head.cors = self.address.origins.admit(http.method, http.headers)
+            except CausewayError:
+                return False
+        http.cors = head.cors
+        return True
 
     def _await_rest(self, data: bytes, size: int) -> None:
         """Wait a moment for the rest of a request of `size` bytes (1)."""

@@ -555,7 +555,7 @@ class TextExchange:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         transport = connection.transport
-        if connection.writing_paused or transport is None:
+        if connection.writing_paused or transport is None or transport.is_closing():
             return False
         transport.write(own_head + text + self._end)
         self.tokens += 1

@@ -167,10 +167,9 @@ async def twins(device: Device, script: Script, **body: Any) -> tuple[Answer, An
     assert isinstance(cloud, StreamingCloud)
     async with client(device) as one, client(device) as other:
         await chat(other, stream=True)
-        cloud.script = script or (b"",)
+        cloud.script, begun.is_off = script or (b"",), True
         general = await chat(one, stream=True, **body)
-        assert not begun.begun
-        cloud.script = ()
+        cloud.script, begun.is_off = (), False
         await chat(device, tags="cloud")  # leaves an idle connection to the cloud
         cloud.script = script or (b"",)
         before = len(begun.begun)
@@ -252,6 +251,7 @@ async def test_a_refusal_is_answered_by_the_next_target_or_the_same_error(
                 await chat(other, stream=True)
                 await chat(device)
                 for asking in (one, other):
+                    begun.is_off = asking is one
                     device.cloud.status = status
                     answers.append(await chat(asking, stream=True, model=model))
                     device.cloud.status = 200
@@ -296,8 +296,9 @@ async def test_a_client_that_leaves_stops_the_work(
         for is_direct in (False, True):
             begun = Watched.of(device)
             async with client(device) as leaving:
-                if is_direct:
-                    await chat(leaving)
+                begun.is_off = True
+                await chat(leaving)  # leaves an idle connection to the cloud
+                begun.is_off = not is_direct
                 device.cloud.script = script
                 asking = asyncio.create_task(chat(leaving, stream=True))
                 await until(lambda: device.cloud.running == 1)
@@ -366,8 +367,9 @@ async def test_a_daemon_that_ends_tells_so(tmp_path: Path, monkeypatch: pytest.M
         server = ServerConfig(port=0, drain_s=0.05)
         async with running(tmp_path / str(is_direct), server=server) as device, watched(device, monkeypatch):
             begun = Watched.of(device)
-            if is_direct:
-                await chat(device)
+            begun.is_off = True
+            await chat(device)
+            begun.is_off = not is_direct
             assert isinstance(device.cloud, StreamingCloud)
             device.cloud.script = [*WORDS, STALL]
             asking = asyncio.create_task(chat(device, stream=True))
