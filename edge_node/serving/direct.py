@@ -370,11 +370,13 @@ class DirectStream(DirectAnswer):
     def changed(self) -> None:
         self._settle()
         self._reply.flush(holds=True)
-        if self._reader is None or not self._reader.arrived() or self._connection.writing_paused:
+        reader, response = self._reader, self._response
+        ends = response.complete or response.error is not None
+        if reader is None or ends or not reader.arrived() or self._connection.writing_paused:
             super().changed()
         self._reply.flush()
-        if self._exchange is not None and self._reader is not None:
-            self._exchange.left_bytes = self._reader.left_bytes
+        if self._exchange is not None and reader is not None:
+            self._exchange.left_bytes = reader.left_bytes
 
     def _advance(self, response: HttpResponse) -> bool:
         """Pass on what has arrived; return False if the general path must go on."""
@@ -386,7 +388,12 @@ class DirectStream(DirectAnswer):
                 return False
             cloud.answered(response)
             reader = self._reader = cloud.reader(self._call, response)
-        self._send(reader.feed())
+        chunks = reader.feed()
+        try:
+            self._send(chunks)
+        except Exception as failure:
+            reader.fail(failure)  # not all of them were sent
+            raise
         if reader.done:
             return self._end(response, reader)
         if reader.text_template is not self._template:

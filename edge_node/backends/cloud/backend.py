@@ -297,6 +297,8 @@ class _Guard:
             health.model_answered(call.target.model)
         elif isinstance(error, _ANSWERED):
             health.succeeded()
+        elif isinstance(error, ClientGone):  # found in callbacks
+            health.breaker.cancelled(now)
         elif isinstance(error, CausewayError):
             timeout_s = backend.timeout_s(call, error, streams=self._streams)
             if _is_server_failure(error, now - self._started, timeout_s):

@@ -187,9 +187,7 @@ class EventTemplate:
             return []
 
     def framed(self) -> EventTemplate:
-        """Return the template of the event as it is sent. JSON escapes newlines, so no text can contain an event's
-        end.
-        """
+        """Return the template of the event as sent. JSON escapes newlines, so no text has an event's end."""
         return EventTemplate(b"data: " + self.before, self.after + b"\n\n", self.index)
 
     def filled(self, text: str) -> bytes:

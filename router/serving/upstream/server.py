@@ -329,7 +329,7 @@ class StreamReader:
         """The number of bytes that the answer may still have."""
         self._has_events = False
         self._phase: Phase = "first_token"
-        self._error: CausewayError | None = None
+        self._error: Exception | None = None
 
     async def next(self) -> Sequence[Chunk]:
         """Return the next chunks; none after the last.
@@ -368,6 +368,10 @@ class StreamReader:
     def is_usual(self) -> bool:
         """Whether `feed` may be called again: the answer is a stream, and has shown no error."""
         return self._error is None and self._document is None
+
+    def fail(self, error: Exception) -> None:
+        """Let `next` raise an error."""
+        self._error = error
 
     def feed(self) -> Sequence[Chunk]:
         """Return the chunks of the bytes that have arrived, without waiting. `next` goes on, and raises the error that

@@ -104,6 +104,8 @@ CASES = {
     "nonsense later": Case([*WORDS, b"data: {nonsense\n\n", END], direct=False),
     "bad UTF-8": Case([*WORDS, WORDS[0].replace(b'"a"', b'"\xff"'), END], direct=False),
     "no end": Case([*WORDS], direct=False),
+    "no end, but an empty piece": Case([*WORDS, b""], direct=False),
+    "a character reference": Case([*WORDS, event({"content": "\x7f\u2028"}), END]),
     "broken off at first": Case([CUT], direct=False),
     "broken off after the role": Case([ROLE, CUT], direct=False),
     "broken off later": Case([*WORDS, CUT], direct=False),
@@ -139,7 +141,7 @@ class StreamingCloud(ScriptedCloud):
                 if not response.prepared:
                     await response.prepare(request)
                 await response.write(piece)
-            for _ in range(_TURNS):
+            for _ in range(_TURNS if piece is not self.script[-1] else 0):  # the end follows the last one at once
                 await asyncio.sleep(0)
         if not response.prepared:
             await response.prepare(request)
