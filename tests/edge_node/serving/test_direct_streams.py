@@ -19,6 +19,7 @@ from aiohttp import web
 
 from causeway_server.edge_node.config.schema import ServerConfig
 from causeway_server.edge_node.serving.direct import Context, DirectStream
+from causeway_server.router.serving.responses import TextExchange
 from causeway_server.router.types import DecisionRecord
 from tests.waiting import until
 
@@ -228,6 +229,73 @@ async def test_a_silent_cloud_is_given_up_in_time(
         assert len(handed) == 1
         assert record.outcome.attempts[0].error == "cloud_timeout"
         await until(lambda: device.cloud.running == 0)
+        device.assert_nothing_leaks()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+LAST = b"0\r\n\r\n"
+
+
+def framed(data: bytes, size: str = "%x", end: bytes = b"\r\n") -> bytes:
+    return (size % len(data)).encode() + b"\r\n" + data + end
+
+
+FRAMES = [framed(word) for word in WORDS]
+BEGIN, REST = HEAD + framed(ROLE) + FRAMES[0] * 2, [*FRAMES, framed(END) + LAST]
+INNER = WORDS[0] + b"\r\n" + FRAMES[1]  # a chunk in the text of a chunk
+RAW = {
+    "each by itself": ([BEGIN, *FRAMES, *REST], 2 * len(FRAMES) - 1),
+    "cut": ([BEGIN, *(half for frame in FRAMES for half in (frame[:40], frame[40:])), *REST], 0),
+    "cut before its end": ([BEGIN, FRAMES[0], *(half for one in FRAMES for half in (one[:-1], one[-1:])), *REST], 0),
+    "two at once": ([BEGIN, FRAMES[0], FRAMES[1] + FRAMES[2], *REST], 2),
+    "two events in one": ([BEGIN, FRAMES[0], framed(WORDS[0] + WORDS[1]), *REST], 2),
+    "an event in two": ([BEGIN, FRAMES[0], framed(WORDS[0][:20]) + framed(WORDS[0][20:]), *REST], 2),
+    "other sizes": ([BEGIN, FRAMES[0], framed(WORDS[0], "%04X"), framed(WORDS[0], "%x;a=b"), *REST], 2),
+    "a line feed alone": ([BEGIN, FRAMES[0], framed(WORDS[0], end=b"\n"), *REST], 0),
+    "a chunk within a chunk": ([BEGIN, FRAMES[0], framed(INNER)[: -len(FRAMES[1]) - 2], FRAMES[1], b"\r\n", *REST], 0),
+    "too short a size": ([BEGIN, FRAMES[0], b"3" + FRAMES[1][2:], *REST], 0),
+    "no size": ([BEGIN, FRAMES[0], WORDS[0] + b"\r\n", *REST], 0),
+    "no string": ([BEGIN, FRAMES[0], framed(WORDS[0].replace(b'"a"', b'"a"b"')), *REST], 0),
+    "a line break in a string": ([BEGIN, FRAMES[0], framed(WORDS[0].replace(b'"a"', b'"a\n"')), *REST], 0),
+    "closed between two": ([BEGIN, *FRAMES], 2),
+    "closed within one": ([BEGIN, *FRAMES, FRAMES[0][:50]], 2),
+}
+
+
+class RawCloud(StreamingCloud):
+    """Sends the pieces of its script as they are, the head of the answer included, and closes the connection."""
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        if not self.script:
+            return await super()._stream(request)
+        assert request.transport is not None
+        for piece in self.script:
+            request.transport.write(piece)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+        request.transport.close()
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(("script", "least"), RAW.values(), ids=RAW)
+async def test_chunks_are_passed_on_only_where_they_are_chunks(
+    device: Device, script: Script, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`least`: how many chunks are passed on without their being parsed, at least."""
+    taken: list[bytes] = []
+    take = TextExchange.take
+
+    def note(exchange: TextExchange, data: bytes) -> bool:
+        is_taken = take(exchange, data)
+        taken.extend([data] * is_taken)
+        return is_taken
+
+    monkeypatch.setattr(TextExchange, "take", note)
+    async with watched(device, monkeypatch):
+        device.cloud.__class__ = RawCloud
+        general, direct = await twins(device, script)
+        await assert_alike(device, general, direct)
+        assert len(taken) >= least
         device.assert_nothing_leaks()
 
 
