@@ -536,7 +536,9 @@ class TextExchange:
 
     __slots__ = ("_after", "_around", "_connection", "_end", "_heads", "_template", "left_bytes", "tokens")
 
-    def __init__(self, template: EventTemplate, around: tuple[bytes, bytes], connection: PlainTransport) -> None:
+    def __init__(
+        self, template: EventTemplate, around: tuple[bytes, bytes], connection: web.RequestHandler | PlainTransport
+    ) -> None:
         self.tokens = self.left_bytes = 0
         self._template, self._around, self._connection = template, around, connection
         self._after = b'"' + template.after + b"\r\n"
