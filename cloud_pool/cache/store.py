@@ -15,11 +15,11 @@ gateways with different clocks agree; tests pass a time instead (ARGV[1] >= 0). 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Literal, NoReturn, cast
 
 import anyio
@@ -279,8 +279,13 @@ class AnswerStore:
     async def _connect(self) -> None:
         """Open connections before the first requests, which have no time to wait for a distant Redis."""
         with anyio.move_on_after(_CONNECT_S):
-            pings = (self._redis.execute_command("PING") for _ in range(_WARM_CONNECTIONS))  # type: ignore[no-untyped-call]
-            await asyncio.gather(*pings, return_exceptions=True)
+            async with anyio.create_task_group() as tasks:  # `gather` hides whose cancellation it was: all would end
+                for _ in range(_WARM_CONNECTIONS):
+                    tasks.start_soon(self._ping)
+
+    async def _ping(self) -> None:
+        with suppress(RedisError, OSError):
+            await self._redis.execute_command("PING")  # type: ignore[no-untyped-call]
 
     # --- the call ----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import redis
 
 from causeway_server.cloud_pool.cache.config import CacheConfig
 from causeway_server.cloud_pool.cache.store import GenerationKey, RemoteLeader
+from tests.jumping_loop import JumpingLoop, run_jumping
 from tests.redis_server import RedisServer
 from tests.waiting import until
 
@@ -210,3 +211,22 @@ async def test_a_wait_longer_than_the_clients_timeout_is_no_fault(
         assert await one.cache.store.read(leader, b"0", 5.5) == []
         assert not one.cache.store.is_suspended
         assert one.fault("redis_unavailable") == 0
+
+
+@pytest.mark.parametrize("iterations", range(10))
+def test_a_gateway_lives_on_whose_first_calls_to_redis_are_late(
+    redis_server: RedisServer, config: CacheConfig, clock: Clock, iterations: int
+) -> None:
+    """The time-outs of the gateway and of redis-py pass at once, wherever the first calls are."""
+
+    async def test(loop: JumpingLoop) -> None:
+        async with gateway(redis_server.url, config, clock) as one:
+            for at in range(iterations + 30):
+                await asyncio.sleep(0)
+                if at == iterations:
+                    loop.jump(10.0)
+            client = one.ask(ask(), left_s=120.0)
+            one.script.permit(4)
+            assert (await client.end()).text == "one two three"
+
+    run_jumping(test)
