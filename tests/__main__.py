@@ -1,4 +1,4 @@
-"""`python -m tests`: run the folders of tests, four at a time, each in a pytest of its own.
+"""`python -m tests`: run the folders of tests in pytests, four at a time.
 
 `--quick` runs the tests that need no services in two pytests, each of which imports its part of the product only.
 The servers of a folder end with it. A folder's output is printed whole when it ends and is kept in `.run/tests`.
@@ -26,18 +26,15 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 LOGS = TESTS.parent / ".run" / "tests"
 WORKERS = 4  # on two cores or more: rooms wait for time-outs and for servers that start
-# Rooms that run by themselves: each takes about a minute. The other rooms of a package run together.
-APART = (
-    *("cloud_pool/jobs", "cloud_pool/storage", "cloud_pool/http", "cloud_pool/redis", "cloud_pool/streams"),
-    *("cloud_pool/dispatch", "edge_node/agent", "edge_node/jobs", "fleet/operators", "fleet/server"),
-    *("models/llama_cpp", "models/train", "e2e/console", "e2e/identity"),
+# Names in one string share a pytest, because each pytest imports the product again: about five seconds of a processor.
+# A room that is named here leaves the pytest of its package. The longest begin first, so that none is alone at the end.
+TOGETHER = (
+    *("cloud_pool", "edge_node", "bed", "fleet/operators", "edge_node/agent", "e2e/identity e2e/console"),
+    *("models", "cloud_pool/dispatch cloud_pool/jobs cloud_pool/streams", "check docs policies", "e2e"),
+    *("conformance clients", "cloud_pool/http cloud_pool/redis cloud_pool/storage", "fleet"),
+    *("attacks bench edge_node/jobs router", "models/train"),
 )
-# The longest folders begin first, so that none runs alone at the end; the others follow by name.
-LONGEST = (
-    *("cloud_pool", "edge_node", "fleet/operators", "bed", "edge_node/agent", "models", "e2e", "check", "docs"),
-    *("conformance", "e2e/console", "cloud_pool/dispatch", "cloud_pool/jobs", "e2e/identity", "fleet/server"),
-    "cloud_pool/streams",
-)
+APART = tuple(name for names in TOGETHER for name in names.split() if "/" in name)
 # Of about the same time each; the other rooms have few tests of the fast tier, and to import them takes long.
 QUICK = ("edge_node attacks", "models router cloud_pool fleet policies bench")
 NOT_QUICK = ("edge_node/agent", "fleet/operators", "fleet/server", "models/train")
@@ -139,7 +136,8 @@ class Suite:
         return status, log.read_text(encoding="utf-8", errors="replace")
 
     def _ignored_below(self, folder: str) -> list[str]:
-        return [f"--ignore={TESTS / room}" for room in self._apart if TESTS / room != Path(folder).resolve()]
+        named = {Path(one).resolve() for one in folder.split()}
+        return [f"--ignore={TESTS / room}" for room in self._apart if TESTS / room not in named]
 
     def _count(self, folder: str, status: int, output: str) -> None:
         last = output.rstrip().rpartition("\n")[2].partition(" in ")[0]
@@ -150,11 +148,10 @@ class Suite:
             self.failures += failed or [f"{folder}: pytest ended with status {status}"]
 
 
-def folders_with_tests() -> list[Path]:
-    """Return the folders with tests, a room of APART by itself, in the order in which they begin."""
+def folders_with_tests() -> list[str]:
+    """Return the folders with tests in the order in which they begin; those with a space between share a pytest."""
     found = {folder.name for folder in TESTS.iterdir() if any(folder.rglob("test_*.py"))}
-    names = [*LONGEST, *sorted(found.union(APART).difference(LONGEST))]
-    return [TESTS / name for name in names]
+    return [*TOGETHER, *sorted(found.difference(*map(str.split, TOGETHER)))]
 
 
 def in_memory() -> Path | None:
@@ -194,7 +191,7 @@ def _suite(chosen: argparse.Namespace, temporary: Path) -> Suite:
         folders = [" ".join(os.path.relpath(TESTS / name) for name in group.split()) for group in QUICK]
         arguments = [*QUICK_ARGUMENTS, *shlex.split(chosen.pytest)]
         return Suite(folders, chosen.workers, chosen.logs, temporary, apart=NOT_QUICK, arguments=arguments)
-    folders = [os.path.relpath(folder) for folder in folders_with_tests()]
+    folders = [" ".join(os.path.relpath(TESTS / name) for name in names.split()) for names in folders_with_tests()]
     return Suite(folders, chosen.workers, chosen.logs, temporary, apart=APART)
 
 

@@ -16,7 +16,7 @@ from .fleet import Publisher, TestDevice
 pytestmark = pytest.mark.slow
 
 IDLE, TRIAL = DeviceState.IDLE, DeviceState.TRIAL
-STATES_PER_CUT, STATES_AT_THE_END = 3, 30
+STATES_PER_CUT, STATES_AT_THE_END = 2, 12
 
 
 async def finish(device: TestDevice, bundle: str, *, steps: int = 60) -> None:
