@@ -58,7 +58,7 @@ from .cache.caching_service import CachingService
 from .cache.shared_cache import SharedCache, is_private, read_secret
 from .config import Config
 from .core.principal import Principal
-from .core.request_context import BodyMemory
+from .core.request_context import Arrivals, BodyMemory
 from .degradation.continue_token import load_continue_tokens
 from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals, TierWarmer
 from .degradation.tier_attempt import TierRuntime
@@ -455,6 +455,7 @@ class App(msgspec.Struct, frozen=True):
     jobs: JobsGateway | None
     grpc: GrpcServer | None  # gRPC server, if an address for it is configured
     detector: SpeechDetection | None
+    arrivals: Arrivals | None = None
 
     @property
     def url(self) -> str:
@@ -479,6 +480,8 @@ class App(msgspec.Struct, frozen=True):
         Raises:
             ConfigError: An address is not available, or the keys in Redis have another layout.
         """
+        if self.arrivals is not None:
+            self.arrivals.ledger.start()
         await self.runtime.start()
         self.sessions.start(self.runtime.tasks)
         await self.operator.start()
@@ -513,6 +516,8 @@ class App(msgspec.Struct, frozen=True):
         if self.jobs is not None:
             await self.jobs.close()
         await self.runtime.close()
+        if self.arrivals is not None:
+            await to_thread.run_sync(self.arrivals.ledger.close)
 
 
 def build(
@@ -534,10 +539,18 @@ def build(
         runtime.pools.by_tier,
         config.server.readiness_cache_s,
         blocked=lambda: accounts.not_ready,
-        problems=lambda: (*accounts.problems, *runtime.service.variants.problems),
+        problems=lambda: (
+            *accounts.problems,
+            *runtime.service.variants.problems,
+            *([] if arrivals is None else filter(None, [arrivals.ledger.problem])),
+        ),
     )
+    arrivals = build_arrivals(config)
     bodies = BodyMemory(
-        config.server.max_body_memory_bytes, metrics.registry, allowed_connections(config.server.max_connections)
+        config.server.max_body_memory_bytes,
+        metrics.registry,
+        allowed_connections(config.server.max_connections),
+        arrivals,
     )
     bodies.check_largest(config.server.max_body_bytes)
     jobs = build_jobs(config, runtime, bodies)
@@ -592,7 +605,22 @@ def build(
         more=(lambda _: None) if jobs is None else jobs.dead_letters.handler,
     )
     listener = gateway_listener(config.server, server.handle, config.web_origins)
-    return App(config, runtime, server, listener, operator_listener(config, routes), runner, jobs, grpc, detector)
+    return App(
+        config, runtime, server, listener, operator_listener(config, routes), runner, jobs, grpc, detector, arrivals
+    )
+
+
+def build_arrivals(config: Config) -> Arrivals | None:
+    """Build the egress ledger of what arrives; None if it is off. Raises ConfigError without a folder for it."""
+    if not config.egress_ledger.enabled:
+        return None
+    if not config.state_dir:
+        raise ConfigError("It needs a folder. Set `state_dir`.", where="egress_ledger.enabled")
+    from causeway_server.router.serving.egress import FOLDER, EgressLedger
+
+    folder = Path(config.state_dir) / FOLDER
+    ledger = EgressLedger(folder, "gateway", config.egress_ledger, folder / "ledger.key")
+    return Arrivals(ledger, config.identity.region)
 
 
 def build_server(

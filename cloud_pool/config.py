@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Positive, SessionConfig, TracingConfig, doc
+from causeway_server.router.config import EgressLedgerConfig, Positive, SessionConfig, TracingConfig, doc
 from causeway_server.router.documents import strict_yaml
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.numbers import without_unit
@@ -96,6 +96,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guard: GuardConfig = GuardConfig()
     grpc: GrpcConfig = GrpcConfig()
     tracing: TracingConfig = TracingConfig()
+    egress_ledger: EgressLedgerConfig = EgressLedgerConfig()
     audit_file: Annotated[
         str, doc("File of audit records: one per request, without content. `-`: stdout. Empty: none.")
     ] = ""

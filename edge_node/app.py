@@ -43,6 +43,7 @@ from .daemon.optional_parts import (
     boot_bundle,
     connect_fleet,
     make_audio,
+    make_egress_ledger,
     make_engine_factory,
     make_jobs,
     make_mqtt_bridge,
@@ -190,7 +191,8 @@ def _build_backends(
 ) -> Backends:
     """Construct the backends that generate answers, and the signals about them."""
     config = device.config
-    clouds = make_clouds(config.cloud_configs, credentials)
+    egress = make_egress_ledger(config, device.state_dir)
+    clouds = make_clouds(config.cloud_configs, credentials, egress)
     learned = LearnedEstimators(device.model_dirs, always_quality=config.decisions.signals == "all")
     spend = SpendStore(device.state_dir, device.clock)
     signals = SignalCollector(
@@ -204,7 +206,13 @@ def _build_backends(
         learned=learned,
     )
     return Backends(
-        engines=engines, clouds=clouds, encoders=part_encoders, learned=learned, spend=spend, signals=signals
+        engines=engines,
+        clouds=clouds,
+        egress=egress,
+        encoders=part_encoders,
+        learned=learned,
+        spend=spend,
+        signals=signals,
     )
 
 

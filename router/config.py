@@ -92,6 +92,20 @@ class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 20.0
 
 
+class EgressLedgerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The section `egress_ledger`."""
+
+    enabled: Annotated[
+        bool, doc("Keep a signed log of what left a device or arrived at a gateway, without its content.")
+    ] = False
+    commit_s: Annotated[
+        Seconds, doc("Longest time until a record is on disk, and so what a crash leaves undecided.")
+    ] = 1.0
+    max_bytes: Annotated[
+        int, Meta(ge=1 << 20), doc("Maximum size of the log; the oldest records are deleted first.")
+    ] = 64 * 1024 * 1024
+
+
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `tracing`."""
 

@@ -227,7 +227,7 @@ class BatchApi:
     # --- batches ---------------------------------------------------------------------------------------------------
 
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        body = await read_body(request, _MAX_BODY, _READ_S, self.bodies, principal.caller)
+        body = await read_body(request, _MAX_BODY, _READ_S, self.bodies, principal)
         batch_request, headers = validate(load(body), BatchRequest), read_headers(request.headers.items())
         endpoint = next((known for known in ENDPOINTS if known == batch_request.endpoint), None)
         if endpoint is None:

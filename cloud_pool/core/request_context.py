@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -17,7 +18,10 @@ from causeway_server.router.errors import (
     SessionTargetUnavailable,
     Shed,
 )
+from causeway_server.router.ledger.log import HEADER as EGRESS
 from causeway_server.router.residency import region_tags
+from causeway_server.router.serving.logs import REQUEST
+from causeway_server.router.serving.request import TAGS, HttpExchange, members
 from causeway_server.router.trackers import FairShare
 from causeway_server.router.types import Chunk, Request, folded_tags
 
@@ -27,9 +31,11 @@ from ..upstreams.inference import TokenMeter
 
 if TYPE_CHECKING:
     from causeway_server.models.parts.graph.branch import Memory
+    from causeway_server.router.serving.egress import EgressLedger
 
     from ..observability.tracing import Trace
     from .late import DeferredParts
+    from .principal import Principal
 
 _TIER_HEADER = "x-causeway-tier"
 REASON_HEADER = "x-causeway-tier-reason"
@@ -177,6 +183,25 @@ DEFAULT_MAX_REQUESTS = 4096
 _RETRY_AFTER_S = 1.0
 
 
+RECEIPT: ContextVar[str] = ContextVar("RECEIPT", default="")
+"""The receipt of the egress ledger for the request of this task; "" if there is none."""
+
+
+class Arrivals:
+    """The egress ledger of what arrives at this gateway. `region`: the gateway's."""
+
+    def __init__(self, ledger: EgressLedger, region: str) -> None:
+        self.ledger, self._region = ledger, region
+
+    def note(self, http: HttpExchange, body: bytes, principal: Principal) -> None:
+        """Record a body, and keep the receipt for the answer."""
+        tags = members(http.headers.getall(TAGS, ()))
+        private = any(tag.casefold() == "private" for tag in tags)
+        claim = http.headers.get(EGRESS, "")
+        receipt = self.ledger.arrived(claim, body, REQUEST.get(), principal.owner, self._region, private=private)
+        RECEIPT.set(receipt)
+
+
 class BodyMemory:
     """Accounts for requests in progress, and for the bytes of large bodies and of audio in sessions.
 
@@ -187,6 +212,7 @@ class BodyMemory:
 
     Args:
         max_requests: Number of connections that may have a request in progress.
+        arrivals: The egress ledger, which notes each body; None: there is none.
     """
 
     def __init__(
@@ -194,7 +220,9 @@ class BodyMemory:
         max_bytes: int = DEFAULT_MAX_BYTES,
         registry: CollectorRegistry | None = None,
         max_requests: int = DEFAULT_MAX_REQUESTS,
+        arrivals: Arrivals | None = None,
     ) -> None:
+        self.arrivals = arrivals
         self.max_bytes = max_bytes
         self._bytes = FairShare(max_bytes)
         self._requests = FairShare(max_requests)

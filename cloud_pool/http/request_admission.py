@@ -100,7 +100,13 @@ def read_headers(lines: Iterable[tuple[str, str]]) -> RequestHeaders:
 
 
 async def read_body(
-    http: HttpExchange, max_bytes: int, timeout_s: float, memory: BodyMemory, caller: str, *, form: bool = False
+    http: HttpExchange,
+    max_bytes: int,
+    timeout_s: float,
+    memory: BodyMemory,
+    principal: Principal,
+    *,
+    form: bool = False,
 ) -> bytes:
     """Read the whole body, which must be declared as plain JSON, or as a multipart form.
 
@@ -120,13 +126,16 @@ async def read_body(
 
     def hold(size: int) -> None:
         if size > FREE_BYTES or http.content_length is None:  # of an unknown size, it counts from the beginning
-            memory.hold(http, caller, max(size, FREE_BYTES))
+            memory.hold(http, principal.caller, max(size, FREE_BYTES))
 
     body = arrived_body(http, max_bytes)
     if body is None:
         assert not isinstance(http, PlainRequest)  # its body is here
-        return await receive_body(http, max_bytes, timeout_s, hold)
-    hold(len(body))
+        body = await receive_body(http, max_bytes, timeout_s, hold)
+    else:
+        hold(len(body))
+    if memory.arrivals is not None:
+        memory.arrivals.note(http, body, principal)
     return body
 
 
@@ -216,7 +225,7 @@ class RequestAdmission(msgspec.Struct):
     async def read(self, http: HttpExchange, principal: Principal, *, form: bool = False) -> bytes:
         """Return the whole body: JSON, or a multipart form. Raises like `read_body`."""
         max_bytes, timeout_s = self.max_body_bytes(principal), self.config.read_timeout_s
-        return await read_body(http, max_bytes, timeout_s, self.bodies, principal.caller, form=form)
+        return await read_body(http, max_bytes, timeout_s, self.bodies, principal, form=form)
 
     async def with_files(self, body: bytes, principal: Principal, request: object) -> bytes:
         """Return a body with the caller's uploaded files in place of their ids. Raises CausewayError.

@@ -18,6 +18,7 @@ from causeway_server.router.anthropic.replies import COUNT_TOKENS, MESSAGES, UNC
 from causeway_server.router.anthropic.request import parse_count, parse_messages
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound, UnsupportedFeature
+from causeway_server.router.ledger.log import HEADER as EGRESS
 from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
@@ -58,7 +59,7 @@ from causeway_server.router.web_origins import WebOrigins
 
 from ..accounts.ledger import LedgerEntry
 from ..core.principal import Principal
-from ..core.request_context import AnswerHead, BodyMemory, RequestContext
+from ..core.request_context import RECEIPT, AnswerHead, BodyMemory, RequestContext
 from ..tiers.config import NO_AUDIO
 from ..tiers.tier import Tier
 from ..tiers.variants import MAX_ANSWERS
@@ -146,6 +147,7 @@ class Server(msgspec.Struct):
         """Handle one request. Every error becomes its dialect's object, with its own status and the request's id."""
         request_id = read_request_id(http.headers)
         REQUEST.set(request_id)  # the requests of a connection share a task
+        RECEIPT.set("")
         try:
             if self.jobs is not None and not isinstance(http, PlainRequest) and "Prefer" in http.headers:
                 response = await self.jobs.respond_async(http)
@@ -153,10 +155,10 @@ class Server(msgspec.Struct):
                     return _with_id(response, request_id)
             return _with_id(await self._answer(http), request_id)
         except CausewayError as error:
-            return refusal(http, error, request_id, {"x-request-id": request_id})
+            return refusal(http, error, request_id, _id_fields(request_id))
         except Exception as error:
             log.error("A request failed unexpectedly: %s", redacted(error))
-            return refusal(http, CausewayError("The gateway failed."), request_id, {"x-request-id": request_id})
+            return refusal(http, CausewayError("The gateway failed."), request_id, _id_fields(request_id))
         finally:
             self.bodies.release(http)
 
@@ -254,8 +256,15 @@ class Server(msgspec.Struct):
 def _with_id(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
     """Add the request's id, unless the response has begun or has one."""
     if not response.prepared:
-        response.headers.setdefault("x-request-id", request_id)
+        for name, value in _id_fields(request_id).items():
+            response.headers.setdefault(name, value)
     return response
+
+
+def _id_fields(request_id: str) -> dict[str, str]:
+    """Return the headers that name a request, in the egress ledger, too."""
+    receipt = RECEIPT.get()
+    return {"x-request-id": request_id, EGRESS: receipt} if receipt else {"x-request-id": request_id}
 
 
 class ParseEcho(Protocol):
@@ -361,13 +370,15 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         except ClientGone:
             raise
         except CausewayError as error:
-            return await reply.fail(error, {"x-request-id": context.id})
+            return await reply.fail(error, _id_fields(context.id))
         return reply.response
 
 
 def _header_lines(request_id: str, head: AnswerHead, media_type: str) -> str:
     """Return the header lines of an answer."""
-    return f"{_shared_lines(head.headers, media_type)}x-request-id: {request_id}\r\n"
+    receipt = RECEIPT.get()
+    ledger = f"{EGRESS}: {receipt}\r\n" if receipt else ""
+    return f"{_shared_lines(head.headers, media_type)}x-request-id: {request_id}\r\n{ledger}"
 
 
 @lru_cache(maxsize=256)

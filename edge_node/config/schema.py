@@ -19,7 +19,17 @@ from causeway_server.router.bundle.settings import (
     RealtimeConfig,
     ResponseCacheConfig,
 )
-from causeway_server.router.config import Count, ListenerTls, NamesModel, Pause, Positive, Seconds, TracingConfig, doc
+from causeway_server.router.config import (
+    Count,
+    EgressLedgerConfig,
+    ListenerTls,
+    NamesModel,
+    Pause,
+    Positive,
+    Seconds,
+    TracingConfig,
+    doc,
+)
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.jobs.webhooks import WebhookFormat
 from causeway_server.router.openai.wire import Tag
@@ -309,6 +319,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: PartsConfig = PartsConfig()
     guard: GuardModelConfig = GuardModelConfig()
     tracing: TracingConfig = TracingConfig()
+    egress_ledger: EgressLedgerConfig = EgressLedgerConfig()
     fleet: FleetConfig = FleetConfig()
     log: Annotated[
         Literal["debug", "info", "warning", "error"],

@@ -37,6 +37,8 @@ from ..storage.spend import SpendStore
 from ..storage.state_folder import StateFolderLock
 
 if TYPE_CHECKING:
+    from causeway_server.router.serving.egress import EgressLedger
+
     from ..agent.link.connection import FleetConnection
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
@@ -49,6 +51,7 @@ class Backends:
 
     engines: EnginePool | None
     clouds: Clouds
+    egress: EgressLedger | None  # the ledger of what leaves for them
     encoders: PartEncoders | None  # encoders of audio and images; None on a device without them
     learned: LearnedEstimators
     spend: SpendStore
@@ -130,6 +133,7 @@ class Components(Backends, Serving, WaysIn):
             *self.response_store.problems,
             *self.service.sessions.store.problems,
             *(() if self.mqtt is None else self.mqtt.problems),
+            "" if self.egress is None else self.egress.problem,
             self.policies.persist_problem,
             *self.shadows.problems,
             *self.records.variants.problems,

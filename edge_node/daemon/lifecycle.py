@@ -117,6 +117,8 @@ class App:
         parts.state_folder.acquire()
         try:
             parts.policies.load()
+            if parts.egress is not None:
+                parts.egress.start()
         except BaseException:
             parts.state_folder.release()
             raise
@@ -193,6 +195,8 @@ class App:
         self.parts.shadows.close()
         self.parts.records.variants.save()
         self.parts.spend.close()
+        if self.parts.egress is not None:
+            self.parts.egress.close()
         if self.parts.tracing is not None:
             self.parts.tracing.close()
         self.parts.state_folder.release()

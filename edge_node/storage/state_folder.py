@@ -30,7 +30,7 @@ _PARTIAL = "tmp*.partial"  # see `router.serving.folders`
 _DATABASE = re.compile(r"([a-z]+)-([0-9]{1,6})\.sqlite")
 # Files of all versions of the daemon in the folder. Other files keep their rights: it may be a home folder.
 _OURS = re.compile(
-    rf"{_DATABASE.pattern}.*|{FILE}|policy\.last-good\.yaml.*|tmp\w+\.partial|files|prompts|{FLEET_FOLDER}(\.left)?|run"
+    rf"{_DATABASE.pattern}.*|{FILE}|policy\.last-good\.yaml.*|tmp\w+\.partial|files|prompts|egress|{FLEET_FOLDER}(\.left)?|run"
 )
 
 

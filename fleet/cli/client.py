@@ -66,6 +66,8 @@ def connected(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(*, url: str, token_file: Path | None, ca_file: Path | None, **rest: Any) -> Any:
+        if click.get_current_context().invoked_subcommand:  # which needs no connection
+            return None
         return command(client=FleetClient(url, _token(token_file), ca_file), **rest)
 
     file = click.Path(path_type=Path, dir_okay=False)

@@ -32,7 +32,7 @@ from ..repository.folder import CheckedFleet, check_fleet, documents, is_fleet, 
 from ..repository.policies import CASES, CheckedPolicy, check_file, policy_files, run_file, yaml_in
 from ..repository.records import RecordReader, record_files
 from ..trust.keys import TrustDoc
-from . import devices, rollouts, signing
+from . import devices, egress, rollouts, signing
 from .output import (
     Checked,
     lint_report,
@@ -87,6 +87,8 @@ for _command in (
     *(devices.devices, devices.enroll, devices.revoke, devices.hold, devices.release, devices.pin, devices.audit),
 ):
     main.add_command(_command)
+devices.audit.add_command(egress.egress)
+devices.audit.add_command(egress.proof)
 for _command in (signing.keys, signing.sign, signing.diff, signing.tls):
     main.add_command(_command)
 

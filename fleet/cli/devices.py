@@ -152,7 +152,7 @@ def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
     _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/pin", DeviceAnswer, request),))
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--after", type=click.IntRange(min=0), default=0, help="Print only rows after this number.")
 @click.option("--verify", is_flag=True, help="Check the hash chain from the first row on, and print the last hash.")
 @click.option(

@@ -101,6 +101,7 @@ class HttpResponse:
         error: The error that ended the answer, raised after the arrived bytes are read.
         listener: The receiver that is called first while a task waits for the body.
         owner: The receiver of every change; None: tasks wait for them.
+        lines: The header lines of its request, if `OpenAIServer.begin` sent it.
     """
 
     def __init__(self, connection: HttpConnection) -> None:
@@ -109,6 +110,7 @@ class HttpResponse:
         self.error: Exception | None = None
         self.listener: BodyListener | None = None
         self.owner: ResponseOwner | None = None
+        self.lines = ""
         self.headers: dict[bytes, bytes] = {}
         """The first value of each header, by lower-case name."""
         self._connection = connection

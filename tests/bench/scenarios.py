@@ -35,6 +35,7 @@ SCENARIOS = {
     "prefix": Tool("bench.prefix", "endpoints chosen by prefixes, on a trace of conversations, in virtual time"),
     "rollouts": Tool("bed.fleet.__main__", "rollouts over thousands of simulated devices and one control plane"),
     "residency": Tool("bed.residency", "requests bound to one of two regions, under cuts and faults"),
+    "ledger": Tool("bed.ledger", "egress ledgers under kills of their writers, and under tampering"),
     "scale": Tool("bed.scale", "1, 2 and 4 endpoints, and back"),
     "schemas": Tool("bed.schemas", "schemas against the answers that their grammars allow"),
     "schemas-served": Tool("bed.schemas_served", "answers under generated schemas, through a daemon and a gateway"),

@@ -310,7 +310,7 @@ class JobApi:
         headers = read_headers(request.headers.items())
         limits = self.callers.limits(principal)
         max_bytes = limits.body_bytes(self.config.max_body_bytes)
-        body = sent = await read_body(request, max_bytes, _READ_S, self.bodies, principal.caller)
+        body = sent = await read_body(request, max_bytes, _READ_S, self.bodies, principal)
         key = request.headers.get("idempotency-key", "")
         if FILE_MARK in sent:  # an accepted job has their bytes, so that they may go
             hold = partial(self.bodies.hold, request, principal.caller)

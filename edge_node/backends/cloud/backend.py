@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 from yarl import URL
@@ -49,6 +49,7 @@ from causeway_server.router.serving.upstream.server import (
     PATHS,
     Credentials,
     FixedToken,
+    HeaderLines,
     OpenAIServer,
     ServerAddress,
     StreamReader,
@@ -59,6 +60,9 @@ from causeway_server.router.types import Chunk, CloudSignals, Embeddings, Target
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
 from .connection import PROBE_S, CloudHealth, CloudProbe, header_lines, tls_files
+
+if TYPE_CHECKING:
+    from causeway_server.router.serving.egress import EgressLedger
 
 _MAX_HEADER = 200  # maximum number of characters that are kept of a response header
 _TIMER_STEP_S = 0.005  # timers may fire this much early
@@ -78,6 +82,7 @@ class CloudBackend:
         credentials: Token source that replaces the configured key: read for each request, and renewed once after a 401.
         now: The clock, monotonic seconds.
         has_alternative: Whether the device has other clouds.
+        ledger: The egress ledger; None: there is none.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class CloudBackend:
         breaker: Breaker | None = None,
         now: Callable[[], float] = time.monotonic,
         has_alternative: bool = False,
+        ledger: EgressLedger | None = None,
     ) -> None:
         self._config = config
         self.now = now
@@ -97,7 +103,7 @@ class CloudBackend:
         self.name = config.name
         self.region = config.region
         self.health = CloudHealth(config.url, breaker or Breaker(), now, advice)
-        self._probe = CloudProbe(config, self.health, now, has_alternative=has_alternative)
+        self._probe = CloudProbe(config, self.health, now, has_alternative=has_alternative, ledger=ledger)
         self.address = ServerAddress(
             url=config.url,
             tls=tls_files(config, "" if credentials is None else credentials.certificate_file),
@@ -224,11 +230,11 @@ class CloudBackend:
         finally:
             response.release()
 
-    def _lines(self, call: BackendRequest) -> str:
+    def _lines(self, call: BackendRequest) -> HeaderLines:
         lines = header_lines(call, self.now(), is_gateway=self._probe.is_gateway)
         if call.job is not None:
             lines += field_lines({"Idempotency-Key": call.job.key})  # a server without jobs may still support it
-        return lines
+        return self._probe.recorded(call, lines)
 
     def _skipped(self, now: float) -> tuple[str, ...]:
         return tuple([model for model, until in self._skip_until.items() if now < until])
@@ -401,13 +407,15 @@ class CloudCredentials(Protocol):
     def __call__(self, cloud: CloudConfig, /) -> Credentials | None: ...
 
 
-def make_clouds(configs: Sequence[CloudConfig], credentials: CloudCredentials | None) -> Clouds:
+def make_clouds(
+    configs: Sequence[CloudConfig], credentials: CloudCredentials | None, ledger: EgressLedger | None = None
+) -> Clouds:
     """Return the clouds of a device. `credentials` None: each has its configured key."""
     tokens = [None if credentials is None else credentials(config) for config in configs]
     several = len(configs) > 1
     return Clouds(
         [
-            CloudBackend(config, credentials=token, has_alternative=several)
+            CloudBackend(config, credentials=token, has_alternative=several, ledger=ledger)
             for config, token in zip(configs, tokens, strict=True)
         ]
     )
@@ -534,7 +542,8 @@ class CloudJobs:
         lines = header_lines(call, self._now(), is_gateway=self._probe.is_gateway, priority=priority)
         if job is not None:
             lines += field_lines({"Idempotency-Key": job.key})
-        return await self._server.send(_upstream_call(call), method, path, call.deadline, body=body, lines=lines)
+        recorded = lines if body is None else self._probe.recorded(call, lines)
+        return await self._server.send(_upstream_call(call), method, path, call.deadline, body=body, lines=recorded)
 
     def _note_refusal(self, call: BackendRequest, status: int) -> None:
         """Return if the server evidently has no jobs. Raises CloudSaturated while it must be asked again."""

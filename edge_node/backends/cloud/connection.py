@@ -9,16 +9,18 @@ import os
 import ssl
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from yarl import URL
 
+from causeway_server.router.ledger.log import HEADER as EGRESS
 from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.http_client import ConnectError, HttpClientError, HttpResponse, field_lines
 from causeway_server.router.serving.request import TAGS
 from causeway_server.router.serving.responses import SERVER
 from causeway_server.router.serving.tls.contexts import TlsFiles
 from causeway_server.router.serving.upstream.responses import MAX_ERROR_BYTES, read_body
-from causeway_server.router.serving.upstream.server import OpenAIServer
+from causeway_server.router.serving.upstream.server import HeaderLines, OpenAIServer
 from causeway_server.router.trackers import Breaker, Ewma
 from causeway_server.router.types import Request
 
@@ -26,9 +28,13 @@ from ...config.schema import CloudConfig
 from ...observability.logs import Fault
 from ..backend import BackendRequest
 
+if TYPE_CHECKING:
+    from causeway_server.router.serving.egress import EgressLedger
+
 log = logging.getLogger(__name__)
 
 _RTT_HALF_LIFE_S = 60.0
+_EGRESS = EGRESS.encode()
 PROBE_S = 5.0
 """Maximum time of a probe."""
 _PROBE_BACKOFF = 4.0  # maximum pause between probes, in intervals
@@ -146,11 +152,20 @@ class CloudProbe:
         health: The server's health, which is updated by every response and every lost connection.
         now: The clock, monotonic seconds.
         has_alternative: Whether another cloud may answer: a silent cloud is then probed at once, for a short time.
+        ledger: The egress ledger; None: there is none.
     """
 
     def __init__(
-        self, config: CloudConfig, health: CloudHealth, now: Callable[[], float], *, has_alternative: bool = False
+        self,
+        config: CloudConfig,
+        health: CloudHealth,
+        now: Callable[[], float],
+        *,
+        has_alternative: bool = False,
+        ledger: EgressLedger | None = None,
     ) -> None:
+        self._ledger = ledger
+        self._region = config.region
         self._has_alternative = has_alternative
         self._suspicion: asyncio.TimerHandle | None = None
         self._suspected = asyncio.Event()
@@ -172,6 +187,23 @@ class CloudProbe:
         self._last_response = self._now()
         self.tier = response.header(b"x-causeway-tier") or self.tier
         self.is_gateway = self.is_gateway or self.tier is not None or response.header(b"server") == SERVER
+        if self._ledger is not None and (receipt := response.header(_EGRESS)):
+            self._ledger.confirmed(receipt)
+
+    def recorded(self, call: BackendRequest, lines: str) -> HeaderLines:
+        """Return the header lines of a request, which the egress ledger records each time it is sent."""
+        ledger = self._ledger
+        if ledger is None:
+            return lines
+
+        def record(body: bytes) -> str:
+            private = "private" in call.request.hints.tags
+            claim = ledger.sent(body, call.id, call.target.full_name, self._region, private=private)
+            # A server that answered and is not a gateway of ours need not know this device.
+            is_told = bool(claim) and (self.is_gateway or self._last_response == float("-inf"))
+            return f"{lines}{EGRESS}: {claim}\r\n" if is_told else lines
+
+        return record
 
     def lost(self, error: Exception) -> None:
         self._health.lost(error)

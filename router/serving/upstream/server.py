@@ -114,6 +114,16 @@ class ServerObserver(Protocol):
         ...
 
 
+class LinesOf(Protocol):
+    """Returns the header lines of a request that is about to be sent with this body."""
+
+    def __call__(self, body: bytes, /) -> str: ...
+
+
+HeaderLines = str | LinesOf
+"""Header lines of a request (`field_lines`), or what returns them each time it is sent."""
+
+
 class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Base URL of a server, such as `https://HOST/v1`, and settings of the connections to it."""
 
@@ -169,14 +179,18 @@ class OpenAIServer:
         """Whether a connection is idle."""
         return self._client is not None and self._client.is_ready
 
-    def begin(self, kind: Kind, body: bytes, until: float, lines: str) -> HttpResponse | None:
+    def begin(self, kind: Kind, body: bytes, until: float, lines: HeaderLines) -> HttpResponse | None:
         """Send a request of this kind on an idle connection. Returns its response, whose head is yet to arrive, for
         `post` or for callbacks; None if there is no such connection.
         """
         assert self._client is not None, "start() comes first"
-        return self._client.begin("POST", self._paths[kind], self._token_lines() + lines, until, body)
+        lines = lines if isinstance(lines, str) else lines(body)
+        response = self._client.begin("POST", self._paths[kind], self._token_lines() + lines, until, body)
+        if response is not None:
+            response.lines = lines
+        return response
 
-    def begin_stream(self, request: Request, model: str, until: float, lines: str) -> HttpResponse | None:
+    def begin_stream(self, request: Request, model: str, until: float, lines: HeaderLines) -> HttpResponse | None:
         """Send the request for a stream, as `begin` does; the response is for `post_stream` or for callbacks."""
         body = encode_request(request, model, stream=True, ask_usage=self._asks_usage)
         return self.begin(request.kind, body, until, lines)
@@ -202,9 +216,17 @@ class OpenAIServer:
         return response
 
     def _sent(
-        self, method: str, target: str, until: float, body: bytes | None, lines: str, begun: HttpResponse | None = None
+        self,
+        method: str,
+        target: str,
+        until: float,
+        body: bytes | None,
+        lines: HeaderLines,
+        begun: HttpResponse | None = None,
     ) -> Coroutine[None, None, HttpResponse]:
         assert self._client is not None, "start() comes first"
+        if not isinstance(lines, str):
+            lines = lines(body or b"") if begun is None else begun.lines
         return self._client.request(method, target, self._token_lines() + lines, until, body, begun)
 
     def _token_lines(self) -> str:
@@ -223,7 +245,7 @@ class OpenAIServer:
         until: float,
         *,
         body: bytes | None = None,
-        lines: str = "",
+        lines: HeaderLines = "",
         begun: HttpResponse | None = None,
     ) -> HttpResponse:
         """Send like `request`, and tell the observer. Raises BackendError. `begun`: the response of `begin`."""
@@ -248,7 +270,7 @@ class OpenAIServer:
         kind: Kind,
         body: bytes,
         until: float,
-        lines: str = "",
+        lines: HeaderLines = "",
         begun: HttpResponse | None = None,
     ) -> HttpResponse:
         """Send a request of this kind. Return a response with status 200, its body unread; the caller must release it.
@@ -270,7 +292,7 @@ class OpenAIServer:
         request: Request,
         model: str,
         until: float,
-        lines: str = "",
+        lines: HeaderLines = "",
         resume: str = "",
         begun: HttpResponse | None = None,
     ) -> HttpResponse:
