@@ -616,7 +616,7 @@ def build_arrivals(config: Config) -> Arrivals | None:
         return None
     if not config.state_dir:
         raise ConfigError("It needs a folder. Set `state_dir`.", where="egress_ledger.enabled")
-    from causeway_server.router.serving.egress import FOLDER, EgressLedger
+    from causeway_server.router.serving.egress.ledger import FOLDER, EgressLedger
 
     folder = Path(config.state_dir) / FOLDER
     ledger = EgressLedger(folder, "gateway", config.egress_ledger, folder / "ledger.key")

@@ -31,7 +31,7 @@ from ..upstreams.inference import TokenMeter
 
 if TYPE_CHECKING:
     from causeway_server.models.parts.graph.branch import Memory
-    from causeway_server.router.serving.egress import EgressLedger
+    from causeway_server.router.serving.egress.ledger import EgressLedger
 
     from ..observability.tracing import Trace
     from .late import DeferredParts

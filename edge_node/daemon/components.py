@@ -37,7 +37,7 @@ from ..storage.spend import SpendStore
 from ..storage.state_folder import StateFolderLock
 
 if TYPE_CHECKING:
-    from causeway_server.router.serving.egress import EgressLedger
+    from causeway_server.router.serving.egress.ledger import EgressLedger
 
     from ..agent.link.connection import FleetConnection
     from ..mqtt.bridge import MqttBridge

@@ -32,7 +32,7 @@ from ..storage.state_folder import FLEET_FOLDER, StateFolderLock
 
 if TYPE_CHECKING:
     from causeway_server.models.parts.process.messages import WorkerSpec
-    from causeway_server.router.serving.egress import EgressLedger
+    from causeway_server.router.serving.egress.ledger import EgressLedger
 
     from ..agent.journal import BootState
     from ..agent.link.connection import FleetConnection
@@ -221,7 +221,7 @@ def make_egress_ledger(config: Config, state_dir: Path | None) -> EgressLedger |
     """Return the ledger of what leaves for clouds, signed by the device's key if it joined a fleet."""
     if not config.egress_ledger.enabled or state_dir is None or not config.clouds:
         return None
-    from causeway_server.router.serving.egress import FOLDER, EgressLedger
+    from causeway_server.router.serving.egress.ledger import FOLDER, EgressLedger
 
     folder, key_file, name = state_dir / FOLDER, state_dir / FOLDER / "ledger.key", ""
     if (state_dir / FLEET_FOLDER).is_dir():

@@ -132,7 +132,7 @@ class Log:
         since: Time of the first record here, Unix seconds.
         items: Requests that left or arrived, by epoch and number.
         receipts: Epoch and number here, and the position in a gateway's log.
-        faults: What was changed, each with its file and lines.
+        faults: Changes, each with its file and lines.
     """
 
     def __init__(self, verify: Verify) -> None:

@@ -44,7 +44,7 @@ from causeway_server.router.ledger.log import Item, Log, TreeHead, read_log
 from causeway_server.router.ledger.proofs import leaf_hash, log_id, signed_text
 from causeway_server.router.ledger.reconcile import NotedHead, Report, reconcile
 from causeway_server.router.ledger.tree import Frontier, Tree
-from causeway_server.router.serving.egress import EgressLedger
+from causeway_server.router.serving.egress.ledger import EgressLedger
 from tests.bench.rows import Row
 
 from .figures import table

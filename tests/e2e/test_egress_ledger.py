@@ -17,7 +17,7 @@ from tests.edge_node.scripted import ScriptedCloud
 from tests.ports import free_port
 from tests.stack import Process
 
-CHAT = {"model": "large", "messages": [{"role": "user", "content": "what is in box 7"}]}
+CHAT = {"model": "large", "messages": [{"role": "user", "content": "what is in shelf 7"}]}
 POLICY = """
 version: 1
 name: ledger
@@ -124,7 +124,7 @@ async def test_what_left_the_device_is_what_arrived(tmp_path: Path) -> None:
         for _ in range(5):
             assert await made.ask("/v1/chat/completions", CHAT) == 200
         assert await made.ask("/v1/chat/completions", CHAT | {"stream": True}) == 200
-        assert await made.ask("/v1/embeddings", {"model": "large", "input": "box 7"}) == 200
+        assert await made.ask("/v1/embeddings", {"model": "large", "input": "shelf 7"}) == 200
         assert await made.ask("/v1/chat/completions", CHAT, {"x-causeway-tags": "private"}) >= 400
         assert await made.ask("/v1/chat/completions", {**CHAT, "model": "assistant"}, at="gateway") == 200
         made.kill()

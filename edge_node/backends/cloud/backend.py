@@ -62,7 +62,7 @@ from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
 from .connection import PROBE_S, CloudHealth, CloudProbe, header_lines, tls_files
 
 if TYPE_CHECKING:
-    from causeway_server.router.serving.egress import EgressLedger
+    from causeway_server.router.serving.egress.ledger import EgressLedger
 
 _MAX_HEADER = 200  # maximum number of characters that are kept of a response header
 _TIMER_STEP_S = 0.005  # timers may fire this much early

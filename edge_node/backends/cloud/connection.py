@@ -29,7 +29,7 @@ from ...observability.logs import Fault
 from ..backend import BackendRequest
 
 if TYPE_CHECKING:
-    from causeway_server.router.serving.egress import EgressLedger
+    from causeway_server.router.serving.egress.ledger import EgressLedger
 
 log = logging.getLogger(__name__)
 

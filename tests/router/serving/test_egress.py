@@ -21,8 +21,8 @@ from causeway_server.router.ledger.log import Item, Log
 from causeway_server.router.ledger.proofs import extends, includes
 from causeway_server.router.ledger.reconcile import reconcile
 from causeway_server.router.ledger.tree import Tree
-from causeway_server.router.serving import egress
-from causeway_server.router.serving.egress import EgressLedger
+from causeway_server.router.serving.egress import ledger as egress
+from causeway_server.router.serving.egress.ledger import EgressLedger
 from tests.bed.ledger import read, run
 from tests.waiting import until
 

@@ -22,12 +22,12 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from ..config import EgressLedgerConfig
-from ..errors import ConfigError
-from ..ledger.log import Closed, Confirmed, FileHead, Item, Lost, Opened, TreeHead
-from ..ledger.proofs import commitment, log_id, signed_text
-from ..ledger.tree import Frontier
-from .folders import sync, write_new
+from ...config import EgressLedgerConfig
+from ...errors import ConfigError
+from ...ledger.log import Closed, Confirmed, FileHead, Item, Lost, Opened, TreeHead
+from ...ledger.proofs import commitment, log_id, signed_text
+from ...ledger.tree import Frontier
+from ..folders import sync, write_new
 
 log = logging.getLogger(__name__)
 
