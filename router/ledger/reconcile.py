@@ -29,7 +29,7 @@ class NotedHead(msgspec.Struct, frozen=True):
 
 
 class Gap(msgspec.Struct):
-    """Requests that a crash left undecided in an epoch of a log; `since` and `until` by the other side's clock, Unix seconds."""
+    """Requests that a crash left undecided in an epoch; `since`, `until`: Unix seconds of the other side's clock."""
 
     log: str
     epoch: str
