@@ -207,7 +207,7 @@ async def test_a_long_request_outlasts_the_time_of_idle_connections() -> None:
 
 async def test_requests_that_are_sent_ahead_wait_outside() -> None:
     """While one request is answered, the rest of a flood stays in the socket's buffers, and is answered afterwards."""
-    count = 20_000
+    count = 5_000
     async with serving() as server, connected(server) as (reader, writer):
         writer.write(CHAT.replace(b"{}", b"ww"))
         await until(lambda: server.listener.in_flight == 1)
