@@ -11,8 +11,8 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-CLIENT_TIMEOUT_S = 20.0
-"""A request without an answer or an error for so long is unresolved."""
+CLIENT_TIMEOUT = 2.0
+"""A request without an answer or an error for so many of its deadlines is unresolved."""
 Outcome = Literal["answer", "rejected", "broken", "connection", "unresolved", "invalid"]
 _marks = itertools.count(1)
 
@@ -24,7 +24,7 @@ class RequestResult(msgspec.Struct, kw_only=True):
     rejected    an error object with its status
     broken      an error event or the end of the connection within the stream, and no finish_reason
     connection  no HTTP answer at all
-    unresolved  nothing for CLIENT_TIMEOUT_S
+    unresolved  nothing for two deadlines
     invalid     the stream claimed to be complete and was not, or it ended twice: a fault of the gateway
     """
 
@@ -76,7 +76,7 @@ async def send(
         "x-causeway-deadline-ms": str(deadline_ms),
     }
     try:
-        async with asyncio.timeout(CLIENT_TIMEOUT_S):
+        async with asyncio.timeout(CLIENT_TIMEOUT * deadline_ms / 1000):
             async with session.post(
                 f"{url}/v1/chat/completions", json=body_of(result.mark, tier, tokens), headers=headers
             ) as reply:
