@@ -110,6 +110,7 @@ async def test_a_result_goes_to_the_tier_that_asked_after_a_fallback(tmp_path: P
         tier, _, header = await made.turn(one, "tools=0")
         assert (tier, header) == ("large", "switched; from=medium; reason=requested")
         assert made.scripts.foreign == []
+        await until(lambda: made.gateways[0].audit)  # written after the answer
         assert next(record["session"] for record in made.gateways[0].audit) == "new"
 
 
