@@ -103,6 +103,7 @@ def until(find: Callable[[], Found | None]) -> Found:
 
 
 PROGRAMS_OF_TOOLS = {
+    "bed/ledger.py",
     "bed/replica.py",
     "bench/fleet/load.py",
     "bench/fleet/server.py",
