@@ -203,7 +203,7 @@ def build_runtime(
         metrics=degradation_metrics,
         variants=variants,
         guard=guard,
-        shadow=ShadowCopies(variants, tasks).answer,
+        shadow=ShadowCopies(variants, tasks, partial(is_private, config=config.cache)).answer,
     )
     answer = service.answer
     if any(tier.config.context_overflow != "refuse" for tier in tiers):

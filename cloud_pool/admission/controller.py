@@ -187,7 +187,7 @@ class AdmissionController:
         Args:
             left_s: Time left until the request's deadline.
             tokens: Maximum number of tokens of a sequence, prompt and answer together.
-            preemptible: Whether work up to the first token runs in `Permit.while_held`.
+            preemptible: Whether work up to the first token runs in the context of its `Permit`.
 
         Raises:
             Shed: 429 with `retry_after_s`, at once.

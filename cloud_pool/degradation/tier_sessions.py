@@ -72,8 +72,11 @@ class TierSessions:
             now = self._now()
             await self._write(tenant, {key: msgspec.structs.replace(one, at=now) for key, one in states.items()})
 
-    async def find(self, request: Request, tenant: str, owner: str, tier: str) -> TierTurn | None:
-        """Return the turn of a request that names `tier`; None if it is not a chat.
+    async def find(
+        self, request: Request, tenant: str, owner: str, tier: str, *, is_placed: bool = False
+    ) -> TierTurn | None:
+        """Return the turn of a request that names `tier`; None if it is not a chat. `is_placed`: of an accepted job,
+        which stays at its tier.
 
         Raises SessionTargetUnavailable if the only tier that may answer cannot be that of the request.
         """
@@ -90,7 +93,7 @@ class TierSessions:
         asked = TierTurn(turn.turn, tenant, session.target, session.model, only)
         if session.target in self._chains.get(tier, ()):
             return asked
-        if only:
+        if only and not is_placed:
             raise asked.gone(f"The request names `{tier}`, for which it does not answer. Name `{session.target}`.")
         return turn
 

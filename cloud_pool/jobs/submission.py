@@ -268,7 +268,11 @@ class SubmissionParser:
             return request
         request = turn.bound(request)
         allowed = in_regions(self._tiers, allowed, regions_of(request.hints.tags))
-        if turn.pinned in ("", tier) or not (turn.only or allowed is None or turn.pinned in allowed):
+        if turn.pinned in ("", tier):
+            return request
+        if allowed is not None and turn.pinned not in allowed:
+            if turn.only:
+                raise turn.gone("It is not among the tiers that this request may use.")
             return request
         return msgspec.structs.replace(request, model=turn.pinned)
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
 
 import msgspec
 from anyio.abc import TaskGroup
 
-from causeway_server.router.errors import CausewayError, QueueFull, Shed
+from causeway_server.router.errors import CausewayError, DeadlineExceeded, QueueFull, Shed
 from causeway_server.router.openai.answer import coalesce
 from causeway_server.router.parts.reading import first_part
 from causeway_server.router.serving.logs import redacted
-from causeway_server.router.types import Chunk
+from causeway_server.router.types import Chunk, Request
 
 from ..core.request_context import VARIANT_HEADER, AnswerHead, Generate, Piece, RequestContext
 from ..tiers.tier import Tier
@@ -32,16 +32,23 @@ _COPY_S: Final = 60.0
 
 
 class ShadowCopies(msgspec.Struct, frozen=True):
-    """The copies of requests. `tasks`: parent of their tasks; `running`: ids of those in work."""
+    """The copies of requests; a private request gets none.
+
+    Args:
+        tasks: Parent of their tasks.
+        running: The `id` of the chunks that each copy in work is compared with.
+    """
 
     variants: TierVariants
     tasks: TaskGroup
-    running: set[str] = msgspec.field(default_factory=set)
+    is_private: Callable[[Request], bool] = lambda _: False
+    running: set[int] = msgspec.field(default_factory=set)
 
     def answer(self, generate: Generate, context: RequestContext) -> AsyncGenerator[Piece, None]:
         """Yield the AnswerHead, then the chunks, as `generate`."""
         varied = self.variants.shadow_of(context.tier, context.request)
-        if varied is None or context.request.resume or first_part(context.request)[0]:
+        request = context.request
+        if varied is None or request.resume or first_part(request)[0] or self.is_private(request):
             return generate(context)
         return self._compared(generate, context, varied)
 
@@ -55,7 +62,7 @@ class ShadowCopies(msgspec.Struct, frozen=True):
                     chunks.append(piece)
                 yield piece
         if is_own and len(self.running) < _AT_ONCE:
-            self.running.add(context.id)
+            self.running.add(id(chunks))
             self.tasks.start_soon(self._copy, generate, context, varied, chunks)
 
     async def _copy(self, generate: Generate, context: RequestContext, varied: Tier, shown: list[Chunk]) -> None:
@@ -66,8 +73,8 @@ class ShadowCopies(msgspec.Struct, frozen=True):
                 async with aclosing(generate(copy)) as pieces:
                     found = [piece async for piece in pieces if not isinstance(piece, AnswerHead)]
                 result = "same" if _texts(found) == _texts(shown) else "differs"
-            except (QueueFull, Shed):
-                return  # the tier has no room for copies now
+            except (QueueFull, Shed, DeadlineExceeded):
+                return  # the tier has no room for copies now, or the answer takes longer than a copy may
             except CausewayError:
                 result = "failed"
             group = self.variants.group(varied.name, context.request)
@@ -75,7 +82,7 @@ class ShadowCopies(msgspec.Struct, frozen=True):
         except Exception as fault:  # it must not end the other tasks of the process
             log.error("%s: the copy for %s failed unexpectedly: %s", context.id, varied.variant, redacted(fault))
         finally:
-            self.running.discard(context.id)
+            self.running.discard(id(shown))
 
 
 def _copy_of(context: RequestContext, varied: Tier) -> RequestContext:

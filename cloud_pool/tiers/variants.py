@@ -101,7 +101,8 @@ class TierVariants:
             places[tier.name] = TrialPlace(tier.model or tier.name, tier.variants, tier.trial, shadows)
         self.trials.use(places)
         self.active = bool(self.trials)
-        self.copies = any(place.shadows for place in places.values())
+        self._shadows = {(name, model) for name, place in places.items() for model in place.shadows}
+        self.copies = bool(self._shadows)
 
     def of(self, tier: Tier, request: Request) -> Tier:
         """Return the tier with the model of the variant that answers a request; vectors are of the tier's own model."""
@@ -116,7 +117,8 @@ class TierVariants:
 
     def named(self, tier: Tier, variant: str) -> tuple[Tier, ...]:
         """Return the tier with a variant's model, "" for its own; () if it has no such variant any more."""
-        known = any((trial.place, trial.variant.model) == (tier.name, variant) for trial in self.trials)
+        key = (tier.name, variant)
+        known = key not in self._shadows and any((one.place, one.variant.model) == key for one in self.trials)
         return (self._varied_by(tier, variant),) if known or not variant else ()
 
     def _varied_by(self, tier: Tier, variant: str) -> Tier:

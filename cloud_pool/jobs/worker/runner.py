@@ -254,7 +254,8 @@ class MeteredRunner:
         """Return the run of `request` in its session, which stays at the tier that the job was accepted for."""
         record, turn = job_run.record, None
         if self.sessions is not None:
-            turn = await self.sessions.find(request, tenant_of(record.owner), record.owner, record.tier)
+            tenant = tenant_of(record.owner)
+            turn = await self.sessions.find(request, tenant, record.owner, record.tier, is_placed=True)
         if turn is not None:
             request = turn.bound(request)
             if turn.pinned != record.tier:

@@ -58,6 +58,7 @@ class EgressLedger:
         self._receipts: deque[str] = deque(maxlen=_MOST)
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="egress-ledger", daemon=True)
+        self._held, self._is_failing = 0, False  # records that the thread is writing; whether its last write failed
         # Used by the thread only, after `start`:
         self._durable, self._size = 0, 0  # next number in the file, and the file's bytes
         self._tree, self._head = Frontier(), TreeHead(0, "", 0.0, "")
@@ -139,7 +140,7 @@ class EgressLedger:
     def _put(self, item: Item) -> None:
         """Let an item wait for the thread. Those that find no room are recorded as lost once there is some."""
         self._seq += 1
-        if len(self._waiting) >= _MOST:
+        if len(self._waiting) + self._held >= _MOST:
             self._unkept += 1
             self.lost += 1
             return
@@ -168,8 +169,9 @@ class EgressLedger:
 
     def _commit(self) -> None:
         """Write what waits; after a failure it goes on waiting."""
-        records = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        if self._receipts:
+        self._held = len(self._waiting)
+        records = [self._waiting.popleft() for _ in range(self._held)]
+        if self._receipts and not self._is_failing:  # else they wait in their own bounded deque
             receipts = tuple([self._receipts.popleft() for _ in range(len(self._receipts))])
             records.insert(bool(records) and isinstance(records[0], Opened), Confirmed(receipts))
         if not records:
@@ -186,9 +188,13 @@ class EgressLedger:
             self._write(b"\n".join((*lines, msgspec.json.encode(head), b"")))
         except OSError as error:
             self._waiting.extendleft(reversed(records))
+            self._held, self._is_failing = 0, True
             self._wake.set()
             self._report(f"The egress ledger in {self._folder} cannot be written ({error.strerror}).")
             return
+        self._held, self._is_failing = 0, False
+        if self._receipts:
+            self._wake.set()
         self._tree, self._head, self._durable, self.problem = tree, head, durable, ""
         self._place = f"{self.id}-{self._epoch}"  # the beginning of the epoch is on disk
         if self._size >= self._file_bytes and not self._stop.is_set():
