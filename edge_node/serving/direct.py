@@ -433,6 +433,7 @@ class DirectStream(DirectAnswer):
             return False
         self._reply.end_stream()
         response.owner = None
+        response.offer_chunks(None)  # the connection may bring more, and its client may have the next answer by then
         reader.close()
         self._relay.close()
         now = loop.time()

@@ -607,7 +607,7 @@ class ChunkRelay:
     def hold(self, slow: Awaitable[None]) -> None:
         """Note that the client is slow: the task waits for it."""
         self._drop()
-        self._slow = slow
+        self._sink, self._slow = None, slow
 
     async def settle(self) -> None:
         """Wait for a client that has become slow. Raises ClientGone."""

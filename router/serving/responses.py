@@ -231,7 +231,9 @@ class HttpReplyWriter(Generic[Head]):
     def _look(self) -> None:
         """Send a comment if nothing was sent since the last heartbeat, and schedule the next, until the end."""
         stream = self._stream
-        if self._prebuilt is not None or self._failed or (stream is not None and stream.ended):
+        if self._prebuilt is not None or self._failed:
+            return
+        if stream is not None and (stream.ended or stream.client_left):
             return
         if stream is None:
             transport = self.http.transport

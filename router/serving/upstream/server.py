@@ -299,7 +299,7 @@ class OpenAIServer:
         """Send the request for a stream; after a refusal of `stream_options` it is sent without them. See `post`."""
         if self._asks_usage or begun is not None:
             try:
-                body = encode_request(request, model, stream=True, resume=resume)
+                body = encode_request(request, model, stream=True, resume=resume, ask_usage=self._asks_usage)
                 return await self.post(call, request.kind, body, until, lines, begun)
             except (InvalidRequest, CloudUnprocessable) as error:
                 if _STREAM_OPTIONS not in f"{error.param} {error.message}":

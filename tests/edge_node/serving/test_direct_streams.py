@@ -299,6 +299,29 @@ async def test_chunks_are_passed_on_only_where_they_are_chunks(
         device.assert_nothing_leaks()
 
 
+async def test_what_a_cloud_sends_after_its_end_reaches_no_client(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's connection may have the next answer by then."""
+    taken: list[bytes] = []
+    take = TextExchange.take
+
+    def note(exchange: TextExchange, data: bytes) -> bool:
+        taken.append(data)
+        return take(exchange, data)
+
+    monkeypatch.setattr(TextExchange, "take", note)
+    async with watched(device, monkeypatch):
+        device.cloud.__class__ = RawCloud
+        late = framed(WORDS[0].replace(b'"a"', b'"late"'))
+        general, direct = await twins(device, [BEGIN, *FRAMES, framed(END), *[late] * 5])
+        await assert_alike(device, general, direct)
+        await until(lambda: device.cloud.running == 0)
+        assert taken
+        assert not any(b"late" in data for data in taken)
+        device.assert_nothing_leaks()
+
+
 async def test_an_answer_without_its_usage_ends_in_time(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing follows the end of its only choice."""
     async with watched(device, monkeypatch):
