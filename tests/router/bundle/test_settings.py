@@ -24,6 +24,7 @@ REFUSED = {
         "fleet.telemetry_interval_s",
         "fleet.check_interval_s",
     ),
+    *("egress_ledger.enabled", "egress_ledger.commit_s", "egress_ledger.max_bytes"),  # the owner's own evidence
     "jobs.accept_parts",
     "jobs.webhooks.allow_http",
     "jobs.webhooks.allowed_networks",
