@@ -294,6 +294,24 @@ async def test_a_shadow_variant_that_fails_is_returned_and_gets_no_more_copies(
         assert variants_of(gateway).trials.assigned(request, shadow=True) == {}
 
 
+async def test_a_shadow_variant_gets_no_private_request(cloud: TwoModels, tmp_path: Path) -> None:
+    async with serving(tmp_path, shadowed(cloud)) as gateway:
+        assert (await gateway.ask(headers={"x-causeway-tags": "private"})).text == "".join(CLOUD_WORDS)
+        await ask(gateway, "a public question")
+        await until(lambda: [body["model"] for body in cloud.bodies].count("v2") == 1)
+    (copy,) = [body for body in cloud.bodies if body["model"] == "v2"]
+    assert "a public question" in str(copy["messages"])
+
+
+def test_a_session_that_a_variant_answered_does_not_stay_there_when_it_becomes_a_shadow() -> None:
+    config = TierConfig(name="large", model="m", variants=(TierVariantConfig("v2", 100),))
+    own = Tier(config, ChatFormat(""))
+    variants = TierVariants([config])
+    assert [one.variant for one in variants.named(own, "v2")] == ["v2"]
+    variants.use([msgspec.structs.replace(config, variants=(TierVariantConfig("v2", 100, shadow=True),))])
+    assert variants.named(own, "v2") == ()
+
+
 def test_a_shadow_variant_cannot_be_promoted() -> None:
     trial = TrialConfig(promote=True)
     config = TierConfig(model="m", variants=(TierVariantConfig("v2", 5, shadow=True),), trial=trial)

@@ -150,11 +150,13 @@ class Disk:
     """The module `os`, with a disk that may be full once the bytes are written."""
 
     is_full = False
+    tries = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(os, name)
 
     def fsync(self, file: int) -> None:
+        self.tries += 1
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(file)
@@ -196,6 +198,25 @@ async def test_numbers_beyond_the_memory_are_recorded_as_lost(
     assert log.faults == []
     assert len(log.items) + sum(len(numbers) for numbers in epoch.lost) == epoch.next
     assert sum(len(numbers) for numbers in epoch.lost) == device.lost > kept
+
+
+async def test_receipts_that_come_while_the_disk_is_full_are_one_record(
+    tmp_path: Path, device: EgressLedger, disk: Disk
+) -> None:
+    """Not one for each attempt to write: those would fill the memory."""
+    disk.is_full = True
+    send(device)
+    await until(lambda: "cannot be written" in device.problem)
+    for number in range(5):
+        device.confirmed(f"receipt-{number}")
+        tries = disk.tries
+        await until(lambda tries=tries: disk.tries > tries + 1)  # type: ignore[misc]
+    disk.is_full = False
+    await until(lambda: not device.problem)
+    device.close()
+    written = b"".join(path.read_bytes() for path in (tmp_path / "device").glob("*/*.log"))
+    assert written.count(b'["confirmed"') == 1
+    assert all(f"receipt-{number}".encode() in written for number in range(5))
 
 
 async def test_the_oldest_files_go_and_what_is_left_can_be_proved(tmp_path: Path, device: EgressLedger) -> None:
