@@ -25,6 +25,8 @@ device: ## Set up the daemon and its engine only, for a device
 
 # `exec`: Ctrl-C and SIGTERM reach the program itself, which drains, and its exit status is ours.
 run: ## Set up, then start Triton, the gateway and the edge until Ctrl-C (MODELS=qwen, UPSTREAM=vllm: other models)
+	$(if $(filter-out vllm,$(UPSTREAM)),$(error UPSTREAM=$(UPSTREAM) is unknown: only vllm can be set up))
+	$(if $(and $(UPSTREAM),$(MODELS)),$(error UPSTREAM and MODELS both name the cloud's model: give one of them))
 	@$(PREPARE) run
 	@$(if $(UPSTREAM),$(PREPARE) $(UPSTREAM))
 	@$(if $(MODELS),$(BIN)/causeway-models pull demo:$(MODELS) $(if $(YES),--yes))
@@ -37,7 +39,8 @@ test: ## Set up, then check and run every test, four folders at a time (WORKERS=
 test-vllm: ## Set up a real vLLM (3.4 GB and weights, asked first), then test the gateway before it; never part of `test`
 	@$(PREPARE) test
 	@$(PREPARE) vllm
-	@exec $(BIN)/python -m pytest tests/vllm/check_vllm.py $(ARGS)
+	@$(BIN)/python -m pytest tests/vllm/check_vllm.py $(ARGS)
+	@CAUSEWAY_CONFORMANCE=vllm exec $(BIN)/python -m pytest tests/conformance $(ARGS)
 
 test-clients: ## Install Python's agent frameworks and MCP's suite (570 MB), then test with them; never part of `test`
 	@$(PREPARE) test

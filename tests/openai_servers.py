@@ -57,12 +57,12 @@ class OpenAIServer:
             self._process = subprocess.Popen(self._command, env=self._environ, stdout=log, stderr=log)
 
     def wait_until_ready(self) -> None:
-        """Wait until it lists its models. Raises RuntimeError with the end of its log."""
+        """Wait until it makes a token. Raises RuntimeError with the end of its log."""
         assert self._process is not None, "it does not run"
         deadline = time.monotonic() + START_S
         while self._process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(URLError, ConnectionError):
-                urlopen(f"{self.url}/models").close()
+            with contextlib.suppress(URLError, ConnectionError, TimeoutError):
+                post(self, "/completions", {"prompt": "Hello", "max_tokens": 1})
                 return
             time.sleep(_POLL_S)
         raise RuntimeError(f"{self.name} did not start:\n{self._log.read_text(errors='replace')[-2000:]}")
@@ -123,6 +123,6 @@ def post(server: OpenAIServer, path: str, body: Mapping[str, object]) -> dict[st
     from urllib.request import Request
 
     data = json.dumps({"model": server.model, **body}).encode()
-    with urlopen(Request(f"{server.url}{path}", data, {"content-type": "application/json"})) as response:
+    with urlopen(Request(f"{server.url}{path}", data, {"content-type": "application/json"}), timeout=START_S) as response:
         found: dict[str, object] = json.load(response)
         return found

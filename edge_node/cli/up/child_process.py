@@ -23,6 +23,7 @@ READY = "ready "
 _TAIL_BYTES = 16 * 1024
 _LINE_BYTES = 1 << 20
 _POLL_S = 0.05
+_REFUSAL_CHARS = 300
 
 
 class ChildProcessEnded(Exception):
@@ -75,24 +76,33 @@ class ChildProcess:
             raise ChildProcessEnded(f"{self.name} was not ready within {timeout_s:g} s{self.log_excerpt()}") from None
 
     async def ready_at(
-        self, url: str, timeout_s: float, *, accept: Callable[[dict[str, object]], bool] = lambda _: True
+        self,
+        url: str,
+        timeout_s: float,
+        *,
+        accept: Callable[[dict[str, object]], bool] = lambda _: True,
+        body: Mapping[str, object] | None = None,
     ) -> dict[str, object]:
         """Poll `url` until it answers 200 with a JSON object that `accept` returns True for, and return the object.
 
+        With a `body` it is posted.
+
         Raises:
-            ChildProcessEnded: The program ended, or `timeout_s` passed.
+            ChildProcessEnded: The program ended or refused the body, or `timeout_s` passed.
         """
-        until = time.monotonic() + timeout_s
-        async with httpx.AsyncClient(trust_env=False) as client:
-            while True:
-                with contextlib.suppress(httpx.HTTPError, ValueError):
-                    response = await client.get(url, timeout=timeout_s)
-                    document = response.json()
-                    if response.status_code == 200 and isinstance(document, dict) and accept(document):
-                        return document
-                if self.ended or time.monotonic() > until:
-                    raise ChildProcessEnded(f"{self.name} does not become ready{self.log_excerpt()}")
-                await asyncio.sleep(_POLL_S)
+        method = "GET" if body is None else "POST"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), httpx.AsyncClient(trust_env=False, timeout=timeout_s) as client:
+                while not self.ended:
+                    with contextlib.suppress(httpx.HTTPError, ValueError):
+                        response = await client.request(method, url, json=body)
+                        if response.is_client_error:
+                            raise ChildProcessEnded(f"{self.name} refuses {url}: {response.text[:_REFUSAL_CHARS]}")
+                        document = response.json()
+                        if response.status_code == 200 and isinstance(document, dict) and accept(document):
+                            return document
+                    await asyncio.sleep(_POLL_S)
+        raise ChildProcessEnded(f"{self.name} does not become ready{self.log_excerpt()}")
 
     @property
     def uptime_s(self) -> float:

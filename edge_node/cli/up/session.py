@@ -166,11 +166,13 @@ class _UpSession:
         return await self._start("triton", self._options.programs["causeway-cloud"], "triton", *flags, *chosen)
 
     async def _start_vllm(self, vllm: Vllm) -> ChildProcess:
-        """Start vLLM and wait until it answers."""
+        """Start vLLM and wait for its first token, which on a slow machine comes long after the list of its models."""
         program, environ = vllm.description.command, vllm.description.environ
         server = await self._start("vllm", program, "--port", str(vllm.port), environ=environ)
+        messages = [{"role": "user", "content": "Hello"}]
+        body = {"model": vllm.description.model, "messages": messages, "max_tokens": 1}
         with self._console.status("vLLM loads its model, in one to two minutes"):
-            await server.ready_at(f"{vllm.url}/models", VLLM_TIMEOUT_S)
+            await server.ready_at(f"{vllm.url}/chat/completions", VLLM_TIMEOUT_S, body=body)
         self._print_ready(server, vllm.url)
         return server
 

@@ -47,6 +47,10 @@ class Handler(BaseHTTPRequestHandler):
         if "refuses" in FAULTS:
             self.reply(503, b'{"error": {"message": "no route", "code": "no_route"}}', "application/json")
             return
+        if "vllm" in sys.argv:
+            note(f"vllm is asked for {request['max_tokens']} token")
+            self.reply(404 if "vllm-refuses" in FAULTS else 200, b'{"error": "no such model"}', "application/json")
+            return
         tags = request.get("causeway", {}).get("tags", [])
         note(f"request {request['messages'][0]['content'][:20]} {tags}")
         delta = {"choices": [{"index": 0, "delta": {"content": "an answer"}, "finish_reason": "stop"}]}

@@ -176,20 +176,27 @@ def with_vllm(port: int) -> StartedModels:
 
 
 def test_a_vllm_stands_where_triton_stands(start: Start) -> None:
-    """The gateway starts once it answers, since it asks it for its features."""
+    """The gateway starts once it has made a token, since it asks it for its features."""
     up = start(once=True, models=with_vllm(free_port()))
     assert up.end() == 0
-    order = [event for event in up.events if event.endswith((" starts", " ends"))]
-    assert order == [f"{name} starts" for name in ("vllm", "gateway", "edge")] + [
+    order = [event for event in up.events if event.endswith((" starts", " token", " ends"))]
+    assert order == ["vllm starts", "vllm is asked for 1 token", "gateway starts", "edge starts"] + [
         f"{name} ends" for name in ("edge", "gateway", "vllm")
     ]
     assert "vllm     ready after" in up.printed
 
 
-def test_a_vllm_that_cannot_start_is_named(start: Start) -> None:
-    up = start("vllm-missing", once=True, models=with_vllm(free_port()))
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("vllm-missing", "vllm does not become ready"),
+        ("vllm-refuses", r'vllm refuses http://\S+/chat/completions: {"error": "no such model"}'),
+    ],
+)
+def test_a_vllm_that_cannot_start_is_named(start: Start, fault: str, words: str) -> None:
+    up = start(fault, once=True, models=with_vllm(free_port()))
     assert up.end() == 1
-    assert "vllm does not become ready" in up.printed
+    assert re.search(words, up.printed)
     assert not any(event.startswith(("gateway", "edge")) for event in up.events)
 
 
