@@ -123,6 +123,7 @@ def post(server: OpenAIServer, path: str, body: Mapping[str, object]) -> dict[st
     from urllib.request import Request
 
     data = json.dumps({"model": server.model, **body}).encode()
-    with urlopen(Request(f"{server.url}{path}", data, {"content-type": "application/json"}), timeout=START_S) as response:
+    asked = Request(f"{server.url}{path}", data, {"content-type": "application/json"})
+    with urlopen(asked, timeout=START_S) as response:
         found: dict[str, object] = json.load(response)
         return found
