@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from causeway_server.router.errors import ConfigError, JobStoreUnavailable
 from causeway_server.router.residency import region_tags
+from causeway_server.router.serving.issuers.tokens import IssuerTokens
 from causeway_server.router.serving.listener import Listener
 from causeway_server.router.serving.live.live_session import Detect
 from causeway_server.router.serving.live.sessions import Sessions
@@ -42,6 +43,7 @@ from .accounts.identity.authenticator import (
     StaticTokens,
     load_tokens,
     local_operator_token,
+    principal_of,
 )
 from .accounts.identity.fleet import FleetTrust
 from .accounts.identity.revocation import RevocationList
@@ -364,16 +366,27 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
     client = open_redis(config.redis) if config.redis else None
     fleet = FleetTrust(config.identity.fleet) if config.identity.fleet.url else None
     key_file = Path(config.identity.key_file) if config.identity.key_file else None
-    keys = KeySet(key_file, fleet) if config.identity.signed else None
+    keys = KeySet(key_file, fleet) if key_file or fleet else None
     verifier = TokenVerifier(config.identity, keys) if keys is not None else None
     revocations = RevocationList(config.identity, client, fleet)
+    issuers = None
+    if config.identity.issuers:
+        issuers = IssuerTokens(
+            config.identity.issuers,
+            principal_of,
+            Path(config.state_dir) / "issuers" if config.state_dir else None,
+            skew_s=config.identity.clock_skew_s,
+            max_lifetime_s=config.identity.max_lifetime_s,
+        )
     limiter = TenantRateLimiter(config.tenants, client, is_gateway=is_gateway)
     usage = UsageRecorder(config.tenants, client, wall_clock=limiter.day.unix_time)
     audit = AuditLog(config.audit_file)
     ledger = Ledger(config.tenants, limiter, usage, audit, TenantMetrics(metrics.registry))
     region = config.identity.region
     named = config.identity.certificates.tenants
-    authenticator = Authenticator(tokens, verifier, revocations, region=region, certificate_tenants=named)
+    authenticator = Authenticator(
+        tokens, verifier, revocations, region=region, certificate_tenants=named, issuers=issuers
+    )
     operators = Authenticator(
         _operator_tokens(config),
         verifier if key_file is not None else None,  # the fleet's keys make no operators
@@ -382,7 +395,17 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
         region=region,
     )
     accounts = Accounts(
-        authenticator, operators, ledger, limiter, audit, revocations, client, EvictionCheck(client), keys, fleet
+        authenticator,
+        operators,
+        ledger,
+        limiter,
+        audit,
+        revocations,
+        client,
+        EvictionCheck(client),
+        keys,
+        fleet,
+        issuers,
     )
     metrics.registry.register(SampleCollector(accounts.samples))
     return accounts

@@ -307,7 +307,7 @@ def _build_message_runner(background: Background, metrics: StreamMetrics) -> Mes
             sessions=background.runtime.sessions,
         ),
         background.runner,
-        MessageCallers(accounts.authenticator.principal, accounts.ledger.limits),
+        MessageCallers(accounts.authenticator.principal, accounts.ledger.limits, accounts.authenticator.ready),
         metrics,
     )
 

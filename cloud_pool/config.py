@@ -264,8 +264,8 @@ def _check(config: Config) -> None:
     for host in (config.server.host, *(() if config.grpc.port is None else (config.grpc.host,))):
         if not config.authenticates and not is_loopback(host):
             raise ConfigError(
-                f"Listening on {host} needs bearer tokens: set this key, `identity.key_file` or `identity.fleet.url`; "
-                "or client certificates, with `identity.certificates.tenants`.",
+                f"Listening on {host} needs bearer tokens: set this key, `identity.key_file`, `identity.issuers` or "
+                "`identity.fleet.url`; or client certificates, with `identity.certificates.tenants`.",
                 where="server.token_file",
             )
     if config.identity.certificates.tenants and not config.server.tls.client_ca_file:
@@ -273,7 +273,7 @@ def _check(config: Config) -> None:
             "Client certificates need a CA: set `server.tls.client_ca_file`.", where="identity.certificates.tenants"
         )
     _check_operator(config)
-    config.identity.fleet.check()
+    config.identity.check()
     for where, address in (("redis", config.redis), ("cache.redis", config.cache.redis)):
         if address:
             parse_redis(address, where)

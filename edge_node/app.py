@@ -45,6 +45,7 @@ from .daemon.optional_parts import (
     make_audio,
     make_egress_ledger,
     make_engine_factory,
+    make_issuers,
     make_jobs,
     make_mqtt_bridge,
     make_part_encoders,
@@ -70,7 +71,7 @@ from .serving.requests import Admission, Records, SharedGenerations
 from .serving.service import AnswerSources, Service
 from .serving.shadow import SemanticChecks, Shadows
 from .serving.variants import DeviceVariants
-from .sessions import DeviceSessions, SessionAudio
+from .sessions import DeviceClient, DeviceSessions, SessionAudio
 from .signals.candidates import CandidateEstimates
 from .signals.collector import SignalCollector
 from .signals.device import DeviceProbes
@@ -135,7 +136,7 @@ def build(
     Raises:
         ConfigError: The daemon would answer other machines without an API key.
     """
-    config.server.check_exposure()
+    config.check_clients()
     clock = clock or system_clock()
     state_dir = Path(config.state_dir) if config.state_dir else None
     factory = config
@@ -326,10 +327,11 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
     responses = StoredResponses(store=response_store, jobs=response_jobs, by_default=False, wall_clock=clock.unix)
     cloud = backends.clouds.first
     history = None if cloud is None else CloudHistory(cloud.address, config.responses.max_bytes)
-    reader = RequestReader(config.server, files, responses, history)
+    issuers = make_issuers(config.identity, device.state_dir, clock)
+    reader = RequestReader(config.server, files, responses, history, issuers)
     audio = LazyAudio(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
     tracing = make_tracer(config)
-    sessions = Sessions(
+    sessions: Sessions[DeviceClient] = Sessions(
         config.realtime,
         DeviceSessions(
             config.realtime,

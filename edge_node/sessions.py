@@ -93,8 +93,11 @@ class DeviceSessions(msgspec.Struct, frozen=True):
     audio: SessionAudio
     tracing: RequestTracer | None
 
-    def client(self, http: web.BaseRequest, authorization: str) -> DeviceClient:
-        """Return the client of a connection. Raises AuthenticationFailed or InvalidRequest."""
+    async def client(self, http: web.BaseRequest, authorization: str) -> DeviceClient:
+        """Return the client of a connection. Raises AuthenticationFailed, IdentityUnavailable, PermissionDenied or
+        InvalidRequest.
+        """
+        await self.reader.ready(authorization)
         hints = routing_hints(http.headers, self.reader.identify(authorization, http))
         return DeviceClient(hints.client, network_of(hints.client), hints, read_traceparent(http.headers))
 

@@ -11,8 +11,10 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from redis.exceptions import RedisError
 
+from causeway_server.router.serving.issuers.tokens import IssuerTokens
 from causeway_server.router.serving.metrics import Sample
 
+from ..core.principal import Principal
 from ..redis.connect import EvictionCheck
 from ..redis.keys import ensure_accounts_layout
 from .audit import AuditLog
@@ -40,11 +42,12 @@ class Accounts(msgspec.Struct, frozen=True):
     eviction: EvictionCheck
     keys: KeySet | None = None  # None: no signed tokens are accepted
     fleet: FleetTrust | None = None
+    issuers: IssuerTokens[Principal] | None = None
 
     @property
     def not_ready(self) -> str:
         """Reason why callers cannot be authenticated and this process is not ready; "" if they can."""
-        if self.keys is not None and not self.revocations.has_copy:
+        if (self.keys is not None or self.issuers is not None) and not self.revocations.has_copy:
             return "The list of revoked tokens has never been read, so signed tokens are refused."
         return ""
 
@@ -94,6 +97,15 @@ class Accounts(msgspec.Struct, frozen=True):
         return (
             *(Sample(name, text, value, kind="counter") for name, text, value in counters),
             *(Sample(name, text, float(bool(fault))) for name, text, fault in states),
+            *(
+                Sample(
+                    "causeway_gateway_issuer_unreachable",
+                    "1 while the keys of an issuer (`identity.issuers`) cannot be read.",
+                    float(bool(fault)),
+                    (("issuer", name),),
+                )
+                for name, fault in (() if self.issuers is None else self.issuers.faults.items())
+            ),
         )
 
     async def prepare(self) -> None:
@@ -120,6 +132,8 @@ class Accounts(msgspec.Struct, frozen=True):
         tasks.start_soon(self.eviction.watch)
         if self.fleet is not None:
             tasks.start_soon(self.fleet.watch)
+        if self.issuers is not None:
+            self.issuers.start(tasks)
 
     async def close(self) -> None:
         """Write pending usage and audit records, each for at most a few seconds, and close the Redis connections."""
@@ -128,5 +142,7 @@ class Accounts(msgspec.Struct, frozen=True):
         await to_thread.run_sync(self.audit.close)
         if self.fleet is not None:
             await self.fleet.close()
+        if self.issuers is not None:
+            await self.issuers.close()
         if self.redis is not None:
             await self.redis.aclose()

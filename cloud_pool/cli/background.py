@@ -8,11 +8,11 @@ import click
 import msgspec
 
 from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.issuers.config import ClaimName
 from causeway_server.router.serving.process import begin_imports, run_fast
 
 from ..brokers.port import parse_range, parse_topic
 from ..config import Config
-from ..core.principal import ClaimName
 from .process import ConfiguredProcess, configured_command, until_stopped
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from causeway_server.router.errors import PermissionDenied
 from causeway_server.router.policy.signals import modalities
+from causeway_server.router.serving.issuers.config import ClaimName
 from causeway_server.router.types import Request
 
 from ..admission import RANK, Priority
@@ -17,9 +18,6 @@ Scope = Literal["chat", "jobs", "admin"]
 SCOPES: tuple[Scope, ...] = ("chat", "jobs", "admin")
 Modality = Literal["text", "image", "audio", "file"]
 MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
-# Names go into Redis keys, logs and metrics: no separators, no control characters, bounded.
-CLAIM_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
-ClaimName = Annotated[str, Meta(pattern=CLAIM_NAME)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
 DEFAULT_TENANT = "default"
 """The tenant of static tokens, and of all callers of a loopback gateway without tokens."""

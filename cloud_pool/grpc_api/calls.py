@@ -123,6 +123,7 @@ class GenerateCalls(msgspec.Struct):
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry("generate", request_id, headers) as entry:
             # (1)
+            await self.admission.authenticator.ready(headers.get("authorization", ""))
             principal = self.admission.caller(headers.get("authorization", ""), entry, certificate=certificate)
             context = await self._admit(incoming, arrived_at, entry, principal)
             await self.runner.run(entry, context, arrived_at, CallReply(call, outbox, context))

@@ -37,6 +37,7 @@ from causeway_server.router.serving.request import (
     HttpExchange,
     PlainRequest,
     allowed_methods,
+    read_credential,
     read_request_id,
     served_method,
 )
@@ -149,6 +150,8 @@ class Server(msgspec.Struct):
         REQUEST.set(request_id)  # the requests of a connection share a task
         RECEIPT.set("")
         try:
+            if self.admission.authenticator.issuers is not None:
+                await self.admission.authenticator.ready(read_credential(http))
             if self.jobs is not None and not isinstance(http, PlainRequest) and "Prefer" in http.headers:
                 response = await self.jobs.respond_async(http)
                 if response is not None:

@@ -82,9 +82,10 @@ class GatewaySessions(msgspec.Struct, frozen=True):
     parts: RequestParts | None = None
     detect: Detect | None = None
 
-    def client(self, http: web.BaseRequest, authorization: str) -> GatewayClient:
+    async def client(self, http: web.BaseRequest, authorization: str) -> GatewayClient:
         """Authenticate. Raises AuthenticationFailed, IdentityUnavailable, PermissionDenied or InvalidRequest."""
         certificate = client_certificate(http)
+        await self.authenticator.ready(authorization)
         principal = self.authenticator.principal(authorization, certificate)
         principal.require("chat")
         self.bodies.enter(http, principal.caller)

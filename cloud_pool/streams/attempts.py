@@ -49,11 +49,16 @@ class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
     expired: bool = False
 
 
+async def _ready(_: str) -> None:
+    """No-op: there are no issuers."""
+
+
 class MessageCallers(msgspec.Struct, frozen=True):
     """The senders of messages, and the limits of their tenants."""
 
     identify: Callable[[str], Principal]  # from the value of `Authorization` to the principal; raises CausewayError
     limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits()
+    ready: Callable[[str], Awaitable[None]] = _ready  # waits for the keys of a token's issuer
 
 
 @dataclass(eq=False, repr=False)
@@ -120,6 +125,7 @@ class MessageRunner:
         event = message.event
         assert event is not None
         try:
+            await self.callers.ready(authorization)
             job = await self._submit(event, authorization)
         except CausewayError as error:
             return error

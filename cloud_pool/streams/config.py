@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 
 from causeway_server.router.config import Pause, Positive, Seconds, doc
+from causeway_server.router.serving.issuers.config import ClaimName
 
 from ..admission import Priority
 from ..brokers.port import BrokerLogin, TopicAddress
-from ..core.principal import ClaimName
 
 _DAY_S = 86_400.0
 

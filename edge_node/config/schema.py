@@ -34,6 +34,7 @@ from causeway_server.router.errors import ConfigError
 from causeway_server.router.jobs.webhooks import WebhookFormat
 from causeway_server.router.openai.wire import Tag
 from causeway_server.router.policy.signals import CLOUD_NAME
+from causeway_server.router.serving.issuers.config import IssuerConfig, check_issuers
 from causeway_server.router.web_origins import HostName, Origin, is_loopback
 
 CloudName = Annotated[str, Meta(pattern=rf"^{CLOUD_NAME}\Z")]
@@ -56,12 +57,22 @@ class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
 
 
+class DeviceIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The section `identity`: clients with tokens of an owner's issuers."""
+
+    issuers: Annotated[
+        tuple[IssuerConfig, ...],
+        doc("OpenID Connect issuers of the owner whose tokens are accepted beside `server.keys`."),
+    ] = ()
+    clock_skew_s: Annotated[float, Meta(ge=0, le=300), doc("Accepted clock difference to an issuer.")] = 30.0
+
+
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: Annotated[
         str,
         doc(
-            "Address to listen on. Any other than loopback needs `server.keys`, or client certificates "
-            "(`server.tls.client_ca_file`)."
+            "Address to listen on. Any other than loopback needs `server.keys`, `identity.issuers`, or client "
+            "certificates (`server.tls.client_ca_file`)."
         ),
     ] = "127.0.0.1"
     port: Annotated[Port, doc("TCP port. 0: any free port.")] = 8080
@@ -107,20 +118,6 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "status 200 and without route headers. 0: no limit."
         ),
     ] = 0.0
-
-    @property
-    def is_exposed(self) -> bool:
-        """Whether other machines may ask without an API key or a client certificate."""
-        return not (self.keys or self.tls.client_ca_file or is_loopback(self.host))
-
-    def check_exposure(self) -> None:
-        """Raise ConfigError if the daemon would answer other machines without an API key."""
-        if self.is_exposed:
-            raise ConfigError(
-                f"The daemon would answer other machines on {self.host or 'all addresses'} without an API key. "
-                "Set server.keys or server.tls.client_ca_file, or listen on 127.0.0.1.",
-                where="server.host",
-            )
 
 
 class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True):
@@ -300,6 +297,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = ""
     server: ServerConfig = ServerConfig()
+    identity: DeviceIdentityConfig = DeviceIdentityConfig()
     engine: EngineConfig = EngineConfig()
     clouds: Annotated[
         dict[CloudName, CloudServer],
@@ -328,6 +326,26 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_format: Annotated[
         Literal["text", "json"], doc("Format of log lines: `text` or `json`. Prompts and answers are never logged.")
     ] = "text"
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether each client needs an API key or a token."""
+        return bool(self.server.keys or self.identity.issuers)
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines may ask without an API key, a token or a client certificate."""
+        return not (self.needs_key or self.server.tls.client_ca_file or is_loopback(self.server.host))
+
+    def check_clients(self) -> None:
+        """Raise ConfigError for an unusable issuer, or if the daemon would answer other machines without a key."""
+        check_issuers(self.identity.issuers)
+        if self.is_exposed:
+            raise ConfigError(
+                f"The daemon would answer other machines on {self.server.host or 'all addresses'} without an API key. "
+                "Set server.keys, identity.issuers or server.tls.client_ca_file, or listen on 127.0.0.1.",
+                where="server.host",
+            )
 
     @property
     def cloud_configs(self) -> tuple[CloudConfig, ...]:

@@ -138,6 +138,7 @@ class Components(Backends, Serving, WaysIn):
             *self.shadows.problems,
             *self.records.variants.problems,
             *(() if self.fleet is None else self.fleet.problems),
+            *(() if self.reader.issuers is None else self.reader.issuers.problems),
             self.fleet_problem,
         )
         return tuple(problem for problem in problems if problem)
@@ -190,6 +191,8 @@ def read_samples(parts: Components) -> Iterator[Sample]:
         yield _gauge("fleet_reachable", parts.fleet.reachable)
         yield _gauge("fleet_token", bool(parts.fleet.tokens.token))
         yield _counter("fleet_telemetry_lost", parts.fleet.telemetry.lost)
+    for name, fault in () if parts.reader.issuers is None else parts.reader.issuers.faults.items():
+        yield _gauge("issuer_unreachable", bool(fault), ("issuer", name))
     report = parts.policies.report
     yield _gauge("policy_info", 1, ("name", report.name), ("revision", report.revision))
     yield _gauge("policy_rejected", bool(report.refused))
@@ -220,6 +223,7 @@ _HELP = {
         "Minutes of telemetry that were dropped because a whole day of it was waiting."
     ),
     "causeway_edge_fleet_token": "Whether the device has a valid token of its fleet (1 or 0).",
+    "causeway_edge_issuer_unreachable": "1 while the keys of an issuer (`identity.issuers`) cannot be read.",
     "causeway_edge_jobs_accepted": "Jobs that were accepted.",
     "causeway_edge_jobs_bytes": "Size of the requests and results of jobs, in bytes.",
     "causeway_edge_jobs_dropped": "Bulk jobs that were dropped to make room for newer jobs.",

@@ -28,7 +28,7 @@ from causeway_server.router.serving.request import PLAIN
 from causeway_server.router.serving.tls.contexts import server_tls
 from causeway_server.router.web_origins import WebOrigins, listener_hosts
 
-from ..config.schema import Config, ServerConfig
+from ..config.schema import Config
 from ..http.api import Api
 from .components import Components
 
@@ -79,7 +79,7 @@ class App:
         self.paths = self.api.paths
         self._listener = Listener(
             self.api.handle,
-            _addresses(self.config.server, *self.parts.connections),
+            _addresses(self.config, *self.parts.connections),
             self.config.server.read_timeout_s,
             PLAIN,
             direct=self.api.begin,
@@ -180,7 +180,7 @@ class App:
         self._stop.set()
         if self._root is not None:
             await asyncio.wait([self._root])
-        for part in (parts.audio, parts.encoders, parts.engines, parts.clouds, parts.fleet):
+        for part in (parts.audio, parts.encoders, parts.engines, parts.clouds, parts.fleet, parts.reader.issuers):
             if part is not None:
                 await part.close()
         await asyncio.to_thread(self._close_stores)
@@ -276,6 +276,8 @@ class App:
             await parts.jobs.start(tasks)
             if parts.mqtt is not None:
                 tasks.start_soon(parts.mqtt.run)
+            if parts.reader.issuers is not None:
+                parts.reader.issuers.start(tasks)
             started.set_result(None)
             await self._stop.wait()
             tasks.cancel_scope.cancel()
@@ -311,11 +313,11 @@ class App:
         self.notifier.watchdog()
 
 
-def _addresses(config: ServerConfig, tcp: ConnectionTable, unix: ConnectionTable) -> list[Address]:
+def _addresses(settings: Config, tcp: ConnectionTable, unix: ConnectionTable) -> list[Address]:
     """Return the addresses that the daemon is configured to listen on. Raises ConfigError for unusable certificates."""
-    addresses = []
+    addresses, config = [], settings.server
     if config.host:
-        needs_key = bool(config.keys or config.tls.client_ca_file)
+        needs_key = settings.needs_key or bool(config.tls.client_ca_file)
         hosts = listener_hosts(config.host, config.hosts, needs_key=needs_key)
         tls = server_tls(config.tls, "server.tls")
         origins = WebOrigins(config.origins, hosts, "server.origins")

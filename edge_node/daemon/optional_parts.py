@@ -22,8 +22,8 @@ from causeway_server.router.types import Modality, Transcripts
 from .. import daemon_version
 from ..backends.engine.engines import Engine
 from ..clock import Clock
-from ..config.schema import Config, EngineConfig, OutboxConfig
-from ..http.api import RequestReader, new_decision_id
+from ..config.schema import Config, DeviceIdentityConfig, EngineConfig, OutboxConfig
+from ..http.api import Caller, RequestReader, issued_caller, new_decision_id
 from ..jobs.lazy_jobs import JobParts, LazyJobs
 from ..observability.metrics import Metrics
 from ..serving.service import Service
@@ -33,6 +33,7 @@ from ..storage.state_folder import FLEET_FOLDER, StateFolderLock
 if TYPE_CHECKING:
     from causeway_server.models.parts.process.messages import WorkerSpec
     from causeway_server.router.serving.egress.ledger import EgressLedger
+    from causeway_server.router.serving.issuers.tokens import IssuerTokens
 
     from ..agent.journal import BootState
     from ..agent.link.connection import FleetConnection
@@ -73,6 +74,16 @@ def connect_fleet(
 
     connection, problem = connect(state_dir / FLEET_FOLDER, config.fleet, clock, metrics.traffic)
     return connection, problem, partial(credentials, connection)
+
+
+def make_issuers(config: DeviceIdentityConfig, state_dir: Path | None, clock: Clock) -> IssuerTokens[Caller] | None:
+    """Construct the verifier of issuers' tokens; None if none are configured. Raises ConfigError."""
+    if not config.issuers:
+        return None
+    from causeway_server.router.serving.issuers.tokens import IssuerTokens
+
+    folder = None if state_dir is None else state_dir / "issuers"
+    return IssuerTokens(config.issuers, issued_caller, folder, skew_s=config.clock_skew_s, wall_clock=clock.unix)
 
 
 def make_engine_factory(

@@ -21,6 +21,7 @@ import functools
 import hashlib
 import hmac
 import logging
+import math
 import os
 import random
 import re
@@ -47,6 +48,7 @@ from causeway_server.router.errors import (
     PermissionDenied,
     QueueFull,
 )
+from causeway_server.router.jobs.submission import Priority
 from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
@@ -103,6 +105,9 @@ from ..serving.service import Service
 from ..storage.policies import PolicyStore
 
 if TYPE_CHECKING:
+    from causeway_server.router.serving.issuers.claims import TokenIdentity
+    from causeway_server.router.serving.issuers.tokens import IssuerTokens
+
     from ..observability.tracing import RequestTracer
 
 log = logging.getLogger(__name__)
@@ -113,7 +118,7 @@ Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
 """Function that limits the bytes in memory: yields the function that reserves bytes, which raises QueueFull."""
 # The reference in ``edge_node/README.md`` is generated from this table.
 REQUEST_HEADERS: Mapping[str, str] = {
-    "Authorization": "`Bearer KEY`; required if `server.keys` is set",
+    "Authorization": "`Bearer KEY`, a key or a token; required if `server.keys` or `identity.issuers` is set",
     "x-api-key": "the key, as Anthropic's clients send it; a different one in `Authorization` is refused",
     "anthropic-version": "version of Messages, `2023-06-01` or `2026-10-21`; "
     "with it `/v1/models` answers in Anthropic's form",
@@ -139,6 +144,7 @@ _PREFERENCES: tuple[Prefer, ...] = get_args(Prefer)
 _HEADERS = frozenset(name for name in REQUEST_HEADERS if name.startswith(OURS))
 _MAX_REMEMBERED = 2048  # number of parsed requests in memory, for bodies of at most:
 _SHORT_BYTES = 4096
+_IDENTIFIED_S = 1.0  # how long a connection's token is not verified again
 _TEMPERATURE = b'"temperature"'
 _SAMPLED = re.compile(rb'"temperature":\s*(?:0?\.0*)?[1-9]')
 _WITH_STATE = ("response", None)  # kinds of bodies that may name stored responses
@@ -158,14 +164,21 @@ _random = random.Random(os.urandom(32))
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The client: its API key's name, else the peer's address; `tags` are added to every request of the key.
+    """The client: its API key's name or token's subject, else the peer's address; `tags` are added to every request.
 
-    `reads_all_decisions`: whether it may read the decision records of other clients.
+    Attributes:
+        reads_all_decisions: Whether it may read the decision records of other clients.
+        scopes: Scopes of its token; None for all.
+        priority: Highest priority of its jobs.
+        is_issued: Whether it has a token, which expires.
     """
 
     name: str
     tags: tuple[str, ...] = ()
     reads_all_decisions: bool = False
+    scopes: frozenset[str] | None = None
+    priority: Priority = "interactive"
+    is_issued: bool = False
 
     @property
     def reads_decisions_of(self) -> str:
@@ -173,11 +186,28 @@ class Caller(msgspec.Struct, frozen=True):
         return "" if self.reads_all_decisions else self.name
 
 
+def issued_caller(identity: TokenIdentity) -> Caller:
+    """Return the client whom an issuer's token names."""
+    tags, scopes = region_tags(identity.regions), identity.scopes
+    return Caller(
+        f"{identity.tenant}/{identity.device}", tags, scopes=scopes, priority=identity.priority, is_issued=True
+    )
+
+
 class HeadFacts(msgspec.Struct, frozen=True):
-    """Facts of a head: the routing hints with the client, and the W3C trace context ("" for none)."""
+    """Facts of a head: the routing hints with the client, and the W3C trace context ("" for none).
+
+    `ends`: when the client is identified again (monotonic, s), as its token may have expired.
+    """
 
     hints: RoutingHints
     traceparent: str
+    ends: float = math.inf
+
+    @property
+    def hold(self) -> bool:
+        """Whether the client need not be identified again."""
+        return self.ends == math.inf or time.monotonic() < self.ends
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
@@ -208,6 +238,7 @@ class RequestReader:
 
     Args:
         history: Reader of those that the cloud stores.
+        issuers: Verifier of issuers' tokens; None: there are no issuers.
     """
 
     def __init__(
@@ -216,7 +247,9 @@ class RequestReader:
         files: BodyFiles | None = None,
         responses: StoredResponses | None = None,
         history: CloudHistory | None = None,
+        issuers: IssuerTokens[Caller] | None = None,
     ) -> None:
+        self.issuers = issuers
         self._files = files
         self._responses = responses
         self._history = history
@@ -231,19 +264,36 @@ class RequestReader:
         # Key: kind, SHA-256 of the body, and hints. The body itself is not kept. None: it came once.
         self._remembered: OrderedDict[tuple[Endpoint | None, bytes, RoutingHints], ParsedRequest | None] = OrderedDict()
 
-    def caller(self, request: HttpExchange) -> Caller:
-        """Return the client of a request. Raises AuthenticationFailed, or InvalidRequest for two keys."""
-        return self.identify(read_credential(request), request)
+    async def ready(self, authorization: str) -> None:
+        """Wait for the keys of the token's issuer if it may have newer ones. Raises IdentityUnavailable."""
+        if self.issuers is not None:
+            await self.issuers.ready(authorization)
 
-    def identify(self, authorization: str | None, request: HttpExchange) -> Caller:
+    def caller(self, request: HttpExchange, scope: Literal["chat", "jobs"] = "chat") -> Caller:
+        """Return the client of a request. Raises like `identify`, and InvalidRequest for two keys."""
+        return self.identify(read_credential(request), request, scope)
+
+    def identify(
+        self, authorization: str | None, request: HttpExchange, scope: Literal["chat", "jobs"] = "chat"
+    ) -> Caller:
         """Return the client that sends this value of `Authorization`; without configured keys every client is accepted,
         under the name in its certificate if it has one.
 
-        Every key is compared, each in constant time. Raises AuthenticationFailed.
+        Every key is compared, each in constant time.
+
+        Raises:
+            AuthenticationFailed: The key or token is missing, or refused.
+            IdentityUnavailable: The keys of the token's issuer cannot be read.
+            PermissionDenied: The token lacks the scope, or its tenant may not use this device.
         """
+        issued = None if self.issuers is None else self.issuers.verify(authorization or "")
+        if issued is not None:
+            if issued.scopes is not None and scope not in issued.scopes:
+                raise PermissionDenied(f"This token does not permit this: it lacks the scope `{scope}`.")
+            return issued
         if not self._keys and (certificate := client_certificate(request)) is not None:
             return Caller(certificate.name)
-        if not self._keys:
+        if not self._keys and self.issuers is None:
             return Caller(request.remote or "unix", reads_all_decisions=True)
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
@@ -312,10 +362,11 @@ class RequestReader:
     def facts(self, request: HttpExchange) -> HeadFacts:
         """Return the facts of a request's head. Raises CausewayError, each a 4xx."""
         head = request.head if isinstance(request, PlainRequest) else None
-        if head is not None and isinstance(head.facts, HeadFacts):
+        if head is not None and isinstance(head.facts, HeadFacts) and head.facts.hold:
             return head.facts
-        headers = request.headers
-        facts = HeadFacts(routing_hints(headers, self.caller(request)), read_traceparent(headers))
+        headers, caller = request.headers, self.caller(request)
+        ends = time.monotonic() + _IDENTIFIED_S if caller.is_issued else math.inf
+        facts = HeadFacts(routing_hints(headers, caller), read_traceparent(headers), ends)
         check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
         if head is not None:
             head.facts = facts
@@ -522,6 +573,8 @@ class Api:
     async def handle(self, http: HttpExchange) -> web.StreamResponse:
         """Handle one request. Raises only CancelledError, when the client disconnects."""
         try:
+            if self.reader.issuers is not None:
+                await self.reader.ready(read_credential(http))
             return await self._handler(http)(http)
         except ClientGone:
             raise asyncio.CancelledError from None

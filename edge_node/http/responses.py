@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from causeway_server.router.errors import UnsupportedFeature
+from causeway_server.router.jobs.submission import Priority
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_document
 from causeway_server.router.openai.responses.state import StoredTurn, Turn
 from causeway_server.router.residency import region_tags
@@ -27,8 +28,12 @@ from .api import ParsedRequest, RequestReader, routing_hints
 class StartResponseJob(Protocol):
     """Accepts the job of a response in the background."""
 
-    async def __call__(self, http: HttpExchange, hints: RoutingHints, name: str, body: bytes, /) -> None:
-        """Accept the job of the response `name`. `hints`: of the headers. Raises CausewayError."""
+    async def __call__(
+        self, http: HttpExchange, hints: RoutingHints, most: Priority, name: str, body: bytes, /
+    ) -> None:
+        """Accept the job of the response `name`. `hints`: of the headers; `most`: the highest priority that it may
+        have. Raises CausewayError.
+        """
         ...
 
 
@@ -55,6 +60,7 @@ class DeviceResponses:
         """Accept a response as a job. Raises UnsupportedFeature for a private one, which is never on the disk."""
         request, echo = parsed.request, parsed.echo
         assert isinstance(echo, ResponseEcho)
+        caller = self.reader.caller(http, "jobs")
         await self.service.bind_session(request)
         decision = await self.service.preview(request)
         if decision.on_device:
@@ -62,10 +68,12 @@ class DeviceResponses:
             raise UnsupportedFeature(message, param="background")
         owner, tags = request.hints.client, region_tags(decision.regions)
         named = tags_of_session(request.hints.tags)
-        hints = routing_hints(http.headers, self.reader.caller(http))
+        hints = routing_hints(http.headers, caller)
         hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *tags, *named)))
         self.service.admit(owner)
-        await self.api.stored.accept(owner, turn, echo, request.model, partial(self.start, http, hints), tags)
+        await self.api.stored.accept(
+            owner, turn, echo, request.model, partial(self.start, http, hints, caller.priority), tags
+        )
         if turn.request.stream:
             return await self.api.follow(http, owner, turn.id, self._served)
         return await self.api.show(owner, turn.id)

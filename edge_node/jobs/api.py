@@ -237,13 +237,16 @@ class OutboxApi:
 
     async def _accept(self, http: web.BaseRequest, endpoint: Endpoint | None = None) -> Accepted:
         headers = http.headers
-        hints = routing_hints(headers, self._reader.caller(http))
+        caller = self._reader.caller(http, "jobs")
+        hints = routing_hints(headers, caller)
         check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
         key = key_digest(one_value("idempotency-key", headers.getall("idempotency-key", ())))
         self._service.admit(hints.client)
         body = await self._reader.body(http)
         priority = read_choice(headers, PRIORITY, RANK)
-        return await self._intake.accept(SubmittedJob(body, hints, priority, key, endpoint=endpoint))
+        return await self._intake.accept(
+            SubmittedJob(body, hints, priority, key, endpoint=endpoint, most=caller.priority)
+        )
 
     def _accepted(self, accepted: Accepted, headers: Mapping[str, str] = {}) -> web.Response:
         replayed = {"Idempotent-Replayed": "true"} if accepted.known else {}
@@ -252,7 +255,7 @@ class OutboxApi:
 
     async def list(self, http: web.BaseRequest) -> web.StreamResponse:
         """Handle GET /v1/jobs."""
-        owner = self._reader.caller(http).name
+        owner = self._reader.caller(http, "jobs").name
         limit, after = read_page(http.query)
         jobs = await self._store.list_owned(owner, after, limit + 1)
         rows = [self._view(job) for job in jobs[:limit]]
@@ -261,20 +264,20 @@ class OutboxApi:
 
     async def get(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
         """Handle GET /v1/jobs/{id}."""
-        job, result = await self._store.get(job_id, self._reader.caller(http).name)
+        job, result = await self._store.get(job_id, self._reader.caller(http, "jobs").name)
         return json_response(self._view(job, result))
 
     async def change(self, http: web.BaseRequest, job_id: str, part: str) -> web.StreamResponse:
         """Handle DELETE /v1/jobs/{id}, POST /v1/jobs/{id}/retry and POST /v1/jobs/{id}/purge."""
         changes = {"": self._store.cancel, "retry": self._store.retry, "purge": self._store.purge}
-        job = await changes[part](job_id, self._reader.caller(http).name)
+        job = await changes[part](job_id, self._reader.caller(http, "jobs").name)
         self._runner.stop_job(job)
         self._runner.wake()
         return self._response(job)
 
     async def events(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
         """Handle GET /v1/jobs/{id}/events."""
-        owner = self._reader.caller(http).name
+        owner = self._reader.caller(http, "jobs").name
         last = read_last_id(http.headers.get("last-event-id", ""))
         await self._store.get(job_id, owner)  # an unknown job is a 404
         if not self._followers.hold(id(http), network_of(owner)):
@@ -311,7 +314,7 @@ class OutboxApi:
 
     async def secret(self, http: web.BaseRequest) -> web.StreamResponse:
         """Handle GET /v1/webhooks/secret, and POST, which makes a new secret."""
-        owner, rotate = self._reader.caller(http).name, http.method == "POST"
+        owner, rotate = self._reader.caller(http, "jobs").name, http.method == "POST"
         if rotate:
             self._service.admit(owner)
         secrets_now = await self._store.run(self._store.webhooks.secrets, owner, rotate=rotate)
@@ -337,6 +340,7 @@ class SubmittedJob(msgspec.Struct, frozen=True):
             priority.
         endpoint: The endpoint of a plain request, which may not be streamed; None: the body names it.
         reply: Destination of the answer; None: the client fetches it.
+        most: Highest priority that the client may have; a higher one is lowered to it.
     """
 
     body: bytes
@@ -346,6 +350,7 @@ class SubmittedJob(msgspec.Struct, frozen=True):
     digest: str = ""
     endpoint: Endpoint | None = None
     reply: ReplyTo | None = None
+    most: Priority = "interactive"
 
 
 class EdgeJobFields(JobFields, frozen=True):
@@ -435,7 +440,7 @@ class JobIntake:
         if time_ms <= fields.not_before_ms:
             message = f"`not_before_ms` must be less than the deadline, which is in {time_ms} ms"
             raise InvalidRequest(message, param="not_before_ms")
-        ranked = fields.priority or submitted.priority or "standard"
+        ranked = max(fields.priority or submitted.priority or "standard", submitted.most, key=RANK.__getitem__)
         digest = body_digest(",".join((ranked, hints.prefer or "", *hints.tags)), submitted.body) if key else ""
         job = EdgeJob(
             owner=hints.client,

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from causeway_server.router.errors import NotFound
-from causeway_server.router.jobs.submission import RANK, key_digest
+from causeway_server.router.jobs.submission import RANK, Priority, key_digest
 from causeway_server.router.serving.request import PRIORITY, HttpExchange, read_choice
 from causeway_server.router.serving.stored.ports import BackgroundRun
 from causeway_server.router.types import RoutingHints
@@ -27,13 +27,14 @@ class ResponseJobs:
     def __init__(self, jobs: LazyJobs) -> None:
         self._jobs = jobs
 
-    async def start(self, http: HttpExchange, hints: RoutingHints, name: str, body: bytes) -> None:
-        """Accept the job of the response `name`. Raises CausewayError."""
+    async def start(self, http: HttpExchange, hints: RoutingHints, most: Priority, name: str, body: bytes) -> None:
+        """Accept the job of the response `name`, with at most the priority `most`. Raises CausewayError."""
         from .api import SubmittedJob
 
         intake = (await self._jobs.open()).intake
         priority = read_choice(http.headers, PRIORITY, RANK)
-        await intake.accept(SubmittedJob(body, hints, priority, key_digest(name), endpoint="/v1/responses"))
+        submitted = SubmittedJob(body, hints, priority, key_digest(name), endpoint="/v1/responses", most=most)
+        await intake.accept(submitted)
 
     async def look(self, owner: str, name: str) -> BackgroundRun | None:
         """Return the job as it is now; None if there is none. Raises JobStoreUnavailable."""

@@ -7,26 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
-import httpx
 import msgspec
-from joserfc import jwt
-from joserfc.errors import JoseError
-from joserfc.jwk import KeySet
 
 from causeway_server.router.bundle.protocol import base64url
 from causeway_server.router.errors import AuthenticationFailed, PermissionDenied
+from causeway_server.router.serving.issuers.claims import check_claims
+from causeway_server.router.serving.issuers.documents import UNREADABLE, DocumentsUnavailable, IssuerDocuments
+from causeway_server.router.serving.issuers.keys import parse_jwks, read_header, verified_claims
 
 from .operators_file import MAX_NAME, RESERVED_NAMES, OidcDoc, Operator, OperatorsDoc, role_of
 
-Answer = TypeVar("Answer")
-_ALGORITHMS = ["RS256", "PS256", "ES256", "ES384", "EdDSA", "Ed25519"]
-_TIMEOUT_S = 10.0
-_LEEWAY_S = 60
+_SKEW_S = 60.0
 
 
 class SignInFailed(AuthenticationFailed, code="sign_in_failed"):
@@ -39,13 +36,6 @@ class PendingSignIn(msgspec.Struct, frozen=True):
     state: str
     nonce: str
     verifier: str
-
-
-class _Discovery(msgspec.Struct, frozen=True):
-    issuer: str
-    authorization_endpoint: str
-    token_endpoint: str
-    jwks_uri: str
 
 
 class _Tokens(msgspec.Struct, frozen=True):
@@ -70,8 +60,8 @@ class OidcClient:
         """
         pending = PendingSignIn(*(secrets.token_urlsafe(32) for _ in range(3)))
         challenge = base64url(hashlib.sha256(pending.verifier.encode()).digest())
-        async with self._http() as http:
-            discovery = await self._discover(http)
+        async with self._documents() as documents:
+            discovery = await documents.discover()
         query = {
             "response_type": "code",
             "client_id": self._oidc.client_id,
@@ -104,26 +94,25 @@ class OidcClient:
         if self._oidc.client_secret_file:
             secret = (self._folder / self._oidc.client_secret_file).read_text(encoding="utf-8").strip()
             form["client_secret"] = secret
-        async with self._http() as http:
-            discovery = await self._discover(http)
-            tokens = await self._ask(http, "POST", discovery.token_endpoint, _Tokens, form)
-            keys = await self._ask(http, "GET", discovery.jwks_uri, dict[str, Any])
-        return self._operator(self._claims(tokens.id_token, keys, pending))
+        async with self._documents() as documents:
+            discovery = await documents.discover()
+            tokens = await documents.read(discovery.token_endpoint, _Tokens, form)
+            jwks = await documents.read(discovery.jwks_uri, msgspec.Raw)
+        return self._operator(self._claims(tokens.id_token, bytes(jwks), pending))
 
-    def _claims(self, id_token: str, keys: dict[str, Any], pending: PendingSignIn) -> dict[str, Any]:
-        required = {
-            "iss": {"essential": True, "value": self._oidc.issuer},
-            "aud": {"essential": True, "value": self._oidc.client_id},
-            "nonce": {"essential": True, "value": pending.nonce},
-            "sub": {"essential": True},
-            "exp": {"essential": True},
-        }
+    def _claims(self, id_token: str, jwks: bytes, pending: PendingSignIn) -> dict[str, Any]:
+        """Return the claims of a verified id token. Raises SignInFailed."""
+        oidc = self._oidc
         try:
-            token = jwt.decode(id_token, KeySet.import_key_set(keys), algorithms=_ALGORITHMS)  # type: ignore[arg-type]
-            jwt.JWTClaimsRegistry(now=int(self._clock()), leeway=_LEEWAY_S, **required).validate(token.claims)  # type: ignore[arg-type]
-        except (JoseError, ValueError, KeyError) as error:
-            raise SignInFailed(f"The issuer's id token is not valid: {error}.") from error
-        return token.claims
+            claims = verified_claims(id_token, read_header(id_token), parse_jwks(jwks))
+            if claims is None:
+                raise AuthenticationFailed("No key of the issuer has signed it.")
+            check_claims(claims, oidc.issuer, oidc.client_id, self._clock(), _SKEW_S)
+        except (AuthenticationFailed, *UNREADABLE) as error:
+            raise SignInFailed(f"The issuer's id token is not valid: {error}") from error
+        if claims.get("nonce") != pending.nonce:
+            raise SignInFailed("The issuer's id token is not valid: it is of another sign-in.")
+        return claims
 
     def _operator(self, claims: dict[str, Any]) -> Operator:
         found = claims.get(self._oidc.claim, ())
@@ -154,24 +143,11 @@ class OidcClient:
             raise PermissionDenied(f"{name!r} is the name of a program here, and no person can sign in with it.")
         return name
 
-    async def _discover(self, http: httpx.AsyncClient) -> _Discovery:
-        url = self._oidc.issuer.rstrip("/") + "/.well-known/openid-configuration"
-        discovery = await self._ask(http, "GET", url, _Discovery)
-        if discovery.issuer != self._oidc.issuer:
-            raise SignInFailed(f"{url} is the document of {discovery.issuer}, not of {self._oidc.issuer}.")
-        return discovery
-
-    @staticmethod
-    async def _ask(
-        http: httpx.AsyncClient, method: str, url: str, kind: type[Answer], form: dict[str, str] | None = None
-    ) -> Answer:
+    @asynccontextmanager
+    async def _documents(self) -> AsyncIterator[IssuerDocuments]:
+        """Yield the reader of the issuer's documents. Raises SignInFailed for one that cannot be read."""
         try:
-            response = await http.request(method, url, data=form)
-            response.raise_for_status()
-            return msgspec.json.decode(response.content, type=kind)
-        except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SignInFailed(f"The issuer's answer at {url} is invalid: {error}.") from error
-
-    @staticmethod
-    def _http() -> httpx.AsyncClient:
-        return httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False)
+            async with IssuerDocuments(self._oidc.issuer) as documents:
+                yield documents
+        except DocumentsUnavailable as error:
+            raise SignInFailed(str(error)) from error

@@ -8,6 +8,7 @@
     other ways         live            sessions over WebSocket
                        webhooks        notices of jobs, until their receivers take them
                        console         the shared files of the pages of device and fleet
+    identity           issuers         tokens of an owner's OpenID Connect issuers
     the process        logs, metrics   the log; counters, histograms; otel: names of spans, and their export
                        process         questions at the terminal, the event loop, Python and the kernel
                        folders         folders and files of data

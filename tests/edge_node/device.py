@@ -19,6 +19,7 @@ from causeway_server.edge_node.config.schema import (
     CloudServer,
     Config,
     DeviceFilesConfig,
+    DeviceIdentityConfig,
     EngineConfig,
     MqttConfig,
     OutboxConfig,
@@ -274,6 +275,7 @@ async def running(
     mqtt: MqttConfig | None = None,
     model_dirs: tuple[str, ...] = (),
     clouds: Mapping[str, CloudServer] = {},
+    identity: DeviceIdentityConfig | None = None,
 ) -> AsyncIterator[Device]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
@@ -299,6 +301,7 @@ async def running(
         parts=parts or PartsConfig(),
         realtime=realtime or RealtimeConfig(),
         mqtt=mqtt or MqttConfig(),
+        identity=identity or DeviceIdentityConfig(),
     )
     if fleet is not None:
         (Path(settings.state_dir) / FLEET_FOLDER).mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 0. A client certificate that names a device of `identity.certificates.tenants`, without a token: that device, with the
    scopes `static_scopes`, unless it is revoked. With a signed token, both must name the same device.
 1. No tokens are configured (loopback only): ANYONE.
-2. A bearer token that looks like a JWT, if keys are configured: signature, claims, revocation.
+2. A bearer token that looks like a JWT, if keys or issuers are configured: signature, claims, revocation.
 3. Any other bearer token: the static tokens, of the tenant `default`, with `static_scopes`.
 4. A token of (2) or (3) that is for other regions is refused.
 """
@@ -25,10 +25,13 @@ import msgspec
 
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
 from causeway_server.router.serving.folders import write_new
+from causeway_server.router.serving.issuers.claims import TokenIdentity
+from causeway_server.router.serving.issuers.config import CLAIM_NAME
+from causeway_server.router.serving.issuers.tokens import IssuerTokens
 from causeway_server.router.serving.request import HttpExchange, client_certificate, read_credential
 from causeway_server.router.serving.tls.peers import PeerCertificate
 
-from ...core.principal import ANYONE, CLAIM_NAME, DEFAULT_TENANT, Grants, Principal
+from ...core.principal import ANYONE, DEFAULT_TENANT, Grants, Principal
 from .config import MAX_TOKEN_LIFETIME_S
 from .revocation import RevocationList
 from .token_verifier import TokenVerifier
@@ -53,6 +56,7 @@ class Authenticator(msgspec.Struct, frozen=True):
     static_scopes: frozenset[str] = CALLER_SCOPES  # of each static token
     region: str = ""  # of this gateway
     certificate_tenants: Collection[str] = ()  # whose devices client certificates authenticate
+    issuers: IssuerTokens[Principal] | None = None  # None: none are configured
     clock: Callable[[], float] = time.monotonic  # s
     wall_clock: Callable[[], float] = time.time  # unix, s
 
@@ -69,25 +73,33 @@ class Authenticator(msgspec.Struct, frozen=True):
             if self.revocations is not None:
                 self.revocations.check(holder.owner, holder.token_id, holder.issued)
             return holder
-        if self.verifier is None and not self.static.known and not self.certificate_tenants:  # (1)
+        signed = self.verifier is not None or self.issuers is not None
+        if not (signed or self.static.known or self.certificate_tenants):  # (1)
             return ANYONE
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             raise AuthenticationFailed("Send `Authorization: Bearer <token>`.")
-        if self.verifier is not None and token.startswith("eyJ"):  # (2) `{"` in base64
-            claims = self.verifier.verify(token, now=self.clock(), now_unix=self.wall_clock())
+        principal = None if self.issuers is None else self.issuers.verify(authorization)
+        if principal is None and self.verifier is not None and token.startswith("eyJ"):  # (2) `{"` in base64
+            principal = self.verifier.verify(token, now=self.clock(), now_unix=self.wall_clock()).principal()
+        if principal is not None:
             if self.revocations is not None:
-                self.revocations.check(claims.owner, claims.jti, claims.iat)
-            if holder is not None and holder.owner != claims.owner:  # (0)
+                self.revocations.check(principal.owner, principal.token_id, principal.issued)
+            if holder is not None and holder.owner != principal.owner:  # (0)
                 raise AuthenticationFailed(
-                    f"The token is that of {claims.owner}, the client certificate that of {holder.owner}."
+                    f"The token is that of {principal.owner}, the client certificate that of {holder.owner}."
                 )
-            claims.require_region(self.region)  # (4)
-            return claims.principal()
+            principal.grants.require_region(self.region)  # (4)
+            return principal
         static = self.static.find(token)  # (3)
         static.grants.require_region(self.region)
         return Principal(DEFAULT_TENANT, static.device, self.static_scopes, static.grants)
+
+    async def ready(self, authorization: str) -> None:
+        """Wait for the keys of the token's issuer if it may have newer ones. Raises IdentityUnavailable."""
+        if self.issuers is not None:
+            await self.issuers.ready(authorization)
 
     def identify(self, http: HttpExchange) -> Principal:
         """Return the caller of a request. Raises like `principal`, and InvalidRequest for two credentials."""
@@ -120,6 +132,13 @@ class Authenticator(msgspec.Struct, frozen=True):
         """
         if principal.token_id and self.revocations is not None:
             self.revocations.check_again(principal.owner, principal.token_id, principal.issued)
+
+
+def principal_of(identity: TokenIdentity) -> Principal:
+    """Return the caller whom an issuer's token names. No issuer makes operators of this gateway."""
+    grants = Grants(priority=identity.priority, regions=identity.regions)
+    scopes = identity.scopes & CALLER_SCOPES
+    return Principal(identity.tenant, identity.device, scopes, grants, identity.token_id, identity.issued)
 
 
 class StaticToken(msgspec.Struct, frozen=True):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
 from causeway_server.router.config import Count, Seconds, doc
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.web_origins import is_loopback
-
-from ...core.principal import ClaimName
+from causeway_server.router.serving.issuers.config import ClaimName, IssuerConfig, check_issuers, check_url
 
 MAX_TOKEN_LIFETIME_S = 366 * 86400.0
 """Upper bound of `max_lifetime_s` on every gateway, and of a client certificate's lifetime: a revocation may be deleted
@@ -45,13 +42,7 @@ class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         """Check the URL, whose server decides which devices may call us. Raises ConfigError if it is not trusted."""
         if not self.url:
             return
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"The value must be a URL such as https://fleet.example, not {self.url!r}.", where="identity.fleet.url"
-            )
-        if parts.scheme == "http" and not is_loopback(parts.hostname):
-            raise ConfigError("Keys sent over plain HTTP can be forged: use https.", where="identity.fleet.url")
+        check_url(self.url, "identity.fleet.url")
         if not self.tenants:
             raise ConfigError(
                 "Name the tenants whose budgets the fleet's devices may use: its operators choose a device's tenant.",
@@ -119,10 +110,18 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "stays in use, and its uses are counted."
         ),
     ] = "deny"
+    issuers: Annotated[
+        tuple[IssuerConfig, ...], doc("OpenID Connect issuers of the owner whose tokens are also accepted.")
+    ] = ()
     fleet: FleetIdentityConfig = FleetIdentityConfig()
     certificates: CertificateIdentityConfig = CertificateIdentityConfig()
 
     @property
     def signed(self) -> bool:
         """Whether signed tokens are accepted."""
-        return bool(self.key_file or self.fleet.url)
+        return bool(self.key_file or self.fleet.url or self.issuers)
+
+    def check(self) -> None:
+        """Check the URLs from which keys come. Raises ConfigError."""
+        self.fleet.check()
+        check_issuers(self.issuers, self.issuer if self.key_file else "")

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from causeway_server.router.bundle.protocol import Revocations
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
 from causeway_server.router.serving.folders import write_atomically
+from causeway_server.router.serving.issuers.documents import UNREACHABLE, UNREADABLE, read_bounded
 from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 
 from .config import MAX_TOKEN_LIFETIME_S, FleetIdentityConfig
@@ -40,8 +41,6 @@ _READ_S = 10.0
 _KEEP_S = 15.0  # an unchanged copy on disk is written again after that time, so that a start finds it fresh
 _MAX_KEYS_BYTES = 256 * 1024
 _MAX_REVOCATIONS_BYTES = 64 * 1024 * 1024
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
-"""Exceptions raised by a document that is malformed or nested too deeply."""
 log = logging.getLogger(__name__)
 
 
@@ -153,7 +152,7 @@ class FleetTrust:
             with anyio.fail_after(_READ_S):
                 await self._read_revocations()
                 await self._read_keys()
-        except (*_UNREADABLE, aiohttp.ClientError, OSError, TimeoutError, ConfigError) as error:
+        except (*UNREADABLE, *UNREACHABLE, ConfigError) as error:
             if not self.last_error:
                 log.warning("Keys and revocations of the fleet at %s cannot be read: %s", self._url, error)
             self.last_error = str(error) or type(error).__name__
@@ -212,14 +211,10 @@ class FleetTrust:
                 return None
             if response.status != 200:
                 raise ValueError(f"{path} answered HTTP {response.status}.")
-            body = bytearray()
-            async for piece in response.content.iter_any():
-                body += piece
-                if len(body) > limit_bytes:
-                    raise ValueError(f"{path} has more than {limit_bytes} bytes.")
+            body = await read_bounded(response, limit_bytes)
             if "ETag" in response.headers:
                 self._etags[path] = response.headers["ETag"]
-            return bytes(body)
+            return body
 
     # --- the copy ----------------------------------------------------------------------------------------------------
 
@@ -230,7 +225,7 @@ class FleetTrust:
         try:
             copy = msgspec.json.decode(path.read_bytes(), type=_Copy)
             self._use_keys(copy.keys)
-        except (*_UNREADABLE, OSError, ConfigError) as error:
+        except (*UNREADABLE, OSError, ConfigError) as error:
             log.warning("%s: the copy of the fleet's keys cannot be read: %s", path, error)
             return
         self.revocations = copy.revocations

@@ -11,20 +11,19 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 from collections import OrderedDict
 from pathlib import Path
 
-import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from causeway_server.router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable, PermissionDenied
 from causeway_server.router.serving.folders import file_version
+from causeway_server.router.serving.issuers.config import ClaimName
+from causeway_server.router.serving.issuers.keys import claims_of, read_header
 
-from ...core.principal import ClaimName, Grants, Principal
+from ...core.principal import Grants, Principal
 from .config import IdentityConfig
 from .fleet import FleetTrust
 from .key_set import parse_keys, read_jwks
@@ -82,25 +81,6 @@ def check_time(claims: Claims, config: IdentityConfig, now: float) -> None:
 
 ALGORITHM = "EdDSA"
 CHECK_EVERY_S = 1.0
-# `claims` checks the times, with `now` as an argument; PyJWT would read the clock itself.
-_SIGNATURE_ONLY: jwt.types.Options = {
-    "verify_signature": True,
-    "verify_exp": False,
-    "verify_nbf": False,
-    "verify_iat": False,
-    "verify_aud": False,
-    "verify_iss": False,
-    "verify_sub": False,
-    "verify_jti": False,
-}
-
-
-class _Header(msgspec.Struct, frozen=True):
-    """A token's header. `jwk`, `jku`, `x5u` and `x5c` are ignored: a caller cannot bring its own key."""
-
-    alg: str
-    kid: str
-    crit: msgspec.Raw = msgspec.Raw()
 
 
 class KeySet:
@@ -206,17 +186,19 @@ class TokenVerifier:
         return claims
 
     def _read(self, token: str, now: float) -> Claims:
-        header = _header(token)
+        header = read_header(token)
+        if header.alg != ALGORITHM or header.kid is None:  # (2)
+            raise AuthenticationFailed(f"Tokens must be signed with {ALGORITHM}, and name their key.")
         key = self._keys.get(header.kid, now)
         if key is None:  # (3)
             if self._keys.unread:
                 raise IdentityUnavailable("The keys of the fleet have not been read yet.", retry_after_s=5.0)
             raise AuthenticationFailed("The token's key is unknown.")
+        payload = claims_of(token, key, ALGORITHM)
+        if payload is None:  # (4)
+            raise AuthenticationFailed("The token's signature is invalid.")
         try:
-            decoded = jwt.decode_complete(token, key, algorithms=[ALGORITHM], options=_SIGNATURE_ONLY)  # (4)
-            claims = msgspec.convert(decoded["payload"], Claims)  # (5)
-        except jwt.InvalidTokenError as error:
-            raise AuthenticationFailed("The token's signature is invalid.") from error
+            claims = msgspec.convert(payload, Claims)  # (5)
         except (msgspec.ValidationError, RecursionError) as error:
             raise AuthenticationFailed(f"The token's claims are invalid: {error}") from error
         if self._keys.is_fleets(header.kid) and "admin" in claims.scope.split():  # (6)
@@ -227,23 +209,3 @@ class TokenVerifier:
                 "the fleet's tenants in `identity.fleet.tenants`."
             )
         return claims
-
-
-def _header(token: str) -> _Header:
-    """Decode a token's header (2). Raises AuthenticationFailed."""
-    parts = token.split(".")
-    try:
-        if len(parts) != 3 or not token.isascii():
-            raise ValueError("A JWT has three parts.")
-        header = msgspec.json.decode(base64.b64decode(_padded(parts[0]), altchars=b"-_", validate=True), type=_Header)
-    except (ValueError, binascii.Error, msgspec.DecodeError, RecursionError) as error:
-        raise AuthenticationFailed("The token is not a JWT.") from error
-    if header.alg != ALGORITHM:
-        raise AuthenticationFailed(f"Tokens must be signed with {ALGORITHM}.")
-    if bytes(header.crit):
-        raise AuthenticationFailed("The token requires an extension that this gateway does not support.")
-    return header
-
-
-def _padded(text: str) -> str:
-    return text + "=" * (-len(text) % 4)

@@ -24,7 +24,7 @@ from causeway_server.router.serving.addresses import url_of
 from causeway_server.router.serving.tls.contexts import check_certificate, client_tls, read_certificate, server_tls
 
 from ...backends.cloud.connection import tls_files
-from ...config.schema import CloudConfig, MqttConfig, ServerConfig
+from ...config.schema import CloudConfig, Config, MqttConfig, ServerConfig
 from ...mqtt.messages import BrokerError
 from ...mqtt.topics import BrokerUrl, Topics
 from . import Finding, fail, ok, warn
@@ -119,14 +119,16 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def check_exposure(server: ServerConfig) -> Iterator[Finding]:
+def check_exposure(config: Config) -> Iterator[Finding]:
     """Check that the daemon is not exposed to other machines without an API key: it would not start."""
-    if server.is_exposed:
+    if config.is_exposed:
         text = (
-            f"The daemon would listen on {server.host or 'all addresses'} without requiring an API "
+            f"The daemon would listen on {config.server.host or 'all addresses'} without requiring an API "
             "key, so it does not start."
         )
-        yield fail("exposure", text, "Set server.keys or server.tls.client_ca_file, or listen on 127.0.0.1.")
+        yield fail(
+            "exposure", text, "Set server.keys, identity.issuers or server.tls.client_ca_file, or listen on 127.0.0.1."
+        )
 
 
 def check_tls(server: ServerConfig) -> Iterator[Finding]:

@@ -66,7 +66,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
     yield from check_sensors(policy, device)
     yield network.check_port(config.server)
     yield from network.check_socket(config.server.socket)
-    yield from network.check_exposure(config.server)
+    yield from network.check_exposure(config)
     yield from network.check_tls(config.server)
     yield from network.check_triton()
     yield from network.check_clouds(config.cloud_configs)

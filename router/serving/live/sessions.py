@@ -56,7 +56,7 @@ class SessionUnknown(NotFound, code="session_not_found"):
 class SessionHost(Protocol[Client]):
     """The server of the sessions."""
 
-    def client(self, http: web.BaseRequest, authorization: str) -> Client:
+    async def client(self, http: web.BaseRequest, authorization: str) -> Client:
         """Return a connection's client. Raises CausewayError if it may have no session, or a header is invalid."""
 
     def open(
@@ -144,7 +144,7 @@ class Sessions(Generic[Client]):
 
     async def connect(self, http: web.BaseRequest) -> web.StreamResponse:
         """Serve `GET /v1/realtime`. Raises CausewayError before the handshake; later faults are sent as events."""
-        client = self._host.client(http, _authorization(http))
+        client = await self._host.client(http, _authorization(http))
         if self._tasks is None or self._draining:
             raise _shutting_down()
         socket = RealtimeSocket(

@@ -426,9 +426,9 @@ def test_the_unix_sockets_path_is_checked(tmp_path: Path) -> None:
 
 def test_listening_beyond_loopback_without_api_keys_fails() -> None:
     key = KeyConfig(name="a", sha256="0" * 64)
-    assert levels(network.check_exposure(ServerConfig())) == []
-    assert levels(network.check_exposure(ServerConfig(host="0.0.0.0"))) == [("exposure", "fail")]
-    assert levels(network.check_exposure(ServerConfig(host="0.0.0.0", keys=(key,)))) == []
+    assert levels(network.check_exposure(Config(server=ServerConfig()))) == []
+    assert levels(network.check_exposure(Config(server=ServerConfig(host="0.0.0.0")))) == [("exposure", "fail")]
+    assert levels(network.check_exposure(Config(server=ServerConfig(host="0.0.0.0", keys=(key,))))) == []
 
 
 @pytest.mark.parametrize(

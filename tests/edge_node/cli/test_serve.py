@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from causeway_sdk import Causeway
 from causeway_server.edge_node.cli.main import main
 from causeway_server.edge_node.config.loader import config_keys, load_config
-from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.edge_node.config.schema import Config, KeyConfig, ServerConfig
 
 ROOT = Path(__file__).parents[3]
 CLOUD = ("--cloud-url", "http://127.0.0.1:9/v1")  # unreachable, but configured: the daemon becomes ready
@@ -202,18 +202,18 @@ def test_a_daemon_that_would_answer_other_machines_without_a_key_does_not_start(
     flags = ["--port", "0", "--state-dir", str(tmp_path / "state"), "--set", f"server.host={host}"]
     result = CliRunner().invoke(main, ["serve", *flags, "--set", "engine.enabled=false"])
     assert result.exit_code == 2
-    assert "Set server.keys or server.tls.client_ca_file, or listen on 127.0.0.1." in result.output
+    assert "Set server.keys, identity.issuers or server.tls.client_ca_file, or listen on 127.0.0.1." in result.output
     assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
 def test_loopback_needs_no_key(host: str) -> None:
-    ServerConfig(host=host).check_exposure()
+    Config(server=ServerConfig(host=host)).check_clients()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_with_a_key_any_address_is_allowed(host: str) -> None:
-    ServerConfig(host=host, keys=(KeyConfig("kiosk", "0" * 64),)).check_exposure()
+    Config(server=ServerConfig(host=host, keys=(KeyConfig("kiosk", "0" * 64),))).check_clients()
 
 
 @pytest.mark.slow

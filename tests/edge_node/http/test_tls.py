@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from causeway_sdk import AsyncCauseway, CausewayError
 from causeway_server.edge_node.cli.doctor import network
-from causeway_server.edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.config.schema import Config, ServerConfig
 from causeway_server.router.config import ListenerTls
 from causeway_server.router.errors import ConfigError
 from tests.certificates import Authority
@@ -32,7 +32,7 @@ async def test_a_certificate_names_the_client(tmp_path: Path) -> None:
     context = ssl.create_default_context(cafile=str(ca.file))
     context.load_cert_chain(device.cert, device.key)
     server = _server(ca, host="0.0.0.0")
-    server.check_exposure()
+    Config(server=server).check_clients()
     policy = POLICY.replace('"cloud" in request.tags', 'request.client == "kiosk-17"')
     async with running(tmp_path / "device", policy=policy, server=server) as daemon, aiohttp.ClientSession() as session:
         body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}]}

@@ -13,13 +13,12 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
-from joserfc import jwt
-from joserfc.jwk import ECKey, Key, KeySet, RSAKey
 
 from causeway_server.fleet.operators.operators_file import read_operators
 from causeway_server.router.errors import ConfigError
 from tests.fleet.server.device import Answered
 from tests.fleet.trust.signed_fleet import SignedFleet
+from tests.router.issuers.oidc_issuer import OidcIssuer, SigningKey, serving_issuer
 
 from .conftest import Server, serving
 
@@ -31,33 +30,30 @@ oidc: {{issuer: "{issuer}", client_id: causeway, redirect: "http://console.test/
 roles: {{approver: [leads], operator: [sre], viewer: [staff]}}
 """
 Claims = dict[str, Any]
+_ENDPOINTS = {"authorization": "authorize", "token": "token"}
 
 
-class Issuer:
-    """An issuer that signs every visitor in as `person`. `spoil` changes the claims of the id token, `key` signs it."""
+class Issuer(OidcIssuer):
+    """An issuer that signs every visitor in as `person`. `spoil` changes the claims of the id token."""
 
     def __init__(self) -> None:
-        self.key: RSAKey | ECKey = RSAKey.generate_key(2048, {"kid": "one"})
-        self.published: list[Key] = [self.key]
+        super().__init__()
         self.person: Claims = {"sub": "42", "email": "olga@example.com", "email_verified": True}
         self.person["groups"] = ["sre", "staff"]
         self.spoil: Callable[[Claims], Claims] = dict
-        self.algorithm = "RS256"
         self.secret: str | None = None  # of a confidential client
-        self.url = ""
         self._codes: dict[str, dict[str, str]] = {}
 
     def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_get("/.well-known/openid-configuration", self._discovery)
+        app = super().app()
         app.router.add_get("/authorize", self._authorize)
         app.router.add_post("/token", self._token)
-        app.router.add_get("/keys", self._keys)
         return app
 
-    async def _discovery(self, _http: web.Request) -> web.Response:
-        ends = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "keys"}
-        return web.json_response({"issuer": self.url} | {name: f"{self.url}/{path}" for name, path in ends.items()})
+    async def _discovery(self, http: web.Request) -> web.StreamResponse:
+        ends = {f"{name}_endpoint": f"{self.url}/{path}" for name, path in _ENDPOINTS.items()}
+        self.discovery = ends
+        return await super()._discovery(http)
 
     async def _authorize(self, http: web.Request) -> web.Response:
         code = f"code-{len(self._codes)}"
@@ -75,24 +71,17 @@ class Issuer:
             return web.json_response({"error": "invalid_grant"}, status=400)
         if form.get("client_secret") != self.secret:
             return web.json_response({"error": "invalid_client"}, status=401)
-        usual = {"iss": self.url, "aud": "causeway", "exp": int(time.time()) + 300, "nonce": asked["nonce"]}
-        claims = self.spoil(usual | self.person)
-        token = jwt.encode({"alg": self.algorithm, "kid": self.key.kid}, claims, self.key)
+        now = int(time.time())
+        usual = {"iss": self.url, "aud": "causeway", "iat": now, "exp": now + 300, "nonce": asked["nonce"]}
+        token = self.key.sign(self.spoil(usual | self.person))
         return web.json_response({"id_token": token, "access_token": "x", "token_type": "Bearer"})
-
-    async def _keys(self, _http: web.Request) -> web.Response:
-        return web.json_response(KeySet(self.published).as_dict(private=False))
 
 
 @pytest.fixture
 async def issuer() -> AsyncIterator[Issuer]:
     one = Issuer()
-    runner = web.AppRunner(one.app())
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield one
-    await runner.cleanup()
+    async with serving_issuer(one):
+        yield one
 
 
 def configured(signed: SignedFleet, issuer: Issuer) -> SignedFleet:
@@ -126,9 +115,7 @@ async def test_a_person_signs_in_with_the_role_of_a_group(signed: SignedFleet, i
             cookie = back.headers["set-cookie"].partition(";")[0]
             session = await server.ask("GET", "/v1/session", as_="", headers={"cookie": cookie})
             assert session.body == {"name": "olga@example.com", "role": role}
-            issuer.key = ECKey.generate_key("P-256", {"kid": f"after-{role}"})  # keys rotate
-            issuer.published.append(issuer.key)
-            issuer.algorithm = "ES256"
+            issuer.rotate(f"after-{role}", "RS256")
         rows = (await server.get("/v1/audit", as_=server.bootstrap))["rows"]
         assert [row["actor"] for row in rows] == ["olga@example.com"] * 3
 
@@ -202,9 +189,9 @@ def test_a_token_cannot_have_a_reserved_name(tmp_path: Path, name: str) -> None:
 
 async def test_another_key_and_no_signature_are_refused(signed: SignedFleet, issuer: Issuer) -> None:
     async with serving(configured(signed, issuer)) as server:
-        issuer.key = RSAKey.generate_key(2048, {"kid": "one"})  # not the published one
+        issuer.key = SigningKey.make("one")  # not the published one
         assert (await sign_in(server)).code == "sign_in_failed"
-        issuer.key = RSAKey.generate_key(2048, {"kid": "unknown"})
+        issuer.key = SigningKey.make("unknown")
         assert (await sign_in(server)).code == "sign_in_failed"
 
 

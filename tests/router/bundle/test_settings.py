@@ -25,6 +25,7 @@ REFUSED = {
         "fleet.check_interval_s",
     ),
     *("egress_ledger.enabled", "egress_ledger.commit_s", "egress_ledger.max_bytes"),  # the owner's own evidence
+    *("identity.issuers", "identity.clock_skew_s"),
     "jobs.accept_parts",
     "jobs.webhooks.allow_http",
     "jobs.webhooks.allowed_networks",

@@ -1,0 +1,86 @@
+"""Configuration of trusted issuers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from ...config import Seconds, doc
+from ...errors import ConfigError
+from ...web_origins import is_loopback
+
+CLAIM_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+"""Names of tenants, devices and regions go into Redis keys, logs and metrics: no separators, no control characters."""
+ClaimName = Annotated[str, Meta(pattern=CLAIM_NAME)]
+
+
+class ClaimsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `claims` of an issuer: the claims that say what a token may do, by name or as a JSON Pointer."""
+
+    tenant: Annotated[
+        str,
+        doc(
+            "Claim with the tenant. A name that begins with `/` is a JSON Pointer, such as `/org/name`. Empty: each "
+            "token is of the only tenant of `identity.issuers[].tenants`."
+        ),
+    ] = "tenant"
+    scopes: Annotated[
+        str,
+        doc(
+            "Claim with the scopes, in a list or separated by spaces; others than Causeway's are ignored. Empty: each "
+            "token has the scopes `chat` and `jobs`."
+        ),
+    ] = "scope"
+    regions: Annotated[
+        str, doc("Claim with the regions to which the token's requests are bound. A token without it is not bound.")
+    ] = "regions"
+    priority: Annotated[
+        str,
+        doc("Claim with the highest priority: `interactive`, `standard` or `bulk`. A token without it: `standard`."),
+    ] = "priority"
+
+
+class IssuerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of `identity.issuers`: an OpenID Connect issuer whose tokens are accepted."""
+
+    issuer: Annotated[str, doc("URL of the issuer, as in its discovery document and in the claim `iss`.")]
+    audience: Annotated[str, Meta(min_length=1), doc("Accepted `aud` claim.")]
+    tenants: Annotated[
+        tuple[ClaimName, ...],
+        Meta(min_length=1),
+        doc("Tenants whose tokens are accepted; a token of another tenant gets 403."),
+    ]
+    claims: ClaimsConfig = ClaimsConfig()
+    ca_file: Annotated[
+        str, doc("PEM file of the CAs trusted for `identity.issuers[].issuer`. Empty: the system's CAs.")
+    ] = ""
+    refresh_s: Annotated[
+        float, Meta(gt=0, le=3600), doc("Interval at which the keys are read: a withdrawn key is refused by then.")
+    ] = 300.0
+    interval_s: Annotated[
+        Seconds, doc("Minimum time between two readings of the keys, however many tokens have an unknown key.")
+    ] = 5.0
+
+
+def check_url(url: str, where: str) -> None:
+    """Raise ConfigError if keys that come from `url` could be forged on the way."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(f"The value must be a URL such as https://login.example, not {url!r}.", where=where)
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise ConfigError("Keys sent over plain HTTP can be forged: use https.", where=where)
+
+
+def check_issuers(issuers: Sequence[IssuerConfig], own: str = "") -> None:
+    """Check the issuers. `own`: the `iss` of tokens that are verified by a key file. Raises ConfigError."""
+    for index, each in enumerate(issuers):
+        where = f"identity.issuers[{index}]"
+        check_url(each.issuer, f"{where}.issuer")
+        if each.issuer == own or each.issuer in (other.issuer for other in issuers[:index]):
+            raise ConfigError(f"{each.issuer!r} is configured twice.", where=f"{where}.issuer")
+        if not each.claims.tenant and len(each.tenants) > 1:
+            raise ConfigError("Name one tenant, or the claim that tells which.", where=f"{where}.claims.tenant")
