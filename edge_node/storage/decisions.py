@@ -65,6 +65,7 @@ class _RequestOfRecord(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.msgpack.Decoder(DecisionRecord)
+_encode = msgspec.msgpack.Encoder().encode
 _request_decoder = msgspec.msgpack.Decoder(_RequestOfRecord)
 _decoder_before = msgspec.msgpack.Decoder(RecordBefore)
 
@@ -85,6 +86,7 @@ class DecisionStore(SqliteStore):
         self._ages = _RowAges(clock, max_age_s)
         self.memory: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._searches = FairShare(_MAX_SEARCHES)
+        self._encoder = _RowEncoder()
         database = None
         if directory is not None and max_age_s > 0.0:
             database = BackgroundSqlite(
@@ -102,7 +104,7 @@ class DecisionStore(SqliteStore):
         if len(self.memory) > self._memory_records:
             self.memory.popitem(last=False)
         if record.outcome.cache != "hit":
-            self.write(Write(_PUT, functools.partial(_row, record), _RECORD_BYTES))
+            self.write(Write(_PUT, functools.partial(self._encoder.row, record), _RECORD_BYTES))
 
     async def get(self, decision_id: str, *, client: str = "") -> DecisionRecord | None:
         """Return the record, from memory or from disk; None if it is unknown, or of another client than `client`."""
@@ -260,10 +262,40 @@ def _record(data: Value) -> DecisionRecord | None:
     return with_new_names(record, data, _decoder_before) if record is not None and isinstance(data, bytes) else None
 
 
-def _row(record: DecisionRecord) -> Row:
-    outcome = record.outcome
-    data = msgspec.msgpack.encode(record)
-    return (record.id, record.created, outcome.route, outcome.target, outcome.status, data)
+_StoredRecord = msgspec.defstruct("_StoredRecord", DecisionRecord.__struct_fields__)  # `DecisionRecord`, part encoded
+_MAX_PARTS = 64
+
+
+class _RowEncoder:
+    """Encodes records as rows. What records share, which is most of them, is encoded once. For one thread."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[object, msgspec.Raw]] = {}  # by identity, which the value itself keeps
+
+    def row(self, record: DecisionRecord) -> Row:
+        outcome, part = record.outcome, self._part
+        stored = _StoredRecord(
+            record.id,
+            record.created,
+            part(record.request),
+            part(record.estimates),
+            record.unrecorded,
+            part(record.snapshot),
+            part(record.decision),
+            outcome,
+            record.parts,
+            record.shadow,
+            record.trial_group,
+        )
+        return (record.id, record.created, outcome.route, outcome.target, outcome.status, _encode(stored))
+
+    def _part(self, value: object) -> msgspec.Raw:
+        known = self._parts.get(id(value))
+        if known is None:
+            if len(self._parts) >= _MAX_PARTS:
+                self._parts.clear()
+            known = self._parts[id(value)] = (value, msgspec.Raw(_encode(value)))
+        return known[1]
 
 
 def _matches(record: DecisionRecord, query: DecisionQuery) -> bool:

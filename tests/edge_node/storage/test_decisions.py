@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from causeway_server.edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, read_stored
+from causeway_server.edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, _RowEncoder, read_stored
 from causeway_server.router.decision.decide import features_of
 from causeway_server.router.errors import QueueFull
 from causeway_server.router.types import DecisionRecord, Estimates, Message, Outcome, Request, Route, Snapshot
@@ -49,6 +49,17 @@ def store(
     )
     opened.start()
     return opened
+
+
+def test_a_row_is_the_record_whatever_it_shares_with_others() -> None:
+    encoder, shared = _RowEncoder(), record(0)
+    for number in range(200):
+        one = record(number, target=f"t{number}")
+        if number % 2:
+            one = msgspec.structs.replace(one, request=shared.request, snapshot=shared.snapshot, shadow="other")
+        row = encoder.row(one)
+        assert row[-1] == msgspec.msgpack.encode(one)
+        assert row[0] == one.id
 
 
 async def test_memory_keeps_the_newest() -> None:
