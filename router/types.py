@@ -49,24 +49,24 @@ AUTO = "auto"
 # the target and are part of cache keys; "" for none.
 
 
-class TextPart(msgspec.Struct, frozen=True, tag="text"):
+class TextPart(msgspec.Struct, frozen=True, gc=False, tag="text"):
     text: str
     extra: str = ""
 
 
-class ImagePart(msgspec.Struct, frozen=True, tag="image"):
+class ImagePart(msgspec.Struct, frozen=True, gc=False, tag="image"):
     url: str
     detail: Literal["auto", "low", "high"] = "auto"
     extra: str = ""
 
 
-class AudioPart(msgspec.Struct, frozen=True, tag="audio"):
+class AudioPart(msgspec.Struct, frozen=True, gc=False, tag="audio"):
     data: str  # base64
     format: str
     extra: str = ""
 
 
-class FilePart(msgspec.Struct, frozen=True, tag="file"):
+class FilePart(msgspec.Struct, frozen=True, gc=False, tag="file"):
     document: str  # canonical JSON of OpenAI's `file` object
     extra: str = ""
 
@@ -74,14 +74,14 @@ class FilePart(msgspec.Struct, frozen=True, tag="file"):
 Part = TextPart | ImagePart | AudioPart | FilePart
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
     id: str
     name: str
     arguments: str  # JSON text
     extra: str = ""
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     role: str
     content: str | tuple[Part, ...] | None = None
     name: str | None = None
@@ -90,7 +90,7 @@ class Message(msgspec.Struct, frozen=True):
     extra: str = ""
 
 
-class Tool(msgspec.Struct, frozen=True):
+class Tool(msgspec.Struct, frozen=True, gc=False):
     name: str
     description: str = ""
     parameters: str = "{}"  # canonical JSON schema
@@ -98,14 +98,14 @@ class Tool(msgspec.Struct, frozen=True):
     extra: str = ""
 
 
-class ToolChoice(msgspec.Struct, frozen=True):
+class ToolChoice(msgspec.Struct, frozen=True, gc=False):
     """The choice among tools: ``none``, ``auto``, ``required`` or ``function`` (the function `name`)."""
 
     mode: Literal["none", "auto", "required", "function"] = "auto"
     name: str | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
+class ResponseFormat(msgspec.Struct, frozen=True, gc=False):
     kind: Literal["text", "json_object", "json_schema"] = "text"
     name: str = ""
     schema: str = ""  # canonical JSON schema, for json_schema
@@ -113,7 +113,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-class Sampling(msgspec.Struct, frozen=True):
+class Sampling(msgspec.Struct, frozen=True, gc=False):
     """The requested sampling parameters. None means the backend's default (OpenAI's: temperature 1, top_p 1)."""
 
     temperature: float | None = None
@@ -127,7 +127,7 @@ class Sampling(msgspec.Struct, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias), sorted by id
 
 
-class RoutingHints(msgspec.Struct, frozen=True):
+class RoutingHints(msgspec.Struct, frozen=True, gc=False):
     """The client's routing hints. They can only narrow a policy, and are never sent to a target."""
 
     prefer: Prefer | None = None
@@ -155,7 +155,7 @@ def replace_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A parsed and valid request. The signals client, tags, prefer and deadline_ms are in `hints`."""
 
     kind: Kind
@@ -192,7 +192,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.n * (len(self.prompts) or 1)
 
 
-class RequestFeatures(msgspec.Struct, frozen=True):
+class RequestFeatures(msgspec.Struct, frozen=True, gc=False):
     """The request's fields that routing reads: `request.*` but on-demand signals, and inputs of `decide`."""
 
     kind: Kind | AudioKind
@@ -217,20 +217,20 @@ class RequestFeatures(msgspec.Struct, frozen=True):
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
-class TokenAlternative(msgspec.Struct, frozen=True):
+class TokenAlternative(msgspec.Struct, frozen=True, gc=False):
     token: str
     logprob: float
     bytes: tuple[int, ...] | None = None
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     token: str
     logprob: float
     bytes: tuple[int, ...] | None = None
     top: tuple[TokenAlternative, ...] = ()
 
 
-class ToolCallDelta(msgspec.Struct, frozen=True):
+class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     """A part of a tool call. `id` and `name` come with the first part of call number `index`."""
 
     index: int
@@ -240,7 +240,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
     extra: str = ""  # canonical JSON object of the call's fields that we do not interpret; "" for none
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens that were found in the KV cache
@@ -257,7 +257,7 @@ class Usage(msgspec.Struct, frozen=True):
         return tokens + request + round(self.audio_ms * second / 1000)
 
 
-class Confidence(msgspec.Struct, frozen=True):
+class Confidence(msgspec.Struct, frozen=True, gc=False):
     """The model's confidence over its first `tokens` tokens. A handoff compares `score`, in [0, 1]."""
 
     tokens: int
@@ -269,7 +269,7 @@ class Confidence(msgspec.Struct, frozen=True):
     least: float = 0.0  # lowest logprob of a token
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """A streamed part of choice `index`. It may carry several tokens.
 
     The last chunk of a choice has its `finish_reason`; the last chunk of an answer has `usage` (of all choices) and may
@@ -292,14 +292,14 @@ class Chunk(msgspec.Struct, frozen=True):
     stop: str = ""  # with `finish_reason`: the stop string that ended the text, where the target tells it
 
 
-class Label(msgspec.Struct, frozen=True):
+class Label(msgspec.Struct, frozen=True, gc=False):
     """An object in an image, and its probability."""
 
     name: str
     probability: float
 
 
-class Fact(msgspec.Struct, frozen=True):
+class Fact(msgspec.Struct, frozen=True, gc=False):
     """The result of an encoder for a part of a request: the words in audio, the text in an image."""
 
     text: str  # "" if there is no speech, or no text
@@ -308,7 +308,7 @@ class Fact(msgspec.Struct, frozen=True):
     labels: tuple[Label, ...] = ()  # labels of an image, most probable first
 
 
-class Embeddings(msgspec.Struct, frozen=True):
+class Embeddings(msgspec.Struct, frozen=True, gc=False):
     vectors: tuple[tuple[float, ...], ...]  # [n_inputs][n_dimensions]
     usage: Usage = Usage()
 
@@ -316,7 +316,7 @@ class Embeddings(msgspec.Struct, frozen=True):
 # --- the decision ----------------------------------------------------------------------------------------------------
 
 
-class Target(msgspec.Struct, frozen=True):
+class Target(msgspec.Struct, frozen=True, gc=False):
     """A model on the device or in the cloud, as the policy defines it."""
 
     name: str
@@ -353,7 +353,7 @@ class Target(msgspec.Struct, frozen=True):
         return f"{self.model}+{self.adapter}" if self.adapter else self.model
 
 
-class Handoff(msgspec.Struct, frozen=True):
+class Handoff(msgspec.Struct, frozen=True, gc=False):
     """Hold back the first `after_tokens` tokens; hand off to the next attempt if their confidence is below `below`."""
 
     after_tokens: int
@@ -361,7 +361,7 @@ class Handoff(msgspec.Struct, frozen=True):
     within_s: float | None = None  # time after the first token, at which the handoff is decided
 
 
-class Weights(msgspec.Struct, frozen=True):
+class Weights(msgspec.Struct, frozen=True, gc=False):
     """The weights of a score by which targets are ordered: per unit of quality, per US dollar, per second."""
 
     quality: float
@@ -369,7 +369,7 @@ class Weights(msgspec.Struct, frozen=True):
     latency: float
 
 
-class AttemptPlan(msgspec.Struct, frozen=True):
+class AttemptPlan(msgspec.Struct, frozen=True, gc=False):
     target: Target
     handoff: Handoff | None = None  # set only if a later attempt exists
     facts: tuple[Modality, ...] = ()  # kinds of parts that reach the target as text, by the device's encoders
@@ -408,14 +408,14 @@ ReasonCode = Literal[
 ]
 
 
-class Reason(msgspec.Struct, frozen=True):
+class Reason(msgspec.Struct, frozen=True, gc=False):
     code: ReasonCode
     rule: str = ""  # name of the rule or constraint, or the client's preference
     target: str = ""
     detail: str = ""  # name of the absent signal, error of the expression, missing ability, ...
 
 
-class Shadow(msgspec.Struct, frozen=True):
+class Shadow(msgspec.Struct, frozen=True, gc=False):
     """The shadow rule: after a `share` of the answers the other side answers, too, for at most `usd_per_day`.
     `max_drift`: calibration error, beyond that explained by chance, above which calibrated signals are set aside.
     """
@@ -425,7 +425,7 @@ class Shadow(msgspec.Struct, frozen=True):
     max_drift: float
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """The attempts in order, with the reasons. Without `attempts` the answer is 503 with the reasons."""
 
     policy: str
@@ -449,12 +449,12 @@ class Decision(msgspec.Struct, frozen=True):
     mask: tuple[str, ...] = ()  # classes of values that cloud targets get as placeholders
 
 
-class ExactCache(msgspec.Struct, frozen=True):
+class ExactCache(msgspec.Struct, frozen=True, gc=False):
     ttl_s: float
     stale_if_error_s: float = 0.0
 
 
-class SemanticCache(msgspec.Struct, frozen=True):
+class SemanticCache(msgspec.Struct, frozen=True, gc=False):
     """The rule of the semantic cache: questions with the same meaning share an answer up to `ttl_s` old. `max_error`:
     accepted share of wrong answers.
     """
@@ -463,7 +463,7 @@ class SemanticCache(msgspec.Struct, frozen=True):
     max_error: float = 0.01
 
 
-class CachePlan(msgspec.Struct, frozen=True):
+class CachePlan(msgspec.Struct, frozen=True, gc=False):
     """The policy's cache rule for a request. If `exact` is None, the cache is bypassed, and `bypass` is the reason."""
 
     exact: ExactCache | None = None
@@ -478,7 +478,7 @@ class CachePlan(msgspec.Struct, frozen=True):
 # --- signals ---------------------------------------------------------------------------------------------------------
 
 
-class DeviceSignals(msgspec.Struct, frozen=True):
+class DeviceSignals(msgspec.Struct, frozen=True, gc=False):
     """The signals of the device. None: the device cannot read it, so a rule that needs it does not hold."""
 
     temperature_c: float | None = None
@@ -489,14 +489,14 @@ class DeviceSignals(msgspec.Struct, frozen=True):
     battery: float | None = None  # charge, 0..1
 
 
-class EdgeSignals(msgspec.Struct, frozen=True):
+class EdgeSignals(msgspec.Struct, frozen=True, gc=False):
     queue: int | None = None  # number of requests that wait for the engine
     tokens_per_s: float | None = None  # recent speed of one stream
     loaded: bool | None = None
     feedback: float | None = None  # recent mean of the clients' scores
 
 
-class CloudSignals(msgspec.Struct, frozen=True):
+class CloudSignals(msgspec.Struct, frozen=True, gc=False):
     reachable: bool | None = None
     rtt_ms: float | None = None
     breaker: str | None = None  # closed | half_open | open
@@ -505,20 +505,20 @@ class CloudSignals(msgspec.Struct, frozen=True):
     feedback: float | None = None  # recent mean of the clients' scores
 
 
-class SpendSignals(msgspec.Struct, frozen=True):
+class SpendSignals(msgspec.Struct, frozen=True, gc=False):
     usd_hour: float | None = None  # spending of the last 60 minutes
     usd_today: float | None = None  # spending since local midnight
     usd_month: float | None = None
 
 
-class NowSignals(msgspec.Struct, frozen=True):
+class NowSignals(msgspec.Struct, frozen=True, gc=False):
     hour: int | None = None  # local hour, 0 to 23
     weekday: int | None = None  # 1 (Monday) to 7 (Sunday)
     minute: int | None = None
     unix: int | None = None  # Unix seconds
 
 
-class DeviceSetup(msgspec.Struct, frozen=True):
+class DeviceSetup(msgspec.Struct, frozen=True, gc=False):
     """The setup of a device. `temperatures`: default temperatures of its models whose targets declare none; None if
     unknown. `clouds`: the names of its clouds in order; () if `cloud` is false, or if they were not recorded.
     """
@@ -540,7 +540,7 @@ class DeviceSetup(msgspec.Struct, frozen=True):
         return self.cloud and (not name or not self.clouds or name in self.clouds)
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True, gc=False):
     """The signals of the device at decision time.
 
     `cloud`: the first cloud; `clouds`: all of them by name, in order. `down`: keys of targets that are known to be
@@ -561,7 +561,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     clouds: dict[str, CloudSignals] = {}
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """The estimates of one target's answer to a request, for `best_of`. A field is None if unknown."""
 
     at: Location
@@ -571,7 +571,7 @@ class Candidate(msgspec.Struct, frozen=True):
     latency_s: float | None = None  # recent time of an answer, seconds
 
 
-class Session(msgspec.Struct, frozen=True):
+class Session(msgspec.Struct, frozen=True, gc=False):
     """The state of a request's session before it: numbers and names, no content. A new session has no `target`."""
 
     target: str = ""  # name of the target that answered its last turn
@@ -584,7 +584,7 @@ class Session(msgspec.Struct, frozen=True):
     at: float = 0.0  # end of its last turn, Unix seconds
 
 
-class SessionOutcome(msgspec.Struct, frozen=True):
+class SessionOutcome(msgspec.Struct, frozen=True, gc=False):
     """Whether the target of a session's last turn answered this one, too."""
 
     status: Literal["new", "stayed", "switched"]
@@ -601,7 +601,7 @@ class SessionOutcome(msgspec.Struct, frozen=True):
         return f"{self.status}{before}; reason={self.reason}"
 
 
-class Estimates(msgspec.Struct, frozen=True):
+class Estimates(msgspec.Struct, frozen=True, gc=False):
     """The on-demand signals of a request, which are expensive. None: the signal is absent or not computed."""
 
     prompt_tokens: int | None = None  # counted with the edge model's tokenizer
@@ -621,7 +621,7 @@ class Estimates(msgspec.Struct, frozen=True):
 # --- the outcome -----------------------------------------------------------------------------------------------------
 
 
-class AttemptRecord(msgspec.Struct, frozen=True):
+class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     target: str
     at: Location
     state: str  # last AttemptState (router/decision/attempts.py)
@@ -636,7 +636,7 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     region: str = ""  # configured region of that cloud
 
 
-class PartRecord(msgspec.Struct, frozen=True):
+class PartRecord(msgspec.Struct, frozen=True, gc=False):
     """The record of a part that was given to an encoder, without its content."""
 
     part: str  # path in the request
@@ -650,7 +650,7 @@ class PartRecord(msgspec.Struct, frozen=True):
     confidence: float | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """The measured result of a request, of which there is exactly one."""
 
     status: Literal["ok", "error", "cancelled", "rejected"]
@@ -680,7 +680,7 @@ class Outcome(msgspec.Struct, frozen=True):
     session: SessionOutcome | None = None  # None: the policy has no `session`, or there is no answer
 
 
-class DecisionRecord(msgspec.Struct, frozen=True):
+class DecisionRecord(msgspec.Struct, frozen=True, gc=False):
     """The body of `GET /v1/decisions/{id}`: all data about a request except its content."""
 
     id: str
