@@ -93,6 +93,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     choices: int = 1  # number of requested answers
     regions: Regions = None  # regions that the request may reach; None: any
     begun: BegunCall | None = None  # set if it was sent already
+    encoded: bytes = b""  # the client's body, of a chat of texts alone (`TextChat`); "": it must be encoded
 
 
 class Backend(Protocol):

@@ -49,7 +49,7 @@ from causeway_server.router.errors import (
     QueueFull,
 )
 from causeway_server.router.jobs.submission import Priority
-from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.openai.chat import parse_chat, text_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.request_body import BOM, check_header_names, check_media_type
@@ -212,13 +212,14 @@ class HeadFacts(msgspec.Struct, frozen=True):
 
 class ParsedRequest(msgspec.Struct, frozen=True):
     """A parsed request, and its derived values. `echo`: set for one that is answered as a response or message; `turn`:
-    for one that names stored responses, or is stored.
+    for one that names stored responses, or is stored; `encoded`: as of `TextChat`, for a sampled one.
     """
 
     request: Request
     memo: RequestMemo
     echo: Echo | None = None
     turn: Turn | None = None
+    encoded: bytes = b""
 
 
 class BodyFiles(Protocol):
@@ -335,6 +336,8 @@ class RequestReader:
         if len(body) > self._max_body_bytes or FILE_MARK in body:
             return None
         try:
+            if (plain := text_chat(body, facts.hints)) is not None:
+                return ParsedRequest(plain.request, RequestMemo(), encoded=plain.encoded)
             return ParsedRequest(parse_chat(body, facts.hints, resumes=True), RequestMemo())
         except CausewayError:
             return None
@@ -567,7 +570,7 @@ class Api:
         if log.isEnabledFor(logging.DEBUG):
             return None
         decision_id, unix = new_decision_id(), clock.unix()
-        arrival = Arrival(decision_id, parsed.request, parsed.memo, facts.traceparent, arrived, unix)
+        arrival = Arrival(decision_id, parsed.request, parsed.memo, facts.traceparent, arrived, unix, parsed.encoded)
         return self.direct.begin(arrival, http, connection)
 
     async def handle(self, http: HttpExchange) -> web.StreamResponse:

@@ -90,7 +90,7 @@ class DirectConnection(Protocol):
         ...
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class Arrival(msgspec.Struct, gc=False, frozen=True):
     """A parsed request. `arrived`: monotonic seconds; `unix`: the same moment, Unix seconds."""
 
     id: str  # the decision's
@@ -99,6 +99,7 @@ class Arrival(msgspec.Struct, frozen=True):
     traceparent: str
     arrived: float
     unix: float
+    encoded: bytes  # as of `ParsedRequest`
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -184,9 +185,10 @@ class DirectAnswer:
         report_upstream: Callable[[UpstreamInfo], None] = lambda _: None,
     ) -> BackendRequest:
         arrival, plan = self.arrival, self._plan
+        request = with_temperature(arrival.request, plan.target)
         return BackendRequest(
             id=arrival.id,
-            request=with_temperature(arrival.request, plan.target),
+            request=request,
             target=plan.target,
             deadline=deadline,
             first_token_by=first_token_by,
@@ -195,6 +197,7 @@ class DirectAnswer:
             cacheable=False,
             relay=relay,
             report_upstream=report_upstream,
+            encoded=arrival.encoded if request is arrival.request else b"",
         )
 
     def _new_context(self) -> Context:
@@ -267,7 +270,7 @@ class DirectAnswer:
         answer = encode_whole(arrival.request, f"chatcmpl-{arrival.id}", target.model, int(arrival.unix), (chunk,))
         lines = plan.lines if info is NO_INFO else shared_header_lines(plan.head(info), JSON)
         send_plain(self._http, lines + id_lines(arrival.id), answer)
-        response.owner = None
+        self._http.begun = response.owner = None  # a cycle would keep the bodies until the next collection
         plan.cloud.answered(response)
         plan.cloud.succeeded(self._call)
         loop = asyncio.get_running_loop()
@@ -432,7 +435,7 @@ class DirectStream(DirectAnswer):
         if not attempt.whole:
             return False
         self._reply.end_stream()
-        response.owner = None
+        self._http.begun = response.owner = None
         response.offer_chunks(None)  # the connection may bring more, and its client may have the next answer by then
         reader.close()
         self._relay.close()
@@ -455,7 +458,8 @@ class DirectAnswers:
         self._heartbeat_s = heartbeat_s
         self._policy: Policy | None = None
         self._snapshot: Snapshot | None = None
-        self._plans: dict[RequestFeatures, Plan | None] = {}  # under that policy, for that snapshot
+        # By the identity of features, which equal requests share; under that policy, for that snapshot:
+        self._plans: dict[int, tuple[RequestFeatures, Plan | None]] = {}
 
     def begin(self, arrival: Arrival, http: PlainRequest, connection: DirectConnection) -> DirectAnswer | None:
         """Send a request to its cloud. Returns None, and does nothing, if it is not a plain case."""
@@ -463,7 +467,7 @@ class DirectAnswers:
         policy = service.direct_policy
         if policy is None or request.kind != "chat" or not admission.has_room:  # (1) (4)
             return None
-        plan = self._plan(policy, request, arrival.memo)
+        plan = self._plan(policy, request, arrival.memo, is_text=bool(arrival.encoded))
         if plan is None or connection.writing_paused or not plan.cloud.is_ready:  # (4)
             return None
         try:
@@ -482,7 +486,7 @@ class DirectAnswers:
             answer.begin_heartbeat(self._heartbeat_s)
         return answer if is_sent else None
 
-    def _plan(self, policy: Policy, request: Request, memo: RequestMemo) -> Plan | None:
+    def _plan(self, policy: Policy, request: Request, memo: RequestMemo, *, is_text: bool) -> Plan | None:
         """Return the plan for a request; None if it is not a plain case."""
         snapshot = self._service.signals.recent_snapshot(policy)
         if snapshot is not self._snapshot or policy is not self._policy or len(self._plans) > _MAX_PLANS:
@@ -490,12 +494,11 @@ class DirectAnswers:
             self._plans.clear()
         features = memo.features
         if features is None:
-            features = memo.features = features_of(request)
-        try:
-            return self._plans[features]
-        except KeyError:
-            plan = self._plans[features] = self._new_plan(policy, snapshot, request, features)
-            return plan
+            features = memo.features = features_of(request, is_text=is_text)
+        known = self._plans.get(id(features))
+        if known is None:
+            known = self._plans[id(features)] = (features, self._new_plan(policy, snapshot, request, features))
+        return known[1]
 
     def _new_plan(self, policy: Policy, snapshot: Snapshot, request: Request, features: RequestFeatures) -> Plan | None:
         bypass = early_bypass(policy, request)

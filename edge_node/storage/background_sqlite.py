@@ -49,7 +49,7 @@ _LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _CORRUPT_MESSAGES = ("not a database", "malformed", "unsupported file format")
 
 
-class Write(msgspec.Struct, frozen=True):
+class Write(msgspec.Struct, gc=False, frozen=True):
     """A write. `values` may be a function: the background thread calls it, so that encoding blocks no request."""
 
     statement: str

@@ -547,14 +547,19 @@ class CachePlanner:
 
 # --- for decision records ---------------------------------------------------------------------------------------------
 
+_TEXT: Final[tuple[Modality, ...]] = ("text",)
 _NAME_CHARACTERS: Final = 128  # no target and no model of a policy has a longer name
 
 
-def features_of(request: Request) -> RequestFeatures:
-    """Return the fields of a request that routing reads, without its content; `features.request_of` is the inverse."""
+def features_of(request: Request, *, is_text: bool = False) -> RequestFeatures:
+    """Return the fields of a request that routing reads, without its content; `features.request_of` is the inverse.
+
+    Args:
+        is_text: Whether it is known to have nothing but texts.
+    """
     plain = request.logprobs is None and not (request.tools or request.resume or request.response_format)
     if plain and request.kind == "chat" and len(request.model) <= _NAME_CHARACTERS:
-        kinds = tuple(modalities(request))
+        kinds = _TEXT if is_text else tuple(modalities(request))
         limits = (request.n, request.max_tokens, request.sampling.temperature)
         return _chat_features(request.model, request.hints, kinds, request.stream, *limits)
     return _features(request, tuple(modalities(request)))

@@ -75,12 +75,12 @@ _PARTS: Final[dict[object, tuple[str, frozenset[str]]]] = {
 }
 
 
-class _TextMessage(msgspec.Struct, forbid_unknown_fields=True):
+class _TextMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class _TextChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class _TextChat(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A chat of texts alone: it means what `WireChat` would read, for a third of the time."""
 
     model: Name
@@ -96,13 +96,20 @@ _decode_plain = msgspec.json.Decoder(_TextChat).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def _text_chat(body: bytes, hints: RoutingHints) -> Request | None:
+class TextChat(msgspec.Struct, frozen=True, gc=False):
+    """A chat of texts alone. `encoded`: its body, which begins with the model, without blanks."""
+
+    request: Request
+    encoded: bytes
+
+
+def text_chat(body: bytes, hints: RoutingHints) -> TextChat | None:
     """Parse a chat of texts alone; None for any other body, and for one that may be wrong."""
     try:
         wire = _decode_plain(body)
         # A repeated key, a null or another spelling makes the lengths differ, and takes the exact check.
-        size_bytes = len(_encode(wire))
-        if size_bytes != len(body) and size_bytes != len(msgspec.json.format(body, indent=-1)):
+        encoded = _encode(wire)
+        if len(encoded) != len(body) and len(encoded) != len(msgspec.json.format(body, indent=-1)):
             return None
     except (ValueError, RecursionError):
         return None
@@ -110,7 +117,7 @@ def _text_chat(body: bytes, hints: RoutingHints) -> Request | None:
     if old is not None and new is not None:
         return None
     temperature = wire.temperature
-    return Request(
+    request = Request(
         kind="chat",
         model=wire.model,
         messages=tuple([Message(message.role, message.content) for message in wire.messages]),
@@ -121,6 +128,7 @@ def _text_chat(body: bytes, hints: RoutingHints) -> Request | None:
         user=wire.user,
         hints=hints,
     )
+    return TextChat(request, encoded)
 
 
 def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
@@ -133,8 +141,8 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
     Raises:
         InvalidRequest: Names the key that is wrong.
     """
-    if (plain := _text_chat(body, hints)) is not None:
-        return plain
+    if (plain := text_chat(body, hints)) is not None:
+        return plain.request
     try:
         document = load(body)
         wire = validate(document, WireChat)

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import aiohappyeyeballs
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from .request import LENGTH, KnownHead
 from .tls.contexts import TlsContext
 
 _MAX_HEAD_BYTES: Final = 64 * 1024  # maximum size of a head, or of the trailers
@@ -92,6 +93,16 @@ class ResponseOwner(Protocol):
         ...
 
 
+class KnownAnswer(KnownHead):
+    """The head of a good answer that came in one read, with a length, over a connection that is kept."""
+
+    __slots__ = ("headers",)
+
+    def __init__(self, before: bytes, after: bytes, headers: dict[bytes, bytes]) -> None:
+        super().__init__(before, after)
+        self.headers = headers
+
+
 class HttpResponse:
     """A response: its head, and its body as it arrives. The caller must `release` it.
 
@@ -102,6 +113,7 @@ class HttpResponse:
         listener: The receiver that is called first while a task waits for the body.
         owner: The receiver of every change; None: tasks wait for them.
         lines: The header lines of its request, if `OpenAIServer.begin` sent it.
+        sent: The whole request, if `HttpClient.begin` sent it.
     """
 
     def __init__(self, connection: HttpConnection) -> None:
@@ -111,6 +123,7 @@ class HttpResponse:
         self.listener: BodyListener | None = None
         self.owner: ResponseOwner | None = None
         self.lines = ""
+        self.sent = b""
         self.headers: dict[bytes, bytes] = {}
         """The first value of each header, by lower-case name."""
         self._connection = connection
@@ -225,6 +238,22 @@ class HttpResponse:
         if self.listener is None or self.complete or self.error is not None or not self.listener.arrived():
             self._waiter.set_result(None)
 
+    def take_known(self, head: KnownAnswer, body: bytes) -> None:
+        """Take a whole answer, whose head was read before."""
+        self.headers = {**head.headers, b"content-length": b"%d" % len(body)}
+        self.status, self.complete = 200, True
+        self.add(body)
+
+    def known_head(self, data: bytes) -> KnownAnswer | None:
+        """Return the head of this answer, which is complete and came as `data`; None if it cannot come again."""
+        begin = len(data) - self._size_bytes
+        length = LENGTH.search(data, 0, begin)
+        if length is None or not data.startswith(b"HTTP/1.1 200") or not data.endswith(b"\r\n\r\n", 0, begin):
+            return None
+        if self._inflater is not None or int(length[1]) != self._size_bytes:
+            return None
+        return KnownAnswer(data[: length.start(1)], data[length.end(1) : begin], self.headers)
+
     def begin(self, status: int) -> None:
         """Take the status of a complete head. Raises MalformedError for an unknown encoding."""
         encoding = self.headers.get(b"content-encoding", b"").strip().lower()
@@ -285,7 +314,9 @@ class _Inflater:
 
 
 class Pool(Protocol):
-    """The owner of connections."""
+    """The owner of connections. `head`: of its last usual answer."""
+
+    head: KnownAnswer | None
 
     def released(self, connection: HttpConnection) -> None:
         """Take a connection whose answer is complete."""
@@ -319,6 +350,7 @@ class HttpConnection(asyncio.Protocol):
         self._has_surplus = False  # bytes follow the answer, or came before its request
         self._early = b""  # bytes that came before the first request
         self._has_ended = False  # the server closed it before the first request
+        self._is_fresh = False  # nothing of the answer has come
         self._is_paused = False
         self._fields = 0
         self._bare_bytes = 0  # bytes outside a body
@@ -331,6 +363,7 @@ class HttpConnection(asyncio.Protocol):
         """Send a request. Returns its response, whose head is yet to arrive."""
         response = self._response = HttpResponse(self)
         self._fields = self._bare_bytes = 0
+        self._is_fresh = True
         self.take_chunk = self.take_next = None
         self.bound(until)
         if not self._has_ended:
@@ -406,6 +439,10 @@ class HttpConnection(asyncio.Protocol):
             if len(self._early) > _MAX_HEAD_BYTES:
                 self._transport.abort()
             return
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if is_fresh and self._takes_known(response, data):
+            self._finish(response)
+            return
         self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -415,6 +452,8 @@ class HttpConnection(asyncio.Protocol):
         taker = self.take_chunk
         self.take_next = taker if taker is not None and response.ends_with(data) else None
         if response.complete:
+            if is_fresh and self._keeps_alive and not self._has_surplus:
+                self._pool.head = response.known_head(data)
             self._finish(response)
         elif self._fault is not None:
             self._fail(self._fault)
@@ -422,6 +461,16 @@ class HttpConnection(asyncio.Protocol):
             self._fail(MalformedError("The head is too large."))
         elif response.status:
             response.wake()
+
+    def _takes_known(self, response: HttpResponse, data: bytes) -> bool:
+        """Take `data` without the parser if it is a whole answer whose head was read before."""
+        head = self._pool.head
+        body = None if head is None else head.match(data)
+        if head is None or body is None or body[1] != len(data):
+            return False
+        response.take_known(head, data[body[0] :])
+        self._keeps_alive = True
+        return True
 
     def eof_received(self) -> None:
         self._end()
@@ -527,6 +576,7 @@ class HttpClient:
         self._limit = limit
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
+        self.head: KnownAnswer | None = None
         self._is_closed = False
         self._used = 0  # open connections and those that are being opened
         self._open: set[HttpConnection] = set()
@@ -547,7 +597,10 @@ class HttpClient:
         connection = self._idle_connection()
         if connection is None:
             return None
-        return connection.begin(self._message(method, target, lines, body), until)
+        data = self._message(method, target, lines, body)
+        response = connection.begin(data, until)
+        response.sent = data
+        return response
 
     async def request(
         self,
@@ -570,7 +623,7 @@ class HttpClient:
             HttpClientError: There is no answer.
             TimeoutError: There was no answer in time.
         """
-        data = self._message(method, target, lines, body)
+        data = self._message(method, target, lines, body) if begun is None else begun.sent
         while True:
             if begun is None:
                 connection = self._idle_connection() or await self._acquire(until)

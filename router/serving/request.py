@@ -453,8 +453,8 @@ def client_certificate(http: HttpExchange) -> PeerCertificate | None:
 MAX_HEADERS: Final = 64
 _MAX_BYTES: Final = 8190  # maximum of the whole head; aiohttp has the same limit for each line
 _MAX_DIGITS: Final = 9  # maximum digits of Content-Length
+LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % _MAX_DIGITS, re.IGNORECASE)
 _LINE: Final = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t -~]*)")
-_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % _MAX_DIGITS, re.IGNORECASE)
 _OTHER: Final = frozenset(
     {
         *("transfer-encoding", "expect", "upgrade", "proxy-connection", "http2-settings", "sec-websocket-key1"),
@@ -464,23 +464,18 @@ _OTHER: Final = frozenset(
 """The headers that only other requests have (3)."""
 
 
-class PlainHead:
-    """A parsed head: method and path of the request line, and `headers` without `Content-Length`.
+class KnownHead:
+    """A head that was read before and may come again, with another length of the body.
 
-    Attributes:
-        cors: The CORS headers of the answers, once the listener has admitted a request with this head.
-        facts: The handler's reading of the head, for the next request with it.
+    Args:
+        before: Its bytes before the digits of Content-Length; all of them if there is no body.
+        after: Its bytes after them; b"" if there is no body.
     """
 
-    __slots__ = ("_after", "_before", "cors", "facts", "headers", "method", "path")
+    __slots__ = ("_after", "_before")
 
-    def __init__(self, method: str, path: str, headers: CIMultiDict[str], before: bytes, after: bytes) -> None:
-        self.method = method
-        self.path = path
-        self.headers = headers
-        self.cors: Mapping[str, str] | None = None
-        self.facts: object = None
-        self._before = before  # the digits of Content-Length
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before = before
         self._after = after
 
     def match(self, data: bytes) -> tuple[int, int] | None:
@@ -489,7 +484,7 @@ class PlainHead:
         if not data.startswith(before):
             return None
         begin = len(before)
-        if not after:  # there is no body
+        if not after:
             return begin, begin
         end = data.find(b"\r\n", begin, begin + _MAX_DIGITS + 2)
         if end <= begin or not data.startswith(after, end):
@@ -499,6 +494,25 @@ class PlainHead:
             return None
         body = end + len(after)
         return body, body + int(digits)
+
+
+class PlainHead(KnownHead):
+    """A parsed head: method and path of the request line, and `headers` without `Content-Length`.
+
+    Attributes:
+        cors: The CORS headers of the answers, once the listener has admitted a request with this head.
+        facts: The handler's reading of the head, for the next request with it.
+    """
+
+    __slots__ = ("cors", "facts", "headers", "method", "path")
+
+    def __init__(self, method: str, path: str, headers: CIMultiDict[str], before: bytes, after: bytes) -> None:
+        super().__init__(before, after)
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.cors: Mapping[str, str] | None = None
+        self.facts: object = None
 
 
 def read_head(data: bytes, lines: Mapping[bytes, tuple[str, str]]) -> PlainHead | None:
@@ -525,7 +539,7 @@ def read_head(data: bytes, lines: Mapping[bytes, tuple[str, str]]) -> PlainHead 
         return None
     if method == "GET":
         return None if "content-length" in names else PlainHead(method, path, headers, data[: end + 4], b"")
-    length = _LENGTH.search(data, start - 2, end + 2)
+    length = LENGTH.search(data, start - 2, end + 2)
     if length is None:
         return None
     del headers["Content-Length"]

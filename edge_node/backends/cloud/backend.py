@@ -169,12 +169,9 @@ class CloudBackend:
         stream `reader`, and `succeeded`.
         """
         self.asked()
-        lines = self._lines(call)
-        if call.request.stream:
-            until = min(call.deadline, call.first_token_by)
-            return self._server.begin_stream(call.request, call.target.model, until, lines)
-        body = encode_request(call.request, call.target.model, stream=False)
-        return self._server.begin(call.request.kind, body, call.deadline, lines)
+        request, lines = call.request, self._lines(call)
+        until = min(call.deadline, call.first_token_by) if request.stream else call.deadline
+        return self._server.begin_request(request, call.target.model, until, lines, call.encoded)
 
     def answered(self, response: HttpResponse) -> None:
         """Record the head of a response to a request that was sent by `begin`."""

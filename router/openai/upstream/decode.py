@@ -231,7 +231,7 @@ class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True):
     audio: None = None
 
 
-class _PlainChoice(msgspec.Struct):
+class _PlainChoice(msgspec.Struct, gc=False):
     index: Annotated[int, msgspec.Meta(ge=0)]
     message: _PlainMessage
     finish_reason: str
@@ -254,7 +254,7 @@ _NO_PROMPT_DETAILS: Final = _PromptDetails()
 _NO_COMPLETION_DETAILS: Final = _CompletionDetails()
 
 
-class _PlainUsage(msgspec.Struct):
+class _PlainUsage(msgspec.Struct, gc=False):
     prompt_tokens: _Number = 0
     completion_tokens: _Number = 0
     prompt_tokens_details: _PromptDetails | None = None
@@ -268,7 +268,7 @@ class _PlainUsage(msgspec.Struct):
         )
 
 
-class _PlainAnswer(msgspec.Struct):
+class _PlainAnswer(msgspec.Struct, gc=False):
     """A chat's answer of the usual form, decoded in a fifth of `wire`'s time, with the same result."""
 
     choices: Annotated[list[_PlainChoice], msgspec.Meta(min_length=1)]
@@ -281,7 +281,7 @@ class _PlainAnswer(msgspec.Struct):
 _decode_plain = msgspec.json.Decoder(_PlainAnswer).decode
 
 
-class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True):
+class _PlainDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """A delta that has at most text."""
 
     content: str | None = None
@@ -293,7 +293,7 @@ class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True):
     function_call: None = None
 
 
-class _PlainChoiceDelta(msgspec.Struct):
+class _PlainChoiceDelta(msgspec.Struct, gc=False):
     index: Annotated[int, msgspec.Meta(ge=0)]
     delta: _PlainDelta
     finish_reason: str | None = None
@@ -301,7 +301,7 @@ class _PlainChoiceDelta(msgspec.Struct):
     stop_reason: int | None = None
 
 
-class _PlainEvent(msgspec.Struct):
+class _PlainEvent(msgspec.Struct, gc=False):
     """A chat's event of the usual form, as `_PlainAnswer`."""
 
     choices: Annotated[list[_PlainChoiceDelta], msgspec.Meta(min_length=1, max_length=1)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -43,9 +44,10 @@ from ..wire import WireAudio, WireFunctionCall, WireImage, WireImageUrl, WireInp
 
 _encode = msgspec.json.Encoder().encode
 _USAGE = {"include_usage": True}
+_STREAMED: Final = b',"stream_options":{"include_usage":true}}'
 
 
-class _UpstreamMessage(msgspec.Struct, omit_defaults=True):
+class _UpstreamMessage(msgspec.Struct, gc=False, omit_defaults=True):
     role: str
     content: str | list[object] | None
     name: str | None = None
@@ -87,7 +89,7 @@ class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     causeway: dict[str, str] | None = None
 
 
-class _TextBody(msgspec.Struct, omit_defaults=True):
+class _TextBody(msgspec.Struct, gc=False, omit_defaults=True):
     """The fields of `_Body` that a chat of texts alone has, in the same order."""
 
     model: str
@@ -165,6 +167,22 @@ def encode_request(
     if not request.extra or request.extra == "{}":
         return encoded
     return encoded[:-1] + b"," + request.extra[1:].encode()
+
+
+def exchange_model(encoded: bytes, request: Request, model: str, *, ask_usage: bool = True) -> bytes:
+    """Return what `encode_request` would, but for the order of its fields, from the body of a chat of texts alone.
+
+    Args:
+        encoded: The client's body (`TextChat`).
+    """
+    if model != request.model:
+        encoded = _model(model) + encoded[len(_model(request.model)) :]
+    return encoded[:-1] + _STREAMED if request.stream and ask_usage else encoded
+
+
+@lru_cache(64)
+def _model(name: str) -> bytes:
+    return b'{"model":' + _encode(name)
 
 
 def _present(fields: Mapping[str, object]) -> JSONObject:

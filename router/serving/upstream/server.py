@@ -18,7 +18,7 @@ from yarl import URL
 
 from ...errors import CausewayError, CloudUnprocessable, CloudUnreadable, InvalidRequest, Phase
 from ...openai.upstream.decode import EventTemplate, SSEParser, StreamDecoder, decode_answer
-from ...openai.upstream.wire import encode_request
+from ...openai.upstream.wire import encode_request, exchange_model
 from ...types import Chunk, Kind, Request
 from ..http_client import HttpClient, HttpClientError, HttpResponse, field_lines
 from ..tls.contexts import TlsContext, TlsFiles, client_tls
@@ -190,9 +190,18 @@ class OpenAIServer:
             response.lines = lines
         return response
 
-    def begin_stream(self, request: Request, model: str, until: float, lines: HeaderLines) -> HttpResponse | None:
-        """Send the request for a stream, as `begin` does; the response is for `post_stream` or for callbacks."""
-        body = encode_request(request, model, stream=True, ask_usage=self._asks_usage)
+    def begin_request(
+        self, request: Request, model: str, until: float, lines: HeaderLines, encoded: bytes = b""
+    ) -> HttpResponse | None:
+        """Send a request, as `begin` does; the response is for `post`, `post_stream` or for callbacks.
+
+        Args:
+            encoded: The client's body, of a chat of texts alone (`TextChat`).
+        """
+        if encoded:
+            body = exchange_model(encoded, request, model, ask_usage=self._asks_usage)
+        else:
+            body = encode_request(request, model, ask_usage=self._asks_usage)
         return self.begin(request.kind, body, until, lines)
 
     async def request(

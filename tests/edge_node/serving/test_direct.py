@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import fields
@@ -141,6 +143,24 @@ async def test_an_answer_and_its_record_are_those_of_the_general_path(
     lines = [{name: one for name, one in each.items() if name not in own} for each in device.cloud.request_headers]
     assert lines[-1] == lines[1]
     device.assert_nothing_leaks()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_leaves_nothing_for_the_garbage_collector(device: Device, stream: bool) -> None:
+    """The bodies of each request would stay in memory until the next collection."""
+    watched = Watched.of(device)
+    async with client(device) as warm:
+        await chat(device)
+        await chat(warm)
+        gc.collect()
+        gc.disable()
+        try:
+            watched.begun.clear()
+            await chat(warm, stream=stream)
+            assert watched.begun
+            await until(lambda: [sys.getrefcount(one) for one in watched.begun] == [3])
+        finally:
+            gc.enable()
 
 
 async def test_a_page_of_another_origin_may_read_the_answer(tmp_path: Path) -> None:
@@ -419,7 +439,7 @@ def test_what_policies_and_calls_have_is_known_here() -> None:
     ).split()
     call = (
         "id request target deadline first_token_by confidence_tokens traceparent policy cacheable durable "
-        "report_upstream report_loosened job soft relay is_shadow choices regions begun "
+        "report_upstream report_loosened job soft relay is_shadow choices regions begun encoded"
     ).split()
     assert [one.name for one in fields(Policy)] == policy
     assert [*BackendRequest.__struct_fields__] == call

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from causeway_server.router.openai.chat import parse_chat
-from causeway_server.router.openai.upstream.wire import encode_request
+from causeway_server.router.openai.chat import parse_chat, text_chat
+from causeway_server.router.openai.upstream.wire import encode_request, exchange_model
 from causeway_server.router.types import Request, RoutingHints
 
 from .values import chat_requests, hints
@@ -39,6 +39,30 @@ def test_a_stream_always_requests_its_usage(requested: bool, stream: bool | None
     body = json.loads(encode_request(Request(kind="chat", model="a", stream=requested), "m", stream=stream))
     assert body.get("stream", False) is sent
     assert body.get("stream_options") == ({"include_usage": True} if sent else None)
+
+
+@pytest.mark.parametrize("asks_usage", [True, False])
+@pytest.mark.parametrize("model", ["auto", "größer", "a name that is longer"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"stream": True},
+        {"stream": False, "user": "u"},
+        {"temperature": 0.5, "max_tokens": 5},
+        {"max_completion_tokens": 5, "temperature": 1, "stream": True},
+    ],
+)
+def test_the_body_of_a_chat_of_texts_is_the_clients_with_another_model(
+    more: dict[str, object], model: str, asks_usage: bool
+) -> None:
+    messages = [{"role": "system", "content": '"model":"auto"'}, {"role": "user", "content": '\n " größer'}]
+    body = msgspec.json.encode({"model": "auto", "messages": messages, **more})
+    plain = text_chat(body, RoutingHints())
+    assert plain is not None
+    sent = json.loads(exchange_model(plain.encoded, plain.request, model, ask_usage=asks_usage))
+    wanted = json.loads(encode_request(plain.request, model, ask_usage=asks_usage))
+    assert {"stream": False, **sent} == {"stream": False, **wanted}
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

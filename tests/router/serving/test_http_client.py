@@ -20,6 +20,8 @@ from causeway_server.router.serving.http_client import (
     ConnectError,
     DisconnectedError,
     HttpClient,
+    HttpClientError,
+    HttpResponse,
     MalformedError,
     TruncatedError,
     field_lines,
@@ -141,6 +143,58 @@ def raw_deflate(data: bytes) -> bytes:
 async def test_an_answer_is_read_whatever_its_framing(reply: Reply, body: bytes) -> None:
     async with client_of(Server(reply)) as client:
         assert (await ask(client))[1] == body
+
+
+DATED = OK + b"Date: Mon, 30 Nov 2026 06:00:00 GMT\r\nContent-Length: %d\r\nServer: one\r\n\r\n%b"
+FIVE = DATED % (5, b"hello")
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_known"),
+    [
+        ([FIVE], True),
+        ([DATED % (12, b"another text")], True),
+        ([DATED % (0, b"")], True),
+        ([FIVE.replace(b"06:00:00", b"06:00:01")], False),
+        ([FIVE.replace(b"Server: one", b"Server: two")], False),
+        ([FIVE.replace(b"Server: one\r\n", b"")], False),
+        ([FIVE.replace(b"200 OK", b"500 No")], False),
+        ([FIVE.replace(b"Length: 5", b"Length: +5"), CLOSE], False),
+        ([FIVE[:-2], b"lo"], None),
+        ([FIVE[:40], FIVE[40:]], None),
+        ([FIVE + b"surplus"], False),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n" + FIVE], False),
+        ([CHUNKED + b"5\r\nhello\r\n0\r\n\r\n"], False),
+    ],
+)
+async def test_a_head_that_came_before_is_read_like_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, reply: Reply, is_known: bool | None
+) -> None:
+    taken: set[HttpResponse] = set()
+    take = HttpResponse.take_known
+    monkeypatch.setattr(HttpResponse, "take_known", lambda one, head, body: (taken.add(one), take(one, head, body)))
+    found, known = [], []
+    for replies in ([FIVE], reply, [FIVE]), (reply,):
+        async with client_of(Server(*replies)) as client:
+            for _ in replies:
+                response, error, body = None, None, b""
+                try:
+                    response = await client.request("POST", "/v1/chat", LINES, soon(), b"{}")
+                    body = await body_of(response)
+                except HttpClientError as fault:
+                    error = str(fault)
+                assert error or response is not None
+                found.append((response and (response.status, response.headers), body, error))
+                known.append(response in taken)
+    assert found[1] == found[3]
+    assert found[0] == found[2]  # after it, too
+    assert is_known in (known[1], None)  # None: it depends on how many reads it took
+
+
+async def test_a_head_is_not_known_by_an_answer_with_a_surplus() -> None:
+    async with client_of(Server([DATED % (4, b"hello")])) as client:
+        await ask(client)
+        assert client.head is None
 
 
 @pytest.mark.parametrize(
