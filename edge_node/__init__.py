@@ -9,11 +9,11 @@ fleet's bundles, `console/` is the page at `/console`.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 
 def daemon_version() -> str:
     """Return the installed version; 0.0.0 if the package is not installed, as in a source tree."""
+    from importlib.metadata import PackageNotFoundError, version  # on demand: it takes a start 10 ms
+
     try:
         return version("causeway-router")
     except PackageNotFoundError:

@@ -15,7 +15,6 @@ from causeway_server.router.errors import ConfigError, PolicyError
 from causeway_server.router.policy.file import seconds
 from causeway_server.router.serving.process import ProgramGroup, begin_imports
 
-from .. import daemon_version
 from ..config.loader import config_variable
 from ..config.schema import Config
 from .options import CONFIG_VARIABLE, PATH, command_line, config_options, output_format_option, usage_error
@@ -38,7 +37,7 @@ class _Commands(ProgramGroup):
 
 
 @click.group("causeway-edge", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(daemon_version(), prog_name="causeway-edge")
+@click.version_option(package_name="causeway-router", prog_name="causeway-edge")
 def main() -> None:
     """Run and query the edge daemon, which answers on this device or hands off to the cloud."""
 

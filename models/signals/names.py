@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.guard.detectors import Found
+from causeway_server.router.guard.classes import Found
 
 if TYPE_CHECKING:
     from causeway_server.router.guard.facts import TextModel

@@ -14,7 +14,7 @@ from ..decision.decide import decide, plan_cache
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem, SourceLocation
 from ..errors import ModelNotFound
-from ..guard.detectors import GuardClass, PiiClass
+from ..guard.classes import GuardClass, PiiClass
 from ..policy.compiled import Policy
 from ..policy.file import seconds
 from ..types import (

@@ -13,24 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final
 
+from .classes import Found, GuardClass
 from .keys import find_keys
 
-PiiClass = Literal["email", "phone", "card", "iban", "ip", "mac", "name", "address"]
-GuardClass = Literal["email", "phone", "card", "iban", "ip", "mac", "name", "address", "secret"]
-PII_CLASSES: Final[tuple[PiiClass, ...]] = get_args(PiiClass)
-GUARD_CLASSES: Final[tuple[GuardClass, ...]] = get_args(GuardClass)
 Expired = Callable[[], bool]
 """A function that returns whether the time for detection is over."""
-
-
-class Found(NamedTuple):
-    """A value in a text: its place and its class."""
-
-    start: int
-    end: int
-    kind: GuardClass
 
 
 def find(text: str, regions: Sequence[str] = (), expired: Expired = lambda: False) -> list[Found]:

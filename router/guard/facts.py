@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from ..types import Request
-from .detectors import PII_CLASSES, Found, GuardClass, find, without_overlaps
+from .classes import PII_CLASSES, Found, GuardClass
 from .texts import with_texts
 
 
@@ -63,6 +63,8 @@ class Detector:
         """Return the values in a text. Raises TimeoutError, or any error of the model."""
         found = self._known.get(text)
         if found is None:
+            from .detectors import find, without_overlaps  # on demand: most devices have no guard
+
             if self._expired():
                 raise TimeoutError("The time for the guard's detectors is over.")
             found = find(text, self._regions, self._expired)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ..types import Chunk, Request, ToolCallDelta
-from .detectors import GuardClass
+from .classes import GuardClass
 from .facts import Detector
 from .texts import with_texts
 

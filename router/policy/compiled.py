@@ -16,7 +16,7 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem
 from ..errors import PolicyError
-from ..guard.detectors import GUARD_CLASSES, GuardClass
+from ..guard.classes import GUARD_CLASSES, GuardClass
 from ..guard.facts import DEFAULT_SETTINGS, GuardSettings
 from ..prices import FREE
 from ..types import (

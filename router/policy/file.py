@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ..config import doc, schema_of
 from ..described import described
-from ..guard.detectors import GuardClass
+from ..guard.classes import GuardClass
 from ..numbers import seconds_of
 from ..prices import FREE, Price
 from ..types import Ability, Fusion, Location, Overflow, WaitFor

@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from ..guard.detectors import PII_CLASSES
+from ..guard.classes import PII_CLASSES
 from ..types import (
     MODALITIES,
     Ability,

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from causeway_server.router.guard.detectors import Found, find
+from causeway_server.router.guard.classes import Found
+from causeway_server.router.guard.detectors import find
 from causeway_server.router.guard.facts import Detector
 from causeway_server.router.guard.mask import Restorer, mask
 from causeway_server.router.types import Chunk, Message, Request, ToolCallDelta

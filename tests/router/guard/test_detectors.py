@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from causeway_server.router.guard.detectors import Found, find
+from causeway_server.router.guard.classes import Found
+from causeway_server.router.guard.detectors import find
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----"
 ONE = [

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from causeway_server.router.guard.detectors import GUARD_CLASSES
+from causeway_server.router.guard.classes import GUARD_CLASSES
 from causeway_server.router.guard.facts import Detector
 from causeway_server.router.guard.mask import Masked, Restorer, mask, restored_whole, restorer_of
 from causeway_server.router.serving.guard.runner import restored

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from causeway_server.router.errors import GuardFailed
-from causeway_server.router.guard.detectors import Found
+from causeway_server.router.guard.classes import Found
 from causeway_server.router.guard.facts import NOTHING, UNKNOWN, GuardFacts, GuardSettings
 from causeway_server.router.serving.guard.runner import GuardRunner
 from causeway_server.router.types import ImagePart, Message, Request, TextPart

@@ -11,7 +11,7 @@ from causeway_server.router.checks.possible import PolicyReplay
 from causeway_server.router.decision.abilities import no_route
 from causeway_server.router.decision.decide import decide, plan_cache
 from causeway_server.router.errors import GuardRefused
-from causeway_server.router.guard.detectors import GUARD_CLASSES
+from causeway_server.router.guard.classes import GUARD_CLASSES
 from causeway_server.router.policy.compiled import check_policy, parse_policy
 from causeway_server.router.types import Decision, Estimates, ImagePart, Message, NowSignals, Request, TextPart
 

@@ -41,8 +41,8 @@ import asyncio, json, ssl, sys
 import uvloop
 from causeway_server.router.serving.process import begin_imports
 
-create, read = ssl.create_default_context, []
-ssl.create_default_context = lambda *of, **more: read.append(of) or create(*of, **more)
+find, read = ssl.SSLContext.set_default_verify_paths, []
+ssl.SSLContext.set_default_verify_paths = lambda context: read.append(context) or find(context)
 begin_imports()
 import aiohttp
 
