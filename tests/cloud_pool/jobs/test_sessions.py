@@ -8,15 +8,24 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
+import msgspec
 import pytest
 
 from causeway_server.cloud_pool.background import run_worker
+from causeway_server.cloud_pool.degradation.config import TierSessionsConfig
+from causeway_server.cloud_pool.degradation.tier_sessions import TierSessions
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
 from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import SessionTargetUnavailable
+from causeway_server.router.session_tags import session_tag
+from causeway_server.router.types import RoutingHints
 from tests.bed.agents import KINDS, Agent, Kind
-from tests.cloud_pool.degradation.test_sessions import Bed, agent, bed
+from tests.cloud_pool.degradation.test_sessions import CHAIN, HEAD, Bed, agent, bed, chat
 from tests.own_task import in_own_task
 from tests.redis_server import RedisServer
 
@@ -24,10 +33,8 @@ pytestmark = [pytest.mark.redis, pytest.mark.slow]
 _prefixes = itertools.count()
 
 
-@asynccontextmanager
-async def working(folder: Path, server: RedisServer, mode: str = "require") -> AsyncIterator[Bed]:
-    """Yield a gateway with the tiers large and medium, and a worker beside it."""
-    jobs = JobsConfig(
+def jobs_at(server: RedisServer) -> JobsConfig:
+    return JobsConfig(
         redis=server.url,
         region="eu",
         durability="warn",
@@ -37,14 +44,25 @@ async def working(folder: Path, server: RedisServer, mode: str = "require") -> A
         max_attempts=2,
         drain_s=0.0,
     )
-    async with in_own_task(bed(folder, mode, url=server.url, jobs=jobs)) as made:
-        stop = asyncio.Event()
-        worker = asyncio.ensure_future(run_worker(made.gateways[0].app.config, stop))
-        try:
-            yield made
-        finally:
-            stop.set()
-            await worker
+
+
+@asynccontextmanager
+async def at_work(made: Bed) -> AsyncIterator[None]:
+    """A worker beside the gateway."""
+    stop = asyncio.Event()
+    worker = asyncio.ensure_future(run_worker(made.gateways[0].app.config, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await worker
+
+
+@asynccontextmanager
+async def working(folder: Path, server: RedisServer, mode: str = "require") -> AsyncIterator[Bed]:
+    """Yield a gateway with the tiers large and medium, and a worker beside it."""
+    async with in_own_task(bed(folder, mode, url=server.url, jobs=jobs_at(server))) as made, at_work(made):
+        yield made
 
 
 async def get(made: Bed, path: str, ended: tuple[str, ...]) -> Any:
@@ -110,6 +128,41 @@ async def test_a_job_for_a_tier_that_may_not_answer_the_session(
         one = agent()
         assert (await made.turn(one, "tools=1"))[0] == "large"
         assert await in_job(made, one, model="medium") == outcome
+
+
+async def test_an_accepted_job_stays_at_its_tier_although_its_session_moved(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """The session was new when the job came. Before it ran, another turn was answered by a tier that is not its own."""
+    jobs, named = jobs_at(redis_server), {"x-session-id": "one"}
+    async with in_own_task(bed(tmp_path, url=redis_server.url, pin="conversation", jobs=jobs)) as made:
+        (gateway,) = made.gateways
+        asked: dict[str, object] = {"messages": [{"role": "user", "content": "tools=0"}]}
+        accepted = await gateway.post("/jobs", {**asked, "model": "medium"}, named)
+        turn = await gateway.post("/chat/completions", {**asked, "model": "large"}, named)
+        assert turn.headers["x-causeway-tier"] == "large"
+        async with at_work(made):
+            job = await get(made, f"/jobs/{accepted.json['id']}", ("succeeded", "failed"))
+        assert (job["status"], job["model"], job["error"]) == ("succeeded", "medium", None)
+
+
+@pytest.mark.parametrize("mode", ["require", "prefer"])
+async def test_a_line_is_not_pinned_to_a_tier_that_its_token_may_not_use(mode: Literal["require", "prefer"]) -> None:
+    """Another token of its client, which may use both tiers, made the turn before."""
+    tiers = {name: Tier(TierConfig(name=name), ChatFormat("")) for name in CHAIN}
+    sessions = TierSessions(TierSessionsConfig(mode=mode, pin="conversation"), {"large": CHAIN}, None)
+    request = msgspec.structs.replace(chat(1), hints=RoutingHints(client="acme/kiosk", tags=(session_tag("one"),)))
+    turn = await sessions.find(request, "acme", "acme/kiosk", "large")
+    assert turn is not None
+    await sessions.keep(turn, HEAD, request)  # `medium` answered
+    parser = SubmissionParser(JobsConfig(), tiers, sessions=sessions)
+    assert (await parser.placed(request, "acme", None)).model == "medium"
+    placing = parser.placed(request, "acme", frozenset({"large"}))
+    if mode == "prefer":
+        assert (await placing).model == "large"
+        return
+    with pytest.raises(SessionTargetUnavailable, match="not among the tiers that this request may use"):
+        await placing
 
 
 async def test_a_job_is_bound_by_its_session_and_binds_it(tmp_path: Path, redis_server: RedisServer) -> None:
