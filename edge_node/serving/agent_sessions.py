@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from causeway_server.router.decision.decide import bound_at_arrival
@@ -44,7 +45,7 @@ class AgentSessions:
         if policy.session is None or request.kind != "chat":
             return None
         keys = keys_of(request, request.hints.client)
-        return SessionTurn(keys, session_of(keys, self.store.find, self.clock.unix()))
+        return SessionTurn(keys, session_of(keys, partial(self.store.find, keys.owner), self.clock.unix()))
 
     def estimates(self, policy: Policy, request: Request) -> Estimates:
         """Return the estimates with which a decision about a request begins."""
@@ -71,13 +72,13 @@ class AgentSessions:
     def _bind(self, turn: SessionTurn, on_device: bool, regions: Iterable[str] | None) -> asyncio.Future[None] | None:
         if not on_device and regions is None:
             return None
-        states = {}
+        states, owner = {}, turn.keys.owner
         for key in turn.keys.bindings:
-            known = self.store.find(key) or NO_SESSION
+            known = self.store.find(owner, key) or NO_SESSION
             binding = bound(known, on_device=on_device, regions=regions)
             if binding != known:
                 states[key] = binding
-        return self.store.put(states) if states else None
+        return self.store.put(owner, states) if states else None
 
     def keep(
         self, turn: SessionTurn, head: AnswerHead, generation: Generation, usage: Usage
@@ -91,11 +92,11 @@ class AgentSessions:
             return None
         state = bound(turn.session, on_device=generation.on_device, regions=generation.regions)
         state = answered(state, target, tokens, self.clock.unix())
-        states = turn.states(state)
+        states, owner = turn.states(state), turn.keys.owner
         for key in states:
-            known = self.store.find(key) or NO_SESSION  # another turn of the session may have been bound since
+            known = self.store.find(owner, key) or NO_SESSION  # another turn of the session may have been bound since
             states[key] = bound(state, on_device=known.on_device, regions=known.regions)
-        return self.store.put(states)
+        return self.store.put(owner, states)
 
 
 async def written(future: asyncio.Future[None] | None) -> None:

@@ -1,7 +1,8 @@
 """The sessions of a device: the newest in memory, and in a file from which they are read again after a restart.
 
-States have digests, numbers and names, so that those of private sessions may be on the disk, too. The oldest ones give
-way; those that are bound to the device or to regions are counted apart, so that others do not displace them.
+States have digests, numbers and names, so that those of private sessions may be on the disk, too. The oldest one of the
+client with the most of them gives way; those that are bound to the device or to regions are counted apart, so that
+others do not displace them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from causeway_server.router.decision.sessions import KEY_BYTES
 from causeway_server.router.errors import JobStoreUnavailable
 from causeway_server.router.types import Session, decode_row
 
@@ -34,8 +36,39 @@ _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T")
 
 
+class _States:
+    """The newest states, by name: the digests of a client and of a history."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._count = most, 0
+        self._by_client: dict[bytes, OrderedDict[bytes, Session]] = {}
+
+    def get(self, name: bytes) -> Session | None:
+        own = self._by_client.get(name[:KEY_BYTES])
+        return None if own is None else own.get(name)
+
+    def remove(self, name: bytes) -> None:
+        own = self._by_client.get(name[:KEY_BYTES])
+        if own is not None and own.pop(name, None) is not None:
+            self._count -= 1
+            if not own:
+                del self._by_client[name[:KEY_BYTES]]
+
+    def keep(self, name: bytes, state: Session) -> list[bytes]:
+        """Keep a state as its client's newest one, and return the names that gave way."""
+        self.remove(name)
+        self._by_client.setdefault(name[:KEY_BYTES], OrderedDict())[name] = state
+        self._count += 1
+        gone: list[bytes] = []
+        while self._count > self._most:
+            crowd = max(self._by_client.values(), key=len)
+            gone.append(next(iter(crowd)))
+            self.remove(gone[-1])
+        return gone
+
+
 class SessionStore:
-    """The states of sessions by key. Used by the event loop only.
+    """The states of sessions by client and key, which are digests. Used by the event loop only.
 
     Args:
         folder: The state folder; None: memory only.
@@ -43,9 +76,7 @@ class SessionStore:
     """
 
     def __init__(self, folder: Path | None, monotonic: Callable[[], float], most: int = MAX_SESSIONS) -> None:
-        self._most = most
-        self._bound: OrderedDict[bytes, Session] = OrderedDict()
-        self._others: OrderedDict[bytes, Session] = OrderedDict()
+        self._bound, self._others = _States(most), _States(most)
         self._path = None if folder is None else folder / FILE
         self._file: GroupCommit | None = None
         self._started = False
@@ -65,20 +96,20 @@ class SessionStore:
             rows = await self._submit(lambda db: db.execute("SELECT key, state FROM sessions ORDER BY seq").fetchall())
         except JobStoreUnavailable:
             return  # `problems` says so
-        for key, row in rows:
+        for name, row in rows:
             if (state := decode_row(_decoder, row)) is not None:
-                self._keep(key, state)
+                self._keep(name, state)
 
-    def find(self, key: bytes) -> Session | None:
-        """Return the state of a key; None if it is unknown."""
-        return self._bound.get(key) or self._others.get(key)
+    def find(self, client: bytes, key: bytes) -> Session | None:
+        """Return the state of a client's key; None if it is unknown."""
+        return self._bound.get(client + key) or self._others.get(client + key)
 
-    def put(self, states: Mapping[bytes, Session]) -> asyncio.Future[None] | None:
-        """Keep states. Return a future that is done when they are on the disk, None if there is no disk."""
-        gone = [(old,) for key, state in states.items() for old in self._keep(key, state)]
+    def put(self, client: bytes, states: Mapping[bytes, Session]) -> asyncio.Future[None] | None:
+        """Keep a client's states. Return a future that is done when they are on the disk, None if there is no disk."""
+        gone = [(old,) for key, state in states.items() for old in self._keep(client + key, state)]
         if self._file is None:
             return None
-        rows = [(key, _encode(state)) for key, state in states.items()]
+        rows = [(client + key, _encode(state)) for key, state in states.items()]
 
         def write(db: sqlite3.Connection) -> None:
             db.executemany(_PUT, rows)
@@ -103,13 +134,11 @@ class SessionStore:
             self._file.start()
         return self._file.submit(work)
 
-    def _keep(self, key: bytes, state: Session) -> list[bytes]:
-        """Keep a state as the newest one, and return the keys that gave way."""
-        self._others.pop(key, None)
+    def _keep(self, name: bytes, state: Session) -> list[bytes]:
+        """Keep a state as its client's newest one, and return the names that gave way."""
+        self._others.remove(name)
         kept = self._bound if state.on_device or state.regions is not None else self._others
-        kept[key] = state
-        kept.move_to_end(key)
-        return [kept.popitem(last=False)[0] for _ in range(len(kept) - self._most)]
+        return kept.keep(name, state)
 
 
 def _see(written: asyncio.Future[None]) -> None:

@@ -22,6 +22,7 @@ import msgspec
 from ..policy.compiled import Constraint, Policy, Route, as_variant, chosen_by_name
 from ..residency import Regions, narrowed
 from ..session_tags import tags_of_session
+from ..trackers import network_of
 from ..types import (
     AudioPart,
     Chunk,
@@ -57,6 +58,7 @@ class SessionKeys(msgspec.Struct, frozen=True):
     since: tuple[bytes, ...]  # of the history with each message after that answer; the last one has all of it
     named: bytes | None  # of the client's name for the session
     tool_result: bool
+    owner: bytes  # of the client, or its network
 
     @property
     def turns(self) -> tuple[bytes, ...]:
@@ -123,7 +125,7 @@ def keys_of(request: Request, owner: str) -> SessionKeys:
             since.append(hashed.digest())
     tool_result = start < end and any(message.role in ("tool", "function") for message in messages[end:])
     named = next((_digest(owner, tag) for tag in tags_of_session(request.hints.tags)), None)
-    return SessionKeys(asked, tuple(since[-_MAX_SINCE:]), named, tool_result)
+    return SessionKeys(asked, tuple(since[-_MAX_SINCE:]), named, tool_result, _digest(network_of(owner)))
 
 
 def session_of(keys: SessionKeys, find: FindSession, now: float) -> Session:

@@ -13,6 +13,7 @@ import pytest
 
 from causeway_server.edge_node.config.schema import CloudServer
 from causeway_server.edge_node.storage.sessions import SessionStore
+from causeway_server.router.decision.sessions import KEY_BYTES
 from causeway_server.router.types import Session
 from tests.bed.agents import KINDS, POLICY, SECRET, Agent, AgentCloud, AgentEngine, Kind, Scripts
 
@@ -248,19 +249,42 @@ async def test_a_header_that_cannot_be_a_name_is_refused(tmp_path: Path) -> None
         assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, "x-session-id")
 
 
+CLIENT, OTHER = b"c" * KEY_BYTES, b"o" * KEY_BYTES
+
+
 async def test_the_store_is_bounded_and_keeps_bound_sessions_apart(tmp_path: Path) -> None:
     store = SessionStore(tmp_path, lambda: 0.0, most=3)
     private = Session(on_device=True)
     await _put(store, b"p", private)
     for at in range(6):
         await _put(store, bytes([at]), Session(target=str(at)))
-    assert store.find(b"p") == private
-    assert [store.find(bytes([at])) is None for at in range(6)] == [True, True, True, False, False, False]
+    assert store.find(CLIENT, b"p") == private
+    gone = [True, True, True, False, False, False]
+    assert [store.find(CLIENT, bytes([at])) is None for at in range(6)] == gone
     store.close()
     again = SessionStore(tmp_path, lambda: 0.0, most=3)
     await again.load()
-    assert again.find(b"p") == private
-    assert [again.find(bytes([at])) is None for at in range(6)] == [True, True, True, False, False, False]
+    assert again.find(CLIENT, b"p") == private
+    assert [again.find(CLIENT, bytes([at])) is None for at in range(6)] == gone
+    again.close()
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+async def test_a_client_with_many_sessions_does_not_displace_anothers(tmp_path: Path, on_device: bool) -> None:
+    """Neither before a restart nor after it; and what is bound goes from the others to its own place once."""
+    store = SessionStore(tmp_path, lambda: 0.0, most=4)
+    one = Session(target="one", on_device=on_device)
+    await _put(store, b"a", Session(target="one"), OTHER)
+    await _put(store, b"a", one, OTHER)
+    for at in range(9):
+        await _put(store, bytes([at]), Session(target=str(at), on_device=on_device))
+    store.close()
+    again = SessionStore(tmp_path, lambda: 0.0, most=4)
+    await again.load()
+    for kept in (store, again):
+        assert kept.find(OTHER, b"a") == one
+        found = [at for at in range(9) if kept.find(CLIENT, bytes([at])) is not None]
+        assert found == [6, 7, 8]
     again.close()
 
 
@@ -273,7 +297,7 @@ async def test_a_file_that_cannot_be_written_is_a_problem_of_no_answer(tmp_path:
         assert any("sessions-1.sqlite" in problem for problem in device.parts.problems())
 
 
-async def _put(store: SessionStore, key: bytes, state: Session) -> None:
-    written = store.put({key: state})
+async def _put(store: SessionStore, key: bytes, state: Session, client: bytes = CLIENT) -> None:
+    written = store.put(client, {key: state})
     assert written is not None
     await written
