@@ -46,6 +46,7 @@ TEXT_MARKS: Final = frozenset(
 )
 """Tokens that must reach the parser as text, although vocabularies list them as control tokens."""
 
+_CONTROL: Final = ("<", "[")  # the first characters of marks that are not also text
 _MARK_ENDS: Final = {**MARKS, "": "</tool_call>"}  # some models write only the closing mark
 _BEGINNINGS: Final = frozenset(mark[:length] for mark in MARKS for length in range(1, len(mark)))
 _MAX_MARK: Final = max(map(len, MARKS))
@@ -126,30 +127,34 @@ class ToolCallParser:
         """Return the held-back text, which did not become a call, at the end of the answer.
 
         Args:
-            cut: Whether the answer reached its token limit, so that a call may be incomplete.
+            cut: Whether the answer reached its token limit. A JSON call is then returned as far as it came, if its
+                arguments have begun, and what follows a control token of a call is not text.
 
         Raises:
             StreamBroken: A partly returned call has no end, and the answer was not cut.
         """
         held, self._held = self._held, ""
+        calls: list[ToolCallDelta] = []
+        if cut and self._state is _State.OBJECT and self._partial is None:
+            self._begin_partial(calls)
         match self._state:
             case _State.OBJECT if self._partial is not None:
                 if not cut:
                     self._partial.check()
+            case _State.WRITTEN if self._mark in written_calls.ENDS and self._add_written(calls):
+                pass  # some servers drop the end, which is a control token
+            case _State.OBJECT | _State.WRITTEN | _State.HEAD if cut and self._mark[:1] in _CONTROL:
+                held = ""
             case _State.OBJECT:
                 held = self._lead + self._object.text
             case _State.WRITTEN:
-                calls: list[ToolCallDelta] = []
-                if self._mark in written_calls.ENDS and self._add_written(calls):
-                    self._state = _State.TEXT  # some servers drop the end, which is a control token
-                    return "", tuple(calls)
                 held = self._lead + self._written.text
             case _State.HEAD:
                 held = self._lead + held
             case _State.BEGIN if self._calls:
                 held = held[self._between(held).end() :]  # separators between calls are not text
         self._state = _State.TEXT
-        return held, ()
+        return held, tuple(calls)
 
     # --- one method for each state: takes text, returns the rest, "" if it needs more --------------------------------
 

@@ -212,6 +212,38 @@ def test_a_streamed_call_s_arguments_arrive_while_they_are_written(start: str) -
     assert parser.finish(cut=True) == ("", ())
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("text", "left", "calls"),
+    [
+        ('<tool_call>\n{"name": "lamp", "arguments": {"room": "ha', "", [("lamp", '{"room": "ha')]),
+        (
+            f'<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{{"name": "fan", "arguments": {{',
+            "",
+            [*BOTH[:1], ("fan", "{")],
+        ),
+        ('{"name": "lamp", "parameters": {"on"', "", [("lamp", '{"on"')]),
+        ('[TOOL_CALLS]lamp[ARGS]{"on": t', "", [("lamp", '{"on": t')]),
+        ('I will. <tool_call>\n{"name": "la', "I will. ", []),
+        ("I will. <tool_call>\n", "I will. ", []),
+        (f"{FAN}\n<tool_call>\n<function=lamp>\n<parameter=room>\nha", "", [("fan", "{}")]),
+        ('{"name": "la', '{"name": "la', []),  # perhaps not a call
+        ('```json\n{"name": "la', '```json\n{"name": "la', []),
+        ("import functools", "import functools", []),
+    ],
+)
+def test_a_call_that_the_token_limit_cuts_is_an_incomplete_call(
+    text: str, left: str, calls: list[Call], stream: bool
+) -> None:
+    parser = ToolCallParser(STREAMED if stream else LAMP)
+    (shown, found), (rest, last) = parser.feed(text), parser.finish(cut=True)
+    made: dict[int, Call] = {}
+    for delta in (*found, *last):
+        name, arguments = made.get(delta.index, (delta.name or "", ""))
+        made[delta.index] = name, arguments + delta.arguments
+    assert (shown + rest, list(made.values()), parser.called) == (left, calls, bool(calls))
+
+
 @pytest.mark.parametrize(
     ("start", "end"),
     [
