@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from causeway_server.router.errors import CausewayError, DeadlineExceeded, RecordUnreadable
 from causeway_server.router.jobs.job import RevisionDropped, encode_job_error
+from causeway_server.router.serving.stored.ports import RunText
 from causeway_server.router.types import Modality
 
 from .config import JobsConfig
@@ -46,16 +47,18 @@ class LiveTexts:
         text = self._cipher.open(values["text"], "text", owner, job, f"{fence}-{start}")
         return LiveText(owner, job, fence, start, text.decode("utf-8", "replace"))
 
-    async def read_all(self, owner: str, job: str) -> str:
-        """Return the text of the job's last run so far. Raises ContentKeyMissing or RecordUnreadable, too."""
-        text, fence = "", 0
-        for entry in as_list(await self._db.command("XRANGE", self._db.key("text", job), "-", "+")):
-            part = self.read(owner, job, entry)
-            if part.fence > fence:
-                text, fence = "", part.fence
-            if part.start <= len(text):
-                text = text[: part.start] + part.text
-        return text
+    async def read_on(self, owner: str, job: str, known: RunText) -> RunText:
+        """Return the text of the job's last run so far, of which `known` was read before.
+
+        Raises ContentKeyMissing or RecordUnreadable, too.
+        """
+        start = f"({known.last}" if known.last else "-"
+        for entry in as_list(await self._db.command("XRANGE", self._db.key("text", job), start, "+")):
+            part, last = self.read(owner, job, entry), as_text(as_list(entry)[0])
+            text = known.text if part.fence == known.run else ""
+            text = text[: part.start] + part.text if part.start <= len(text) else text
+            known = RunText(text, part.fence, last)
+        return known
 
 
 class AnswerRevisions:

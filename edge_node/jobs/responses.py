@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from causeway_server.router.errors import NotFound
 from causeway_server.router.jobs.submission import RANK, Priority, key_digest
 from causeway_server.router.serving.request import PRIORITY, HttpExchange, read_choice
-from causeway_server.router.serving.stored.ports import BackgroundRun
+from causeway_server.router.serving.stored.ports import BackgroundRun, RunText
 from causeway_server.router.types import RoutingHints
 
 from .lazy_jobs import JobParts, LazyJobs
@@ -52,10 +52,10 @@ class ResponseJobs:
         parts.runner.stop_job(job)
         parts.runner.wake()
 
-    async def text(self, owner: str, name: str) -> str:
-        """Return the text of the answer so far; "" if none is being made. Raises JobStoreUnavailable."""
+    async def text(self, owner: str, name: str, _: RunText) -> RunText:
+        """Return the text of the answer so far; none if none is being made. Raises JobStoreUnavailable."""
         running = await self._running(owner, name)
-        return "" if running is None else running.text
+        return RunText() if running is None else RunText(running.text)
 
     async def change(self, owner: str, name: str) -> None:
         """Wait about a second, less if a job begins or ends, or this one's text grows."""

@@ -9,7 +9,7 @@ import anyio
 from causeway_server.router.errors import NotFound
 from causeway_server.router.jobs.job import JobState
 from causeway_server.router.jobs.submission import key_digest
-from causeway_server.router.serving.stored.ports import BackgroundRun
+from causeway_server.router.serving.stored.ports import BackgroundRun, RunText
 
 from ...core.principal import Principal
 from ...http.request_admission import RequestHeaders
@@ -43,15 +43,15 @@ class GatewayResponseJobs:
         """Cancel the job. Raises NotFound, JobAlreadyEnded or JobStoreUnavailable."""
         await self._stores.jobs.cancel(await self._stores.jobs.of_key(owner, key_digest(name)), owner)
 
-    async def text(self, owner: str, name: str) -> str:
-        """Return the text of the answer so far; "" if none is being made. Raises JobStoreUnavailable."""
+    async def text(self, owner: str, name: str, known: RunText) -> RunText:
+        """Return the text of the answer so far, of which `known` was read before. Raises JobStoreUnavailable."""
         try:
             job = await self._stores.jobs.of_key(owner, key_digest(name))
         except NotFound:
-            return ""
+            return RunText()
         with suppress(JobStoreRefused):  # a full Redis: the response comes without the text on its way
             await self._stores.jobs.texts.follow(job)
-        return await self._stores.jobs.texts.read_all(owner, job)
+        return await self._stores.jobs.texts.read_on(owner, job, known)
 
     async def change(self, owner: str, name: str) -> None:
         """Wait for half a second."""

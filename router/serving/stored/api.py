@@ -38,7 +38,7 @@ from ...trackers import FairShare, network_of
 from ...types import folded_tags
 from ..request import TAGS, HttpExchange, allowed_methods, served_method
 from ..responses import STREAMED, EventStream, body_response, header_lines, json_response
-from .ports import BindItems
+from .ports import BindItems, RunText
 from .responses import StoredResponses, not_found
 
 _PATTERNS: Final = {
@@ -54,6 +54,7 @@ PATHS: Final[Mapping[str, str]] = _PATTERNS
 """Methods by path; `{…}` stands for one step."""
 _COMPILED: Final = {re.compile(re.sub(r"\{\w+\}", "[^/]+", path)): methods for path, methods in _PATTERNS.items()}
 _COMMENT: Final = b": still there\n\n"
+_DATA: Final = b"\ndata: "  # once in each event
 _SILENT_POLLS = 15
 _BEGUN_AGAIN: Final = "Another run makes the answer, which begins again. Follow the response from its beginning."
 _encode = msgspec.json.encode
@@ -158,30 +159,33 @@ class StoredResponseApi:
             raise QueueFull(message, retry_after_s=5.0)
         try:
             async for events in self._events(owner, name, served, after):
+                after += events.count(_DATA)
                 stream.send(events)
                 await stream.drain()
             stream.end(DONE)
         except ClientGone:
             raise
         except CausewayError as error:  # the client continues with `starting_after`
-            stream.end(failure(error, 0) + DONE)
+            stream.end(failure(error, after + 1) + DONE)
         finally:
             self._streams.release(holder)
         return stream
 
     async def _events(self, owner: str, name: str, served: Callable[[], bool], after: int) -> AsyncIterator[bytes]:
-        sent, silent = b"", _SILENT_POLLS
+        sent, silent, run = b"", _SILENT_POLLS, RunText()
+        shown: tuple[StoredTurn, RunText] | None = None
         while served():
             turn = await self.stored.turn(owner, name)
-            text = await self.stored.jobs.text(owner, name) if turn.pending else ""
+            run = await self.stored.jobs.text(owner, name, run) if turn.pending else RunText()
             accepted, response = (msgspec.json.decode(raw, type=JSONObject) for raw in (turn.accepted, turn.response))
-            events = replay(accepted, response, after, text)
+            events = sent if shown == (turn, run) else replay(accepted, response, after, run.text)
+            shown = turn, run
             if events.startswith(sent):
                 if len(events) > len(sent):
                     yield events[len(sent) :]
                     sent, silent = events, 0
             elif response["status"] in ("failed", "cancelled"):  # of its text nothing is stored
-                yield replay(accepted, response, max(after, -1) + sent.count(b"\n\n"))
+                yield replay(accepted, response, max(after, -1) + sent.count(_DATA))
             elif not (turn.pending and sent.startswith(events)):
                 raise StreamBroken(_BEGUN_AGAIN, phase="stream")
             if not turn.pending:

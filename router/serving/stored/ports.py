@@ -59,6 +59,14 @@ class BackgroundRun(msgspec.Struct, frozen=True):
     error: bytes = b""
 
 
+class RunText(msgspec.Struct, frozen=True):
+    """The text of a job's last run so far. `run`, `last`: number of the run, and the last part of it that was read."""
+
+    text: str = ""
+    run: int = 0
+    last: str = ""
+
+
 class BackgroundJobs(Protocol):
     """The jobs of responses, by the response's id."""
 
@@ -70,8 +78,8 @@ class BackgroundJobs(Protocol):
         """Cancel the job. Raises JobAlreadyEnded."""
         ...
 
-    async def text(self, owner: str, name: str) -> str:
-        """Return the text of the answer so far, as `FirstText` shows it; "" if none is being made."""
+    async def text(self, owner: str, name: str, known: RunText) -> RunText:
+        """Return the text of the answer so far, as `FirstText` shows it. `known`: what this returned before."""
         ...
 
     async def change(self, owner: str, name: str) -> None:
