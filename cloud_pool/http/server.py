@@ -364,6 +364,7 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
             heartbeat_s=self.heartbeat_s,
             keep=keep,
             compacted=lambda: (False, region_tags(regions_of(request.hints.tags))),
+            temperature=lambda _: context.tier.chat_format.temperature,
         )
         run = self.runner.embed if request.kind == "embedding" else self.runner.run
         answer = run(entry, context, arrived_at, reply)

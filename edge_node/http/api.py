@@ -37,7 +37,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from causeway_server.router.anthropic.replies import COUNT_TOKENS, MESSAGES, VERSION_HEADER, TokenCount, check_version
-from causeway_server.router.anthropic.request import parse_count, parse_messages
+from causeway_server.router.anthropic.request import MessageTerms, parse_count, parse_messages
 from causeway_server.router.decision.decide import RequestMemo
 from causeway_server.router.errors import (
     AuthenticationFailed,
@@ -327,8 +327,8 @@ class RequestReader:
         return self._parse(kind, body, hints)
 
     def sampled_chat(self, request: PlainRequest, facts: HeadFacts, policy: Policy) -> ParsedRequest | None:
-        """Parse a chat that no cache answers, without waiting; None if that is not possible, if it may be cached, or if
-        it must be refused. It is not remembered: an equal request gets an answer of its own.
+        """Parse a chat or Message that no cache answers, without waiting; None if that is not possible, if it may be
+        cached, or if it must be refused. It is not remembered: an equal request gets an answer of its own.
         """
         body = request.body
         if policy.cache and not _SAMPLED.search(body) and (not policy.default_temperature or _TEMPERATURE in body):
@@ -336,6 +336,9 @@ class RequestReader:
         if len(body) > self._max_body_bytes or FILE_MARK in body:
             return None
         try:
+            if request.path == MESSAGES:
+                check_version(request.headers)
+                return _parsed("message", body, facts.hints)
             if (plain := text_chat(body, facts.hints)) is not None:
                 return ParsedRequest(plain.request, RequestMemo(), encoded=plain.encoded)
             return ParsedRequest(parse_chat(body, facts.hints, resumes=True), RequestMemo())
@@ -560,7 +563,7 @@ class Api:
 
     def _begin(self, http: PlainRequest, connection: DirectConnection) -> DirectAnswer | None:
         policy, clock = self.service.direct_policy, self.records.clock
-        if policy is None or http.path != _CHAT or self.tracing is not None:
+        if policy is None or http.path not in (_CHAT, MESSAGES) or self.tracing is not None:
             return None
         arrived, facts = clock.monotonic(), self.reader.facts(http)
         parsed = self.reader.sampled_chat(http, facts, policy)
@@ -570,7 +573,10 @@ class Api:
         if log.isEnabledFor(logging.DEBUG):
             return None
         decision_id, unix = new_decision_id(), clock.unix()
-        arrival = Arrival(decision_id, parsed.request, parsed.memo, facts.traceparent, arrived, unix, parsed.encoded)
+        terms = parsed.echo if isinstance(parsed.echo, MessageTerms) else None
+        arrival = Arrival(
+            decision_id, parsed.request, parsed.memo, facts.traceparent, arrived, unix, parsed.encoded, terms
+        )
         return self.direct.begin(arrival, http, connection)
 
     async def handle(self, http: HttpExchange) -> web.StreamResponse:
@@ -642,6 +648,7 @@ class Api:
             echo=_compacting(parsed.echo) if compacts else parsed.echo,
             heartbeat_s=self.heartbeat_s,
             id_headers=ID_HEADERS,
+            temperature=lambda head: head.temperature,
         )
         context = RequestContext(
             request, reply, id=decision_id, arrived=arrived, traceparent=traceparent, trace=trace, memo=parsed.memo

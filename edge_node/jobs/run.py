@@ -217,6 +217,7 @@ class JobReply:
             self._created,
             elapsed_s,
             self._chunks if answer is None else answer,
+            self.head.temperature,
         )
 
 

@@ -1,4 +1,4 @@
-"""The plain case in callbacks: a chat that a cloud answers, from the parsed request to its record, with no task.
+"""The plain case in callbacks: a chat or Message that a cloud answers, from parsed request to record, without a task.
 
 The hops are those of `service`, in the same order, as one straight line: nothing is awaited before the answer, so there
 is nothing for a coroutine to do. `DirectAnswers.begin` takes a request only if the general path would do just this:
@@ -24,11 +24,13 @@ from typing import Final, Protocol
 
 import msgspec
 
+from causeway_server.router.anthropic.encoder import MessageEncoder
+from causeway_server.router.anthropic.request import MessageTerms
 from causeway_server.router.decision.attempts import AttemptSequence
 from causeway_server.router.decision.decide import RequestMemo, decide_memoized, early_bypass, features_of
 from causeway_server.router.errors import CausewayError, ClientGone
 from causeway_server.router.openai.answer import encode_whole
-from causeway_server.router.openai.upstream.decode import EventTemplate, decode_answer
+from causeway_server.router.openai.upstream.decode import decode_answer
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import LISTED_UNRECORDED, concerned
 from causeway_server.router.prices import FREE, PICO_USD
@@ -42,6 +44,7 @@ from causeway_server.router.serving.responses import (
     TextExchange,
     device_header_lines,
     id_lines,
+    request_id_line,
     send_plain,
     shared_header_lines,
 )
@@ -100,6 +103,7 @@ class Arrival(msgspec.Struct, gc=False, frozen=True):
     arrived: float
     unix: float
     encoded: bytes  # as of `ParsedRequest`
+    terms: MessageTerms | None  # of a Message; None: it is a chat
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -205,7 +209,13 @@ class DirectAnswer:
         request, number = arrival.request, arrival.id
         created = int(arrival.unix)
         reply = HttpReplyWriter(
-            request, self._http, device_header_lines, id=number, created=created, id_headers=ID_HEADERS
+            request,
+            self._http,
+            device_header_lines,
+            id=number,
+            created=created,
+            echo=arrival.terms,
+            id_headers=ID_HEADERS,
         )
         context = RequestContext(
             request,
@@ -267,9 +277,9 @@ class DirectAnswer:
             return False
         if target.price is not FREE and not (usage.prompt_tokens or usage.completion_tokens):
             return False  # its cost is estimated
-        answer = encode_whole(arrival.request, f"chatcmpl-{arrival.id}", target.model, int(arrival.unix), (chunk,))
+        answer = self._encode(chunk, usage)
         lines = plan.lines if info is NO_INFO else shared_header_lines(plan.head(info), JSON)
-        send_plain(self._http, lines + id_lines(arrival.id), answer)
+        send_plain(self._http, lines + id_lines(arrival.id) + request_id_line(arrival.id, arrival.terms), answer)
         self._http.begun = response.owner = None  # a cycle would keep the bodies until the next collection
         plan.cloud.answered(response)
         plan.cloud.succeeded(self._call)
@@ -280,6 +290,12 @@ class DirectAnswer:
         loop.call_soon(self._record, chunk, usage, now, self._service.records.clock.monotonic())
         connection.answered(self._http)
         return True
+
+    def _encode(self, chunk: Chunk, usage: Usage) -> bytes:
+        arrival, model = self.arrival, self._plan.target.model
+        if arrival.terms is None:
+            return encode_whole(arrival.request, f"chatcmpl-{arrival.id}", model, int(arrival.unix), (chunk,))
+        return MessageEncoder(arrival.request, arrival.terms, f"msg_{arrival.id}", model).whole((chunk,), usage)
 
     def _record(self, chunk: Chunk, usage: Usage, first: float, ended: float) -> None:
         """Record the answer. `first`, `ended`: when it came and when it was sent, monotonic seconds."""
@@ -339,7 +355,7 @@ class DirectAnswer:
 class DirectStream(DirectAnswer):
     """A streamed answer. Text alone goes from the cloud's connection to the client's through the relay."""
 
-    __slots__ = ("_attempt", "_context", "_exchange", "_reader", "_relay", "_reply", "_template")
+    __slots__ = ("_attempt", "_context", "_exchange", "_reader", "_relay", "_reply")
 
     def __init__(
         self, service: Service, arrival: Arrival, plan: Plan, http: PlainRequest, connection: DirectConnection
@@ -352,7 +368,6 @@ class DirectStream(DirectAnswer):
         attempt.start(self.started)
         self._attempt, self._relay = attempt, ChunkRelay(attempt, self._context)
         self._reader: StreamReader | None = None
-        self._template: EventTemplate | None = None
         self._exchange: TextExchange | None = None  # has the chunks that fit the template first
 
     def context(self) -> Context:
@@ -399,10 +414,11 @@ class DirectStream(DirectAnswer):
             raise
         if reader.done:
             return self._end(response, reader)
-        if reader.text_template is not self._template:
-            self._template = template = reader.text_template
-            self._exchange = None if template is None else self._reply.exchange(template)
-            response.offer_chunks(None if self._exchange is None else self._exchange.take)
+        template = reader.text_template
+        exchange = None if template is None else self._reply.exchange(template)
+        if exchange is not self._exchange:
+            self._exchange = exchange
+            response.offer_chunks(None if exchange is None else exchange.take)
         return reader.is_usual and not response.complete and not self._connection.writing_paused
 
     def _settle(self) -> None:

@@ -245,6 +245,7 @@ class Generation(msgspec.Struct, eq=False):
             loosened=self._loosened(),
             trimmed=self._trimmed(),
             variant=target.variant,
+            temperature=target.temperature,
             modalities=self._modalities(),
         )
 

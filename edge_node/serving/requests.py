@@ -395,6 +395,7 @@ class RequestContext:
         reason = "cache"
         for kind, error in (("stale", stale), ("check", check)):
             reason = reason if error is None else f"{kind}: {error.code}"
+        target = next((one for one in self.generation.policy.targets if one.name == answer.target), None)
         self.head = AnswerHead(
             id=self.id,
             policy=policy_label(self.generation.policy),
@@ -404,7 +405,8 @@ class RequestContext:
             reason=reason,
             cache=fresh if stale is None else "stale",
             degraded=stale is not None,
-            variant=next((one.variant for one in self.generation.policy.targets if one.name == answer.target), ""),
+            variant="" if target is None else target.variant,
+            temperature=None if target is None else target.temperature,
         )
         body = answer.body
         self._usage = body.usage

@@ -138,6 +138,7 @@ def encode_job_answer(
     created: int,
     elapsed_s: float,
     answer: Sequence[Chunk] | CachedAnswer | Embeddings,
+    temperature: float | None = None,
 ) -> bytes:
     """Encode a whole answer. Raises CausewayError.
 
@@ -147,6 +148,7 @@ def encode_job_answer(
         model: The model that answered.
         created: Unix time in seconds at which the run began.
         elapsed_s: The time since then.
+        temperature: As of `ResponseEncoder`.
     """
     if isinstance(answer, Embeddings):
         return encode_embeddings(request, answer, model)
@@ -154,7 +156,7 @@ def encode_job_answer(
     encoder: AnswerEncoder | ResponseEncoder | MessageEncoder = AnswerEncoder(request, name, model, created)
     if endpoint == "/v1/responses":
         _, echo = parse_response(body, RoutingHints())
-        encoder = ResponseEncoder(request, echo, echo.id or name, model, created, lambda: elapsed_s)
+        encoder = ResponseEncoder(request, echo, echo.id or name, model, created, lambda: elapsed_s, temperature)
     elif endpoint == "/v1/messages":
         _, terms = parse_messages(body, RoutingHints())
         encoder = MessageEncoder(request, terms, name, model)

@@ -37,6 +37,7 @@ class AnswerHead(msgspec.Struct, frozen=True):
     loosened: str = ""  # offered tools whose arguments are not constrained to their schemas
     variant: str = ""  # the target's variant that answered
     session: str = ""  # ``stayed; reason=…``, of a policy with `session`
+    temperature: float | None = None  # of the target, for requests that set none; None: unknown
     modalities: str = ""  # ``audio=ok,image=timeout``: of the parts that the target got as text or soft tokens
 
 

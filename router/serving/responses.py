@@ -95,7 +95,8 @@ class HttpReplyWriter(Generic[Head]):
     result of `fail`. `echo`: of a Response object of OpenAI's, or a Message of Anthropic's. `heartbeat_s`: the maximum
     silence of a stream; 0: no limit. A stream without an answer by then begins with a comment, and with its id in the
     headers `id_headers`. `keep`: stores the Response object; None: it is not stored. `compacted`: what binds a
-    compacted response: whether it is private, and its tags.
+    compacted response: whether it is private, and its tags. `temperature`: that of a model by the answer's head, if the
+    request sets none; None: unknown.
     """
 
     request: Request
@@ -109,6 +110,7 @@ class HttpReplyWriter(Generic[Head]):
     id_headers: Sequence[str] = ("x-request-id",)
     keep: KeepResponse | None = None
     compacted: Callable[[], tuple[bool, Sequence[str]]] = lambda: (False, ())
+    temperature: Callable[[Head], float | None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._begun_at = time.monotonic()
@@ -156,16 +158,19 @@ class HttpReplyWriter(Generic[Head]):
         return self._stream.drain() if self._stream.client_behind else None
 
     def exchange(self, template: EventTemplate) -> TextExchange | None:
-        """Return what passes on an upstream's chunks of text as the next events; None if `send` must."""
-        if self._stream is None or self._opening or not isinstance(self._encoder, AnswerEncoder):
+        """Return what passes on an upstream's chunks of text as the next events, the same one as long as that may go
+        on; None if `send` must.
+        """
+        if self._stream is None or self._opening or isinstance(self._encoder, ResponseEncoder | None):
             return None
-        around = self._encoder.around.get(template.index)
-        self._exchange = None if around is None else TextExchange(template, around, self._stream.connection)
+        around, known = self._encoder.around.get(template.index), self._exchange
+        if around is None or known is None or known.template is not template or known.around is not around:
+            self._exchange = None if around is None else TextExchange(template, around, self._stream.connection)
         return self._exchange
 
     def count(self, exchange: TextExchange) -> None:
         """Count the texts that were passed on, as `send` does."""
-        assert isinstance(self._encoder, AnswerEncoder)
+        assert isinstance(self._encoder, AnswerEncoder | MessageEncoder)
         assert self._stream is not None
         self._encoder.tokens += exchange.tokens
         self._stream.sends += exchange.tokens
@@ -280,7 +285,7 @@ class HttpReplyWriter(Generic[Head]):
 
     @property
     def _id_line(self) -> str:
-        return f"request-id: {self.id}\r\n" if isinstance(self.echo, MessageTerms) else ""
+        return request_id_line(self.id, self.echo)
 
     def _lines(self, head: Head, media_type: str) -> str:
         return self.lines(head, media_type) + self._id_line
@@ -292,7 +297,8 @@ class HttpReplyWriter(Generic[Head]):
             return MessageEncoder(self.request, self.echo, f"msg_{self.id}", model)
         name = self.echo.id or f"resp_{self.id}"
         kind = CompactionEncoder if self.echo.compacts else ResponseEncoder
-        encoder = kind(self.request, self.echo, name, model, self.created, self._elapsed_s)
+        temperature = None if self._head is None else self.temperature(self._head)
+        encoder = kind(self.request, self.echo, name, model, self.created, self._elapsed_s, temperature)
         if isinstance(encoder, CompactionEncoder):
             encoder.bound = self.compacted
         return encoder
@@ -536,13 +542,13 @@ class TextExchange:
         left_bytes: The number of bytes that may still be taken; the caller sets it.
     """
 
-    __slots__ = ("_after", "_around", "_connection", "_end", "_heads", "_template", "left_bytes", "tokens")
+    __slots__ = ("_after", "_connection", "_end", "_heads", "around", "left_bytes", "template", "tokens")
 
     def __init__(
         self, template: EventTemplate, around: tuple[bytes, bytes], connection: web.RequestHandler | PlainTransport
     ) -> None:
         self.tokens = self.left_bytes = 0
-        self._template, self._around, self._connection = template, around, connection
+        self.template, self.around, self._connection = template, around, connection
         self._after = b'"' + template.after + b"\r\n"
         self._end = around[1] + b"\r\n"
         self._heads: dict[int, tuple[bytes, slice, bytes]] = {}  # by size of the chunk, as `_learn` returns
@@ -573,10 +579,10 @@ class TextExchange:
         found = _NO_HEAD
         for digits in range(1, 6):
             length = size - digits - 4
-            text = length - len(self._template.before) - len(self._template.after)
+            text = length - len(self.template.before) - len(self.template.after)
             if text > 2 and len(b"%x" % length) == digits:  # with its quotes
-                before, after = self._around
-                head = b"%x\r\n%b" % (length, self._template.before)
+                before, after = self.around
+                head = b"%x\r\n%b" % (length, self.template.before)
                 own_head = b"%x\r\n%b" % (len(before) + text + len(after), before)
                 found = head + b'"', slice(len(head), len(head) + text), own_head
         if len(self._heads) < _MAX_HEADS:
@@ -646,6 +652,11 @@ def header_lines(fields: Mapping[str, str]) -> str:
 def device_header_lines(head: AnswerHead, media_type: str) -> str:
     """Return the header lines of a device's answer. All but the id is cached, since it repeats for most cache hits."""
     return shared_header_lines(msgspec.structs.replace(head, id=""), media_type) + id_lines(head.id)
+
+
+def request_id_line(decision_id: str, echo: Echo | None) -> str:
+    """Return the header line with the id of a Message, where Anthropic's clients look for it; "" for other answers."""
+    return f"request-id: {decision_id}\r\n" if isinstance(echo, MessageTerms) else ""
 
 
 def id_lines(decision_id: str) -> str:

@@ -34,6 +34,7 @@ from causeway_server.router.types import DecisionRecord, Modality
 
 from .scripted import ScriptedCloud, ScriptedEngine
 
+CHAT = "/v1/chat/completions"
 POLICY = """
 version: 1
 name: test
@@ -104,11 +105,11 @@ class Device:
         self.parts = app.parts
 
     async def ask(
-        self, text: str = "hello", *, tags: str = "", headers: Mapping[str, str] = {}, **body: object
+        self, text: str = "hello", *, tags: str = "", headers: Mapping[str, str] = {}, path: str = CHAT, **body: object
     ) -> Answer:
         all_headers = {"x-causeway-tags": tags, **headers} if tags else dict(headers)
         body = {"model": "auto", "messages": [{"role": "user", "content": text}], **body}
-        async with self.session.post("/v1/chat/completions", json=body, headers=all_headers) as response:
+        async with self.session.post(path, json=body, headers=all_headers) as response:
             answer = Answer(response.status, dict(response.headers), await _all(response))
         for _ in range(_TURNS):
             await asyncio.sleep(0)

@@ -33,6 +33,7 @@ class ResponseEncoder:
     Args:
         created: Unix time in seconds.
         elapsed_s: Function that returns the time since `created`.
+        temperature: Temperature of the model if the request sets none; None: unknown, OpenAI's is repeated.
     """
 
     def __init__(
@@ -43,12 +44,15 @@ class ResponseEncoder:
         model: str,
         created: int,
         elapsed_s: Callable[[], float],
+        temperature: float | None = None,
     ) -> None:
         self._logprobs = request.logprobs is not None
         self._encrypts = echo.encrypts
         self._created, self._elapsed_s, self._completed_at = created, elapsed_s, 0
         self._base: Fields = {"id": answer_id, "object": "response", "created_at": created, "model": model}
         self._echo: Fields = _decode(echo.fields)
+        if temperature is not None and request.sampling.temperature is None:
+            self._echo["temperature"] = temperature
         self._suffix = answer_id.partition("_")[2]
         self._number = 0  # of the next event
         self._output: list[Fields] = []  # finished items
@@ -109,7 +113,7 @@ class ResponseEncoder:
         """Encode the end of a response that failed: the error, and the response as far as it came."""
         number, self._number = self._number, self._number + 1
         response = {**self._response(), "status": "failed", "error": {"code": error.code, "message": error.message}}
-        return failure(error, number) + self._event("response.failed", response=response) + DONE
+        return self._closing + failure(error, number) + self._event("response.failed", response=response) + DONE
 
     # --- items -------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,10 @@ class Gateway:
 
 async def ask(device: Device, token: str = "", *, stream: bool) -> Answer:
     """Of the cloud's tier whose answers are cut."""
-    more = {"causeway": {"continue": token}} if token else {}
+    more: dict[str, Any] = {"causeway": {"continue": token}} if token else {}
     text = CHAT["messages"][0]["content"]  # type: ignore[index]
     return await device.ask(
-        text, tags="cloud", stream=stream, headers={"x-causeway-prefer": "only_cloud"}, **ASK, **more
+        text, tags="cloud", stream=stream, headers={"x-causeway-prefer": "only_cloud"}, **{**ASK, **more}
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from openai.types.responses import Response
 
 from tests.cloud_pool.jobs.conftest import until
 
+from ..device import POLICY
 from ..jobs.support import PROMPT
 from .support import client_of, conversation_of, storing
 
@@ -101,15 +103,19 @@ async def test_text_arrives_while_it_is_made_and_another_connection_goes_on(tmp_
 
 
 async def test_a_follower_is_told_if_another_run_begins_again(tmp_path: Path) -> None:
-    async with storing(tmp_path, jobs=PROMPT) as (device, client):
+    body, events = {"model": "small", "input": "one", "background": True, "stream": True}, list[dict[str, Any]]()
+    async with storing(tmp_path, jobs=PROMPT) as (device, _):
         device.engine.pause_after = 2
-        stream = await client.responses.create(model="small", input="one", background=True, stream=True)
-        first = await up_to(stream, "says ", close=False)
-        feed = (await device.parts.jobs.open()).runner.feed
-        feed.start(1, 2).append("now other ")  # the second run of the first job
-        with pytest.raises(openai.APIError, match="begins again"):
-            [_ async for _ in stream]
-        assert first[-1]["delta"] == "says "
+        async with device.session.post("/v1/responses", json=body, headers={"Authorization": "Bearer kiosk"}) as reply:
+            async for line in reply.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                events.append(json.loads(line[6:]))
+                if events[-1].get("delta") == "says ":
+                    feed = (await device.parts.jobs.open()).runner.feed
+                    feed.start(1, 2).append("now other ")  # the second run of the first job
+    assert "begins again" in events[-1]["error"]["message"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 async def test_an_answer_that_nobody_asked_for_outlives_its_job(tmp_path: Path) -> None:
@@ -152,6 +158,16 @@ async def test_a_response_that_fails_tells_why(tmp_path: Path) -> None:
         assert failed.status == "failed"
         assert failed.error is not None
         assert failed.error.message
+
+
+async def test_a_response_tells_the_temperature_that_was_used(tmp_path: Path) -> None:
+    policy = POLICY.replace("model: m-small", "model: m-small\n    temperature: 0.25")
+    async with storing(tmp_path, policy=policy, jobs=PROMPT) as (_, client):
+        made = await client.responses.create(model="small", input="one")
+        chosen = await client.responses.create(model="small", input="one", temperature=0.5)
+        later = await client.responses.create(model="small", input="one", background=True)
+        later = await ended(client, later.id)
+        assert [one.temperature for one in (made, chosen, later)] == [0.25, 0.5, 0.25]
 
 
 async def test_the_same_key_is_the_same_response(tmp_path: Path) -> None:

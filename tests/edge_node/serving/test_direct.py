@@ -1,4 +1,4 @@
-"""A chat that a cloud answers whole, in callbacks: the same answer, record and error as from the general path."""
+"""A chat or Message that a cloud answers whole, in callbacks: answer, record and error are as from the general path."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from causeway_server.edge_node.backends.backend import BackendRequest, UpstreamI
 from causeway_server.edge_node.backends.cloud.backend import CloudBackend
 from causeway_server.edge_node.config.schema import ServerConfig
 from causeway_server.edge_node.serving.direct import Arrival, DirectAnswer, DirectAnswers, DirectConnection
+from causeway_server.router.anthropic.replies import MESSAGES
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.serving.request import PlainRequest
 from causeway_server.router.types import DecisionRecord
@@ -32,7 +33,7 @@ from ..scripted import CLOUD_WORDS, EDGE_WORDS, Fault, ScriptedCloud, whole_answ
 CLOUD, EDGE = "".join(CLOUD_WORDS), "".join(EDGE_WORDS)
 LISTED = "/v1/chat/completions"
 # What differs between any two requests.
-_OWN = ("x-request-id", "x-causeway-decision", "date")
+_OWN = ("x-request-id", "request-id", "x-causeway-decision", "date")
 _TIMES = ("started_ms", "ttft_ms", "duration_ms", "total_ms", "id", "created", "snapshot")
 
 
@@ -161,6 +162,32 @@ async def test_an_answer_leaves_nothing_for_the_garbage_collector(device: Device
             await until(lambda: [sys.getrefcount(one) for one in watched.begun] == [3])
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, {}),
+        ({"anthropic-version": "2023-06-01"}, {"system": "be brief", "top_k": 4, "stop_sequences": ["x"]}),
+        ({}, {"thinking": {"type": "adaptive", "display": "omitted"}}),
+    ],
+    ids=["plain", "sampling", "thinking"],
+)
+async def test_a_message_and_its_record_are_those_of_the_general_path(
+    device: Device, headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    general, direct = await twins(device, headers, path=MESSAGES, max_tokens=5, **body)
+    record = await assert_alike(device, general, direct)
+    assert direct.json["content"] == [{"type": "text", "text": CLOUD}]
+    assert direct.headers["request-id"] == record.id == direct.json["id"].removeprefix("msg_")
+    device.assert_nothing_leaks()
+
+
+async def test_a_message_of_an_unknown_version_is_refused(device: Device) -> None:
+    watched = Watched.of(device)
+    for headers, status in (({}, 200), ({"anthropic-version": "2001-01-01"}, 400)):
+        assert (await chat(device, headers=headers, path=MESSAGES, max_tokens=5)).status == status
+    assert len(watched.begun) == 1
 
 
 async def test_a_page_of_another_origin_may_read_the_answer(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from causeway_server.edge_node.config.schema import ServerConfig
 from causeway_server.edge_node.serving.direct import Context, DirectStream
+from causeway_server.router.anthropic.replies import MESSAGES
 from causeway_server.router.serving.responses import TextExchange
 from causeway_server.router.types import DecisionRecord
 from tests.waiting import until
@@ -92,6 +93,7 @@ CASES = {
         ],
         body={"tools": [{"type": "function", "function": {"name": "f"}}]},
     ),
+    "a call between texts": Case([*WORDS, event({"tool_calls": [CALL]}), *WORDS, END]),
     "shortened": Case([*WORDS, event({}, "length", causeway={"continue": "rest"}), USAGE, DONE]),
     "bytes after DONE": Case([*WORDS, END + WORDS[0], WORDS[1]]),
     "another choice": Case([*WORDS, WORDS[0].replace(b'"index": 0', b'"index": 1'), END]),
@@ -216,6 +218,27 @@ async def test_a_stream_and_its_record_are_those_of_the_general_path(
         health = device.parts.clouds.first
         assert health is not None
         assert health.health.breaker.state(health.now()) == "closed"
+        device.assert_nothing_leaks()
+
+
+_OF_MESSAGES = (
+    *("plain", "cut within events", "empty texts", "reasoning", "refusal", "calls", "a call between texts"),
+    *("shortened", "an error later", "nonsense at first", "no end", "broken off later"),
+)
+
+
+@pytest.mark.parametrize("name", _OF_MESSAGES)
+async def test_the_stream_of_a_message_is_that_of_the_general_path(
+    device: Device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call ends a block of text, so that the events of the next text are others."""
+    taken, take = list[bytes](), TextExchange.take
+    monkeypatch.setattr(TextExchange, "take", lambda *one: take(*one) and not taken.append(one[1]))
+    async with watched(device, monkeypatch) as handed:
+        general, direct = await twins(device, CASES[name].script, path=MESSAGES, max_tokens=9)
+        await assert_alike(device, general, direct)
+        assert bool(handed) is not CASES[name].direct
+        assert taken or name != "plain"
         device.assert_nothing_leaks()
 
 

@@ -224,6 +224,13 @@ def test_each_event_is_the_documents() -> None:
     assert events_of(cut)[-1]["response"]["error"] == {"code": "stream_broken", "message": "It broke."}
 
 
+def test_a_response_that_cannot_be_stored_fails_with_the_next_number() -> None:
+    made = encoder(stream=True)
+    events = made.start() + made.chunk(Chunk("Hello", tokens=1)) + made.chunk(Chunk(finish_reason="stop"))
+    made.complete()
+    check_events(events_of(events + made.fail(StreamBroken("It is not stored.", phase="stream"))))
+
+
 @pytest.mark.parametrize(("chunks", "reason"), ANSWERS)
 def test_a_response_has_each_field(chunks: Any, reason: Any) -> None:
     whole = json.loads(encoder().whole(*coalesce((*chunks, Chunk(finish_reason=reason), Chunk(usage=Usage(3, 2))))))
