@@ -20,6 +20,7 @@ SCENARIOS = {
     "agents": Tool("bed.agents", "agents in sessions at a device, under faults"),
     "clients": Tool("bed.clients.__main__", "agent frameworks and official clients against one edge daemon"),
     "clouds": Tool("bed.clouds", "a device with three clouds, of which one and two are cut under load"),
+    "dialects": Tool("bench.dialects", "CPU of a Messages request over a chat request's, at edge and gateway"),
     "equal": Tool("bed.equal", "equal requests at two gateways with a shared cache"),
     "fanout": Tool("bed.fanout", "one of two tenants sends few requests with many sequences"),
     "fleet-polls": Tool("bed.fleet_polls", "one control plane, 15,000 parked polls"),

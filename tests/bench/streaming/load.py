@@ -12,6 +12,7 @@ import itertools
 import statistics
 import sys
 import time
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -19,7 +20,9 @@ import uvloop
 
 TIMEOUT_S = 120.0
 FIRST, DONE, END = b" tok0", b"[DONE]", b"0\r\n\r\n"
-WHOLE = b'"total_tokens":'  # near the end of an answer that is not streamed
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+ENDS = {CHAT: DONE, MESSAGES: b"event: message_stop"}  # of streams
+WHOLE = {CHAT: b'"total_tokens":', MESSAGES: b'"output_tokens":'}  # near the end of an answer that is not streamed
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -30,6 +33,7 @@ class Server(msgspec.Struct, frozen=True):
     header: str = ""  # a header line that it needs
     whole: bool = False  # whether its answers are not streamed
     times: int = 1  # answers on each connection, in each round
+    path: str = CHAT
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -52,7 +56,8 @@ Round = dict[str, Figures]
 class _Stream(asyncio.Protocol):
     """One kept connection: `ask` sends the request and returns the seconds to the first token and to the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        self._end, self._whole = ENDS[path], WHOLE[path]
         self._done: asyncio.Future[tuple[float, float]] | None = None
         self._seen = b""
         self._tokens = 0
@@ -82,7 +87,8 @@ class _Stream(asyncio.Protocol):
 
     @property
     def _is_whole(self) -> bool:
-        return (DONE in self._seen and self._seen.endswith(END)) or (WHOLE in self._seen and self._seen.endswith(b"}"))
+        seen = self._seen
+        return (seen.endswith(END) and self._end in seen) or (seen.endswith(b"}") and self._whole in seen)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._done is not None and not self._done.done():
@@ -104,7 +110,7 @@ def _request(server: Server, plan: Plan) -> bytes:
             "stream": not server.whole,
         }
     )
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head = f"POST {server.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     return f"{head}{server.header}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -128,8 +134,8 @@ async def _ask(stream: _Stream, request: bytes, times: int) -> list[tuple[float,
 
 
 async def _connect(server: Server, count: int) -> list[_Stream]:
-    loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(_Stream, "127.0.0.1", server.port))[1] for _ in range(count)]
+    loop, stream = asyncio.get_running_loop(), partial(_Stream, server.path)
+    return [(await loop.create_connection(stream, "127.0.0.1", server.port))[1] for _ in range(count)]
 
 
 async def run(plan: Plan) -> list[Round]:

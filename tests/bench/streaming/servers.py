@@ -1,6 +1,6 @@
 """`python -m tests.bench.streaming.servers KIND [ARGUMENT]`: what streams are compared with.
 
-    upstream              an OpenAI-compatible server: `max_tokens` events, one every 5 ms
+    upstream              an OpenAI-compatible server: `max_tokens` events, one every 5 ms, or a whole answer at once
     forward UPSTREAM_URL  aiohttp's least: parses the JSON, forwards it, writes each piece that comes back
     triton                a server of Triton's gRPC protocol: `max_tokens` responses, one every 5 ms
     read ADDRESS          grpc.aio's least: reads a stream of such a server to its end, then answers in one piece
@@ -56,8 +56,15 @@ def _pieces(tokens: int) -> list[bytes]:
     return [*pieces, _chunk(last) + b"0\r\n\r\n"]
 
 
+_WHOLE = (
+    b'{"id":"chatcmpl-1","object":"chat.completion","created":1700000000,"model":"assistant-large","choices":[{"index":0,'
+    b'"message":{"role":"assistant","content":" tok0"},"logprobs":null,"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":20,"completion_tokens":1,"total_tokens":21}}'
+)
+
+
 class Upstream(asyncio.Protocol):
-    """Answers each POST with a stream, and anything else with an empty list."""
+    """Answers each POST with a stream or a whole answer, and anything else with an empty list."""
 
     def __init__(self) -> None:
         self._seen = b""
@@ -74,10 +81,11 @@ class Upstream(asyncio.Protocol):
         if not found or len(body) < length:
             return
         self._seen = b""
-        if head.startswith(b"POST"):
-            self._send(_pieces(json.loads(body)["max_tokens"]), 0, time.monotonic())
+        asked = json.loads(body) if head.startswith(b"POST") else {}
+        if asked.get("stream"):
+            self._send(_pieces(asked["max_tokens"]), 0, time.monotonic())
         else:
-            answer = b'{"object":"list","data":[]}'
+            answer = _WHOLE if asked else b'{"object":"list","data":[]}'
             self._transport.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
                 % (len(answer), answer)
