@@ -28,6 +28,12 @@ from tests.stack import Process
 from .without import CONFIG, PATCHES, Off
 
 ROOT = Path(__file__).parents[2]
+DEVICE_POLICY = """
+version: 1
+name: bed
+targets: {{large: {{at: cloud, model: {model}}}}}
+routes: [{{name: all, use: [large]}}]
+"""
 RESTART_TIMEOUT_S = 60.0
 RESTART_PAUSE_S = 0.5
 Model = Literal["journaled", "paced"]
@@ -99,6 +105,7 @@ class Bed:
         serving: how many of the replicas are endpoints at first; None: all
         root: source tree of the gateways and workers at first
         replicas_of_redis: behind three Sentinels; 0: one Redis without Sentinels
+        device: whether there is a daemon, `device-1`, which passes everything on to the first gateway
         without: a mechanism of the gateways and workers that is off (`tests.bed.without`)
     """
 
@@ -116,6 +123,7 @@ class Bed:
         without: str = "",
         root: Path = ROOT,
         replicas_of_redis: int = 0,
+        device: bool = False,
     ) -> None:
         self.folder = folder
         self._roots: dict[str, Path] = {}
@@ -129,6 +137,7 @@ class Bed:
         new_key(self._key, folder / "keys.json")
         self._ports = [free_port(), free_port()]
         self._operator_ports = [free_port(), free_port()]
+        self._device_port = free_port() if device else 0
         self._processes: dict[str, Process] = {}
         self._workers = workers
         self._serving = self.replicas[:serving]
@@ -184,6 +193,10 @@ class Bed:
         return tuple(f"http://127.0.0.1:{port}" for port in self._ports)
 
     @property
+    def device_url(self) -> str:
+        return f"http://127.0.0.1:{self._device_port}"
+
+    @property
     def operator_urls(self) -> tuple[str, ...]:
         """The operators' addresses of the gateways; a token with the scope admin opens them."""
         return tuple(f"http://127.0.0.1:{port}" for port in self._operator_ports)
@@ -204,6 +217,8 @@ class Bed:
             self._launch(f"gateway-{number}")
         for number in range(1, self._workers + 1):
             self._launch(f"worker-{number}")
+        if self._device_port:
+            self._launch("device-1")
         for process in self._processes.values():
             process.ready()
 
@@ -224,13 +239,34 @@ class Bed:
         program = ["tests.bed.without", self._without] if self._without in PATCHES else [package]
         # Without -P the current folder would come first.
         environment = {"PYTHONPATH": str(root)}
-        command = [sys.executable, "-P", "-m", *program, "serve" if kind == "gateway" else "worker"]
-        command += ["--config", str(self.folder / "gateway.yaml"), "--log", "info"]
+        command = [sys.executable, "-P", "-m"]
+        if kind == "device":
+            command += self._serve_device()
+        else:
+            command += [*program, "serve" if kind == "gateway" else "worker"]
+            command += ["--config", str(self.folder / "gateway.yaml"), "--log", "info"]
         if kind == "gateway":
             command += ["--port", str(self._ports[int(number) - 1])]
             command += ["--operator-port", str(self._operator_ports[int(number) - 1])]
         process = self._processes[name] = Process(name, command, self.folder / f"{name}.log", environment)
         return process
+
+    def _serve_device(self) -> list[str]:
+        """Return the daemon's module with its arguments."""
+        policy = self.folder / "policy.yaml"
+        policy.write_text(DEVICE_POLICY.format(model=self.replicas[0].tier))
+        settings = {
+            "policy": policy,
+            "state_dir": self.folder / "device",
+            "server.port": self._device_port,
+            "engine.enabled": "false",
+            "clouds.main.url": f"{self.urls[0]}/v1",
+            "clouds.main.key": self.token("acme", "device-1"),
+            "cloud.probe_interval_s": 0.2,
+            "jobs.jitter_s": 0.1,
+        }
+        flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        return ["causeway_server.edge_node", "serve", *flags]
 
     async def replace(self, name: str, root: Path = ROOT) -> None:
         """Stop a gateway or worker with SIGTERM and start it from the source tree `root`; it is ready on return."""

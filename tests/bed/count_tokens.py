@@ -96,12 +96,13 @@ async def measure(families: list[str], conversations: int, seed: int) -> bool:
     for family in families:
         with tempfile.TemporaryDirectory() as name:
             path = model_of(Path(name), family)
+            tier = tier_of(path)
             engine: Any = EngineBackend(path, EngineConfig(threads=1, sequences=2))
             async with running(Path(name), engine=engine, policy=POLICY) as device:
                 await engine.ready(asyncio.get_running_loop().time() + 600.0)
                 rng, wrong = random.Random(seed), Counter[str]()
                 for at in range(conversations):
-                    if found := await compare(device, tier_of(path), conversation(rng, "small")):
+                    if found := await compare(device, tier, conversation(rng, "small")):
                         wrong["different"] += 1
                         if wrong["different"] <= 3:
                             print(f"{family}, conversation {at}: {found}", flush=True)

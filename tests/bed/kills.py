@@ -1,15 +1,16 @@
 """`python -m tests.bench kills [--rounds 20] [--seed N]`: kill -9 of each process at random moments, under load.
 
-A round kills, in random order and at random moments, a gateway, a worker, Redis, one Triton, both Tritons and one
-Triton's model process (stub). The bed restarts gateway, worker and Redis as a supervisor does; Triton's launcher
-restarts Triton; a gateway reloads the model whose stub died. Redis is a master with two replicas (`--single`: one
-server without Sentinels), and a killed master returns as a replica after the Sentinels have promoted another one. Then
-the round waits until every tier answers again and every job that it accepted has ended. Each round has a batch, too.
-Checks:
+A round kills, in random order and at random moments, a gateway, a worker, a device (before the first gateway), Redis,
+one Triton, both Tritons and one Triton's model process (stub). Gateway and device are killed in the middle of an
+answer. The bed restarts gateway, worker, device and Redis as a supervisor does; Triton's launcher restarts Triton; a
+gateway reloads the model whose stub died. Redis is a master with two replicas (`--single`: one server without
+Sentinels), and a killed master returns as a replica after the Sentinels have promoted another one. Then the round waits
+until every tier answers again and every job that it accepted has ended. Each round has a batch, too. Checks:
 
 1. No accepted job is lost: each has succeeded, with all its tokens (`late`: after more than TIMEOUT_S).
 2. No effect is duplicated: one job for a key, one end in its events, one webhook id at the receiver. An output file
-   has each line of its batch once, in order.
+   has each line of its batch once, in order. A chain of stored responses, at the gateways and at the device, has each
+   turn that its client had once, in order; a response in the background is made once, and its events are whole.
 3. Every interactive request has exactly one outcome, and no stream claims to be complete that is not.
 4. Over all rounds Triton is called at most AMPLIFICATION times for each request that reached it, as counted by the
    model itself.
@@ -24,8 +25,9 @@ import asyncio
 import collections
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -38,9 +40,10 @@ from .bed import Bed, Replica, ReplicaSpeed, running_bed
 from .client import RequestResult, send
 from .figures import table
 from .job_load import AcceptedJob, JobLoad
+from .response_load import ResponseLoad
 
 TIERS = ("assistant-large", "assistant")
-VICTIMS = ("gateway", "worker", "redis", "triton", "tritons", "stub")
+VICTIMS = ("gateway", "worker", "device", "redis", "triton", "tritons", "stub")
 AMPLIFICATION = 1.2
 TOKENS = 100
 CONFIG = {"degradation": {"tiers": TIERS}, "audit_file": "audit"}
@@ -71,6 +74,9 @@ class Round(msgspec.Struct):
     def failures(self) -> list[str]:
         bad = [outcome for outcome in ("unresolved", "invalid") if self.outcomes[outcome]]
         return [f"round {self.number}: {self.outcomes[each]} requests with outcome `{each}`" for each in bad]
+
+
+Responses = Mapping[str, ResponseLoad]  # by place
 
 
 class MixedLoad:
@@ -123,9 +129,10 @@ class MixedLoad:
 class Killer:
     """Kills processes. A kill returns once the bed has restarted the process, or its own supervisor will."""
 
-    def __init__(self, bed: Bed, load: MixedLoad, rng: random.Random) -> None:
+    def __init__(self, bed: Bed, load: MixedLoad, responses: Responses, rng: random.Random) -> None:
         self._bed = bed
         self._load = load
+        self._responses = responses
         self._rng = rng
 
     async def run(self, victims: list[str], within_s: float) -> None:
@@ -138,8 +145,12 @@ class Killer:
         if victim in ("gateway", "worker"):
             number = self._rng.randint(1, 2)
             if victim == "gateway":
-                await self._load.next_stream(self._bed.urls[number - 1])
+                await self._load.next_stream(url := self._bed.urls[number - 1])
+                await self._responses["gateways"].middle(url)
             await self._bed.crash(f"{victim}-{number}")
+        elif victim == "device":
+            await self._responses["device"].middle(self._bed.device_url)
+            await self._bed.crash("device-1")
         elif victim == "redis":
             await self._bed.crash_redis(self._rng.uniform(0.0, 1.0))
         elif victim == "stub":
@@ -170,6 +181,11 @@ class KillMatrix:
         self._rng = random.Random(seed)
         self._jobs = JobLoad(session, bed.urls, bed.token("acme"), receiver, self._rng)
         self._batches = BatchLoad(session, bed.urls, bed.token("acme"), self._rng)
+        token = bed.token("acme", "chains")
+        places = {"gateways": (bed.urls, TIERS[0]), "device": ((bed.device_url,), "auto")}
+        self._responses: Responses = {
+            name: ResponseLoad(session, urls, token, self._rng, model) for name, (urls, model) in places.items()
+        }
         self.rejected = self._jobs.rejected
 
     async def round(
@@ -180,11 +196,13 @@ class KillMatrix:
         load = MixedLoad(self._bed, self._session, self._jobs, self._rng)
         running = asyncio.ensure_future(load.run(streams_per_s=streams_per_s, jobs_per_s=jobs_per_s))
         batch = asyncio.ensure_future(self._batches.submit(self._rng.choice(TIERS), TOKENS))
-        await Killer(self._bed, load, self._rng).run(victims, within_s)
+        stopped = asyncio.Event()
+        chains = [asyncio.ensure_future(one.run(stopped, TOKENS)) for one in self._responses.values()]
+        await Killer(self._bed, load, self._responses, self._rng).run(victims, within_s)
         await self._wait_until_ready()
         load.stop()
-        await running
-        await batch
+        stopped.set()
+        await asyncio.gather(running, batch, *chains)
         accepted = self._jobs.accepted[known:]
         late = await self._jobs.wait_for_ends(accepted, TIMEOUT_S)
         calls = [
@@ -233,7 +251,10 @@ class KillMatrix:
         ends = time.monotonic() + TIMEOUT_S
         while time.monotonic() < ends and any(job.has_webhook and not self._webhook_ids(job) for job in jobs):
             await asyncio.sleep(TICK_S)
-        batches = await self._batches.failures(TIMEOUT_S)
+        failures = await self._batches.failures(TIMEOUT_S)
+        for place, responses in self._responses.items():
+            failures += [f"{failure}, {place}" for failure in await responses.failures()]
+            print(f"responses, {place}: {dict(responses.counts)}")
         print(f"batches: {len(self._batches.accepted)} accepted, refused before that: {dict(self._batches.rejected)}")
         received = sum(len(self._webhook_ids(job)) for job in jobs)
         ends_seen, requested = sum(job.ends for job in jobs), sum(job.has_webhook for job in jobs)
@@ -249,7 +270,7 @@ class KillMatrix:
                 bool(self._webhook_ids(job)) and not job.has_webhook for job in jobs
             ),
         }
-        return batches + [f"{count} {what}" for what, count in checks.items() if count]
+        return failures + [f"{count} {what}" for what, count in checks.items() if count]
 
     async def lose_acknowledged_jobs(self) -> list[str]:
         """Force a failover that loses data. Returns what is wrong with the report of `jobs reconcile`."""
@@ -334,7 +355,8 @@ def main(arguments: argparse.Namespace) -> list[Row]:
     rng = random.Random(arguments.seed)
     plan = [rng.sample(VICTIMS, len(VICTIMS)) for _ in range(arguments.rounds)]
     replicas = 0 if arguments.single else REPLICAS
-    with running_bed(TIERS, model=arguments.model, speed=LONG, config=dict(CONFIG), replicas_of_redis=replicas) as bed:
+    settings: Any = {"model": arguments.model, "speed": LONG, "config": dict(CONFIG), "replicas_of_redis": replicas}
+    with running_bed(TIERS, device=True, **settings) as bed:
         rounds, failures = asyncio.run(
             run(
                 bed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from .bed import running_bed
 from .kills import CONFIG, LONG, REPLICAS, TIERS, VICTIMS, run, summary
 
 SEED = 20
-PLAN = [["triton", "gateway"], ["stub", "worker"], ["tritons", "redis"]]
-SENTINEL_PLAN = [["redis", "worker"], ["gateway", "redis"]]
+PLAN = [["triton", "gateway", "device"], ["stub", "worker"], ["tritons", "redis"]]
+SENTINEL_PLAN = [["redis", "worker"], ["gateway", "device", "redis"]]
 
 
 @pytest.mark.triton
@@ -25,7 +26,8 @@ async def test_killing_every_process_loses_no_job_and_doubles_no_effect(replicas
     """With Sentinels also: a failover that loses data is forced at the end, and `jobs reconcile` names what is gone."""
     if not (Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)) / "triton.json").is_file():
         pytest.skip("no Triton environment: `make setup` makes it")
-    with running_bed(TIERS, model="journaled", speed=LONG, config=dict(CONFIG), replicas_of_redis=replicas) as bed:
+    settings: Any = {"model": "journaled", "speed": LONG, "config": dict(CONFIG), "replicas_of_redis": replicas}
+    with running_bed(TIERS, device=True, **settings) as bed:
         rounds, failures = await run(bed, plan, SEED, within_s=1.5, streams_per_s=3.0, jobs_per_s=1.0)
     assert not failures, "\n".join([*failures, summary(rounds)])
     assert all(one.jobs for one in rounds)
