@@ -14,7 +14,7 @@ import aiohttp
 from .client import body_of, new_mark
 
 TURNS = 4  # of a chain
-_PAUSE_S = 0.1
+_PAUSE_S = 0.4
 _TIMEOUT_S = 20.0
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 _BEGUN_AGAIN = "begins again"
