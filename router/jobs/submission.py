@@ -148,7 +148,7 @@ def encode_job_answer(
         model: The model that answered.
         created: Unix time in seconds at which the run began.
         elapsed_s: The time since then.
-        temperature: As of `ResponseEncoder`.
+        temperature: Temperature of the model if the request sets none; None: unknown.
     """
     if isinstance(answer, Embeddings):
         return encode_embeddings(request, answer, model)
