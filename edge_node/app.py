@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from causeway_server.models.parts.installed import find_program
 from causeway_server.models.signals import SHADOW_FILE
 from causeway_server.router.policy.compiled import Limits, Policy
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.serving.guard.runner import GuardRunner
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions
@@ -107,6 +108,7 @@ class _Device:
 
     config: Config
     state_dir: Path | None
+    keys: StateKeys | None  # of the state folder
     model_dirs: list[Path]  # folders of models; the agent puts another bundle's folder first
     clock: Clock
     environ: Mapping[str, str]
@@ -145,13 +147,14 @@ def build(
     )
     booted, config = boot_bundle(config, state_folder, clock)
     model_dirs = [Path(folder) for folder in config.engine.model_dirs]
-    device = _Device(config, state_dir, model_dirs, clock, environ, Metrics())
+    keys = None if state_dir is None else StateKeys(state_dir, config.encryption.key_file, environ, clock.unix)
+    device = _Device(config, state_dir, keys, model_dirs, clock, environ, Metrics())
     connection, fleet_problem, credentials = None, "", None
     if fleet is None:
         connection, fleet_problem, credentials = connect_fleet(config, state_dir, clock, device.metrics)
     engines = None
     if config.engine.enabled:
-        make_engine = make_engine or make_engine_factory(config.engine, model_dirs, state_dir)
+        make_engine = make_engine or make_engine_factory(config.engine, model_dirs, keys)
         engines = EnginePool(make_engine, Manifests(model_dirs).weights)
     part_encoders = make_part_encoders(config, model_dirs, clock, encoders, speech_detector)
     backends = _build_backends(device, engines, part_encoders, credentials)
@@ -167,6 +170,7 @@ def build(
         fleet=connection,
         fleet_problem=fleet_problem,
         state_folder=state_folder,
+        keys=keys,
     )
     device.metrics.watch(partial(read_samples, parts))
     stop = StopRequest()
@@ -228,12 +232,14 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         disk_bytes=config.cache.disk_bytes,
         directory=device.state_dir,
         clock=clock,
+        keys=device.keys,
     )
     decisions = DecisionStore(
         memory_records=config.decisions.memory_records,
         max_age_s=config.decisions.max_age_s,
         directory=device.state_dir,
         clock=clock,
+        keys=device.keys,
     )
     by_location: dict[Location, Backend] = {}
     if engines is not None:
@@ -244,7 +250,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
     shadows = Shadows(
         backends=by_location,
         admission=admission,
-        make=lambda: make_shadow(device.state_dir, clock, learned, model_dirs),
+        make=lambda: make_shadow(device.state_dir, clock, learned, model_dirs, device.keys),
         spend=backends.spend,
         metrics=metrics,
         clock=clock,
@@ -277,7 +283,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         records=records,
         shadows=shadows,
         default_deadline_s=config.server.default_deadline_s,
-        sessions=AgentSessions(SessionStore(device.state_dir, clock.monotonic), clock),
+        sessions=AgentSessions(SessionStore(device.state_dir, clock.monotonic, keys=device.keys), clock),
     )
 
     def activate(policy: Policy) -> None:
@@ -318,11 +324,12 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
 def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> WaysIn:
     """Construct the parts from which requests come: files, jobs, audio, live sessions, a broker's messages."""
     config, clock, part_encoders = device.config, device.clock, backends.encoders
-    files = DeviceFileStore(device.state_dir, config.files, config.server.max_body_bytes, clock)
+    files = DeviceFileStore(device.state_dir, config.files, config.server.max_body_bytes, clock, device.keys)
     jobs = LazyJobs(
-        device.state_dir, lambda folder: make_jobs(folder, config.jobs, backends, serving, reader, responses.settle)
+        device.state_dir,
+        lambda folder: make_jobs(folder, device.keys, config.jobs, backends, serving, reader, responses.settle),
     )
-    response_store = DeviceResponseStore(device.state_dir, config.responses, clock)
+    response_store = DeviceResponseStore(device.state_dir, config.responses, clock, device.keys)
     response_jobs = ResponseJobs(jobs)
     responses = StoredResponses(store=response_store, jobs=response_jobs, by_default=False, wall_clock=clock.unix)
     cloud = backends.clouds.first

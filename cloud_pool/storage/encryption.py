@@ -1,8 +1,7 @@
-"""Encryption of the requests, results and files of jobs at rest, with AES-256-GCM (NIST SP 800-38D), by a key file.
+"""Encryption of the requests, results and files of jobs, by a key file, in the form of `router.serving.at_rest`.
 
-A sealed value is MAGIC, the length of the key's id, that id, a random nonce of 12 bytes, and the ciphertext with its
-tag. The tag also covers the kind of value, its tenant and its id, so that a value moved to another place cannot be
-opened. JSON and text never begin with MAGIC: values written before encryption was turned on are returned unchanged.
+A value's place is its kind, its tenant and its id. Values written before encryption was turned on are returned
+unchanged.
 
 Each line of the key file is a key: its id, the time from which it seals (encrypts), and 32 bytes in base64. The newest
 key whose time has come seals; every key can open (decrypt). The file is read again when it changes, and at once for an
@@ -23,19 +22,15 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from causeway_server.router.errors import ConfigError, JobStoreUnavailable, RecordUnreadable
+from causeway_server.router.errors import ConfigError, JobStoreUnavailable
+from causeway_server.router.serving.at_rest.sealing import KEY_BYTES, MAGIC, Sealer, key_id_of
 from causeway_server.router.serving.folders import file_version, write_atomically
 
 from .record import tenant_of
 
 ContentKind = Literal["request", "result", "text", "file"]
-MAGIC: Final = b"\x00CWJ1"
 WHERE: Final = "jobs.encryption_key_file"
-_NONCE_BYTES = 12
-_KEY_BYTES = 32
 _LOOK_EVERY_S = 1.0  # at the file
 _ID = re.compile(r"[a-z0-9]{1,32}")
 log = logging.getLogger(__name__)
@@ -74,7 +69,7 @@ class ContentCipher:
         self._looked_at = clock()
         self._version = None if self._path is None else file_version(self._path)
         self._keys = () if self._path is None else read_keys(self._path)
-        self._ciphers = {key.id: AESGCM(key.secret) for key in self._keys}
+        self._sealer = Sealer({key.id: key.secret for key in self._keys})
 
     @property
     def sealing_key(self) -> str:
@@ -88,9 +83,9 @@ class ContentCipher:
 
     def knows(self, key_id: str) -> bool:
         """Return whether the key is in the file."""
-        if key_id not in self._ciphers:
+        if key_id not in self._sealer:
             self._look(0.0)
-        return key_id in self._ciphers
+        return key_id in self._sealer
 
     def seal(self, data: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
         """Seal a value and return the bytes to store.
@@ -102,8 +97,7 @@ class ContentCipher:
         key_id = self.sealing_key
         if not key_id:
             return data
-        head, nonce = MAGIC + bytes([len(key_id)]) + key_id.encode(), secrets.token_bytes(_NONCE_BYTES)
-        return head + nonce + self._ciphers[key_id].encrypt(nonce, data, _bound(head, kind, owner, *name))
+        return self._sealer.seal(key_id, data, kind, tenant_of(owner), *name)
 
     def open(self, stored: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
         """Open a value that was sealed for the same place.
@@ -114,16 +108,10 @@ class ContentCipher:
         """
         if not stored.startswith(MAGIC):
             return stored
-        begin = len(MAGIC) + 1
-        nonce_at = begin + (stored[begin - 1] if len(stored) >= begin else 0)
-        key_id = stored[begin:nonce_at].decode("ascii", "replace")
+        key_id = key_id_of(stored)
         if not self.knows(key_id):
             raise key_missing(key_id)
-        nonce, rest = stored[nonce_at : nonce_at + _NONCE_BYTES], stored[nonce_at + _NONCE_BYTES :]
-        try:
-            return self._ciphers[key_id].decrypt(nonce, rest, _bound(stored[:nonce_at], kind, owner, *name))
-        except (InvalidTag, ValueError):
-            raise RecordUnreadable("Encrypted content was modified, or belongs to another record.") from None
+        return self._sealer.open(stored, kind, tenant_of(owner), *name)
 
     def _look(self, after_s: float) -> None:
         """Read the file again if it has changed. If it is invalid, the keys stay as they are."""
@@ -140,7 +128,7 @@ class ContentCipher:
         except ConfigError as error:
             log.error("The encryption keys stay as they were: %s", error)
             return
-        self._ciphers = {key.id: AESGCM(key.secret) for key in self._keys}
+        self._sealer = Sealer({key.id: key.secret for key in self._keys})
 
 
 def key_missing(*key_ids: str) -> ContentKeyMissing:
@@ -175,7 +163,7 @@ def rotate_keys(path: Path, after_s: float, now: float) -> ContentKey:
     The file is replaced atomically by rename. Raises ConfigError.
     """
     known = read_keys(path) if path.exists() else ()
-    key = ContentKey(secrets.token_hex(4), now + after_s if known else now, secrets.token_bytes(_KEY_BYTES))
+    key = ContentKey(secrets.token_hex(4), now + after_s if known else now, secrets.token_bytes(KEY_BYTES))
     try:
         write_atomically(path, "".join(each.line for each in (*known, key)).encode("ascii"), 0o600)
     except OSError as error:
@@ -193,15 +181,10 @@ def _parse(line: str, where: str) -> ContentKey:
         raise ConfigError(
             f"{where}: a line must be `ID TIME KEY`, as `causeway-cloud keys rotate` writes it.", where=WHERE
         ) from None
-    if not _ID.fullmatch(key_id) or len(secret) != _KEY_BYTES or at.tzinfo is None:
-        reason = f"{where}: an id consists of a-z and 0-9, a time has its zone, and a key has {_KEY_BYTES} bytes"
+    if not _ID.fullmatch(key_id) or len(secret) != KEY_BYTES or at.tzinfo is None:
+        reason = f"{where}: an id consists of a-z and 0-9, a time has its zone, and a key has {KEY_BYTES} bytes"
         raise ConfigError(reason, where=WHERE)
     return ContentKey(key_id, at.timestamp(), secret)
-
-
-def _bound(head: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
-    """Return the additional data that the tag covers, so that a value moved to another place cannot be opened."""
-    return head + b"\0".join(part.encode() for part in (kind, tenant_of(owner), *name))
 
 
 NO_CIPHER: Final = ContentCipher()

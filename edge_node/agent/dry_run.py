@@ -32,7 +32,7 @@ from causeway_server.router.bundle.manifest import BundleModel, BundleProjector
 from causeway_server.router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable
 from causeway_server.router.checks.cases import read_cases, run_cases
 from causeway_server.router.checks.replay import replay
-from causeway_server.router.errors import PolicyError
+from causeway_server.router.errors import ConfigError, PolicyError
 from causeway_server.router.policy.compiled import Policy, parse_policy, with_adapters
 from causeway_server.router.policy.signals import OPENAI_TEMPERATURE
 from causeway_server.router.types import DecisionRecord
@@ -131,7 +131,7 @@ def last_records(state_dir: Path, since: float) -> list[DecisionRecord]:
     """Return the device's newest decisions on disk; none if they cannot be read."""
     try:
         return list(deque(read_stored(state_dir, since=since).records, maxlen=_REPLAYED_RECORDS))
-    except OSError:
+    except (ConfigError, OSError):
         return []
 
 

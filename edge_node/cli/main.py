@@ -13,6 +13,7 @@ import msgspec
 from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError, PolicyError
 from causeway_server.router.policy.file import seconds
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.serving.process import ProgramGroup, begin_imports
 
 from ..config.loader import config_variable
@@ -173,7 +174,8 @@ def export(config: Config, since: str) -> None:
     except ValueError:
         usage_error(f"--since must be a duration such as 30m, 24h or 7d, not {since[:32]!r}.")
     try:
-        stored = read_stored(Path(config.state_dir), since=oldest)
+        folder = Path(config.state_dir)
+        stored = read_stored(folder, since=oldest, keys=StateKeys(folder, config.encryption.key_file))
         sys.stdout.buffer.writelines(msgspec.json.encode(record) + b"\n" for record in stored.records)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
@@ -182,11 +184,37 @@ def export(config: Config, since: str) -> None:
         advice = "give the daemon's own --config or --state-dir"
         click.echo(f"causeway-edge: no decision records at {error.filename}: {advice}", err=True)
         sys.exit(1)
-    except OSError as error:
+    except (ConfigError, OSError) as error:
         click.echo(f"causeway-edge: the decision records cannot be read: {error}", err=True)
         sys.exit(1)
     if unreadable := stored.unreadable():
         click.echo(f"causeway-edge: {unreadable} records of another version were left out", err=True)
+
+
+@main.command("rotate-key")
+@config_options
+@click.option("--new-key-file", type=PATH, help="Seal the keys with the key of this file, too; a missing file is made.")
+def rotate_key(config: Config, new_key_file: Path | None) -> None:
+    """Replace the key that encrypts the state folder.
+
+    The daemon may be running: within a minute it encrypts new content with the new key, and older content again in the
+    background. With --new-key-file, set encryption.key_file to that file before the next start.
+    """
+    from ..agent.link.identity import as_owner
+
+    with as_owner(Path(config.state_dir)) as folder:
+        keys = StateKeys(folder, config.encryption.key_file)
+        try:
+            keys.check()
+            if not keys.made:
+                usage_error(f"{config.state_dir} holds no encrypted content yet.")
+            keys.rotate()
+            if new_key_file is not None:
+                keys.change_owner(new_key_file)
+        except (ConfigError, OSError) as error:
+            click.echo(f"causeway-edge: {error}", err=True)
+            sys.exit(1)
+    click.echo(f"{config.state_dir} has a new key; content under older ones is encrypted again.")
 
 
 @main.command()

@@ -261,6 +261,19 @@ class MqttConfig(MqttSettings, frozen=True, forbid_unknown_fields=True):
     ] = "causeway/{client_id}/state"
 
 
+class EncryptionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key_file: Annotated[
+        str,
+        doc(
+            "File with the key that encrypts the state folder: 32 bytes in base64, or a passphrase. A missing file is "
+            "made for a new folder. Empty: `<state_dir>.key`. The credential `causeway.state-key` comes first."
+        ),
+    ] = ""
+    rotate_s: Annotated[
+        Seconds, doc("Age at which the key of new content is replaced, and older content is encrypted again.")
+    ] = 90 * 86400.0
+
+
 class GuardModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Detectors of personal data, whose rules are in the policy."""
 
@@ -314,6 +327,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     responses: ResponsesConfig = ResponsesConfig()
     realtime: RealtimeConfig = RealtimeConfig()
     mqtt: MqttConfig = MqttConfig()
+    encryption: EncryptionConfig = EncryptionConfig()
     parts: PartsConfig = PartsConfig()
     guard: GuardModelConfig = GuardModelConfig()
     tracing: TracingConfig = TracingConfig()

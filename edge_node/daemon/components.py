@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.metrics import MetricKind, Sample
@@ -96,6 +97,7 @@ class Components(Backends, Serving, WaysIn):
     clock: Clock
     metrics: Metrics
     state_folder: StateFolderLock
+    keys: StateKeys | None  # keys of the state folder
     fleet: FleetConnection | None  # connection to the fleet; None on a device that has not joined a fleet
     fleet_problem: str  # reason why a device in a fleet has no connection
 

@@ -31,6 +31,7 @@ from causeway_server.router.web_origins import WebOrigins, listener_hosts
 from ..config.schema import Config
 from ..http.api import Api
 from .components import Components
+from .state_encryption import open_folder, rotate_keys
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 _SAMPLE_S = 1.0
 _POLL_S = 2.0
 _SWEEP_S = 5.0
+_ROTATION_S = 60.0
 _READY_POLL_S = 0.05
 _STARTING_S = 5.0  # interval of messages to systemd while no target can answer
 _EXTENSION_S = 60  # time for the start, requested from systemd
@@ -116,6 +118,8 @@ class App:
         raise_file_limit()
         parts.state_folder.acquire()
         try:
+            if parts.keys is not None:
+                await asyncio.to_thread(open_folder, parts.keys)
             parts.policies.load()
             if parts.egress is not None:
                 parts.egress.start()
@@ -265,6 +269,9 @@ class App:
             tasks.start_soon(_every, _POLL_S, parts.policies.poll)
             tasks.start_soon(_every, _SWEEP_S, parts.files.sweep)
             tasks.start_soon(_every, 0.0, self._reload)
+            if parts.keys is not None:
+                rotate = functools.partial(rotate_keys, parts.keys, parts.files, self.config.encryption.rotate_s)
+                tasks.start_soon(_every, _ROTATION_S, rotate)
             if self.notifier.watchdog_s is not None:
                 tasks.start_soon(_every, self.notifier.watchdog_s, self._ping_watchdog)
             tasks.start_soon(parts.shadows.run)

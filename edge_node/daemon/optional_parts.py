@@ -16,6 +16,7 @@ from causeway_server.models.catalog.artifact import Artifact, ArtifactError, fin
 from causeway_server.models.parts.installed import find_encoders, find_speech_detector
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.policy.signals import OPENAI_TEMPERATURE
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.serving.stored.ports import SettleResponse
 from causeway_server.router.types import Modality, Transcripts
 
@@ -87,7 +88,7 @@ def make_issuers(config: DeviceIdentityConfig, state_dir: Path | None, clock: Cl
 
 
 def make_engine_factory(
-    config: EngineConfig, model_dirs: Sequence[Path], state_dir: Path | None
+    config: EngineConfig, model_dirs: Sequence[Path], keys: StateKeys | None
 ) -> Callable[[str], Engine]:
     """Return the factory of engines from artifacts: `model_dirs` are searched first, then the models that ship."""
 
@@ -107,8 +108,10 @@ def make_engine_factory(
             answers=manifest.answers,
             adapters=adapter_files(artifact),
         )
-        prompts = None if state_dir is None else state_dir / "prompts" / artifact.name
-        return EngineBackend(artifact.path, config, described, prompt_folder=prompts)
+        prompts, key = None, b""
+        if keys is not None and config.stored_prompts_bytes:
+            prompts, key = keys.folder / "prompts" / artifact.name, keys.derive("prompts")
+        return EngineBackend(artifact.path, config, described, prompt_folder=prompts, prompt_key=key)
 
     return make
 
@@ -167,6 +170,7 @@ def make_audio(
 
 def make_jobs(
     folder: Path,
+    keys: StateKeys | None,
     config: OutboxConfig,
     backends: Backends,
     serving: Serving,
@@ -182,7 +186,7 @@ def make_jobs(
     from ..jobs.webhooks import CloudCanceller, ReceiverQueue, trusted_authorities
 
     clouds, service, clock = backends.clouds, serving.service, serving.records.clock
-    store = JobOutbox(folder, config, clock)
+    store = JobOutbox(folder, config, clock, keys=keys)
     rng = random.Random(os.urandom(16))
     runner = OutboxRunner(store, service, clouds, config, clock, new_decision_id, rng, backends.encoders)
     runner.settle = settle
@@ -196,13 +200,17 @@ def make_jobs(
 
 
 def make_shadow(
-    state_dir: Path | None, clock: Clock, learned: LearnedEstimators, model_dirs: Sequence[Path]
+    state_dir: Path | None,
+    clock: Clock,
+    learned: LearnedEstimators,
+    model_dirs: Sequence[Path],
+    keys: StateKeys | None,
 ) -> tuple[ShadowStore, ShadowObserver]:
     """Return the store and the observer of shadow requests."""
     from ..signals.shadow import ShadowObserver
     from ..storage.shadow import ShadowStore
 
-    return ShadowStore(state_dir, clock), ShadowObserver(learned, model_dirs, Manifests(model_dirs).weights)
+    return ShadowStore(state_dir, clock, keys), ShadowObserver(learned, model_dirs, Manifests(model_dirs).weights)
 
 
 def make_mqtt_bridge(config: Config, jobs: LazyJobs, service: Service, metrics: Metrics) -> MqttBridge | None:

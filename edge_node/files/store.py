@@ -29,6 +29,7 @@ from causeway_server.router.errors import (
     UnsupportedFeature,
 )
 from causeway_server.router.parts.uploads import PREFIX, Upload, UploadTerms, largest_file, named_files
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.trackers import FairShare, network_of, stored_share
 from causeway_server.router.types import RoutingHints
 
@@ -68,11 +69,20 @@ class DeviceFileStore:
     Args:
         state_dir: The state folder, which contains the folder of files; None: this device keeps none.
         max_body_bytes: Maximum size of a request's body with its files in base64, which also limits a file.
+        keys: The keys of the state folder; None: by the key beside it.
     """
 
-    def __init__(self, state_dir: Path | None, config: DeviceFilesConfig, max_body_bytes: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        state_dir: Path | None,
+        config: DeviceFilesConfig,
+        max_body_bytes: int,
+        clock: Clock,
+        keys: StateKeys | None = None,
+    ) -> None:
         self._has_folder = state_dir is not None
-        self._folder = FileFolder((state_dir or Path()) / FOLDER)
+        folder = state_dir or Path()
+        self._folder = FileFolder(folder / FOLDER, keys or StateKeys(folder))
         self._config = config
         self._clock = clock
         self._time = DeviceTime(clock)
@@ -256,6 +266,16 @@ class DeviceFileStore:
         if self._files and now >= self._marked_at + _MARK_S:
             self._marked_at = now
             await self.on_disk(self._folder.write_mark, self._time.mark())
+
+    async def reseal(self) -> int:
+        """Encrypt the files again whose key is an old one; return their number, with that of unfinished ones.
+
+        Raises FileFolderUnavailable.
+        """
+        if not (self._has_folder and self._folder.path.is_dir()):
+            return 0
+        await self._open()  # it may have failed at the start
+        return await self.on_disk(self._folder.reseal)
 
     # --- for the writer ----------------------------------------------------------------------------------------------
 

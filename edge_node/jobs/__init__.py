@@ -12,5 +12,5 @@ webhooks   notifies receivers of jobs that have ended, and the cloud of jobs tha
 """
 
 PATH = "/v1/jobs"
-FILE = "jobs-2.sqlite"
+FILE = "jobs-3.sqlite"
 """File name of the outbox, in the state folder."""

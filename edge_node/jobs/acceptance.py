@@ -67,10 +67,10 @@ class OutboxAcceptance:
         lacking, client_lack = self._lacking(job, body_bytes), self._lacking_share(job, body_bytes)
         victims: list[EdgeJob] = []
         if lacking.any or client_lack.any:
-            for is_own, record in self._giving_way(db, job, own_alone=client_lack.any):
-                victims.append(decode_job(record))
-                lacking = lacking.less(victims[-1])
-                client_lack = client_lack.less(victims[-1]) if is_own else client_lack
+            for is_own, victim in self._giving_way(db, job, own_alone=client_lack.any):
+                victims.append(victim)
+                lacking = lacking.less(victim)
+                client_lack = client_lack.less(victim) if is_own else client_lack
                 if not (lacking.any or client_lack.any):
                     break
         if lacking.any or client_lack.any:
@@ -80,16 +80,16 @@ class OutboxAcceptance:
             self._rows.end(db, victim, JobEvent.CANCEL, {"error": encode_job_error(dropped)})
             self._rows.stats.dropped += 1
 
-    def _giving_way(self, db: sqlite3.Connection, job: EdgeJob, own_alone: bool) -> Iterator[tuple[bool, bytes]]:
+    def _giving_way(self, db: sqlite3.Connection, job: EdgeJob, own_alone: bool) -> Iterator[tuple[bool, EdgeJob]]:
         """Yield waiting bulk jobs in the order of displacement, and whether each is the client's own."""
         client = network_of(job.owner)
         if job.priority != "bulk" and not own_alone:  # (1)
-            yield from ((network_of(owner) == client, record) for owner, record in _oldest_bulk(db))
+            yield from ((network_of(job.owner) == client, job) for job in _oldest_bulk(db))
             return
         if self._rows.held_by(client).bulk:  # (3)
-            yield from ((True, record) for owner, record in _oldest_bulk(db) if network_of(owner) == client)
+            yield from ((True, job) for job in _oldest_bulk(db) if network_of(job.owner) == client)
         if not own_alone:  # (2)
-            yield from ((False, record) for owner, record in _oldest_bulk(db) if network_of(owner) != client)
+            yield from ((False, job) for job in _oldest_bulk(db) if network_of(job.owner) != client)
 
     def _lacking(self, job: EdgeJob, body_bytes: int) -> _Lack:
         """Return the number of jobs and bytes by which a new job exceeds the limits of all clients. (1) (2)"""
@@ -127,9 +127,9 @@ class OutboxAcceptance:
         )
 
 
-def _oldest_bulk(db: sqlite3.Connection) -> Iterator[tuple[str, bytes]]:
+def _oldest_bulk(db: sqlite3.Connection) -> Iterator[EdgeJob]:
     by_lane = [db.execute(OLDEST_BULK, (lane,)) for lane in get_args(Lane)]
-    return ((owner, record) for _, owner, record in heapq.merge(*by_lane, key=itemgetter(0)))
+    return (decode_job(record) for _, record in heapq.merge(*by_lane, key=itemgetter(0)))
 
 
 class _Lack(NamedTuple):

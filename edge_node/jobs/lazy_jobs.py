@@ -18,6 +18,7 @@ from causeway_server.router.jobs.job import wait_of
 from causeway_server.router.jobs.submission import ENDPOINTS
 from causeway_server.router.serving.request import Handler
 
+from ..storage.sealed import exists
 from . import FILE, PATH
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class LazyJobs:
 
     @property
     def _exists(self) -> bool:
-        return self._folder is not None and (self._folder / FILE).exists()
+        return self._folder is not None and exists(self._folder / FILE)
 
     async def _collection(self, http: web.BaseRequest) -> web.StreamResponse:
         api = (await self.open()).api

@@ -30,10 +30,12 @@ from .schema import (
     DUE_REPLIES,
     DUE_WEBHOOKS,
     INSERT,
+    RECORD,
     UNREADABLE,
     UPDATE,
     decode_job,
     decode_notice,
+    decoded,
     inserted,
     read_mark,
     read_row,
@@ -47,17 +49,20 @@ log = logging.getLogger(__name__)
 
 _OVERLAP_S = 24 * 3600.0  # validity of a rotated secret
 _encoder = msgspec.json.Encoder()
-PAGE_BYTES = 1024  # page size of the file; a body wastes half a page
-_OVERFLOW_BYTES = PAGE_BYTES - 4  # bytes of content in an overflow page
-# The minimum part of a row that SQLite keeps in the shared page, without 3 bytes of the row's header. Its other
-# bytes (its last number has 1 to 5) are added to that part, if the rest exactly fills its overflow pages.
-_SHARED_BYTES = (PAGE_BYTES - 12) * 32 // 255 - 23 - 3
 Table = Literal["requests", "results"]
 _ADD = "INSERT OR IGNORE INTO cancellations (key, due, deadline, unknown) VALUES (?, ?, ?, 0)"
 _DUE = "SELECT key, unknown FROM cancellations WHERE due <= ? ORDER BY due LIMIT ?"
 _ALL_DUE = (
     "SELECT (SELECT count(*) FROM replies WHERE due IS NOT NULL), (SELECT count(*) FROM webhooks), "
     "(SELECT count(*) FROM cancellations)"
+)
+_SECRET = "opened({0}, 'webhook_secrets', owner)"
+_SECRETS = (
+    f"SELECT {_SECRET.format('secret')}, {_SECRET.format('earlier')}, until FROM webhook_secrets WHERE owner = keyed(?)"
+)
+_PUT_SECRETS = (
+    "INSERT OR REPLACE INTO webhook_secrets VALUES "
+    "(keyed(?1), seal(?2, 'webhook_secrets', keyed(?1)), seal(?3, 'webhook_secrets', keyed(?1)), ?4)"
 )
 _AGAIN_S = 60.0  # pause until a cloud that does not know the job is asked once more
 
@@ -95,8 +100,9 @@ class OutboxRows:
         stats.unfinished, stats.bulk, stats.bytes, stats.bulk_bytes, stats.empty, stats.unreadable = counts
         stats.replies_due, stats.webhooks_due, stats.cancellations_due = db.execute(_ALL_DUE).fetchone()
         self._by_client.clear()
-        for owner, *held in db.execute(COUNTS_BY_OWNER, (RANK["bulk"], RANK["bulk"])):
-            self._add(owner, *(int(count or 0) for count in held))
+        for seq, digest, record, *held in db.execute(COUNTS_BY_OWNER, (RANK["bulk"], RANK["bulk"])):
+            job = decoded(decode_job, record) if seq else None
+            self._add(digest if job is None else job.owner, *(int(count or 0) for count in held))
 
     def set_unreadable_aside(self, db: sqlite3.Connection) -> int:
         """Set aside rows that this version cannot read; return their number."""
@@ -112,8 +118,9 @@ class OutboxRows:
 
     def find(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
         """Return a job of `owner`; None stands for all clients. Raises NotFound."""
-        row = db.execute("SELECT owner, state, record FROM jobs WHERE seq = ?", (self.seq_of(job_id),)).fetchone()
-        if row is None or owner not in (None, row[0]):
+        query = f"SELECT owner = keyed(?), state, {RECORD} FROM jobs WHERE seq = ?"
+        row = db.execute(query, (owner or "", self.seq_of(job_id))).fetchone()
+        if row is None or not (row[0] or owner is None):
             raise NotFound(f"Job {job_id[:100]!r} not found. Jobs are deleted some time after their end.")
         return read_row(*row[1:])
 
@@ -123,7 +130,7 @@ class OutboxRows:
         return int(match[1], 16) if match else 0
 
     def stored(self, db: sqlite3.Connection, seq: int) -> EdgeJob | None:
-        row = db.execute(f"SELECT record FROM jobs WHERE seq = ? AND state != '{UNREADABLE}'", (seq,)).fetchone()
+        row = db.execute(f"SELECT {RECORD} FROM jobs WHERE seq = ? AND state != '{UNREADABLE}'", (seq,)).fetchone()
         return None if row is None else decode_job(row[0])
 
     def add(self, db: sqlite3.Connection, job: EdgeJob, body: bytes) -> EdgeJob:
@@ -235,30 +242,19 @@ class OutboxRows:
 
 
 class OutboxBodies:
-    """Stores requests and results, each in separate pages, so that no copy stays when they are deleted.
+    """Stores requests and results, each in separate pages (`padded`), so that no copy stays when they are deleted.
 
-    SQLite fills freed pages with zeros (`secure_delete`). A row in a shared page may leave a copy there when rows move
-    to other pages. SQLite keeps only the start of a long row in the shared page and the rest in overflow pages, which
-    belong to the row alone: zeros fill the start, and the content begins with the first overflow page.
-
-    See "Cell Payload Overflow Pages" in https://www.sqlite.org/fileformat2.html. `deletions` counts deleted contents,
-    also in transactions that were rolled back.
+    `deletions` counts deleted contents, also in transactions that were rolled back.
     """
 
     def __init__(self) -> None:
         self.deletions = 0
 
     def put(self, db: sqlite3.Connection, table: Table, seq: int, body: bytes) -> None:
-        filled = bytes(_SHARED_BYTES) + body + bytes(-len(body) % _OVERFLOW_BYTES)
-        db.execute(f"INSERT INTO {table} VALUES (?, ?)", (seq, filled))
+        db.execute(f"INSERT INTO {table} VALUES (?1, seal_body(?2, '{table}', ?1))", (seq, body))
 
     def delete(self, db: sqlite3.Connection, table: Table, seq: int) -> None:
         self.deletions += db.execute(f"DELETE FROM {table} WHERE seq = ?", (seq,)).rowcount
-
-
-def body_of(stored: bytes, size: int) -> bytes:
-    """Return the body of `size` bytes that a row holds."""
-    return stored[_SHARED_BYTES : _SHARED_BYTES + size]
 
 
 class OutboxReplies:
@@ -270,14 +266,14 @@ class OutboxReplies:
 
     def add(self, db: sqlite3.Connection, job: EdgeJob, reply: ReplyTo) -> None:
         """Schedule the answer of a new job to be sent once it has ended."""
-        db.execute("INSERT INTO replies VALUES (?, NULL, ?)", (job.seq, reply.address))
+        db.execute("INSERT INTO replies VALUES (?1, NULL, seal(?2, 'replies', ?1))", (job.seq, reply.address))
 
     def due(self, db: sqlite3.Connection, limit: int) -> list[DueReply]:
         """Return the answers that must be sent now, those that have waited longest first."""
         found = []
         for due, address, record, body in db.execute(DUE_REPLIES, (self._time.now(), limit)):
             job = decode_job(record)
-            found.append(DueReply(job, body_of(body or b"", job.result_bytes), bytes(address), due))
+            found.append(DueReply(job, body, address, due))
         return found
 
     def sent(self, db: sqlite3.Connection, reply: DueReply, *, again_s: float | None = None) -> None:
@@ -366,7 +362,8 @@ class OutboxWebhooks:
             finished=int(self._time.unix() * 1000.0),
         )
         row = (job.seq, self._time.now(), receiver_of(job.webhook), 0, _encoder.encode(notice))
-        db.execute("INSERT INTO webhooks (seq, due, receiver, attempts, notice) VALUES (?, ?, ?, ?, ?)", row)
+        values = "VALUES (?1, ?2, keyed(?3), ?4, seal(?5, 'webhooks', ?1))"
+        db.execute(f"INSERT INTO webhooks (seq, due, receiver, attempts, notice) {values}", row)
         self._stats.webhooks_due += 1
 
     def due(
@@ -397,7 +394,7 @@ class OutboxWebhooks:
             return False
         self._stats.webhooks_due -= 1
         self._stats.webhooks[status] += 1
-        state, record = db.execute("SELECT state, record FROM jobs WHERE seq = ?", row).fetchone()
+        state, record = db.execute(f"SELECT state, {RECORD} FROM jobs WHERE seq = ?", row).fetchone()
         (waiting,) = db.execute("SELECT count(*) FROM webhooks WHERE seq = ?", row).fetchone()
         if not waiting and state != UNREADABLE:
             db.execute(UPDATE, updated(msgspec.structs.replace(decode_job(record), webhook_status=status)))
@@ -422,14 +419,14 @@ class OutboxWebhooks:
     def secrets(self, db: sqlite3.Connection, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
         """Return the valid secrets of an owner, newest first. The first call makes one; `rotate` replaces it. (3)"""
         now = self._time.now()
-        row = db.execute("SELECT secret, earlier, until FROM webhook_secrets WHERE owner = ?", (owner,)).fetchone()
-        if row is not None and not rotate:
-            secret, earlier, until = row
+        row = db.execute(_SECRETS, (owner,)).fetchone()
+        if row is not None and row[0] and not rotate:
+            secret, earlier, until = row[0].decode(), row[1].decode(), row[2]
             return (secret, earlier) if earlier and now < until else (secret,)
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        earlier = "" if row is None else str(row[0])
+        earlier = "" if row is None else row[0].decode()
         row = (owner, secret, earlier, now + _OVERLAP_S)
-        db.execute("INSERT OR REPLACE INTO webhook_secrets VALUES (?, ?, ?, ?)", row)
+        db.execute(_PUT_SECRETS, row)
         return (secret, earlier) if earlier else (secret,)
 
 

@@ -58,50 +58,62 @@ CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, name TEXT NOT NULL, mark
 """
 # Each frequent query uses an index, however many jobs there are.
 WAITING = "state IN ('queued', 'waiting')"  # in the form of the index
-BY_KEY = "SELECT state, record FROM jobs WHERE owner = ? AND key = ? AND key != ''"  # in the form of the index
-FREE_KEY = "UPDATE jobs SET key = '' WHERE owner = ? AND key = ? AND key != ''"
-OLDEST_BULK = f"SELECT seq, owner, record FROM jobs WHERE {WAITING} AND lane = ? AND rank = {RANK['bulk']} ORDER BY seq"
+RECORD = "opened(record, 'jobs', jobs.seq)"
+_BODY = "opened_body(body, '{0}', {0}.seq)"
+_OF_KEY = "owner = keyed(?) AND key = keyed(?) AND key != ''"  # in the form of the index
+BY_KEY = f"SELECT state, {RECORD} FROM jobs WHERE {_OF_KEY}"
+FREE_KEY = f"UPDATE jobs SET key = '' WHERE {_OF_KEY}"
+OLDEST_BULK = f"SELECT seq, {RECORD} FROM jobs WHERE {WAITING} AND lane = ? AND rank = {RANK['bulk']} ORDER BY seq"
 UNREADABLE = "unreadable"
 """The state, in its column only, of a row whose record this version cannot read."""
 _READABLE = f"state != '{UNREADABLE}'"
-LISTED = f"SELECT record FROM jobs WHERE owner = ? AND seq < ? AND {_READABLE} ORDER BY seq DESC LIMIT ?"
+LISTED = f"SELECT {RECORD} FROM jobs WHERE owner = keyed(?) AND seq < ? AND {_READABLE} ORDER BY seq DESC LIMIT ?"
 DUE = (
-    "SELECT record, body FROM jobs JOIN requests USING (seq) "
+    f"SELECT {RECORD}, {_BODY.format('requests')} FROM jobs JOIN requests USING (seq) "
     f"WHERE {WAITING} AND lane = ? AND due <= ? ORDER BY rank, seq LIMIT ?"
 )
-LATE = "SELECT record FROM jobs WHERE ended IS NULL AND deadline <= ? ORDER BY deadline LIMIT ?"
+LATE = f"SELECT {RECORD} FROM jobs WHERE ended IS NULL AND deadline <= ? ORDER BY deadline LIMIT ?"
 _TOLD = "NOT EXISTS (SELECT 1 FROM webhooks WHERE webhooks.seq = jobs.seq)"
-_ENDED = f"SELECT record FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND {_READABLE}"
+_ENDED = f"SELECT {RECORD} FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND {_READABLE}"
 OLD = f"{_ENDED} AND {_TOLD} ORDER BY ended LIMIT ?"
 OLD_BODIES = f"{_ENDED} AND bytes != 0 ORDER BY ended LIMIT ?"
 UNTOLD = f"{_ENDED} AND NOT {_TOLD} ORDER BY ended LIMIT ?"
-OLDEST_EMPTY = f"SELECT record FROM jobs WHERE bytes = 0 AND ended >= 0.0 AND {_READABLE} ORDER BY ended LIMIT ?"
+OLDEST_EMPTY = f"SELECT {RECORD} FROM jobs WHERE bytes = 0 AND ended >= 0.0 AND {_READABLE} ORDER BY ended LIMIT ?"
 OLD_UNREADABLE = (
     "SELECT seq FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND +state = 'unreadable' ORDER BY ended LIMIT ?"
 )
 DUE_REPLIES = (
-    "SELECT replies.due, address, record, body FROM replies JOIN jobs USING (seq) LEFT JOIN results USING (seq) "
+    f"SELECT replies.due, opened(address, 'replies', jobs.seq), {RECORD}, {_BODY.format('results')} "
+    "FROM replies JOIN jobs USING (seq) LEFT JOIN results USING (seq) "
     f"WHERE replies.due <= ? AND {_READABLE} ORDER BY replies.due LIMIT ?"
 )
 DUE_WEBHOOKS = (
-    "SELECT number, attempts, notice, record FROM webhooks AS one JOIN jobs USING (seq) WHERE one.due <= ? "
-    f"AND {_READABLE} "
-    "AND one.receiver NOT IN (SELECT value FROM json_each(?)) AND number NOT IN (SELECT value FROM json_each(?)) "
+    f"SELECT number, attempts, opened(notice, 'webhooks', jobs.seq), {RECORD} "
+    f"FROM webhooks AS one JOIN jobs USING (seq) WHERE one.due <= ? AND {_READABLE} "
+    "AND one.receiver NOT IN (SELECT keyed(value) FROM json_each(?)) "
+    "AND number NOT IN (SELECT value FROM json_each(?)) "
     "AND NOT EXISTS (SELECT 1 FROM webhooks AS earlier WHERE earlier.seq = one.seq AND earlier.number < one.number) "
     "ORDER BY one.due LIMIT ?"
 )
-REVISABLE = "SELECT record, body FROM requests JOIN jobs USING (seq) WHERE jobs.state = 'succeeded'"
+REVISABLE = (
+    f"SELECT {RECORD}, {_BODY.format('requests')} FROM requests JOIN jobs USING (seq) WHERE jobs.state = 'succeeded'"
+)
+RUNNING = f"SELECT {RECORD} FROM jobs WHERE state = 'running'"
+RESULT = f"SELECT {_BODY.format('results')} FROM results WHERE seq = ?"
 COUNTS = (
     "SELECT sum(ended IS NULL), sum(ended IS NULL AND rank = ?), sum(bytes), "
     f"sum((ended IS NULL AND rank = ?) * bytes), sum(ended IS NOT NULL AND bytes = 0 AND {_READABLE}), "
     f"sum(NOT ({_READABLE})) FROM jobs"
 )
 COUNTS_BY_OWNER = (
-    "SELECT owner, sum(ended IS NULL), sum(ended IS NULL AND rank = ?), sum(bytes), "
-    "sum((ended IS NULL AND rank = ?) * bytes) FROM jobs GROUP BY owner"
+    f"SELECT max(iif({_READABLE}, seq, 0)), owner, {RECORD}, sum(ended IS NULL), sum(ended IS NULL AND rank = ?), "
+    "sum(bytes), sum((ended IS NULL AND rank = ?) * bytes) FROM jobs GROUP BY owner"
 )
-INSERT = "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-UPDATE = "UPDATE jobs SET state = ?, lane = ?, due = ?, ended = ?, bytes = ?, record = ? WHERE seq = ?"
+INSERT = "INSERT INTO jobs VALUES (?1, keyed(?2), keyed(?3), ?4, ?5, ?6, ?7, ?8, ?9, ?10, seal(?11, 'jobs', ?1))"
+UPDATE = (
+    "UPDATE jobs SET state = ?1, lane = ?2, due = ?3, ended = ?4, bytes = ?5, record = seal(?6, 'jobs', ?7) "
+    "WHERE seq = ?7"
+)
 _encoder = msgspec.msgpack.Encoder()
 decode_job = msgspec.msgpack.Decoder(EdgeJob).decode
 _decode_mark = msgspec.msgpack.Decoder(ClockMark).decode
@@ -124,8 +136,8 @@ def updated(job: EdgeJob) -> tuple[Value, ...]:
 
 log = logging.getLogger(__name__)
 
-_UNREAD_NOW = f"SELECT seq, state, record FROM jobs WHERE state != '{UNREADABLE}'"
-_UNREAD_BEFORE = f"SELECT record FROM jobs WHERE state = '{UNREADABLE}'"
+_UNREAD_NOW = f"SELECT seq, state, {RECORD} FROM jobs WHERE state != '{UNREADABLE}'"
+_UNREAD_BEFORE = f"SELECT {RECORD} FROM jobs WHERE state = '{UNREADABLE}'"
 _SET_ASIDE = f"UPDATE jobs SET state = '{UNREADABLE}', ended = ? WHERE seq = ?"
 _NEWEST = "SELECT max(coalesce((SELECT max(ended) FROM jobs), 0.0), coalesce((SELECT min(due) FROM jobs), 0.0))"
 
@@ -135,7 +147,7 @@ def set_aside(db: sqlite3.Connection, now: float) -> int:
     unreadable = [
         seq
         for seq, state, record in db.execute(_UNREAD_NOW)
-        if (job := _decoded(decode_job, record)) is None or job.state.value != state
+        if (job := decoded(decode_job, record)) is None or job.state.value != state
     ]
     db.executemany(_SET_ASIDE, [(now, seq) for seq in unreadable])
     if unreadable:
@@ -146,7 +158,7 @@ def set_aside(db: sqlite3.Connection, now: float) -> int:
 def take_back(db: sqlite3.Connection) -> None:
     """Restore the states of jobs that can be read now. (2)"""
     records = db.execute(_UNREAD_BEFORE).fetchall()
-    jobs = [job for (record,) in records if (job := _decoded(decode_job, record)) is not None]
+    jobs = [job for (record,) in records if (job := decoded(decode_job, record)) is not None]
     db.executemany(UPDATE, [updated(job) for job in jobs])
     if jobs:
         log.info("%d jobs of the outbox that could not be read are restored.", len(jobs))
@@ -183,22 +195,22 @@ def unreadable_job(seq: int, job_id: str, error: RecordUnreadable) -> EdgeJob:
 
 def unreadable_notices(db: sqlite3.Connection) -> list[int]:
     """Return the numbers of webhooks whose notice cannot be read. (4)"""
-    rows = db.execute("SELECT number, notice FROM webhooks")
-    return [number for number, notice in rows if _decoded(decode_notice, notice) is None]
+    rows = db.execute("SELECT number, opened(notice, 'webhooks', seq) FROM webhooks")
+    return [number for number, notice in rows if decoded(decode_notice, notice) is None]
 
 
 def read_mark(db: sqlite3.Connection, mark: bytes | None) -> ClockMark | None:
     """Return the recorded time; if it is damaged, the newest end of a job, so that no job is overdue."""
     if mark is None:
         return None
-    if (decoded := _decoded(_decode_mark, mark)) is not None:
-        return decoded
+    if (known := decoded(_decode_mark, mark)) is not None:
+        return known
     (elapsed,) = db.execute(_NEWEST).fetchone()
     log.error("The outbox's time cannot be read: it continues from the newest end of a job.")
     return ClockMark("", 0.0, float("inf"), float(elapsed))
 
 
-def _decoded(decode: Callable[[Any], T], data: object) -> T | None:
+def decoded(decode: Callable[[Any], T], data: object) -> T | None:
     """Return the decoded data; None if it is unreadable."""
     try:
         return decode(data)

@@ -30,15 +30,17 @@ from causeway_server.router.jobs.job import (
     outcome_of,
     revision_id,
 )
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.types import Modality
 
 from ..clock import Clock, DeviceTime
 from ..config.schema import OutboxConfig
 from ..storage.group_commit import GroupCommit, TableHooks
+from ..storage.sealed import PAGE_BYTES
 from . import FILE
 from .acceptance import OutboxAcceptance
 from .record import Accepted, Claimed, EdgeJob, JobAnswer, JobLost, JobNotDead, JobNotEnded, Lane, ReplyTo
-from .rows import PAGE_BYTES, OutboxRows, body_of
+from .rows import OutboxRows
 from .schema import (
     DUE,
     LATE,
@@ -47,7 +49,9 @@ from .schema import (
     OLD_BODIES,
     OLD_UNREADABLE,
     OLDEST_EMPTY,
+    RESULT,
     REVISABLE,
+    RUNNING,
     SCHEMA,
     UNTOLD,
     WAITING,
@@ -84,9 +88,18 @@ class JobOutbox:
     Args:
         erase_after_s: Minimum time from a deletion until no copy of it is left in the folder; without other calls it
             takes up to a second more.
+        keys: The keys of the folder, as for `GroupCommit`.
     """
 
-    def __init__(self, folder: Path, config: OutboxConfig, clock: Clock, *, erase_after_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: OutboxConfig,
+        clock: Clock,
+        *,
+        erase_after_s: float = 1.0,
+        keys: StateKeys | None = None,
+    ) -> None:
         self.time = DeviceTime(clock)
         self._config = config
         self._rows = rows = OutboxRows(self.time)
@@ -100,6 +113,7 @@ class JobOutbox:
             monotonic=clock.monotonic,
             erase_after_s=erase_after_s,
             page_bytes=PAGE_BYTES,
+            keys=keys,
         )
 
     @property
@@ -165,8 +179,8 @@ class JobOutbox:
     def get(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> tuple[EdgeJob, bytes]:
         """Return a job and its result. Raises NotFound."""
         job = self._rows.find(db, job_id, owner)
-        row = db.execute("SELECT body FROM results WHERE seq = ?", (job.seq,)).fetchone()
-        return job, b"" if row is None else body_of(row[0], job.result_bytes)
+        row = db.execute(RESULT, (job.seq,)).fetchone()
+        return job, b"" if row is None else row[0]
 
     @transaction
     def list_owned(self, db: sqlite3.Connection, owner: str, after: str, limit: int) -> list[EdgeJob]:
@@ -242,7 +256,7 @@ class JobOutbox:
 
         A job that was lost too often becomes a dead letter.
         """
-        for (record,) in db.execute("SELECT record FROM jobs WHERE state = 'running'").fetchall():
+        for (record,) in db.execute(RUNNING).fetchall():
             job = decode_job(record)
             job = msgspec.structs.replace(job, lost=job.lost + 1)
             if job.lost >= _MAX_LOST:
@@ -275,7 +289,7 @@ class JobOutbox:
         left_bytes = READ_BYTES
         for record, body in db.execute(DUE, (lane, self.time.now(), limit)):
             job = decode_job(record)
-            waiting.append(Claimed(job, body_of(body, job.body_bytes)))
+            waiting.append(Claimed(job, body))
             left_bytes -= job.body_bytes
             if left_bytes <= 0:  # requests with images are large
                 break
@@ -413,8 +427,7 @@ class JobOutbox:
     @transaction
     def late(self, db: sqlite3.Connection) -> list[Claimed]:
         """Return the jobs whose answers may still be revised: their requests are kept until then."""
-        jobs = [(decode_job(record), body) for record, body in db.execute(REVISABLE)]
-        return [Claimed(job, body_of(body, job.body_bytes)) for job, body in jobs]
+        return [Claimed(decode_job(record), body) for record, body in db.execute(REVISABLE)]
 
     @transaction
     def pin_revision(self, db: sqlite3.Connection, job: EdgeJob, target: str) -> bool:

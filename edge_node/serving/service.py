@@ -582,7 +582,8 @@ class Service:
             answer = StoredAnswer(target.name, target.model, cached)
         if generation.semantic_check is not None:
             self.shadows.checks.compare(generation, generation.semantic_check, answer)
-        self.sources.cache.put(generation.cache_key, answer, durable=not generation.on_device)
+        owner = generation.request.hints.client
+        self.sources.cache.put(generation.cache_key, answer, owner=owner, durable=not generation.on_device)
         if generation.semantic_question is not None:
             self.sources.semantic.add(generation.semantic_scope, generation.semantic_question, generation.cache_key)
 

@@ -28,9 +28,11 @@ from pathlib import Path
 
 import msgspec
 
+from causeway_server.router.serving.at_rest.state_keys import LAYOUT, StateKeys
 from causeway_server.router.serving.logs import redacted
 
 from ..observability.logs import Fault
+from .sealed import SEALED, encrypt_earlier, register
 
 log = logging.getLogger(__name__)
 
@@ -91,11 +93,15 @@ class SqliteThread:
         path: The file.
         script: The SQL script to run when the file is opened: pragmas, and the tables.
         monotonic: The clock, seconds.
+        keys: The keys of a file in `SEALED`; None: those of its folder, by the key beside it.
     """
 
-    def __init__(self, path: Path, script: str, monotonic: Callable[[], float]) -> None:
+    def __init__(self, path: Path, script: str, monotonic: Callable[[], float], keys: StateKeys | None = None) -> None:
         self._path = path
         self._script = script
+        self.keys: StateKeys | None = None
+        if path.name in SEALED:
+            self.keys = keys or StateKeys(path.parent)
         self._ready = threading.Condition()
         self._closing = False  # guarded by `_ready`
         self._database: sqlite3.Connection | None = None  # used by the thread only
@@ -119,14 +125,24 @@ class SqliteThread:
 
     def _prepare(self, database: sqlite3.Connection) -> None:
         """Prepare a file that was just opened."""
-        database.executescript(self._script)
+        script = self._script
+        if self.keys is not None:
+            database.execute("PRAGMA temp_store=MEMORY")  # temporary files would have readable content
+            if database.execute("PRAGMA user_version").fetchone()[0] != LAYOUT:
+                script += f"; PRAGMA user_version={LAYOUT};"
+        database.executescript(script)
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.keys is not None:
+            encrypt_earlier(self._path, self.keys)
+            self.keys.check_made()  # before there is a file without tables
         # SQLite gives the files beside it the same rights.
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
         try:
+            if self.keys is not None:
+                register(database, self.keys)
             self._prepare(database)
         except BaseException:
             database.close()
@@ -166,6 +182,7 @@ class BackgroundSqlite(SqliteThread):
         retry_s: Time until a file that cannot be used is opened again.
         linger_s: Time in which a batch collects writes.
         monotonic: The clock, seconds.
+        keys: The keys of the state folder, as for `SqliteThread`.
     """
 
     def __init__(
@@ -178,8 +195,9 @@ class BackgroundSqlite(SqliteThread):
         retry_s: float = 30.0,
         linger_s: float = _LINGER_S,
         monotonic: Callable[[], float] = time.monotonic,
+        keys: StateKeys | None = None,
     ) -> None:
-        super().__init__(path, _PRAGMAS + schema, monotonic)
+        super().__init__(path, _PRAGMAS + schema, monotonic, keys)
         self._trim_file = trim
         self._functions = functions
         self._retry_s = retry_s
@@ -404,12 +422,12 @@ class SqliteStore:
 
 @lru_cache(16)
 def _of_many_rows(statement: str) -> str:
-    """Return a statement that inserts `_ROWS` rows like `statement`; "" if it does not end with the values of one.
+    """Return a statement that inserts `_ROWS` rows like `statement`; "" if it is not an insertion of values.
 
     The interpreter's lock is released and taken again for each statement, while the event loop waits for it.
     """
     head, _, row = statement.rpartition(" VALUES ")
-    return f"{head} VALUES {', '.join([row] * _ROWS)}" if head and not row.strip("(?, )") else ""
+    return f"{head} VALUES {', '.join([row] * _ROWS)}" if head else ""
 
 
 def evict(database: sqlite3.Connection, limit_bytes: int, statement: str) -> None:

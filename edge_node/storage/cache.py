@@ -11,30 +11,33 @@ stored as its chunks.
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from causeway_server.router.errors import StreamBroken
 from causeway_server.router.openai.answer import CachedAnswer, decode_chunks, encode_chunks
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.types import Embeddings, Request
 
 from ..clock import Clock
 from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write, evict
 
-FILE = "cache-1.sqlite"  # the number is the schema version: another version starts a new file
+FILE = "cache-2.sqlite"  # the number is the schema version: another version starts a new file
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, value BLOB NOT NULL, boot TEXT NOT NULL, monotonic_s REAL NOT NULL, unix_s REAL NOT NULL,
-    used_unix_s REAL NOT NULL
+    used_unix_s REAL NOT NULL, owner TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS answers_by_use ON answers (used_unix_s);
 """
-_PUT = "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)"
-_GET = "SELECT value, boot, monotonic_s, unix_s FROM answers WHERE key = ?"
-_TOUCH = "UPDATE answers SET used_unix_s = ? WHERE key = ?"
+_PUT = "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)"
+_GET = "SELECT opened(value, 'answers', key), owner, boot, monotonic_s, unix_s FROM answers WHERE key = keyed(?)"
+_TOUCH = "UPDATE answers SET used_unix_s = ? WHERE key = keyed(?)"
 _EVICT = "DELETE FROM answers WHERE key IN (SELECT key FROM answers ORDER BY used_unix_s LIMIT 64)"
 _ENTRY_OVERHEAD_BYTES = 256  # key, table slot and entry around the answer
 _FLOAT_BYTES = 32
@@ -63,6 +66,12 @@ class CacheHit(msgspec.Struct, frozen=True):
     similarity: float | None = None  # similarity of this question to the one that was answered; None: the same request
 
 
+class _MemoryEntry(NamedTuple):
+    answer: StoredAnswer
+    stored_at: float  # monotonic seconds
+    owner: str  # client that made it, or its keyed digest where it was read from the disk
+
+
 class _DiskAnswer(msgspec.Struct, frozen=True, array_like=True):
     """A `StoredAnswer` on disk."""
 
@@ -76,6 +85,13 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_DiskAnswer)
 
 
+class _AnswerFile(BackgroundSqlite):
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        super()._prepare(database)
+        if self.keys is not None and database.execute("SELECT 1 FROM answers LIMIT 1").fetchone():
+            self.keys.prepare()  # reads wait only a moment
+
+
 class AnswerCache(SqliteStore):
     """The response cache of one daemon.
 
@@ -85,20 +101,28 @@ class AnswerCache(SqliteStore):
         directory: The state folder; None: memory only.
         clock: Monotonic and wall-clock time, and the boot id.
         retry_s: Time until a file that cannot be used is opened again.
+        keys: The keys of the folder, as for `BackgroundSqlite`.
     """
 
     def __init__(
-        self, *, memory_bytes: int, disk_bytes: int, directory: Path | None, clock: Clock, retry_s: float = 30.0
+        self,
+        *,
+        memory_bytes: int,
+        disk_bytes: int,
+        directory: Path | None,
+        clock: Clock,
+        retry_s: float = 30.0,
+        keys: StateKeys | None = None,
     ) -> None:
         self._clock = clock
         self._memory_limit_bytes = memory_bytes
         self._disk_limit_bytes = disk_bytes
-        self._memory: OrderedDict[bytes, tuple[StoredAnswer, float]] = OrderedDict()  # (answer, stored at: monotonic s)
+        self._memory: OrderedDict[bytes, _MemoryEntry] = OrderedDict()
         self.memory_bytes = 0  # bytes of the entries in memory
         self._disk_slow_until = float("-inf")  # end of the pause of disk reads, after a timeout
         database = None
         if directory is not None and disk_bytes > 0:
-            database = BackgroundSqlite(directory / FILE, _SCHEMA, trim=self._trim_disk, retry_s=retry_s)
+            database = _AnswerFile(directory / FILE, _SCHEMA, trim=self._trim_disk, retry_s=retry_s, keys=keys)
         super().__init__(database)
 
     def __len__(self) -> int:
@@ -113,7 +137,7 @@ class AnswerCache(SqliteStore):
         if entry is None:
             return None
         self._memory.move_to_end(key)
-        return CacheHit(entry[0], self._clock.monotonic() - entry[1])
+        return CacheHit(entry.answer, self._clock.monotonic() - entry.stored_at)
 
     async def lookup_disk(self, key: bytes, request: Request) -> CacheHit | None:
         """Look up a key on disk, after `lookup_memory` found no entry, and copy a hit to memory."""
@@ -126,14 +150,14 @@ class AnswerCache(SqliteStore):
             return None
         if not rows:
             return self.lookup_memory(key)  # an identical request may have stored its answer meanwhile
-        value, *stored_at = rows[0]
+        value, owner, *stored_at = rows[0]
         age_s = self._age_s(tuple(stored_at))
         if age_s is None or not isinstance(value, bytes):
             return None
         answer = _decode_answer(request, value)
         if answer is None:
             return None
-        self._remember(key, answer, self._clock.monotonic() - age_s)
+        self._remember(key, _MemoryEntry(answer, self._clock.monotonic() - age_s, str(owner)))
         self.database.write(Write(_TOUCH, (self._clock.unix(), key)))
         return CacheHit(answer, age_s)
 
@@ -150,29 +174,46 @@ class AnswerCache(SqliteStore):
 
     # --- store -------------------------------------------------------------------------------------------------------
 
-    def put(self, key: bytes, answer: StoredAnswer, *, durable: bool = True) -> None:
-        """Store an answer, unless it is too large for the memory. `durable` False: in memory only."""
+    def put(self, key: bytes, answer: StoredAnswer, *, owner: str = "", durable: bool = True) -> None:
+        """Store an answer, unless it is too large for the memory.
+
+        Args:
+            key: The digest of the request.
+            answer: The answer.
+            owner: The client whose request it answered; "": unknown.
+            durable: Store it on disk, too.
+        """
         if answer.size_bytes > self._memory_limit_bytes // _MAX_ENTRY_FRACTION:
             return
         now = self._clock.monotonic()
-        self._remember(key, answer, now)
+        self._remember(key, _MemoryEntry(answer, now, owner))
         if durable and self.database is not None:
             value, unix = _encode_answer(answer), self._clock.unix()
-            self.database.write(Write(_PUT, (key, value, self._clock.boot_id, now, unix, unix), len(value)))
+            row = functools.partial(_row, self.database.keys, key, value, owner, self._clock.boot_id, now, unix, unix)
+            self.database.write(Write(_PUT, row, len(value)))
 
-    def _remember(self, key: bytes, answer: StoredAnswer, stored_at: float) -> None:
-        replaced = self._memory.pop(key, None)
-        if replaced is not None:
-            self.memory_bytes -= _cost_bytes(replaced[0])
-        self._memory[key] = (answer, stored_at)
-        self.memory_bytes += _cost_bytes(answer)
+    def _remember(self, key: bytes, entry: _MemoryEntry) -> None:
+        self._forget(key)
+        self._memory[key] = entry
+        self.memory_bytes += _cost_bytes(entry.answer)
         while self.memory_bytes > self._memory_limit_bytes:
-            _, (oldest, _) = self._memory.popitem(last=False)
-            self.memory_bytes -= _cost_bytes(oldest)
+            self._forget(next(iter(self._memory)))
+
+    def _forget(self, key: bytes) -> None:
+        removed = self._memory.pop(key, None)
+        if removed is not None:
+            self.memory_bytes -= _cost_bytes(removed.answer)
 
     def _trim_disk(self, database: sqlite3.Connection) -> None:
         """Evict entries, in the background thread."""
         evict(database, self._disk_limit_bytes, _EVICT)
+
+
+def _row(keys: StateKeys | None, key: bytes, value: bytes, owner: str, *times: str | float) -> Row:
+    """Return the row of an answer, encrypted here: for functions in SQL each row would wait for the interpreter."""
+    assert keys is not None
+    digest = keys.keyed(key)
+    return (digest, keys.seal(value, "answers", str(digest)), *times, keys.keyed(owner))
 
 
 def _cost_bytes(answer: StoredAnswer) -> int:

@@ -18,13 +18,15 @@ import msgspec
 
 from causeway_server.router.errors import QueueFull
 from causeway_server.router.migrate.records import RecordBefore, with_new_names
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.trackers import FairShare, network_of
 from causeway_server.router.types import DecisionRecord, decode_row
 
 from ..clock import Clock, ClockMark, DeviceTime
 from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Value, Write, evict
+from .sealed import register
 
-FILE = "decisions-1.sqlite"
+FILE = "decisions-2.sqlite"
 DISK_BYTES = 64 * 1024 * 1024
 MAX_QUERY_LIMIT = 1000
 # concurrent searches of the file: each reads all of it, which takes a tenth of a second of its thread
@@ -39,8 +41,9 @@ CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (created);
 CREATE TABLE IF NOT EXISTS ages (elapsed REAL NOT NULL, newest INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, mark BLOB NOT NULL);
 """
+_RECORD = "opened(record, 'decisions', id)"
 _PUT = "INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?)"
-_READ = "SELECT record FROM decisions WHERE created >= ? ORDER BY created, id"
+_READ = f"SELECT {_RECORD} FROM decisions WHERE created >= ? ORDER BY created, id"
 _EVICT = "DELETE FROM decisions WHERE id IN (SELECT id FROM decisions ORDER BY rowid LIMIT 256)"
 _AGES = 256  # number of records of the newest row, over `max_age_s`
 
@@ -78,19 +81,29 @@ class DecisionStore(SqliteStore):
         max_age_s: Maximum age of records on disk.
         directory: The state folder; None: memory only.
         clock: Time, for the age of records.
+        keys: The keys of the folder, as for `BackgroundSqlite`.
     """
 
-    def __init__(self, *, memory_records: int, max_age_s: float, directory: Path | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        memory_records: int,
+        max_age_s: float,
+        directory: Path | None,
+        clock: Clock,
+        keys: StateKeys | None = None,
+    ) -> None:
         self._memory_records = memory_records
         self._max_age_s = max_age_s
         self._ages = _RowAges(clock, max_age_s)
         self.memory: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._searches = FairShare(_MAX_SEARCHES)
-        self._encoder = _RowEncoder()
+        keys = keys or StateKeys(directory or Path())
+        self._encoder = _RowEncoder(keys)
         database = None
         if directory is not None and max_age_s > 0.0:
             database = BackgroundSqlite(
-                directory / FILE, _SCHEMA, trim=self._trim_disk, functions={"client_of": _client_of}
+                directory / FILE, _SCHEMA, trim=self._trim_disk, functions={"client_of": _client_of}, keys=keys
             )
         super().__init__(database)
 
@@ -110,7 +123,7 @@ class DecisionStore(SqliteStore):
         """Return the record, from memory or from disk; None if it is unknown, or of another client than `client`."""
         record = self.memory.get(decision_id)
         if record is None and self.database is not None:
-            rows = await self._read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
+            rows = await self._read(f"SELECT {_RECORD} FROM decisions WHERE id = ?", (decision_id,))
             record = _record(rows[0][0]) if rows else None
         return None if record is None or client not in ("", record.request.client) else record
 
@@ -150,11 +163,11 @@ class DecisionStore(SqliteStore):
         where = ["created >= ?", "created <= ?"]
         values: list[Value] = [query.since, oldest]
         columns = (("route", query.route), ("target", query.target), ("status", query.status))
-        for column, value in (*columns, ("client_of(record)", query.client)):
+        for column, value in (*columns, (f"client_of({_RECORD})", query.client)):
             if value:
                 where.append(f"{column} = ?")
                 values.append(value)
-        statement = f"SELECT record FROM decisions WHERE {' AND '.join(where)} ORDER BY created DESC LIMIT ?"
+        statement = f"SELECT {_RECORD} FROM decisions WHERE {' AND '.join(where)} ORDER BY created DESC LIMIT ?"
         rows = await self._read(statement, (*values, limit))
         return [record for row in rows if (record := _record(row[0])) is not None]
 
@@ -207,14 +220,16 @@ class StoredRecords(msgspec.Struct, frozen=True):
     unreadable: Callable[[], int]
 
 
-def read_stored(directory: Path, *, since: float = 0.0) -> StoredRecords:
+def read_stored(directory: Path, *, since: float = 0.0, keys: StateKeys | None = None) -> StoredRecords:
     """Read the records of a state folder, also while a daemon writes to it.
 
     Args:
         directory: The state folder.
         since: Oldest record to read, Unix seconds.
+        keys: The keys of the folder; None: by the owner's key that they name.
 
     Raises:
+        ConfigError: The folder's keys cannot be opened.
         FileNotFoundError: The folder has no decision records.
         PermissionError: The file cannot be read.
         OSError: The file is not a database, or is damaged; iterating over `records` raises it, too.
@@ -222,12 +237,15 @@ def read_stored(directory: Path, *, since: float = 0.0) -> StoredRecords:
     path = directory / FILE
     with path.open("rb"):
         pass  # for an error that names the cause: SQLite says only that it cannot open the file
+    keys = keys or StateKeys(directory)
+    keys.check()
     unreadable = 0
 
     def records() -> Iterator[DecisionRecord]:
         nonlocal unreadable
         try:
             with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+                register(database, keys)
                 for row in database.execute(_READ, (since,)):
                     record = _record(row[0])
                     if record is None:
@@ -269,7 +287,8 @@ _MAX_PARTS = 64
 class _RowEncoder:
     """Encodes records as rows. What records share, which is most of them, is encoded once. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: StateKeys) -> None:
+        self._keys = keys
         self._parts: dict[int, tuple[object, msgspec.Raw]] = {}  # by identity, which the value itself keeps
 
     def row(self, record: DecisionRecord) -> Row:
@@ -287,7 +306,9 @@ class _RowEncoder:
             record.shadow,
             record.trial_group,
         )
-        return (record.id, record.created, outcome.route, outcome.target, outcome.status, _encode(stored))
+        # Here, because for a function in SQL each row would wait for the interpreter.
+        sealed = self._keys.seal(_encode(stored), "decisions", record.id)
+        return (record.id, record.created, outcome.route, outcome.target, outcome.status, sealed)
 
     def _part(self, value: object) -> msgspec.Raw:
         known = self._parts.get(id(value))

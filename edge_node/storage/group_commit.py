@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from causeway_server.router.errors import CausewayError, JobStoreUnavailable
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.serving.folders import sync
 from causeway_server.router.serving.logs import redacted
 
@@ -88,6 +89,7 @@ class GroupCommit(SqliteThread):
         gather_s: Time to wait for as many units as the last transaction had.
         erase_after_s: Minimum time from a deletion to its erasure from the file's log.
         page_bytes: The page size of a new file.
+        keys: The keys of the state folder, as for `SqliteThread`.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class GroupCommit(SqliteThread):
         gather_s: float = 0.003,
         erase_after_s: float = 1.0,
         page_bytes: int = 4096,
+        keys: StateKeys | None = None,
     ) -> None:
         # What is deleted must become unreadable, such as the request of a job that has ended: see also `LogErasure`.
         pragmas = (
@@ -107,7 +110,7 @@ class GroupCommit(SqliteThread):
             f"PRAGMA secure_delete=ON; PRAGMA journal_size_limit={_LOG_BYTES}; "
             f"PRAGMA wal_autocheckpoint={_LOG_BYTES // page_bytes};"
         )
-        super().__init__(path, f"{pragmas} BEGIN; {schema}", monotonic)
+        super().__init__(path, f"{pragmas} BEGIN; {schema}", monotonic, keys)
         self._tables = tables
         self._gather_s = gather_s
         # Guarded by `_ready`:

@@ -16,12 +16,14 @@ import msgspec
 
 from causeway_server.router.errors import BodyTooLarge
 from causeway_server.router.openai.responses.state import group_of
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 
 from ..clock import Clock, ClockMark, DeviceTime
 from ..config.schema import ResponsesConfig
 from .group_commit import GroupCommit, TableHooks
+from .sealed import exists, register
 
-FILE = "responses-1.sqlite"
+FILE = "responses-2.sqlite"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, name TEXT NOT NULL, place TEXT NOT NULL,
@@ -32,15 +34,18 @@ CREATE INDEX IF NOT EXISTS objects_by_expiry ON objects (expires);
 CREATE TABLE IF NOT EXISTS device (id INTEGER PRIMARY KEY, mark BLOB NOT NULL);
 """
 _PUT = (
-    "INSERT INTO objects (owner, name, place, expires, bytes, data) VALUES (?, ?, ?, ?, ?, ?) "
+    "INSERT INTO objects (owner, name, place, expires, bytes, data) "
+    "VALUES (keyed(?1), ?2, ?3, ?4, ?5, seal(?6, 'objects', keyed(?1), ?2)) "
     "ON CONFLICT (owner, name) DO UPDATE SET bytes = excluded.bytes, data = excluded.data"
 )
-_TOUCH = "UPDATE objects SET expires = ? WHERE owner = ? AND place = ?"
+_TOUCH = "UPDATE objects SET expires = ? WHERE owner = keyed(?) AND place = ?"
 _EXPIRE = "DELETE FROM objects WHERE expires <= ?"
-_HELD = "SELECT count(*), coalesce(sum(bytes), 0) FROM objects WHERE owner = ?"
+_HELD = "SELECT count(*), coalesce(sum(bytes), 0) FROM objects WHERE owner = keyed(?)"
+_DATA = "SELECT opened(data, 'objects', owner, name) FROM objects"
 _HELD_BY_ALL = "SELECT coalesce(sum(bytes), 0) FROM objects"
 _OLDEST = (
-    "SELECT owner, place FROM objects WHERE (owner, place) != (?, ?) AND (? = '' OR owner = ?) ORDER BY expires, seq"
+    "SELECT owner, place FROM objects WHERE (owner, place) != (keyed(?1), ?2) AND (?3 = '' OR owner = keyed(?3)) "
+    "ORDER BY expires, seq"
 )
 _HELD_BY_PLACE = f"{_HELD} AND place = ? AND name != ?"
 _DROP = "DELETE FROM objects WHERE owner = ? AND place = ?"
@@ -71,7 +76,7 @@ class _Objects:
         db.execute(_PUT, (owner, name, place, expires, len(data), data))
         db.execute(_TOUCH, (expires, owner, place))
         while (client := self._over_limit(db, owner)) is not None:
-            oldest = db.execute(_OLDEST, (owner, place, client, client)).fetchone()
+            oldest = db.execute(_OLDEST, (owner, place, client)).fetchone()
             if oldest is None:
                 break
             self._drop(db, *oldest)
@@ -79,21 +84,18 @@ class _Objects:
     def read(self, db: sqlite3.Connection, now: float, owner: str, names: Sequence[str]) -> list[bytes]:
         """Return objects, b"" for each that is not there."""
         self._expire(db, now)
-        rows = (
-            db.execute("SELECT data FROM objects WHERE owner = ? AND name = ?", (owner, name)).fetchone()
-            for name in names
-        )
+        rows = (db.execute(f"{_DATA} WHERE owner = keyed(?) AND name = ?", (owner, name)).fetchone() for name in names)
         return [b"" if row is None else row[0] for row in rows]
 
     def read_group(self, db: sqlite3.Connection, now: float, owner: str, place: str) -> list[bytes]:
         """Return the objects of a place in order."""
         self._expire(db, now)
-        query = "SELECT data FROM objects WHERE owner = ? AND place = ? ORDER BY seq"
+        query = f"{_DATA} WHERE owner = keyed(?) AND place = ? ORDER BY seq"
         return [data for (data,) in db.execute(query, (owner, place))]
 
     def delete(self, db: sqlite3.Connection, owner: str, name: str) -> bool:
         """Delete an object, or a whole place. Return whether there was one."""
-        query = "DELETE FROM objects WHERE owner = ? AND (name = ? OR place = ?)"
+        query = "DELETE FROM objects WHERE owner = keyed(?) AND (name = ? OR place = ?)"
         deleted = db.execute(query, (owner, name, name)).rowcount
         self.deletions += deleted
         return deleted > 0
@@ -118,20 +120,24 @@ class DeviceResponseStore:
 
     Args:
         folder: The state folder; None: everything is in memory, and lost at the end of the daemon.
+        keys: The keys of the folder, as for `GroupCommit`.
     """
 
-    def __init__(self, folder: Path | None, config: ResponsesConfig, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path | None, config: ResponsesConfig, clock: Clock, keys: StateKeys | None = None
+    ) -> None:
         self._time = DeviceTime(clock)
         self._now = clock.monotonic  # of the memory
         self._objects = _Objects(config)
         self._private = _Objects(config)
         self._memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        register(self._memory, None)
         self._memory.executescript(_SCHEMA)
         self._file: GroupCommit | None = None
         self._path = None if folder is None else folder / FILE
         if self._path is not None:
             hooks = TableHooks(self._load, self._seal, deletions=lambda: self._objects.deletions)
-            self._file = GroupCommit(self._path, _SCHEMA, hooks, monotonic=clock.monotonic)
+            self._file = GroupCommit(self._path, _SCHEMA, hooks, monotonic=clock.monotonic, keys=keys)
         self._started = False
 
     @property
@@ -182,7 +188,7 @@ class DeviceResponseStore:
 
     @property
     def _exists(self) -> bool:
-        return self._started or (self._path is not None and self._path.exists())
+        return self._started or (self._path is not None and exists(self._path))
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         assert self._file is not None

@@ -18,11 +18,13 @@ import msgspec
 
 from causeway_server.router.decision.sessions import KEY_BYTES
 from causeway_server.router.errors import JobStoreUnavailable
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.types import Session, decode_row
 
 from .group_commit import GroupCommit, TableHooks
+from .sealed import exists
 
-FILE = "sessions-1.sqlite"
+FILE = "sessions-2.sqlite"
 MAX_SESSIONS = 16_384
 """The maximum number of states that are bound, and of those that are not. Each turn has one or two."""
 _SCHEMA = """
@@ -30,8 +32,9 @@ CREATE TABLE IF NOT EXISTS sessions (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, state BLOB NOT NULL
 );
 """
-_PUT = "INSERT OR REPLACE INTO sessions (key, state) VALUES (?, ?)"
-_decoder = msgspec.msgpack.Decoder(Session)
+_PUT = "INSERT OR REPLACE INTO sessions (key, state) VALUES (keyed(?1), seal(?2, 'sessions', keyed(?1)))"
+_ALL = "SELECT opened(state, 'sessions', key) FROM sessions ORDER BY seq"
+_decoder = msgspec.msgpack.Decoder(tuple[bytes, Session])
 _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T")
 
@@ -73,15 +76,22 @@ class SessionStore:
     Args:
         folder: The state folder; None: memory only.
         monotonic: The clock, seconds.
+        keys: The keys of the folder, as for `GroupCommit`.
     """
 
-    def __init__(self, folder: Path | None, monotonic: Callable[[], float], most: int = MAX_SESSIONS) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        monotonic: Callable[[], float],
+        most: int = MAX_SESSIONS,
+        keys: StateKeys | None = None,
+    ) -> None:
         self._bound, self._others = _States(most), _States(most)
         self._path = None if folder is None else folder / FILE
         self._file: GroupCommit | None = None
         self._started = False
         if self._path is not None:
-            self._file = GroupCommit(self._path, _SCHEMA, TableHooks(lambda _: None), monotonic=monotonic)
+            self._file = GroupCommit(self._path, _SCHEMA, TableHooks(lambda _: None), monotonic=monotonic, keys=keys)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -90,15 +100,15 @@ class SessionStore:
 
     async def load(self) -> None:
         """Read the states of earlier runs, if there are any."""
-        if self._path is None or not self._path.exists():
+        if self._path is None or not exists(self._path):
             return
         try:
-            rows = await self._submit(lambda db: db.execute("SELECT key, state FROM sessions ORDER BY seq").fetchall())
+            rows = await self._submit(lambda db: db.execute(_ALL).fetchall())
         except JobStoreUnavailable:
             return  # `problems` says so
-        for name, row in rows:
-            if (state := decode_row(_decoder, row)) is not None:
-                self._keep(name, state)
+        for (row,) in rows:
+            if (found := decode_row(_decoder, row)) is not None:
+                self._keep(*found)
 
     def find(self, client: bytes, key: bytes) -> Session | None:
         """Return the state of a client's key; None if it is unknown."""
@@ -109,11 +119,11 @@ class SessionStore:
         gone = [(old,) for key, state in states.items() for old in self._keep(client + key, state)]
         if self._file is None:
             return None
-        rows = [(client + key, _encode(state)) for key, state in states.items()]
+        rows = [(client + key, _encode((client + key, state))) for key, state in states.items()]
 
         def write(db: sqlite3.Connection) -> None:
             db.executemany(_PUT, rows)
-            db.executemany("DELETE FROM sessions WHERE key = ?", gone)
+            db.executemany("DELETE FROM sessions WHERE key = keyed(?)", gone)
 
         try:
             written = self._submit(write)

@@ -23,6 +23,7 @@ from causeway_server.models.signals.shadow import (
     ShadowAnswer,
     decode_answer,
 )
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 
 from ..clock import Clock
 from .background_sqlite import Row, Write
@@ -41,10 +42,11 @@ class ShadowStore(SpendStore):
     Args:
         directory: The state folder; None: records are lost at a restart.
         clock: Wall-clock time for the day, monotonic time for retries of the disk.
+        keys: The keys of the folder, as for `BackgroundSqlite`.
     """
 
-    def __init__(self, directory: Path | None, clock: Clock) -> None:
-        super().__init__(directory, clock, FILE, SCHEMA, _trim)
+    def __init__(self, directory: Path | None, clock: Clock, keys: StateKeys | None = None) -> None:
+        super().__init__(directory, clock, FILE, SCHEMA, _trim, keys)
         self.earlier_findings: Findings | None = None  # results of comparisons of semantic answers before `restore`
 
     async def restore(self, newest: int) -> list[ShadowAnswer]:

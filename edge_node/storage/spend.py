@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.trackers import SpendState, SpendTracker
 from causeway_server.router.types import SpendSignals
 
@@ -39,6 +40,7 @@ class SpendStore(SqliteStore):
         file: The file's name.
         schema: Its tables, one of which is `spend`.
         trim: Function that keeps the file within its limits, as for `BackgroundSqlite`.
+        keys: Likewise.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class SpendStore(SqliteStore):
         file: str = FILE,
         schema: str = _SCHEMA,
         trim: Callable[[sqlite3.Connection], None] = lambda _: None,
+        keys: StateKeys | None = None,
     ) -> None:
         self._clock = clock
         self._tracker = SpendTracker()
@@ -58,7 +61,9 @@ class SpendStore(SqliteStore):
         database = None
         if directory is not None:
             # No lingering: a killed daemon must not forget its spending.
-            database = BackgroundSqlite(directory / file, schema, trim=trim, linger_s=0.0, monotonic=clock.monotonic)
+            database = BackgroundSqlite(
+                directory / file, schema, trim=trim, linger_s=0.0, monotonic=clock.monotonic, keys=keys
+            )
         super().__init__(database)
 
     async def load(self) -> bool:

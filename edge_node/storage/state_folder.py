@@ -30,7 +30,8 @@ _PARTIAL = "tmp*.partial"  # see `router.serving.folders`
 _DATABASE = re.compile(r"([a-z]+)-([0-9]{1,6})\.sqlite")
 # Files of all versions of the daemon in the folder. Other files keep their rights: it may be a home folder.
 _OURS = re.compile(
-    rf"{_DATABASE.pattern}.*|{FILE}|policy\.last-good\.yaml.*|tmp\w+\.partial|files|prompts|egress|{FLEET_FOLDER}(\.left)?|run"
+    rf"{_DATABASE.pattern}.*|{FILE}|keys\.json|policy\.last-good\.yaml.*|tmp\w+\.partial|files|prompts|egress|"
+    rf"{FLEET_FOLDER}(\.left)?|run"
 )
 
 
@@ -38,7 +39,7 @@ class StateFolderLock:
     """The lock of `folder`, which is created if it is missing; None if there is no state folder, and so no lock.
 
     Args:
-        databases: The names of this version's databases, such as `jobs-2.sqlite`.
+        databases: The names of this version's databases, such as `jobs-3.sqlite`.
     """
 
     def __init__(self, folder: Path | None, databases: Iterable[str] = ()) -> None:

@@ -92,7 +92,9 @@ class EngineCore:
         self.prompt_store: PromptStore | None = None
         if options.prompt_folder and options.prompt_bytes and self.prefix_cache is not None and options.weights_sha256:
             identity = f"{options.weights_sha256} llama-cpp-python {bindings.VERSION} {options.kv_type}"
-            self.prompt_store = PromptStore(Path(options.prompt_folder), options.prompt_bytes, identity)
+            self.prompt_store = PromptStore(
+                Path(options.prompt_folder), options.prompt_bytes, identity, options.prompt_key
+            )
         self.scheduler = Scheduler(
             context,
             self.kv_cache,

@@ -56,6 +56,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_bytes: int | None = None  # memory for prefixes of finished sequences; None: from the KV cache's size
     prompt_lookup: bool = True  # whether to draft tokens from text that repeats, if it pays
     prompt_folder: str = ""  # folder for files of system prompts; "": none
+    prompt_key: bytes = b""  # key that encrypts these files, 32 bytes
     prompt_bytes: int = 0  # total size of these files
     adapters: tuple[AdapterFile, ...] = ()  # adapters that are loaded with the model; a job names one
     weights_sha256: str = ""  # hash from the model's manifest; stored prompts of other weights are not used

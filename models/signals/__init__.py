@@ -13,5 +13,5 @@ Each signal about a model's answers belongs to exactly one version of its weight
 The distribution in `models/train` makes the files.
 """
 
-SHADOW_FILE = "shadow-1.sqlite"
+SHADOW_FILE = "shadow-2.sqlite"
 """The file of the daemon's shadow answers. It is defined here, because `shadow` imports numpy."""

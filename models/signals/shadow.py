@@ -1,6 +1,6 @@
 """Shadow answers: records of requests that device and cloud answered, with agreement and features but no content.
 
-The daemon writes the file (`shadow-1.sqlite` in its state folder), and `causeway-models calibrate --from-shadow` reads
+The daemon writes the file (`shadow-2.sqlite` in its state folder), and `causeway-models calibrate --from-shadow` reads
 it, also while the daemon runs.
 """
 
@@ -18,8 +18,10 @@ CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY AUTOINCREMENT, answer
 CREATE TABLE IF NOT EXISTS spend (id INTEGER PRIMARY KEY, state TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS semantic (id INTEGER PRIMARY KEY, findings TEXT NOT NULL);
 """
-PUT_ANSWER = "INSERT INTO answers (answer) VALUES (?)"
-NEWEST_ANSWERS = "SELECT answer FROM answers ORDER BY id DESC LIMIT ?"
+PUT_ANSWER = (
+    "INSERT INTO answers SELECT new, seal(?, 'answers', new) FROM (SELECT coalesce(max(id), 0) + 1 AS new FROM answers)"
+)
+NEWEST_ANSWERS = "SELECT opened(answer, 'answers', id) FROM answers ORDER BY id DESC LIMIT ?"
 TRIM_ANSWERS = f"DELETE FROM answers WHERE id <= (SELECT max(id) - {MAX_ANSWERS} FROM answers)"
 
 

@@ -11,7 +11,7 @@
     identity           issuers         tokens of an owner's OpenID Connect issuers
     the process        logs, metrics   the log; counters, histograms; otel: names of spans, and their export
                        process         questions at the terminal, the event loop, Python and the kernel
-                       folders         folders and files of data
+                       folders         folders and files of data; at_rest: their encryption
 
 It knows HTTP and the answers of router, but no storage; differences between the three are arguments. Nothing else in
 router imports it.

@@ -166,7 +166,7 @@ async def test_storage_that_is_lost_is_a_problem_of_readyz(tmp_path: Path, lines
             assert (await device.ask(tags="cloud")).status == 200
         await until(lambda: len(device.parts.problems()) == 4)
         found = " ".join(await problems(device))
-        assert all(name in found for name in ("cache-1.sqlite", "decisions-1.sqlite", "spend-1.sqlite", "last-good"))
+        assert all(name in found for name in ("cache-2.sqlite", "decisions-2.sqlite", "spend-1.sqlite", "last-good"))
         assert await metric(device, 'causeway_edge_store_available{store="decisions"}') == 0.0
     assert [line.partition(" ")[0] for line in about(lines, "sqlite", "last-good")] == ["ERROR"] * 4
 

@@ -63,6 +63,7 @@ class EngineBackend(Supervisor):
         model: EngineModel | None = None,
         *,
         prompt_folder: Path | None = None,
+        prompt_key: bytes = b"",
         stuck_s: float = 30.0,
         backoff: RestartBackoff | None = None,
     ) -> None:
@@ -72,6 +73,7 @@ class EngineBackend(Supervisor):
             model_path: The GGUF file.
             model: Facts from the model's manifest; None if it has no manifest.
             prompt_folder: Folder for stored system prompts, if `config.stored_prompts_bytes` allows any.
+            prompt_key: The key that encrypts them.
             stuck_s: Seconds without a step after which a child with sequences is restarted.
         """
         model = model or EngineModel()
@@ -85,6 +87,7 @@ class EngineBackend(Supervisor):
             kv_type=config.kv_type,
             prompt_lookup=config.prompt_lookup,
             prompt_folder="" if prompt_folder is None else str(prompt_folder.absolute()),
+            prompt_key=prompt_key,
             prompt_bytes=config.stored_prompts_bytes,
             weights_sha256=model.weights_sha256,
             adapters=model.adapters,

@@ -14,7 +14,9 @@ import msgspec
 
 from causeway_server.models.llama_cpp.native.resources import allowed_cores, has_nvidia_gpu, probe_gpus
 from causeway_server.router.bundle.settings import ResponseCacheConfig
+from causeway_server.router.errors import ConfigError
 from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.serving.at_rest.state_keys import CREDENTIAL, StateKeys
 from causeway_server.router.types import DeviceSignals
 
 from ...config.schema import Config, EngineConfig
@@ -62,6 +64,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
         yield from policy_and_models.check_signals(policy, config.engine)
     yield from policy_and_models.check_encoders(config)
     yield from check_state_dir(Path(config.state_dir), config.cache)
+    yield check_encryption(StateKeys(Path(config.state_dir), config.encryption.key_file))
     yield check_threads(config.engine)
     yield from check_sensors(policy, device)
     yield network.check_port(config.server)
@@ -122,6 +125,20 @@ def check_state_dir(
         yield warn("state folder", text, advice)
     else:
         yield ok("state folder", text)
+
+
+def check_encryption(keys: StateKeys) -> Finding:
+    """Check the key of the state folder, and say what it protects."""
+    try:
+        keys.check()
+    except (ConfigError, OSError) as error:
+        return fail("encryption", str(error), "Without its key the daemon does not use the state folder.")
+    if keys.source == CREDENTIAL:
+        return ok("encryption", f"The state folder's key is the credential {CREDENTIAL}.")
+    reach = "It protects copies of the folder, but not copies of the disk that holds this file."
+    return ok(
+        "encryption", f"The state folder's key is in {keys.source}{'' if keys.made else ', once needed'}. {reach}"
+    )
 
 
 def check_threads(engine: EngineConfig, cores: float | None = None) -> Finding:

@@ -4,7 +4,7 @@ A source must have the same adapter, because keys and values depend on the adapt
 
 A file holds the tokens of a system prompt and llama.cpp's state of their cells, and nothing that a user wrote: an
 engine that restarts loads it instead of decoding the prompt again. It belongs to one version of the weights and of
-llama.cpp, is checked against a digest before llama.cpp sees it, and appears whole or not at all.
+llama.cpp, is encrypted in pieces, which are authentic before llama.cpp sees them, and appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -23,13 +23,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from causeway_server.router.errors import RecordUnreadable
+from causeway_server.router.serving.at_rest.sealing import Sealer, sealed_bytes
+
 from ..native import bindings
 from ..native.vocabulary import Tokens
 from .kv_cache import BLOCK, KVCache, PrefixCache, SavedPrefix, SequenceSlot, allocate_pages, common_prefix, copy_state
 from .sequence import Sequence
 
 log = logging.getLogger(__name__)
-_MAGIC = b"causeway prompt 1\n"
+_MAGIC = b"causeway prompt 2\n"
+_KEY_ID = "prompt"
+_PIECE_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
 _HEADER_BYTES = 4096
 _SUFFIX, _DRAFT = ".prompt", ".draft"
@@ -40,7 +45,12 @@ class _Header(msgspec.Struct, frozen=True):
     identity: str  # identity of the weights and of llama.cpp
     tokens: int
     state_bytes: int
-    digest: str  # digest of the tokens and the state
+
+    @property
+    def pieces(self) -> list[int]:
+        """The sizes of the encrypted pieces: the tokens, and the state."""
+        whole, rest = divmod(self.state_bytes, _PIECE_BYTES)
+        return [4 * self.tokens, *[_PIECE_BYTES] * whole, *[rest] * bool(rest)]
 
 
 class StoredPrompt(msgspec.Struct, frozen=True, eq=False):
@@ -57,8 +67,17 @@ class PromptStore:
     Files are written by a thread of its own; if the disk fails, only the next start takes longer.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int, identity: str) -> None:
-        """Read the folder: remove files of other weights; leave and log those that are not stored prompts."""
+    def __init__(self, folder: Path, limit_bytes: int, identity: str, key: bytes) -> None:
+        """Read the folder: remove files of other weights; leave and log those that are not stored prompts.
+
+        Args:
+            folder: The folder.
+            limit_bytes: The limit of all files.
+            identity: The weights, and the version of llama.cpp.
+            key: The key that encrypts the files, 32 bytes.
+        """
+        self._key = key
+        self._sealer = Sealer({_KEY_ID: key})
         self._folder = folder
         self._limit = limit_bytes
         self._identity = identity
@@ -81,15 +100,17 @@ class PromptStore:
         try:
             with stored.path.open("rb") as file:
                 header = _read_header(file)
-                tokens = file.read(4 * header.tokens)
                 state = allocate_pages(header.state_bytes)
                 if state is None:
                     return None
-                whole = file.readinto(state.data) == header.state_bytes
-            if not whole or tokens != stored.tokens.tobytes() or _digest(tokens, state) != header.digest:
-                raise ValueError("its content does not match its digest")
+                pieces, at = self._open(file, stored.path, header), 0
+                if next(pieces) != stored.tokens.tobytes():
+                    raise ValueError("it has other tokens than before")
+                for piece in pieces:
+                    state[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+                    at += len(piece)
             os.utime(stored.path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecordUnreadable) as error:
             log.warning("A stored system prompt is not used: %s: %s.", stored.path, error)
             self.forget(stored)
             return None
@@ -103,7 +124,7 @@ class PromptStore:
 
     def wants(self, tokens: Tokens) -> bool:
         """Return whether the prompt is worth a file and has none yet."""
-        return len(tokens) >= MIN_TOKENS and _name(tokens) not in self._files
+        return len(tokens) >= MIN_TOKENS and self._name(tokens) not in self._files
 
     def save(self, tokens: Tokens, state: NDArray[np.uint8]) -> None:
         """Write a prompt's state, in the background."""
@@ -111,7 +132,7 @@ class PromptStore:
         size = len(raw) + len(state)
         if size > self._limit:
             return
-        stored = StoredPrompt(self._folder / _name(tokens), tokens.copy(), size)
+        stored = StoredPrompt(self._folder / self._name(tokens), tokens.copy(), size)
         self._files[stored.path.name] = stored
         self._writer.submit(_try, lambda: self._write(stored.path, raw, state))
         self._evict()
@@ -135,28 +156,43 @@ class PromptStore:
             try:
                 with path.open("rb") as file:
                     header = _read_header(file)
-                    tokens = np.frombuffer(file.read(4 * header.tokens), np.int32)
+                    if header.identity != self._identity:
+                        raise RecordUnreadable("It belongs to other weights or another llama.cpp.")
+                    tokens = np.frombuffer(next(self._open(file, path, header)), np.int32)
             except (OSError, ValueError) as error:
                 log.warning("The file is not a stored system prompt: %s: %s.", path, error)
-                continue
-            if header.identity != self._identity:
-                log.warning("%s belongs to other weights or another llama.cpp, so it is removed.", path)
+            except RecordUnreadable as error:  # also that of another key
+                log.warning("%s is removed: %s", path, error)
                 path.unlink(missing_ok=True)
             else:
                 self._files[path.name] = StoredPrompt(path, tokens, tokens.nbytes + header.state_bytes)
         self._evict()
+
+    def _open(self, file: BinaryIO, path: Path, header: _Header) -> Iterator[bytes]:
+        """Yield the tokens and the pieces of the state of a file. Raises RecordUnreadable."""
+        for number, size in enumerate(header.pieces):
+            sealed = file.read(size + sealed_bytes(_KEY_ID))
+            yield self._sealer.open(sealed, path.name, self._identity, str(number))
+
+    def _name(self, tokens: Tokens) -> str:
+        return hashlib.blake2b(tokens.tobytes(), key=self._key, digest_size=16).hexdigest() + _SUFFIX
 
     def _evict(self) -> None:
         while sum(stored.bytes for stored in self._files.values()) > self._limit:
             self.forget(next(iter(self._files.values())))
 
     def _write(self, path: Path, tokens: bytes, state: NDArray[np.uint8]) -> None:
-        header = msgspec.json.encode(_Header(self._identity, len(tokens) // 4, len(state), _digest(tokens, state)))
+        content = _Header(self._identity, len(tokens) // 4, len(state))
+        header, at = msgspec.json.encode(content), 0
         draft = path.with_suffix(_DRAFT)
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                for part in (_MAGIC, _LENGTH.pack(len(header)), header, tokens, state.data):
-                    file.write(part)
+                file.write(_MAGIC + _LENGTH.pack(len(header)) + header)
+                file.write(self._sealer.seal(_KEY_ID, tokens, path.name, self._identity, "0"))
+                for number, size in enumerate(content.pieces[1:], 1):
+                    piece = state[at : at + size].tobytes()
+                    file.write(self._sealer.seal(_KEY_ID, piece, path.name, self._identity, str(number)))
+                    at += size
             draft.replace(path)
         except OSError:
             draft.unlink(missing_ok=True)
@@ -182,19 +218,11 @@ def _read_header(file: BinaryIO) -> _Header:
         raise ValueError("its header is damaged")
     header = msgspec.json.decode(file.read(length), type=_Header)  # a DecodeError is a ValueError
     size = os.fstat(file.fileno()).st_size
-    if header.tokens <= 0 or header.state_bytes <= 0 or file.tell() + 4 * header.tokens + header.state_bytes != size:
+    if header.tokens <= 0 or header.state_bytes <= 0:
+        raise ValueError("its header is damaged")
+    if file.tell() + sum(header.pieces) + len(header.pieces) * sealed_bytes(_KEY_ID) != size:
         raise ValueError("its size is not the one in its header")
     return header
-
-
-def _digest(tokens: bytes, state: NDArray[np.uint8]) -> str:
-    digest = hashlib.blake2b(tokens)
-    digest.update(state.data)
-    return digest.hexdigest()
-
-
-def _name(tokens: Tokens) -> str:
-    return hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest() + _SUFFIX
 
 
 class PrefixSource(msgspec.Struct, frozen=True):

@@ -96,7 +96,9 @@ async def our_engine(
     path: Path, config: EngineConfig, prompt_folder: Path | None = None, weights_sha256: str = ""
 ) -> AsyncIterator[OurEngine]:
     """Run the engine in its child process."""
-    backend = EngineBackend(path, config, EngineModel(weights_sha256=weights_sha256), prompt_folder=prompt_folder)
+    backend = EngineBackend(
+        path, config, EngineModel(weights_sha256=weights_sha256), prompt_folder=prompt_folder, prompt_key=bytes(32)
+    )
     await backend.start()
     try:
         await backend.ready(asyncio.get_running_loop().time() + START_S)

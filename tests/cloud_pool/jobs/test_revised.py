@@ -25,7 +25,7 @@ from causeway_server.cloud_pool.jobs.submission import SubmissionParser
 from causeway_server.cloud_pool.jobs.worker.runner import JobRun
 from causeway_server.cloud_pool.parts.request_parts import FORGETS, JobMemory
 from causeway_server.cloud_pool.storage.config import JobsConfig
-from causeway_server.cloud_pool.storage.encryption import MAGIC, rotate_keys
+from causeway_server.cloud_pool.storage.encryption import rotate_keys
 from causeway_server.cloud_pool.storage.record import JobRecord
 from causeway_server.cloud_pool.storage.stores import JobStores
 from causeway_server.cloud_pool.tiers.config import TierConfig
@@ -37,6 +37,7 @@ from causeway_server.models.parts.process.parent import Tell, WorkerTimeout
 from causeway_server.router.errors import CloudFailed
 from causeway_server.router.jobs.job import MAX_LATE, JobState
 from causeway_server.router.parts.reading import fuse
+from causeway_server.router.serving.at_rest.sealing import MAGIC
 from causeway_server.router.serving.webhooks import WebhookSender
 from causeway_server.router.types import Chunk, Fact, Modality, TextPart, Usage
 from tests.cloud_pool.storage.redis_contents import contents

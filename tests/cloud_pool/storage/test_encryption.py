@@ -16,7 +16,6 @@ from causeway_server.cloud_pool.batches.processor import BatchProcessor
 from causeway_server.cloud_pool.jobs.submission import SubmissionParser
 from causeway_server.cloud_pool.storage.config import FilesConfig, JobsConfig
 from causeway_server.cloud_pool.storage.encryption import (
-    MAGIC,
     ContentCipher,
     ContentKeyMissing,
     ContentKind,
@@ -32,6 +31,7 @@ from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
 from causeway_server.router.errors import ConfigError, RecordUnreadable
 from causeway_server.router.jobs.job import JobState
+from causeway_server.router.serving.at_rest.sealing import MAGIC
 from tests.cloud_pool.batches.batch_support import create_batch, process, rows, upload
 from tests.cloud_pool.jobs.conftest import BODY, Clock, until
 from tests.cloud_pool.jobs.scripted_worker import ANSWER, RunningWorker, ScriptedRunner

@@ -232,6 +232,6 @@ def test_no_other_account_can_read_the_state(tmp_path: Path) -> None:
         daemon.send_signal(signal.SIGTERM)
         daemon.communicate(timeout=120)
     names = {path.name for path in state.iterdir()}
-    assert {"decisions-1.sqlite", "cache-1.sqlite", "policy.last-good.yaml", "lock"} <= names
+    assert {"decisions-2.sqlite", "cache-2.sqlite", "policy.last-good.yaml", "lock"} <= names
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (state, *state.rglob("*"))}
     assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}

@@ -74,13 +74,13 @@ def test_a_bad_policy_is_refused_before_anything_starts(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not TRITON.exists(), reason="no Triton environment; `make setup` makes it")
 def test_the_questions_take_every_route(tmp_path: Path) -> None:
-    """Afterwards only logs, the gateway's tiers and state are left: no shared memory, no secret."""
+    """Afterwards only logs, the gateway's tiers, state and its key are left: no shared memory, no other secret."""
     process = Run(tmp_path)
     assert process.returncode == 0, process.stdout
     assert routes(process.stdout) == ["edge", "cloud", "cache", "cloud", "edge"], process.stdout
     assert "handoff: low_confidence" in process.stdout
     (folder,) = tmp_path.iterdir()
-    left = {"triton.log", "gateway.log", "gateway.yaml", "edge.log", "state"}
+    left = {"triton.log", "gateway.log", "gateway.yaml", "edge.log", "state", "state.key"}
     assert {path.name for path in folder.iterdir()} == left
     assert process.shared_memory
     assert not [region for region in process.shared_memory if region.exists()]

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from causeway_server.edge_node.config.schema import OutboxConfig
+from causeway_server.edge_node.storage.sealed import unpacked
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from tests.edge_node.device import Answer, Device
 from tests.models.parts.test_files import NOTE
 
@@ -83,11 +85,11 @@ async def test_a_file_keeps_its_tags_over_a_restart_and_one_of_an_earlier_versio
     async with filing(tmp_path) as (device, _):
         private, plain = await upload(device, RESTRICTED[0]), await upload(device, {})
         for path in contents(folder_of(device)):
-            if path.name == plain:  # as it was written before files had tags
-                whole = path.read_bytes()
-                header = msgspec.json.decode(whole[:HEAD].rstrip(b"\0"))
-                del header["tags"], header["prefer"]
-                path.write_bytes(msgspec.json.encode(header).ljust(HEAD, b"\0") + whole[HEAD:])
+            if path.name == plain:  # as it was written before files had tags, and were encrypted
+                sealed = unpacked(path.read_bytes()[:HEAD])
+                header = msgspec.json.decode(StateKeys(path.parents[1]).open(sealed, "file", plain))
+                del header["tags"], header["prefer"], header["stored_bytes"]
+                path.write_bytes(msgspec.json.encode(header).ljust(HEAD, b"\0") + NOTE.encode())
     async with filing(tmp_path) as (device, _):
         assert (await ask(device, private)).headers["x-causeway-route"] == "edge"
         assert (await ask(device, plain)).headers["x-causeway-route"] == "cloud"

@@ -17,6 +17,7 @@ from causeway_server.router.openai.upstream.decode import Event, SSEParser
 from tests.waiting import until
 
 from ..device import Answer, Device
+from ..storage.encrypted import ReadableKeys
 from .cloud import JobCloud
 
 PROMPT = OutboxConfig(jitter_s=0.0, cloud_rate_per_s=1000.0)
@@ -76,10 +77,16 @@ async def ended(device: Device, job: str) -> dict[str, Any]:
 
 
 async def opened(
-    folder: Path, config: OutboxConfig | None = None, clock: Clock | None = None, *, erase_after_s: float = 0.0
+    folder: Path,
+    config: OutboxConfig | None = None,
+    clock: Clock | None = None,
+    *,
+    erase_after_s: float = 0.0,
+    is_readable: bool = False,
 ) -> JobOutbox:
-    """An outbox whose time counts."""
-    store = JobOutbox(folder, config or OutboxConfig(), clock or system_clock(), erase_after_s=erase_after_s)
+    """An outbox whose time counts. `is_readable`: without encryption."""
+    keys = ReadableKeys(folder) if is_readable else None
+    store = JobOutbox(folder, config or OutboxConfig(), clock or system_clock(), erase_after_s=erase_after_s, keys=keys)
     store.start()
     await store.open()
     return store

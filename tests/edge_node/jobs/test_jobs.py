@@ -244,20 +244,20 @@ async def test_without_a_job_nothing_is_opened(device: Device) -> None:
     assert (await request(device, "GET", "/v1/jobs/job_1")).code == "not_found"
     assert (await request(device, "PUT", "/v1/jobs")).headers["Allow"] == "GET, HEAD, POST"
     assert device.parts.jobs.stats is None
-    assert not await asyncio.to_thread((Path(device.app.config.state_dir) / "jobs-2.sqlite").exists)
+    assert not await asyncio.to_thread((Path(device.app.config.state_dir) / "jobs-3.sqlite").exists)
 
 
 async def test_a_corrupt_outbox_is_set_aside_and_said_and_nothing_else_is_lost(tmp_path: Path) -> None:
     async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as device:
         await ended(device, await accepted(device))
         decision = (await device.ask()).headers["x-causeway-decision"]
-    path = tmp_path / "state" / "jobs-2.sqlite"
+    path = tmp_path / "state" / "jobs-3.sqlite"
     path.write_bytes(b"nonsense" * 1000)
     async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as device:
         assert any("was corrupt" in problem for problem in (await device.get("/readyz")).json["problems"])
         assert (await device.get(f"/v1/decisions/{decision}")).status == 200
         assert (await ended(device, await accepted(device)))["status"] == "succeeded"
-    assert path.with_name("jobs-2.sqlite.bad").read_bytes().startswith(b"nonsense")
+    assert path.with_name("jobs-3.sqlite.bad").read_bytes().startswith(b"nonsense")
 
 
 async def test_head_changes_no_job_and_waits_for_no_event(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from causeway_server.router.jobs.job import JobState
+from causeway_server.router.serving.at_rest.state_keys import FILE as KEYS
 
 from .killed_outbox import AT_ONCE, NOTES, WAVES, Death, Life, said
 from .power_cuts import build, read_log
@@ -140,6 +141,7 @@ async def test_what_was_acknowledged_survives_a_power_cut(outboxes: Outboxes, tm
     for number in range(CUTS):
         place = tmp_path / f"cut-{number}"
         notes = build(place, operations, chance.randrange(len(operations) + 1), chance)
+        shutil.copy(tmp_path / "whole" / KEYS, place)  # synced before the first content
         acknowledged += len(notes)
         await assert_kept(place, notes)
     assert acknowledged > CUTS

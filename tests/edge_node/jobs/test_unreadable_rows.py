@@ -22,6 +22,7 @@ from causeway_server.router.errors import CloudFailed, NotFound, RecordUnreadabl
 from causeway_server.router.jobs.job import JobEvent
 
 from ..device import running
+from ..storage.encrypted import database_of
 from .killed_outbox import WEBHOOK, new_job
 from .support import PROMPT, accepted, away, ended, opened, request, submit, view
 
@@ -30,15 +31,16 @@ Edit = Callable[[dict[str, Any]], object]
 
 def edit_record(folder: Path, seq: int, edit: Edit | None) -> None:
     """Change the record of a job in the file of a daemon that is down; None: bit rot."""
-    with sqlite3.connect(folder / FILE) as database:
-        (record,) = database.execute("SELECT record FROM jobs WHERE seq = ?", (seq,)).fetchone()
-        changed = b"\xc1" + record[1:]
-        if edit is not None:
-            fields = msgspec.msgpack.decode(record)
-            edit(fields)
-            changed = msgspec.msgpack.encode(fields)
-        database.execute("UPDATE jobs SET record = ? WHERE seq = ?", (changed, seq))
-    database.close()
+    with database_of(folder / FILE) as database:
+        if edit is None:
+            (record,) = database.execute("SELECT record FROM jobs WHERE seq = ?", (seq,)).fetchone()
+            database.execute("UPDATE jobs SET record = ? WHERE seq = ?", (record[:-1] + b"\xc1", seq))
+            return
+        (record,) = database.execute("SELECT opened(record, 'jobs', seq) FROM jobs WHERE seq = ?", (seq,)).fetchone()
+        fields = msgspec.msgpack.decode(record)
+        edit(fields)
+        values = (msgspec.msgpack.encode(fields), seq)
+        database.execute("UPDATE jobs SET record = seal(?1, 'jobs', ?2) WHERE seq = ?2", values)
 
 
 def endpoint(name: str) -> Edit:

@@ -125,10 +125,12 @@ async def outbox(
     config: OutboxWebhookConfig = HERE,
     clocks: Clocks | None = None,
     resolver: AbstractResolver | None = None,
+    *,
+    is_readable: bool = False,
 ) -> AsyncIterator[Outbox]:
     clocks = clocks or Clocks()
     clock: Clock = clocks.clock()
-    store, feed = await opened(folder, OutboxConfig(webhooks=config), clock), JobFeed()
+    store, feed = await opened(folder, OutboxConfig(webhooks=config), clock, is_readable=is_readable), JobFeed()
     chance = random.Random(7)
     queue = ReceiverQueue(store, config, clock, chance)
     sender = WebhookSender(queue, config, change=feed.change, resolver=resolver, rng=chance.random)
@@ -380,7 +382,7 @@ async def test_each_owner_has_a_secret_of_its_own(tmp_path: Path) -> None:
 async def test_nothing_is_left_of_a_url_whose_job_was_purged(tmp_path: Path) -> None:
     """URLs hold tokens. Rows of other lengths came and went, so that they moved between pages."""
     chance = random.Random(7)
-    store = await opened(tmp_path)
+    store = await opened(tmp_path, is_readable=True)
     urls = [f"https://h{n}.example/<{n:06}>" + "t" * chance.choice((0, 40, 300, 900)) for n in range(600)]
     accepted = await asyncio.gather(
         *[
@@ -402,7 +404,7 @@ async def test_nothing_is_left_of_a_url_whose_job_was_purged(tmp_path: Path) -> 
 
 
 async def test_a_url_of_a_purged_job_leaves_the_log_too(tmp_path: Path) -> None:
-    async with outbox(tmp_path) as device:
+    async with outbox(tmp_path, is_readable=True) as device:
         url = f"http://127.0.0.1:{free_port()}/token-4711"
         job = await device.answered(url)
         assert readable(tmp_path, [b"token-4711"])

@@ -290,11 +290,11 @@ async def test_a_client_with_many_sessions_does_not_displace_anothers(tmp_path: 
 
 async def test_a_file_that_cannot_be_written_is_a_problem_of_no_answer(tmp_path: Path) -> None:
     async with bed(tmp_path) as (device, _):
-        folder = tmp_path / "state" / "sessions-1.sqlite"
+        folder = tmp_path / "state" / "sessions-2.sqlite"
         folder.mkdir(parents=True)
         one = agent()
         assert [await turn(device, one, "task tools=1", "hard"), await turn(device, one)] == ["large", "large"]
-        assert any("sessions-1.sqlite" in problem for problem in device.parts.problems())
+        assert any("sessions-2.sqlite" in problem for problem in device.parts.problems())
 
 
 async def _put(store: SessionStore, key: bytes, state: Session, client: bytes = CLIENT) -> None:

@@ -17,6 +17,7 @@ from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.storage.background_sqlite import Write
 from causeway_server.edge_node.storage.cache import FILE, AnswerCache, StoredAnswer
 from causeway_server.router.openai.answer import CachedAnswer
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.types import Chunk, Embeddings, Message, Request, Usage
 from tests.waiting import until
 
@@ -51,7 +52,13 @@ def key(number: int) -> bytes:
 async def opened(
     directory: Path | None, manual: ManualClock, *, memory: int = 1 << 20, disk: int = 1 << 20, retry_s: float = 0.0
 ) -> AsyncIterator[AnswerCache]:
-    cache = AnswerCache(memory_bytes=memory, disk_bytes=disk, directory=directory, clock=manual.clock, retry_s=retry_s)
+    keys = None if directory is None else StateKeys(directory)
+    with suppress(OSError):
+        if keys is not None:
+            keys.prepare()  # a look-up waits only a moment for a new folder
+    cache = AnswerCache(
+        memory_bytes=memory, disk_bytes=disk, directory=directory, clock=manual.clock, retry_s=retry_s, keys=keys
+    )
     cache.start()
     try:
         yield cache

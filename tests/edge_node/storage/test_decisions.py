@@ -13,9 +13,11 @@ import pytest
 from causeway_server.edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, _RowEncoder, read_stored
 from causeway_server.router.decision.decide import features_of
 from causeway_server.router.errors import QueueFull
+from causeway_server.router.serving.at_rest.sealing import head_of
 from causeway_server.router.types import DecisionRecord, Estimates, Message, Outcome, Request, Route, Snapshot
 from tests.waiting import until
 
+from .encrypted import ReadableKeys, database_of
 from .test_cache import ManualClock
 
 
@@ -51,14 +53,14 @@ def store(
     return opened
 
 
-def test_a_row_is_the_record_whatever_it_shares_with_others() -> None:
-    encoder, shared = _RowEncoder(), record(0)
+def test_a_row_is_the_record_whatever_it_shares_with_others(tmp_path: Path) -> None:
+    encoder, shared = _RowEncoder(ReadableKeys(tmp_path)), record(0)
     for number in range(200):
         one = record(number, target=f"t{number}")
         if number % 2:
             one = msgspec.structs.replace(one, request=shared.request, snapshot=shared.snapshot, shadow="other")
         row = encoder.row(one)
-        assert row[-1] == msgspec.msgpack.encode(one)
+        assert row[-1] == head_of("none") + msgspec.msgpack.encode(one)
         assert row[0] == one.id
 
 
@@ -147,21 +149,22 @@ async def test_a_wall_clock_that_jumps_deletes_no_record(tmp_path: Path, jump_s:
         assert [await decisions.get(f"d{number}") is not None for number in range(4)] == [False, True, True, True]
 
 
-async def test_records_of_an_older_version_age_from_now_on_and_it_can_write_to_the_file_again(tmp_path: Path) -> None:
-    """An upgrade, and a downgrade."""
+async def test_records_of_an_older_version_age_from_now_on(tmp_path: Path) -> None:
+    """An upgrade, and a row without an age."""
     manual = ManualClock()
     older = (
         "CREATE TABLE decisions (id TEXT PRIMARY KEY, created REAL, route TEXT, target TEXT, status TEXT, record BLOB)"
     )
     insert = "INSERT OR REPLACE INTO decisions VALUES (?, ?, 'edge', 'small', 'ok', ?)"
-    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+    with closing(sqlite3.connect(tmp_path / "decisions-1.sqlite")) as database, database:
         database.execute(older)
         database.execute(insert, ("d0", 1.0, msgspec.msgpack.encode(record(0))))
     with closing(store(tmp_path, manual, max_age_s=10.0)) as decisions:
         await written(decisions, 1, 1e9)
         assert await decisions.get("d0") is not None
-    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
-        database.execute(insert, ("d2", 1e9, msgspec.msgpack.encode(record(2))))
+    with database_of(tmp_path / FILE) as database:
+        row = ("d2", 1e9, msgspec.msgpack.encode(record(2)))
+        database.execute("INSERT INTO decisions VALUES (?1, ?2, 'edge', 'small', 'ok', seal(?3, 'decisions', ?1))", row)
     manual.monotonic_s += 11.0
     with closing(store(tmp_path, manual, max_age_s=10.0)) as decisions:
         await written(decisions, 3, 1e9)
@@ -174,9 +177,10 @@ async def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, stran
     with closing(store(tmp_path)) as decisions:
         for number in range(3):
             decisions.add(record(number))
-    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
-        (row,) = database.execute("SELECT record FROM decisions WHERE id = 'd1'").fetchone()
-        database.execute("UPDATE decisions SET record = ? WHERE id = 'd1'", (row.replace(b"small", strange),))
+    with database_of(tmp_path / FILE) as database:
+        (row,) = database.execute("SELECT opened(record, 'decisions', id) FROM decisions WHERE id = 'd1'").fetchone()
+        statement = "UPDATE decisions SET record = seal(?, 'decisions', id) WHERE id = 'd1'"
+        database.execute(statement, (row.replace(b"small", strange),))
     with closing(store(tmp_path)) as decisions:
         assert [found.id for found in await decisions.find(DecisionQuery())] == ["d2", "d0"]
         assert await decisions.get("d1") is None

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from causeway_server.models.llama_cpp.protocol import Prompt
-from causeway_server.models.llama_cpp.scheduling.prompt_prefixes import PromptStore, StoredPrompt
+from causeway_server.models.llama_cpp.scheduling.prompt_prefixes import (
+    MIN_TOKENS,
+    PromptStore,
+    StoredPrompt,
+    _read_header,
+)
 from causeway_server.router.types import Message
 
 from .conftest import Rig
@@ -18,6 +23,7 @@ MakeRig = Callable[..., Rig]
 SYSTEM = "turn on the light in the kitchen and set the alarm for six " * 6
 SECRET = "my secret is tomorrow"
 MB = 1024 * 1024
+KEY = bytes(32)
 
 
 def ask(user: str, system: str = SYSTEM) -> Prompt:
@@ -31,7 +37,7 @@ def stored_files(folder: Path) -> list[Path]:
 @pytest.fixture
 def start(make_rig: MakeRig, tmp_path: Path) -> Callable[..., Rig]:
     def start(**changes: object) -> Rig:
-        options = {"prompt_folder": str(tmp_path), "prompt_bytes": 64 * MB, "weights_sha256": "one"}
+        options = {"prompt_folder": str(tmp_path), "prompt_key": KEY, "prompt_bytes": 64 * MB, "weights_sha256": "one"}
         return make_rig(**options | changes)
 
     return start
@@ -58,8 +64,12 @@ def test_users_words_are_in_no_file(start: Callable[..., Rig], tmp_path: Path) -
     rig.engine.close()
     (file,) = stored_files(tmp_path)
     assert "secret" not in rig.engine.core.vocabulary.decode(whole[:stored].tolist())
-    assert whole[:stored].tobytes() in file.read_bytes()
-    assert whole[: stored + 1].tobytes() not in file.read_bytes()
+    with file.open("rb") as opened:
+        identity = _read_header(opened).identity
+    found = PromptStore(tmp_path, 64 * MB, identity, KEY).find(whole)
+    assert found is not None
+    assert found.tokens.tolist() == whole[:stored].tolist()
+    assert whole[: MIN_TOKENS // 2].tobytes() not in file.read_bytes()
 
 
 def test_a_request_that_may_not_reach_the_disk_leaves_nothing(start: Callable[..., Rig], tmp_path: Path) -> None:
@@ -110,7 +120,7 @@ def state(size: int = 5000) -> np.ndarray:
 
 
 def test_files_are_bounded_and_the_least_used_goes_first(tmp_path: Path) -> None:
-    store = PromptStore(tmp_path, 12_000, "a")
+    store = PromptStore(tmp_path, 12_000, "a", KEY)
     store.save(prompt(1), state())
     store.save(prompt(2), state())
     store.flush()
@@ -122,17 +132,17 @@ def test_files_are_bounded_and_the_least_used_goes_first(tmp_path: Path) -> None
     store.flush()
     assert [store.wants(prompt(number)) for number in (1, 2, 3, 4)] == [False, True, False, True]
     assert sum(file.stat().st_size for file in stored_files(tmp_path)) <= 12_000
-    assert len(PromptStore(tmp_path, 6_000, "a")) == 1
+    assert len(PromptStore(tmp_path, 6_000, "a", KEY)) == 1
 
 
 def test_what_a_killed_engine_was_writing_is_swept(tmp_path: Path) -> None:
     (tmp_path / "half.draft").write_bytes(b"causeway prompt 1\n")
-    assert len(PromptStore(tmp_path, MB, "a")) == 0
+    assert len(PromptStore(tmp_path, MB, "a", KEY)) == 0
     assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_fails_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = PromptStore(tmp_path / "folder", MB, "a")
+    store = PromptStore(tmp_path / "folder", MB, "a", KEY)
     (tmp_path / "folder").rmdir()
     store.save(prompt(1), state())
     store.flush()
@@ -145,6 +155,6 @@ def test_a_disk_that_fails_costs_nothing_else(tmp_path: Path, caplog: pytest.Log
 
 def test_a_folder_that_cannot_be_made_stores_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    store = PromptStore(tmp_path / "file", MB, "a")
+    store = PromptStore(tmp_path / "file", MB, "a", KEY)
     store.save(prompt(1), state())
     assert len(store) == 0

@@ -135,7 +135,12 @@ def test_a_preempted_sequence_decodes_its_soft_tokens_again(make_rig: MakeRig, w
 
 def test_a_stored_system_prompt_ends_before_its_image(make_rig: MakeRig, write: Writer, tmp_path: Path) -> None:
     """Ids of soft tokens mean nothing to the next engine."""
-    options = {"prompt_folder": str(tmp_path), "prompt_bytes": 64 * MB, "weights_sha256": "one"}
+    options = {
+        "prompt_folder": str(tmp_path),
+        "prompt_key": bytes(32),
+        "prompt_bytes": 64 * MB,
+        "weights_sha256": "one",
+    }
     soft, start = write.soft(WORDS), START * 4
     messages = (Message("system", start + soft.marker + END), Message("user", "hello"))
     rig = make_rig(**options)

@@ -26,6 +26,7 @@ REFUSED = {
     ),
     *("egress_ledger.enabled", "egress_ledger.commit_s", "egress_ledger.max_bytes"),  # the owner's own evidence
     *("identity.issuers", "identity.clock_skew_s"),
+    *("encryption.key_file", "encryption.rotate_s"),
     "jobs.accept_parts",
     "jobs.webhooks.allow_http",
     "jobs.webhooks.allowed_networks",

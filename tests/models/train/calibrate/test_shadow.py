@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -23,6 +21,7 @@ from causeway_server.models.signals.drift import measure_drift
 from causeway_server.models.signals.encoder import SentenceEncoder, Vector
 from causeway_server.models.signals.pair import ModelIdentity, PairEstimator, prompt_features
 from causeway_server.models.signals.shadow import PUT_ANSWER, SCHEMA, ShadowAnswer
+from tests.edge_node.storage.encrypted import database_of
 
 from .pairs import EASY, answered, prompts
 
@@ -54,10 +53,9 @@ def learned() -> list[ShadowAnswer]:
 
 
 def state(folder: Path, answers: Sequence[ShadowAnswer]) -> Path:
-    with closing(sqlite3.connect(folder / FILE)) as database:
+    with database_of(folder / FILE) as database:
         database.executescript(SCHEMA)
         database.executemany(PUT_ANSWER, [(msgspec.msgpack.encode(one),) for one in answers])
-        database.commit()
     return folder
 
 
@@ -69,9 +67,8 @@ def refit(folder: Path, large: str = "assistant-large") -> Result:
 def test_a_device_s_own_traffic_is_fitted_on(tmp_path: Path, learned: list[ShadowAnswer]) -> None:
     """Rows that another version wrote are passed over; nothing is asked, and the artifact is a pair's as any other."""
     state(tmp_path, learned)
-    with closing(sqlite3.connect(tmp_path / FILE)) as database:
+    with database_of(tmp_path / FILE) as database:
         database.execute(PUT_ANSWER, (b"another version",))
-        database.commit()
     result = refit(tmp_path)
     assert result.exit_code == 0, result.output
     assert f"handoff: {{after_tokens: {AFTER}, below: 0." in result.output

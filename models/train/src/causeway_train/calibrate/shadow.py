@@ -14,6 +14,8 @@ from causeway_server.models.catalog.artifact import ArtifactError
 from causeway_server.models.signals import SHADOW_FILE
 from causeway_server.models.signals.pair import STRUCTURE
 from causeway_server.models.signals.shadow import MAX_ANSWERS, NEWEST_ANSWERS, ShadowAnswer, decode_answer
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 
 from .fit import Rows
 from .prompts import LabelledAnswer, Pair
@@ -54,12 +56,15 @@ def _read(path: Path) -> Iterator[ShadowAnswer]:
         raise ArtifactError(
             f"{path}: no such file. The daemon writes it if its policy has `shadow`; see policies/README.md."
         )
+    keys = StateKeys(path.parent)
     try:
+        keys.check()
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.create_function("opened", -1, keys.open)
             for (data,) in database.execute(NEWEST_ANSWERS, (MAX_ANSWERS,)):
                 if (answer := decode_answer(data)) is not None:
                     yield answer
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError, ConfigError) as error:
         raise ArtifactError(f"{path}: {error}") from error
 
 

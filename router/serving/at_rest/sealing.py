@@ -1,0 +1,86 @@
+"""The form of encrypted content at rest, of gateways and devices: AES-256-GCM (NIST SP 800-38D).
+
+A sealed value is MAGIC, the length of the key's id, that id, a random nonce of 12 bytes, and the ciphertext with its
+tag of 16 bytes. The tag also covers the value's place, such as its table and row, so that a value moved to another
+place cannot be opened. JSON, msgpack and text never begin with MAGIC.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from ...errors import RecordUnreadable
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+MAGIC: Final = b"\x00CWJ1"
+KEY_BYTES: Final = 32
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+
+
+def head_of(key_id: str) -> bytes:
+    """Return the bytes with which the values of a key begin."""
+    return MAGIC + bytes([len(key_id)]) + key_id.encode()
+
+
+def sealed_bytes(key_id: str) -> int:
+    """Return by how many bytes a sealed value is longer than its content."""
+    return len(head_of(key_id)) + _NONCE_BYTES + _TAG_BYTES
+
+
+def key_id_of(stored: bytes) -> str:
+    """Return the id of the key of a sealed value; "" if the value is not sealed."""
+    if not stored.startswith(MAGIC):
+        return ""
+    begin = len(MAGIC) + 1
+    return stored[begin : begin + (stored[begin - 1] if len(stored) >= begin else 0)].decode("ascii", "replace")
+
+
+class Sealer:
+    """Seals and opens values with keys that have ids. `cryptography`, some megabytes, is imported with the first one.
+
+    Args:
+        keys: The keys, 32 bytes each, by id.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        self._keys = dict(keys)
+
+    def __contains__(self, key_id: str) -> bool:
+        return key_id in self._keys
+
+    @cached_property
+    def _ciphers(self) -> dict[str, AESGCM]:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        return {key_id: AESGCM(key) for key_id, key in self._keys.items()}
+
+    def seal(self, key_id: str, data: bytes, *place: str) -> bytes:
+        """Seal a value for a place."""
+        head, nonce = head_of(key_id), secrets.token_bytes(_NONCE_BYTES)
+        return head + nonce + self._ciphers[key_id].encrypt(nonce, data, _bound(head, place))
+
+    def open(self, stored: bytes, *place: str) -> bytes:
+        """Open a value that was sealed for the same place, with a key that is known.
+
+        Raises RecordUnreadable: it was modified, or was sealed for another place, or the key is unknown.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        key_id = key_id_of(stored)
+        head = head_of(key_id)
+        nonce, rest = stored[len(head) : len(head) + _NONCE_BYTES], stored[len(head) + _NONCE_BYTES :]
+        try:
+            return self._ciphers[key_id].decrypt(nonce, rest, _bound(head, place))
+        except (InvalidTag, KeyError, ValueError):
+            raise RecordUnreadable("Encrypted content was modified, or belongs to another record.") from None
+
+
+def _bound(head: bytes, place: tuple[str, ...]) -> bytes:
+    """Return the additional data that the tag covers."""
+    return head + b"\0".join(part.encode() for part in place)
