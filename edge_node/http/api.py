@@ -326,13 +326,11 @@ class RequestReader:
             body = await self.with_files(body, hints.client)
         return self._parse(kind, body, hints)
 
-    def sampled_chat(self, request: PlainRequest, facts: HeadFacts, policy: Policy) -> ParsedRequest | None:
-        """Parse a chat or Message that no cache answers, without waiting; None if that is not possible, if it may be
-        cached, or if it must be refused. It is not remembered: an equal request gets an answer of its own.
+    def sampled_chat(self, request: PlainRequest, facts: HeadFacts) -> ParsedRequest | None:
+        """Parse a chat or Message that no cache answers, without waiting; None if that is not possible, or if it must
+        be refused. It is not remembered: an equal request gets an answer of its own.
         """
         body = request.body
-        if policy.cache and not _SAMPLED.search(body) and (not policy.default_temperature or _TEMPERATURE in body):
-            return None
         if len(body) > self._max_body_bytes or FILE_MARK in body:
             return None
         try:
@@ -565,8 +563,10 @@ class Api:
         policy, clock = self.service.direct_policy, self.records.clock
         if policy is None or http.path not in (_CHAT, MESSAGES) or self.tracing is not None:
             return None
+        if _may_be_cached(http.body, policy):
+            return None
         arrived, facts = clock.monotonic(), self.reader.facts(http)
-        parsed = self.reader.sampled_chat(http, facts, policy)
+        parsed = self.reader.sampled_chat(http, facts)
         if parsed is None:
             return None
         http.begun = parsed
@@ -694,6 +694,13 @@ class Api:
     async def _explain(self, http: HttpExchange) -> web.StreamResponse:
         parsed = await self.reader.request(http, "message" if VERSION_HEADER in http.headers else None)
         return json_response(await self.service.explain(parsed.request))
+
+
+def _may_be_cached(body: bytes, policy: Policy) -> bool:
+    """Return whether a chat may be cached, as far as its bytes tell."""
+    if not policy.cache or _SAMPLED.search(body):
+        return False
+    return not policy.default_temperature or _TEMPERATURE in body
 
 
 def _compacting(echo: Echo | None) -> ResponseEcho:
