@@ -35,7 +35,7 @@ from .backends.cloud.backend import make_clouds
 from .backends.cloud.history import CloudHistory
 from .backends.engine.engines import Engine, EnginePool
 from .clock import Clock, system_clock
-from .config.schema import Config
+from .config.schema import Config, LimitsConfig
 from .console.routes import Console
 from .daemon.components import Backends, Components, Serving, WaysIn, read_samples
 from .daemon.lifecycle import App, StopRequest, SystemdNotifier
@@ -65,6 +65,7 @@ from .jobs.responses import ResponseJobs
 from .observability.metrics import Metrics
 from .parts import LazyAudio
 from .serving.agent_sessions import AgentSessions
+from .serving.budgets import ClientBudgets
 from .serving.direct import DirectAnswers
 from .serving.generation import AttemptRunner
 from .serving.on_demand_signals import OnDemandSignals
@@ -226,7 +227,8 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
     config, clock, model_dirs, metrics = device.config, device.clock, device.model_dirs, device.metrics
     engines, learned, part_encoders = backends.engines, backends.learned, backends.encoders
     manifests = Manifests(model_dirs)
-    admission = Admission(Limits())
+    budgets = ClientBudgets(config.limits, backends.spend, clock, device.keys) if config.limits.bound else None
+    admission = Admission(Limits(), budgets)
     cache = AnswerCache(
         memory_bytes=config.cache.memory_bytes,
         disk_bytes=config.cache.disk_bytes,
@@ -335,7 +337,8 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
     cloud = backends.clouds.first
     history = None if cloud is None else CloudHistory(cloud.address, config.responses.max_bytes)
     issuers = make_issuers(config.identity, device.state_dir, clock)
-    reader = RequestReader(config.server, files, responses, history, issuers)
+    limits = None if config.limits == LimitsConfig() else config.limits
+    reader = RequestReader(config.server, files, responses, history, issuers, limits)
     audio = LazyAudio(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
     tracing = make_tracer(config)
     sessions: Sessions[DeviceClient] = Sessions(

@@ -34,7 +34,7 @@ from causeway_server.router.api.operations import (
     transcription_operation,
 )
 from causeway_server.router.errors import ResultTooLarge
-from causeway_server.router.jobs.submission import JobFields, Priority
+from causeway_server.router.jobs.submission import JobFields
 from causeway_server.router.jobs.webhooks import WebhookRefused
 from causeway_server.router.numbers import MAX_PAGE
 from causeway_server.router.openai.audio import WireSpeech
@@ -42,7 +42,7 @@ from causeway_server.router.openai.responses.request import WireResponse
 from causeway_server.router.openai.wire import WireChat, WireCompletion, WireEmbedding
 from causeway_server.router.parts.uploads import PartPurpose
 from causeway_server.router.serving.console import media_type, page_files
-from causeway_server.router.types import DecisionRecord, Prefer, Route
+from causeway_server.router.types import DecisionRecord, Prefer, Priority, Route
 from causeway_server.router.variants.feedback import Feedback, FeedbackReceipt
 
 from . import daemon_version

@@ -22,6 +22,7 @@ OPERATIONS: Mapping[Kind, str] = {"chat": "chat", "completion": "text_completion
 AudioKind = Literal["transcription", "speech"]
 """The kinds of audio requests, which the device itself answers without a target."""
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
+Priority = Literal["interactive", "standard", "bulk"]
 Location = Literal["edge", "cloud"]
 Route = Literal["edge", "cloud", "cache", "none"]
 CacheStatus = Literal["hit", "semantic", "stale", "miss", "bypass", "coalesced"]
@@ -128,12 +129,13 @@ class Sampling(msgspec.Struct, frozen=True, gc=False):
 
 
 class RoutingHints(msgspec.Struct, frozen=True, gc=False):
-    """The client's routing hints. They can only narrow a policy, and are never sent to a target."""
+    """The client's routing hints. They can only narrow a policy. Of these, targets are told the priority alone."""
 
     prefer: Prefer | None = None
     tags: tuple[str, ...] = ()  # in the form of `folded_tags`, whatever their source
     client: str = ""  # name of the API key, or address of the peer
     deadline_ms: int | None = None  # time limit that the client sets
+    priority: Priority | None = None  # within what the client may have; None: nothing was asked for or set
 
     def __post_init__(self) -> None:
         if self.tags:

@@ -15,7 +15,8 @@ Reading order:
 Everything but `controller` and `peer_heartbeat` is pure: `now` is an argument.
 """
 
-from causeway_server.router.jobs.submission import RANK, Priority
+from causeway_server.router.jobs.submission import RANK
+from causeway_server.router.types import Priority
 
 from .controller import AdmissionController, Permit, Preempted
 from .permits import AdmissionConfig, AdmissionSettings

@@ -36,7 +36,8 @@ from typing import Final
 
 import msgspec
 
-from causeway_server.router.jobs.submission import RANK, Priority
+from causeway_server.router.jobs.submission import RANK
+from causeway_server.router.types import Priority
 
 DOUBT_S = 30.0
 PROBE_S = 10.0

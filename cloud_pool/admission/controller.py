@@ -13,8 +13,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Gauge
 
 from causeway_server.router.errors import CausewayError, DeadlineExceeded, QueueFull, Shed
-from causeway_server.router.jobs.submission import RANK, Priority
+from causeway_server.router.jobs.submission import RANK
 from causeway_server.router.serving.metrics import Counter, Histogram
+from causeway_server.router.types import Priority
 
 from .permits import AdmissionSettings, TierCapacity
 from .scheduler import AdmissionScheduler, Reason

@@ -27,7 +27,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal, NoReturn
 
 from causeway_server.router.errors import DeadlineExceeded, QueueFull, Shed
-from causeway_server.router.jobs.submission import RANK, Priority
+from causeway_server.router.jobs.submission import RANK
+from causeway_server.router.types import Priority
 
 from .concurrency_limit import ConcurrencyLimit, OverloadDetector, ReleaseRate
 from .permits import AdmissionSettings, PermitAllocator, TierCapacity

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from causeway_server.router.jobs.submission import RANK, Priority
+from causeway_server.router.jobs.submission import RANK
+from causeway_server.router.types import Priority
 
 _MAX_TENANTS = 4096
 _NEWEST = 0.2  # weight of the last sequence in a tenant's mean

@@ -9,8 +9,8 @@ import msgspec
 
 from causeway_server.router.errors import RecordUnreadable
 from causeway_server.router.jobs.job import FINAL_STATES, JobState, JobView
-from causeway_server.router.jobs.submission import Endpoint, Priority
-from causeway_server.router.types import Modality
+from causeway_server.router.jobs.submission import Endpoint
+from causeway_server.router.types import Modality, Priority
 
 Window = Literal["", "off_peak"]
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]

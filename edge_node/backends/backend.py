@@ -10,9 +10,8 @@ import msgspec
 
 from causeway_server.router.errors import BackendError
 from causeway_server.router.jobs.job import JobEvent, ReadingLimits
-from causeway_server.router.jobs.submission import Priority
 from causeway_server.router.residency import Regions
-from causeway_server.router.types import Chunk, Embeddings, Request, Target
+from causeway_server.router.types import Chunk, Embeddings, Priority, Request, Target
 
 if TYPE_CHECKING:
     from causeway_server.models.constraints.grammars import EnforceableRequest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -35,6 +36,8 @@ from causeway_server.router.jobs.webhooks import WebhookFormat
 from causeway_server.router.openai.wire import Tag
 from causeway_server.router.policy.signals import CLOUD_NAME
 from causeway_server.router.serving.issuers.config import IssuerConfig, check_issuers
+from causeway_server.router.trackers import network_of
+from causeway_server.router.types import Priority
 from causeway_server.router.web_origins import HostName, Origin, is_loopback
 
 CloudName = Annotated[str, Meta(pattern=rf"^{CLOUD_NAME}\Z")]
@@ -280,6 +283,57 @@ class GuardModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names_model: NamesModel = ""
 
 
+class ClientLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits of a client; 0 is unlimited."""
+
+    priority: Annotated[
+        Priority,
+        doc("Highest priority of requests and jobs, here and at the cloud. A higher `x-causeway-priority` is lowered."),
+    ] = "interactive"
+    tokens_per_minute: Annotated[
+        Count, doc("Maximum rate of tokens, prompt and answer together; a minute's worth may be used at once. 0: any.")
+    ] = 0
+    usd_per_day: Annotated[Pause, doc("Budget per UTC day in USD, by the policy's prices. 0: none.")] = 0.0
+
+
+class NamedLimits(ClientLimits, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: Annotated[
+        str, Meta(min_length=1), doc("Name of an API key, or of a tenant, whose tokens share these limits.")
+    ]
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+    """The section `limits`: those of clients. The policy's `limits` bound all of them together."""
+
+    default: ClientLimits = ClientLimits()  # of each client without an entry in `overrides`
+    overrides: Annotated[
+        tuple[NamedLimits, ...], doc("Limits of named clients and tenants instead of `limits.default`.")
+    ] = ()
+
+    @property
+    def bound(self) -> bool:
+        """Whether any client has a rate or a budget."""
+        return any(each.tokens_per_minute or each.usd_per_day for each in (self.default, *self.overrides))
+
+    def of(self, client: str) -> tuple[str, ClientLimits]:
+        """Return whose limits are a client's, and what they are: its own, its tenant's, or the default."""
+        for name in (client, client.partition("/")[0]):
+            if (found := self._by_name.get(name)) is not None:
+                return name, found
+        return network_of(client), self.default
+
+    @cached_property
+    def _by_name(self) -> dict[str, ClientLimits]:
+        return {each.name: each for each in self.overrides}
+
+    def check(self) -> None:
+        """Raise ConfigError for a name that is listed twice."""
+        names = [each.name for each in self.overrides]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise ConfigError(f"{name!r} is listed twice.", where=f"limits.overrides[{index}]")
+
+
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trial_s: Annotated[
         Seconds,
@@ -311,6 +365,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     server: ServerConfig = ServerConfig()
     identity: DeviceIdentityConfig = DeviceIdentityConfig()
+    limits: LimitsConfig = LimitsConfig()
     engine: EngineConfig = EngineConfig()
     clouds: Annotated[
         dict[CloudName, CloudServer],
@@ -352,8 +407,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return not (self.needs_key or self.server.tls.client_ca_file or is_loopback(self.server.host))
 
     def check_clients(self) -> None:
-        """Raise ConfigError for an unusable issuer, or if the daemon would answer other machines without a key."""
+        """Raise ConfigError for unusable issuers or limits, or if other machines would be answered without a key."""
         check_issuers(self.identity.issuers)
+        self.limits.check()
         if self.is_exposed:
             raise ConfigError(
                 f"The daemon would answer other machines on {self.server.host or 'all addresses'} without an API key. "

@@ -132,6 +132,8 @@ class App:
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             await parts.spend.load()
+            if parts.admission.budgets is not None:
+                await parts.admission.budgets.load()
             await parts.service.sessions.store.load()
             await parts.files.start()
             self._root = asyncio.create_task(self._run_tasks(started), name="causeway-edge")

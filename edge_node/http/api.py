@@ -48,7 +48,7 @@ from causeway_server.router.errors import (
     PermissionDenied,
     QueueFull,
 )
-from causeway_server.router.jobs.submission import Priority
+from causeway_server.router.jobs.submission import RANK
 from causeway_server.router.openai.chat import parse_chat, text_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
@@ -72,6 +72,7 @@ from causeway_server.router.serving.reply import AnswerHead
 from causeway_server.router.serving.request import (
     DEADLINE,
     OURS,
+    PRIORITY,
     TAGS,
     ExchangeHandler,
     Handler,
@@ -94,10 +95,10 @@ from causeway_server.router.serving.stored.responses import StoredResponses
 from causeway_server.router.session_tags import HEADER as SESSION
 from causeway_server.router.session_tags import read_session, tags_of_session
 from causeway_server.router.trackers import MAX_CLIENTS, FairShare, network_of
-from causeway_server.router.types import Kind, Prefer, Request, RoutingHints, folded_tags
+from causeway_server.router.types import Kind, Prefer, Priority, Request, RoutingHints, folded_tags
 
 from ..backends.cloud.history import CLOUD_KEY, CloudHistory
-from ..config.schema import ServerConfig
+from ..config.schema import LimitsConfig, ServerConfig
 from ..serving.direct import ID_HEADERS, Arrival, DirectAnswer, DirectAnswers, DirectConnection
 from ..serving.generation import policy_label
 from ..serving.requests import Records, RequestContext
@@ -129,7 +130,8 @@ REQUEST_HEADERS: Mapping[str, str] = {
     "x-session-id": "name of the agent's session, 1 to 256 printable characters; only under a policy with `session`",
     CLOUD_KEY: "the client's own key of the first cloud: a `previous_response_id` that is not here is read there",
     "x-causeway-deadline-ms": "time left for this request, milliseconds",
-    "x-causeway-priority": "priority of a job: `interactive`, `standard` or `bulk`",
+    "x-causeway-priority": "priority of a request or job: `interactive`, `standard` or `bulk`; "
+    "lowered to what `limits` and the token allow",
     "Prefer": "`respond-async, wait=SECONDS` (RFC 7240): a request that takes longer becomes a job",
     "Idempotency-Key": "of a job: the same request with the same key is the same job",
     "traceparent": "W3C trace context of the client",
@@ -169,7 +171,7 @@ class Caller(msgspec.Struct, frozen=True):
     Attributes:
         reads_all_decisions: Whether it may read the decision records of other clients.
         scopes: Scopes of its token; None for all.
-        priority: Highest priority of its jobs.
+        priority: Highest priority of its requests and jobs.
         is_issued: Whether it has a token, which expires.
     """
 
@@ -240,6 +242,7 @@ class RequestReader:
     Args:
         history: Reader of those that the cloud stores.
         issuers: Verifier of issuers' tokens; None: there are no issuers.
+        limits: Limits of clients; None: there are none.
     """
 
     def __init__(
@@ -249,8 +252,10 @@ class RequestReader:
         responses: StoredResponses | None = None,
         history: CloudHistory | None = None,
         issuers: IssuerTokens[Caller] | None = None,
+        limits: LimitsConfig | None = None,
     ) -> None:
         self.issuers = issuers
+        self._limits = limits
         self._files = files
         self._responses = responses
         self._history = history
@@ -277,8 +282,8 @@ class RequestReader:
     def identify(
         self, authorization: str | None, request: HttpExchange, scope: Literal["chat", "jobs"] = "chat"
     ) -> Caller:
-        """Return the client that sends this value of `Authorization`; without configured keys every client is accepted,
-        under the name in its certificate if it has one.
+        """Return the client that sends this value of `Authorization`, within its limits; without configured keys every
+        client is accepted, under the name in its certificate if it has one.
 
         Every key is compared, each in constant time.
 
@@ -287,6 +292,13 @@ class RequestReader:
             IdentityUnavailable: The keys of the token's issuer cannot be read.
             PermissionDenied: The token lacks the scope, or its tenant may not use this device.
         """
+        caller = self._identify(authorization, request, scope)
+        if self._limits is None:
+            return caller
+        most = self._limits.of(caller.name)[1].priority
+        return caller if RANK[most] <= RANK[caller.priority] else msgspec.structs.replace(caller, priority=most)
+
+    def _identify(self, authorization: str | None, request: HttpExchange, scope: Literal["chat", "jobs"]) -> Caller:
         issued = None if self.issuers is None else self.issuers.verify(authorization or "")
         if issued is not None:
             if issued.scopes is not None and scope not in issued.scopes:
@@ -463,7 +475,7 @@ def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
         InvalidRequest: A value or a name is unknown, or a header has two values: it may be meant to protect privacy.
     """
     if SESSION not in headers and not any(name[:11].lower() == OURS for name in headers):
-        return _without_hints(caller.name, caller.tags)
+        return _without_hints(caller.name, caller.tags, bounded_priority(None, caller.priority))
     lines = combined(headers.items())
     check_header_names(lines, _HEADERS)
     return RoutingHints(
@@ -471,12 +483,20 @@ def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
         tags=(*caller.tags, *read_tags(lines.get(TAGS, "")), *read_session(lines.get(SESSION))),
         client=caller.name,
         deadline_ms=read_deadline_ms(lines.get(DEADLINE)),
+        priority=bounded_priority(read_choice(lines, PRIORITY, RANK), caller.priority),
     )
 
 
 @lru_cache(MAX_CLIENTS)
-def _without_hints(client: str, tags: tuple[str, ...]) -> RoutingHints:
-    return RoutingHints(client=client, tags=tags)
+def _without_hints(client: str, tags: tuple[str, ...], priority: Priority | None) -> RoutingHints:
+    return RoutingHints(client=client, tags=tags, priority=priority)
+
+
+def bounded_priority(asked: Priority | None, most: Priority) -> Priority | None:
+    """Return the priority of a request whose client may have at most `most`; None if nothing says which."""
+    if most == "interactive":
+        return asked
+    return asked if asked is not None and RANK[asked] > RANK[most] else most
 
 
 def _endpoint_of(body: bytes) -> Endpoint:

@@ -11,14 +11,13 @@ import msgspec
 from aiohttp import web
 
 from causeway_server.router.errors import UnsupportedFeature
-from causeway_server.router.jobs.submission import Priority
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_document
 from causeway_server.router.openai.responses.state import StoredTurn, Turn
 from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.request import Handler, HttpExchange
 from causeway_server.router.serving.stored.api import PATHS, StoredResponseApi
 from causeway_server.router.session_tags import tags_of_session
-from causeway_server.router.types import AUTO, RoutingHints, folded_tags
+from causeway_server.router.types import AUTO, Priority, RoutingHints, folded_tags
 
 from ..serving.requests import RequestContext
 from ..serving.service import Service

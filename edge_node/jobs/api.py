@@ -28,7 +28,6 @@ from causeway_server.router.jobs.submission import (
     RANK,
     Endpoint,
     JobFields,
-    Priority,
     answer_text,
     body_digest,
     key_digest,
@@ -45,7 +44,7 @@ from causeway_server.router.residency import check_webhook_region, region_tags
 from causeway_server.router.serving.request import PRIORITY, one_value, read_choice
 from causeway_server.router.serving.responses import STREAMED, EventStream, body_response, header_lines, json_response
 from causeway_server.router.trackers import FairShare, network_of
-from causeway_server.router.types import RoutingHints, replace_surrogates
+from causeway_server.router.types import Priority, RoutingHints, replace_surrogates
 
 from ..config.schema import OutboxConfig
 from ..http.api import RequestReader, routing_hints

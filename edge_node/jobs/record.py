@@ -11,9 +11,9 @@ import msgspec
 
 from causeway_server.router.errors import CausewayError, InvalidRequest, QueueFull
 from causeway_server.router.jobs.job import FINAL_STATES, JobState, JobView, PendingRevision, RevisionOutcome
-from causeway_server.router.jobs.submission import Endpoint, Priority
+from causeway_server.router.jobs.submission import Endpoint
 from causeway_server.router.serving.webhooks import DueWebhook
-from causeway_server.router.types import PartRecord, Prefer
+from causeway_server.router.types import PartRecord, Prefer, Priority
 
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 Lane = Literal["", "edge", "cloud"]

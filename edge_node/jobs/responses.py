@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from causeway_server.router.errors import NotFound
-from causeway_server.router.jobs.submission import RANK, Priority, key_digest
+from causeway_server.router.jobs.submission import RANK, key_digest
 from causeway_server.router.serving.request import PRIORITY, HttpExchange, read_choice
 from causeway_server.router.serving.stored.ports import BackgroundRun, RunText
-from causeway_server.router.types import RoutingHints
+from causeway_server.router.types import Priority, RoutingHints
 
 from .lazy_jobs import JobParts, LazyJobs
 from .record import EdgeJob

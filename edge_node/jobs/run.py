@@ -97,7 +97,7 @@ class JobRuns:
         """
         job = claimed.job
         left_ms = max(1, int((job.deadline - self.time.now()) * 1000.0))
-        hints = RoutingHints(prefer=job.prefer, tags=job.tags, client=job.owner)
+        hints = RoutingHints(prefer=job.prefer, tags=job.tags, client=job.owner, priority=job.priority)
         request = parse_job_request(job.endpoint, claimed.body, hints)
         hints = msgspec.structs.replace(request.hints, deadline_ms=left_ms)
         if not job.may_leave:

@@ -71,7 +71,7 @@ from causeway_server.router.types import (
 from ..clock import Clock
 from ..http.api import RequestReader, routing_hints
 from ..serving.generation import policy_label
-from ..serving.requests import Admission, Records, Status
+from ..serving.requests import Admission, Records, Status, rank_of
 from ..signals.collector import SignalCollector
 from .speaker import PCM_HZ, NothingToSpeak, Speaker, SpokenText
 
@@ -235,7 +235,7 @@ class AudioService:
             self._admission.admit(call.hints.client, call.arrived)
             _check(requested, model, call.hints)
             deadline = call.arrived + self._time_s(call.hints)
-            async with self._admission.permit(deadline, call.hints.client):
+            async with self._admission.permit(deadline, call.hints.client, rank_of(call.hints)):
                 return await work(deadline)
         except CausewayError as error:
             failure = error

@@ -304,6 +304,9 @@ class DirectAnswer:
         usd = usage.pico_usd(target.price) / PICO_USD
         if usd > 0.0:
             records.spend.add(usd)
+        if (budgets := self._service.admission.budgets) is not None:
+            tokens = usage.prompt_tokens + usage.completion_tokens
+            budgets.charge(arrival.request.hints.client, tokens, usd, ended)
         started_ms = round((self.started - arrival.arrived) * 1000.0, 3)
         took_ms = round((first - self.started) * 1000.0, 3)
         total_ms = (ended - arrival.arrived) * 1000.0

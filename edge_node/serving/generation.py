@@ -314,6 +314,15 @@ class Generation(msgspec.Struct, eq=False):
             self._usd = usd  # final from here on
         return usd
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompt and answer: as the target reported, or of abandoned attempts by this device's count."""
+        told = self.usage.prompt_tokens + self.usage.completion_tokens
+        attempts = () if self.sequence is None else self.sequence.attempts
+        if told or not any(attempt.tokens or attempt.abandoned for attempt in attempts):
+            return told
+        return self._prompt_tokens() + sum(attempt.tokens for attempt in attempts)
+
     def _pico_usd(self, attempt: Attempt, *, is_last: bool) -> int:
         """Return the cost of an attempt, from the usage that its target reported.
 

@@ -4,7 +4,7 @@ Admission is a rate limit per client, and a bounded queue in front of bounded co
 the cache lookup. A permit (concurrency) is needed only for a generation: a cache hit does not queue behind the work
 that it saves. A permit is released however its request ends. Waiting clients take turns; the requests of each stay in
 order. In a full queue the youngest request of the client with the most waiting requests is displaced by that of another
-client, so that a flood delays only its own client.
+client, so that a flood delays only its own client. Requests of a higher priority start first, and displace lower ones.
 
 The `RequestContext` passes every piece on to the reply and records numbers and names as they pass, never content. When
 the request ends, `finish` turns them into the one Outcome.
@@ -21,6 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -30,6 +31,7 @@ import msgspec
 from causeway_server.router.decision.decide import RequestMemo, features_of
 from causeway_server.router.decision.sessions import SessionTurn, outcome_of
 from causeway_server.router.errors import CausewayError, ClientGone, DeadlineExceeded, Draining, QueueFull, RateLimited
+from causeway_server.router.jobs.submission import RANK
 from causeway_server.router.openai.answer import CachedAnswer
 from causeway_server.router.policy.compiled import Limits
 from causeway_server.router.policy.signals import concerned
@@ -45,7 +47,16 @@ from causeway_server.router.serving.reply import (
 )
 from causeway_server.router.tool_calls.schema import with_own_ids
 from causeway_server.router.trackers import MAX_CLIENTS, network_of
-from causeway_server.router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, RequestFeatures, Usage
+from causeway_server.router.types import (
+    CacheStatus,
+    Chunk,
+    DecisionRecord,
+    Outcome,
+    Request,
+    RequestFeatures,
+    RoutingHints,
+    Usage,
+)
 
 from ..backends.backend import JobTerms
 from ..clock import Clock
@@ -57,6 +68,7 @@ from ..storage.spend import SpendStore
 if TYPE_CHECKING:
     from ..observability.tracing import RequestTrace
 
+from .budgets import ClientBudgets
 from .generation import Generation, policy_label
 from .variants import DeviceVariants
 
@@ -72,16 +84,17 @@ _MAX_RETRY_S = 60.0
 class EdgePermit:
     """A permit of `Admission`: held from entering the context to leaving it."""
 
-    __slots__ = ("_admission", "_client", "_deadline", "_started")
+    __slots__ = ("_admission", "_client", "_deadline", "_rank", "_started")
 
-    def __init__(self, admission: Admission, deadline: float, client: str) -> None:
+    def __init__(self, admission: Admission, deadline: float, client: str, rank: int) -> None:
         self._admission = admission
         self._deadline = deadline
         self._client = client
+        self._rank = rank
         self._started = 0.0
 
     async def __aenter__(self) -> None:
-        await self._admission.acquire(self._deadline, self._client)
+        await self._admission.acquire(self._deadline, self._client, self._rank)
         self._started = asyncio.get_running_loop().time()
 
     async def __aexit__(self, *_: object) -> None:
@@ -92,15 +105,18 @@ class Admission:
     """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds.
 
     Attributes:
+        budgets: Budgets of clients; None: there are none.
         draining: Whether new requests are refused.
         ending: Whether a request that is cancelled now is cancelled by the daemon, not by its client.
         running, waiting: Number of requests that hold a permit, and that wait for one.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, budgets: ClientBudgets | None = None) -> None:
         self._limits = limits
+        self.budgets = budgets
         self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: tokens, and their time
-        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, in the order of turns
+        # by rank (0 is the highest) and client, in the order of turns
+        self._queues: OrderedDict[tuple[int, str], deque[asyncio.Future[None]]] = OrderedDict()
         self.waiting = 0
         self.running = 0
         self._spare: set[anyio.CancelScope] = set()
@@ -128,11 +144,12 @@ class Admission:
         """Charge one request to `client`.
 
         Raises:
-            RateLimited: The rate is exceeded; has the time until the next token.
+            RateLimited: The rate is exceeded, or a budget is spent; has the time until the next token.
             Draining: The daemon is shutting down.
         """
         if self.draining:
             raise Draining("This server is shutting down.", retry_after_s=1.0)
+        self.check_budgets(client, now)
         rate = self._limits.per_client_rps
         if rate is None:
             return
@@ -147,16 +164,24 @@ class Admission:
             wait_s = (1.0 - tokens) / rate if rate > 0.0 else _MAX_RETRY_S
             raise RateLimited(f"The rate limit is {rate:g} requests per second.", retry_after_s=wait_s)
 
+    def check_budgets(self, client: str, now: float) -> None:
+        """Check a client's budgets alone, as for a job that was admitted earlier. Raises RateLimited."""
+        if self.budgets is not None:
+            self.budgets.check(client, now)
+
     # --- permits -----------------------------------------------------------------------------------------------------
 
-    def permit(self, deadline: float, client: str = "") -> EdgePermit:
+    def permit(self, deadline: float, client: str = "", rank: int = 1) -> EdgePermit:
         """Return one permit, the right to run one generation, to be entered; entering waits for it until `deadline`.
+
+        Args:
+            rank: Rank of the request, from `rank_of`.
 
         Raises:
             QueueFull: The queue is full, or another client's request displaced this one; says when to retry.
             DeadlineExceeded: The deadline passed in the queue.
         """
-        return EdgePermit(self, deadline, client)
+        return EdgePermit(self, deadline, client, rank)
 
     def try_acquire(self) -> bool:
         """Take a permit, without a context, and return True, if there is one now."""
@@ -167,44 +192,48 @@ class Admission:
         self.running += 1
         return True
 
-    async def acquire(self, deadline: float, client: str) -> None:
+    async def acquire(self, deadline: float, client: str, rank: int = 1) -> None:
         """Take a permit, without a context. Raises as `permit`."""
         if self.try_acquire():
             return
-        client = network_of(client)
-        if self.waiting >= self._limits.queue and not self._displace_for(client):
+        turns = rank, network_of(client)
+        if self.waiting >= self._limits.queue and not self._displace_for(turns):
             raise self._full()
-        await self._wait(deadline, client)
+        await self._wait(deadline, turns)
 
     def release(self, held_s: float) -> None:
         """Give back a permit that was held for `held_s` seconds."""
         self._average_held_s += _SMOOTHING * (held_s - self._average_held_s)
         self._release()
 
-    async def _wait(self, deadline: float, client: str) -> None:
+    async def _wait(self, deadline: float, turns: tuple[int, str]) -> None:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         timer = loop.call_at(deadline, _expire, turn)
-        self._queues.setdefault(client, deque()).append(turn)
+        self._queues.setdefault(turns, deque()).append(turn)
         self.waiting += 1
         try:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._release()  # granted in the same step as the cancellation
-            elif turn in self._queues.get(client, ()):
-                self._queues[client].remove(turn)
-                self._forget_turn(client)
+            elif turn in self._queues.get(turns, ()):
+                self._queues[turns].remove(turn)
+                self._forget_turn(turns)
             raise
         finally:
             timer.cancel()
 
-    def _displace_for(self, client: str) -> bool:
-        """Displace the youngest request of the client with most waiting ones, if that has more than `client`."""
+    def _displace_for(self, turns: tuple[int, str]) -> bool:
+        """Displace the youngest request of the client with most waiting ones of the lowest priority, if that is lower,
+        or if it is the same and that client has more than this one.
+        """
         if not self._queues:
             return False
-        most = max(self._queues, key=lambda name: len(self._queues[name]))
-        if len(self._queues[most]) <= len(self._queues.get(client, ())) + 1:
+        most = max(self._queues, key=lambda other: (other[0], len(self._queues[other])))
+        if most[0] < turns[0] or (
+            most[0] == turns[0] and len(self._queues[most]) <= len(self._queues.get(turns, ())) + 1
+        ):
             return False
         turn = self._queues[most].pop()
         self._forget_turn(most)
@@ -212,10 +241,10 @@ class Admission:
             turn.set_exception(self._full())
         return True
 
-    def _forget_turn(self, client: str) -> None:
+    def _forget_turn(self, turns: tuple[int, str]) -> None:
         self.waiting -= 1
-        if not self._queues[client]:
-            del self._queues[client]
+        if not self._queues[turns]:
+            del self._queues[turns]
 
     def _full(self) -> QueueFull:
         """Return the error of a full queue, which advances one request every (mean duration / concurrency) seconds."""
@@ -260,13 +289,18 @@ class Admission:
 
     def _start_waiting(self) -> None:
         while self.waiting and self.running < self._limits.concurrent:
-            client = next(iter(self._queues))
-            turn = self._queues[client].popleft()
-            self._queues.move_to_end(client)
-            self._forget_turn(client)
+            turns = min(self._queues, key=itemgetter(0))
+            turn = self._queues[turns].popleft()
+            self._queues.move_to_end(turns)
+            self._forget_turn(turns)
             if not turn.done():
                 self.running += 1
                 turn.set_result(None)
+
+
+def rank_of(hints: RoutingHints) -> int:
+    """Return the rank of a request in the queue, 0 for the highest priority."""
+    return RANK["bulk" if "bulk" in hints.tags else hints.priority or "standard"]
 
 
 def _expire(turn: asyncio.Future[None]) -> None:

@@ -76,7 +76,7 @@ from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
 from .agent_sessions import AgentSessions, written
 from .generation import AttemptRunner, Generation, SemanticCheck, Tokenizer
 from .on_demand_signals import OnDemandSignals
-from .requests import Admission, Records, RequestContext, SharedGeneration, SharedGenerations, Subscriber
+from .requests import Admission, Records, RequestContext, SharedGeneration, SharedGenerations, Subscriber, rank_of
 
 if TYPE_CHECKING:
     from .shadow import Shadows
@@ -247,7 +247,7 @@ class Service:
         if not self.on_demand.concerns(request):
             return await self._explain(generation)
         # Its parts go through the same child processes as those of requests that run: it takes turns with them.
-        async with self.admission.permit(generation.first_byte_by, request.hints.client):
+        async with self.admission.permit(generation.first_byte_by, request.hints.client, rank_of(request.hints)):
             return await self._explain(generation)
 
     async def _explain(self, generation: Generation) -> Explanation:
@@ -386,8 +386,11 @@ class Service:
             return
         if (turn := context.session) is not None:
             await written(self.sessions.arrive(generation.policy, context.request, turn, generation.snapshot))
-        if context.job is None:  # a job was charged when it was accepted
-            self.admission.admit(context.request.hints.client, context.arrived)
+        client = context.request.hints.client
+        if context.job is None:
+            self.admission.admit(client, context.arrived)
+        else:  # it was charged when it was accepted
+            self.admission.check_budgets(client, context.arrived)
         hit = None if self._bypasses(generation) else await self._find(generation, context.memo)
         if hit is not None and _is_fresh(hit, generation.cache_plan):
             await context.replay(hit)
@@ -508,7 +511,8 @@ class Service:
         """Generate an answer: wait for a permit, decide, run the attempts. `waits`: whether it needs a permit."""
         admission, loop, begun = self.admission, asyncio.get_running_loop(), generation.begun
         if begun is None and waits and not admission.try_acquire():
-            await admission.acquire(generation.first_byte_by, generation.request.hints.client)
+            hints = generation.request.hints
+            await admission.acquire(generation.first_byte_by, hints.client, rank_of(hints))
         started, decided = loop.time() if begun is None else begun.started, False
         try:
             if begun is None:
@@ -614,6 +618,8 @@ class Service:
         if context.generation.policy.places:
             group = self.records.variants.group(record.outcome.target, context.request)
             record = msgspec.structs.replace(record, trial_group=group)
+        if (budgets := self.admission.budgets) is not None and record.outcome.route != "cache" and not context.shared:
+            budgets.charge(context.request.hints.client, context.generation.tokens, record.outcome.usd, ended)
         self.records.decisions.add(record)
         self.records.metrics.request_finished(record.outcome)
         if log.isEnabledFor(logging.DEBUG):

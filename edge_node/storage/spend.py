@@ -24,11 +24,19 @@ from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write
 log = logging.getLogger(__name__)
 
 FILE = "spend-1.sqlite"
-_SCHEMA = "CREATE TABLE IF NOT EXISTS spend (id INTEGER PRIMARY KEY, state TEXT NOT NULL);"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS spend (id INTEGER PRIMARY KEY, state TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS clients (client BLOB, day INTEGER, usd REAL NOT NULL, PRIMARY KEY (client, day));
+"""
 _PUT = "INSERT OR REPLACE INTO spend VALUES (1, ?)"
 _GET = "SELECT state FROM spend WHERE id = 1"
+_TRIM = "DELETE FROM clients WHERE rowid <= (SELECT max(rowid) FROM clients) - 8192"
 _STATE_BYTES = 4096  # approximate
 LOAD_TIMEOUT_S = 5.0
+
+
+def _trim(database: sqlite3.Connection) -> None:
+    database.execute(_TRIM)
 
 
 class SpendStore(SqliteStore):
@@ -49,7 +57,7 @@ class SpendStore(SqliteStore):
         clock: Clock,
         file: str = FILE,
         schema: str = _SCHEMA,
-        trim: Callable[[sqlite3.Connection], None] = lambda _: None,
+        trim: Callable[[sqlite3.Connection], None] = _trim,
         keys: StateKeys | None = None,
     ) -> None:
         self._clock = clock

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRequest, UnsupportedMediaType
-from .submission import Priority
+from ..types import Priority
 
 EventFormat = Literal["json", "msgpack"]
 CONTENT_TYPE: Final[Mapping[EventFormat, str]] = {

@@ -23,9 +23,8 @@ from ..openai.embeddings import encode_embeddings, parse_embedding
 from ..openai.request_body import BOM, check_field_names, load, validate
 from ..openai.responses.encoder import ResponseEncoder
 from ..openai.responses.request import parse_response
-from ..types import Chunk, Embeddings, Request, RoutingHints
+from ..types import Chunk, Embeddings, Priority, Request, RoutingHints
 
-Priority = Literal["interactive", "standard", "bulk"]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"]
 ENDPOINTS: Final[tuple[Endpoint, ...]] = get_args(Endpoint)
 RANK: Final[dict[Priority, int]] = {"interactive": 0, "standard": 1, "bulk": 2}

@@ -236,6 +236,7 @@ def merge_hints(header: RoutingHints, body: WireRoutingHints | None) -> RoutingH
         tags=(*header.tags, *(body.tags or ())),
         client=header.client,
         deadline_ms=min(deadlines, default=None),
+        priority=header.priority,
     )
 
 

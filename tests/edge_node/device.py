@@ -21,6 +21,7 @@ from causeway_server.edge_node.config.schema import (
     DeviceFilesConfig,
     DeviceIdentityConfig,
     EngineConfig,
+    LimitsConfig,
     MqttConfig,
     OutboxConfig,
     ResponsesConfig,
@@ -277,6 +278,7 @@ async def running(
     model_dirs: tuple[str, ...] = (),
     clouds: Mapping[str, CloudServer] = {},
     identity: DeviceIdentityConfig | None = None,
+    limits: LimitsConfig | None = None,
 ) -> AsyncIterator[Device]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
@@ -303,6 +305,7 @@ async def running(
         realtime=realtime or RealtimeConfig(),
         mqtt=mqtt or MqttConfig(),
         identity=identity or DeviceIdentityConfig(),
+        limits=limits or LimitsConfig(),
     )
     if fleet is not None:
         (Path(settings.state_dir) / FLEET_FOLDER).mkdir(parents=True, exist_ok=True)

@@ -284,7 +284,7 @@ def _usual_lines(priority: str, traceparent: str, policy: str, *, cacheable: boo
 
 
 def _priority(request: Request) -> str:
-    """Return the `priority` header: incremental for a streamed answer, low urgency for the tag `bulk`."""
+    """Return the request's priority: `bulk` by its tag, else what its client asked for, else by whether it streams."""
     if "bulk" in request.hints.tags:
         return "bulk"
-    return "interactive" if request.stream else "standard"
+    return request.hints.priority or ("interactive" if request.stream else "standard")

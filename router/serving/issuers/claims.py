@@ -19,7 +19,8 @@ from typing import Any, Final
 import msgspec
 
 from ...errors import AuthenticationFailed, PermissionDenied
-from ...jobs.submission import RANK, Priority
+from ...jobs.submission import RANK
+from ...types import Priority
 from .config import CLAIM_NAME, IssuerConfig
 
 _NAME: Final = re.compile(CLAIM_NAME)

@@ -18,7 +18,7 @@ from causeway_server.cloud_pool.admission.permits import AdmissionConfig, Admiss
 from causeway_server.cloud_pool.admission.scheduler import AdmissionScheduler, Reason
 from causeway_server.cloud_pool.admission.waiting import Ticket, TicketState
 from causeway_server.router.errors import CausewayError, DeadlineExceeded
-from causeway_server.router.jobs.submission import Priority
+from causeway_server.router.types import Priority
 
 Profile = Callable[[float], float]
 """Something over time."""

@@ -8,7 +8,7 @@ import pytest
 from causeway_server.cloud_pool.admission import AdmissionController
 from causeway_server.cloud_pool.http.request_admission import read_headers
 from causeway_server.router.errors import DeadlineExceeded, InvalidRequest, QueueFull
-from causeway_server.router.jobs.submission import Priority
+from causeway_server.router.types import Priority
 
 from .waiters import acquire
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from causeway_server.router.jobs.submission import Priority
+from causeway_server.router.types import Priority
 
 from .simulation import (
     Callers,

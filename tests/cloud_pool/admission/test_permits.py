@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from causeway_server.cloud_pool.admission.permits import AdmissionConfig, PermitAllocator
 from causeway_server.cloud_pool.admission.waiting import Ticket, TicketState
-from causeway_server.router.jobs.submission import Priority
+from causeway_server.router.types import Priority
 
 
 class PermitBooks:

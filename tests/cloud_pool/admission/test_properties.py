@@ -9,7 +9,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from causeway_server.cloud_pool.admission.scheduler import AdmissionScheduler
 from causeway_server.cloud_pool.admission.waiting import FairQueue, Ticket, TicketState
 from causeway_server.router.errors import CausewayError
-from causeway_server.router.jobs.submission import RANK, Priority
+from causeway_server.router.jobs.submission import RANK
+from causeway_server.router.types import Priority
 
 from .simulation import settings
 

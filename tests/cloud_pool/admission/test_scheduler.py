@@ -11,7 +11,7 @@ import pytest
 from causeway_server.cloud_pool.admission.scheduler import RETRY_S, AdmissionScheduler, Reason
 from causeway_server.cloud_pool.admission.waiting import Ticket, TicketState
 from causeway_server.router.errors import DeadlineExceeded, QueueFull, Shed
-from causeway_server.router.jobs.submission import Priority
+from causeway_server.router.types import Priority
 
 from .simulation import settings
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from causeway_server.cloud_pool.admission import AdmissionController
 from causeway_server.cloud_pool.admission.controller import AdmissionMetrics
 from causeway_server.router.errors import QueueFull, Shed
-from causeway_server.router.jobs.submission import Priority
+from causeway_server.router.types import Priority
 
 from .waiters import acquire
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from causeway_server.cloud_pool.admission import AdmissionController, Permit
-from causeway_server.router.jobs.submission import Priority
+from causeway_server.router.types import Priority
 
 
 @asynccontextmanager

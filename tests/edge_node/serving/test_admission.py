@@ -23,13 +23,13 @@ def later(seconds: float) -> float:
 class Worker:
     """Acquires a permit and holds it until `done` is set."""
 
-    def __init__(self, admission: Admission, client: str = "", deadline_s: float = 60.0) -> None:
+    def __init__(self, admission: Admission, client: str = "", deadline_s: float = 60.0, rank: int = 1) -> None:
         self.done = asyncio.Event()
         self.started = False
-        self.task = asyncio.ensure_future(self._work(admission, client, later(deadline_s)))
+        self.task = asyncio.ensure_future(self._work(admission, client, later(deadline_s), rank))
 
-    async def _work(self, admission: Admission, client: str, deadline: float) -> None:
-        async with admission.permit(deadline, client):
+    async def _work(self, admission: Admission, client: str, deadline: float, rank: int) -> None:
+        async with admission.permit(deadline, client, rank):
             self.started = True
             await self.done.wait()
 
@@ -63,6 +63,25 @@ async def test_clients_take_turns() -> None:
     for worker in (quiet, *flood):
         worker.done.set()
     await asyncio.gather(quiet.task, *(worker.task for worker in flood))
+
+
+async def test_a_higher_priority_starts_first_and_displaces_a_lower_one() -> None:
+    admission = Admission(Limits(concurrent=1, queue=2))
+    running = Worker(admission)
+    bulk = [Worker(admission, "a", rank=2) for _ in range(2)]
+    await until(lambda: admission.waiting == 2)
+    urgent = Worker(admission, "a", rank=0)
+    await until(bulk[1].task.done)
+    assert isinstance(bulk[1].task.exception(), QueueFull)
+    with pytest.raises(QueueFull):
+        await Worker(admission, "quiet", 1.0, rank=2).task
+    running.done.set()
+    await until(lambda: urgent.started)
+    assert not bulk[0].started
+    for worker in (urgent, bulk[0]):
+        worker.done.set()
+    await asyncio.gather(running.task, urgent.task, bulk[0].task)
+    assert (admission.running, admission.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("ends", ["answered", "cancelled"])

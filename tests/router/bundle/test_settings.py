@@ -25,7 +25,8 @@ REFUSED = {
         "fleet.check_interval_s",
     ),
     *("egress_ledger.enabled", "egress_ledger.commit_s", "egress_ledger.max_bytes"),  # the owner's own evidence
-    *("identity.issuers", "identity.clock_skew_s"),
+    *("identity.issuers", "identity.clock_skew_s", "limits.overrides"),
+    *(f"limits.default.{name}" for name in ("priority", "tokens_per_minute", "usd_per_day")),
     *("encryption.key_file", "encryption.rotate_s"),
     "jobs.accept_parts",
     "jobs.webhooks.allow_http",
