@@ -7,7 +7,7 @@ place cannot be opened. JSON, msgpack and text never begin with MAGIC.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -55,15 +55,17 @@ class Sealer:
         return key_id in self._keys
 
     @cached_property
-    def _ciphers(self) -> dict[str, AESGCM]:
+    def _ciphers(self) -> dict[str, tuple[bytes, AESGCM]]:
+        """The head of each key's values, and its cipher."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        return {key_id: AESGCM(key) for key_id, key in self._keys.items()}
+        return {key_id: (head_of(key_id), AESGCM(key)) for key_id, key in self._keys.items()}
 
     def seal(self, key_id: str, data: bytes, *place: str) -> bytes:
         """Seal a value for a place."""
-        head, nonce = head_of(key_id), secrets.token_bytes(_NONCE_BYTES)
-        return head + nonce + self._ciphers[key_id].encrypt(nonce, data, _bound(head, place))
+        head, cipher = self._ciphers[key_id]
+        nonce = os.urandom(_NONCE_BYTES)
+        return head + nonce + cipher.encrypt(nonce, data, _bound(head, place))
 
     def open(self, stored: bytes, *place: str) -> bytes:
         """Open a value that was sealed for the same place, with a key that is known.
@@ -72,15 +74,14 @@ class Sealer:
         """
         from cryptography.exceptions import InvalidTag
 
-        key_id = key_id_of(stored)
-        head = head_of(key_id)
-        nonce, rest = stored[len(head) : len(head) + _NONCE_BYTES], stored[len(head) + _NONCE_BYTES :]
         try:
-            return self._ciphers[key_id].decrypt(nonce, rest, _bound(head, place))
+            head, cipher = self._ciphers[key_id_of(stored)]
+            nonce, rest = stored[len(head) : len(head) + _NONCE_BYTES], stored[len(head) + _NONCE_BYTES :]
+            return cipher.decrypt(nonce, rest, _bound(head, place))
         except (InvalidTag, KeyError, ValueError):
             raise RecordUnreadable("Encrypted content was modified, or belongs to another record.") from None
 
 
 def _bound(head: bytes, place: tuple[str, ...]) -> bytes:
     """Return the additional data that the tag covers."""
-    return head + b"\0".join(part.encode() for part in place)
+    return head + "\0".join(place).encode()

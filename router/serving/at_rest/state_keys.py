@@ -96,7 +96,7 @@ class StateKeys:
 
     def seal(self, data: bytes | str, *place: str | int) -> bytes:
         """Seal content for a place, such as its table and row. Raises OSError if there is no key."""
-        keys = self._keys()
+        keys = self._open or self._keys()
         return keys.sealer.seal(keys.newest, data.encode() if isinstance(data, str) else data, *map(str, place))
 
     def open(self, stored: object, *place: str | int) -> bytes:
