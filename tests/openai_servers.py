@@ -101,10 +101,10 @@ def llama_server(folder: Path, *flags: str) -> OpenAIServer:
     return OpenAIServer("llama_cpp.server", "small", [*command, *flags], folder)
 
 
-def vllm_server(folder: Path) -> OpenAIServer:
+def vllm_server(folder: Path, *flags: str) -> OpenAIServer:
     """Return the vLLM that `make test-vllm` installs. Raises ArtifactError if it is not installed."""
     description: VllmDescription = read_vllm(vllm_description(find_places(os.environ)), 0).description
-    return OpenAIServer("vllm", description.model, description.command, folder, description.environ)
+    return OpenAIServer("vllm", description.model, [*description.command, *flags], folder, description.environ)
 
 
 @contextlib.contextmanager

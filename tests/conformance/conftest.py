@@ -86,8 +86,10 @@ _SURFACES = {
 
 SERVERS: Mapping[str, Callable[[Path], OpenAIServer]] = {
     "llama_server": lambda folder: llama_server(folder, "--logits_all=True"),
-    "vllm": vllm_server,
+    # In bfloat16 greedy answers differ by the size of the batch. Answers without a limit end where the context does.
+    "vllm": lambda folder: vllm_server(folder, f"--max-model-len={_VLLM_CONTEXT_TOKENS}", "--dtype=float32"),
 }
+_VLLM_CONTEXT_TOKENS = 512
 WITHOUT = {"llama_server": ["tools", "schemas"], "vllm": ["tools"]}
 
 
@@ -126,10 +128,12 @@ def _before(kinds: Sequence[str], folder: Path, redis: RedisServer) -> Iterator[
             server = servers.enter_context(running(SERVERS[kind](folder)))
             upstream = {"kind": "openai", "urls": [server.url], "without": WITHOUT[kind]}
             tiers.append({"name": kind, "model": server.model, "upstream": upstream})
+            if kind == "vllm":
+                tiers[-1]["context_tokens"] = _VLLM_CONTEXT_TOKENS
         tiers.append({**tiers[-1], "name": "no-vectors"})
         config = {
             "server": {"max_body_bytes": MAX_BODY_BYTES},
-            "tiers": [{**tier, "context_tokens": 2048} for tier in tiers],
+            "tiers": [{"context_tokens": 2048, **tier} for tier in tiers],
             "load_balancing": _PATIENT,
             "jobs": {"durability": "warn"},
             "redis": redis.url,

@@ -32,6 +32,9 @@ def test_tokens_become_their_text_again(surface: Surface) -> None:
     back = surface.post("/v1/detokenize", {"model": surface.model, "tokens": reply.json["tokens"]})
     assert (back.status, set(back.json)) == (200, {"prompt"})
     assert back.json["prompt"].endswith(text)
+
+
+def test_a_token_beyond_the_vocabulary_is_400(surface: Surface) -> None:
     error(surface.post("/v1/detokenize", {"model": surface.model, "tokens": [10**6]}), 400)
 
 
