@@ -454,6 +454,16 @@ def test_vllm_is_installed_only_with_consent_to_both_sizes(
     vllm.ask(places(tmp_path), {"YES": "1"})
 
 
+def test_a_vllm_that_lost_a_part_is_installed_again(tmp_path: Path) -> None:
+    (step,) = plan.plan("vllm", places(tmp_path), {})
+    parts = [places(tmp_path).vllm / name for name in ("environment/bin/python", f"{vllm.MODEL}/model.safetensors")]
+    for part in (*parts, vllm.vllm_description(places(tmp_path))):
+        assert not step.there()
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+    assert step.there()
+
+
 def test_vllm_is_part_of_no_other_goal(tmp_path: Path) -> None:
     goals = ("run", "fleet", "test", "quick", "check", "bench", "train")
     titles = {goal: [one.title for one in plan.plan(goal, places(tmp_path), {})] for goal in goals}

@@ -11,7 +11,7 @@ from .node import node_steps
 from .places import Places
 from .programs import PACKAGES, Package, install_triton
 from .progress import Progress, Step, StepFailed, digest, run
-from .vllm import MODEL, install_vllm, vllm_description, vllm_lock
+from .vllm import MODEL, install_vllm, is_installed, vllm_lock
 
 OPTIONAL = ("triton", *(package.name for package in PACKAGES), "torch")
 # The release that our tests and our models were made with. Not in a lock file: see `_torch`.
@@ -140,7 +140,7 @@ def _vllm(places: Places, environ: Mapping[str, str]) -> Step:
         title="vLLM",
         stamp=places.vllm / "installed",
         key=digest(str(places.python.resolve()), vllm_lock(places), MODEL),
-        there=vllm_description(places).exists,
+        there=lambda: is_installed(places),
         work=lambda progress: install_vllm(places, environ, progress),
     )
 

@@ -63,6 +63,11 @@ def vllm_description(places: Places) -> Path:
     return places.vllm / "vllm.json"
 
 
+def is_installed(places: Places) -> bool:
+    parts = ("environment/bin/python", f"{MODEL}/model.safetensors", vllm_description(places))
+    return all((places.vllm / part).exists() for part in parts)
+
+
 def install_vllm(places: Places, environ: Mapping[str, str], progress: Progress) -> str:
     """Ask, install vLLM and its model into the cache, and describe the server. Raises StepFailed."""
     require_vllm_host()

@@ -49,18 +49,22 @@ class ChildProcess:
         return self._process.pid
 
     async def start(self) -> None:
+        """Start the program. Raises ChildProcessEnded if the system refuses that."""
         self._started = time.monotonic()
         with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=self._environ,
-                limit=_LINE_BYTES,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=log,
+                    env=self._environ,
+                    limit=_LINE_BYTES,
+                    start_new_session=True,
+                    preexec_fn=end_with_parent,
+                )
+            except (OSError, ValueError) as error:
+                raise ChildProcessEnded(f"{self.name} cannot be started: {error}") from error
         self._reader = asyncio.create_task(self._read())
 
     async def ready(self, timeout_s: float) -> dict[str, str]:

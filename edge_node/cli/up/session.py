@@ -107,7 +107,8 @@ class _UpSession:
         except ChildProcessEnded as error:
             self._console.print(Text(str(error), style="red"))
             if self._options.cloud:
-                self._print("If a part is not installed, run `make setup`; --no-cloud starts the edge alone.")
+                command = "make setup" if self._options.models.vllm is None else "make run UPSTREAM=vllm"
+                self._print(f"If a part is not installed, run `{command}`; --no-cloud starts the edge alone.")
             return _FAILED
         finally:
             stopping.cancel()

@@ -186,6 +186,15 @@ def test_a_vllm_stands_where_triton_stands(start: Start) -> None:
     assert "vllm     ready after" in up.printed
 
 
+def test_a_program_that_is_not_there_is_named(start: Start) -> None:
+    """After the set-up was removed, say."""
+    models = msgspec.structs.replace(with_vllm(free_port()), vllm=Vllm(VllmDescription(("/no/python",), {}, "m"), 1))
+    up = start(once=True, models=models)
+    assert up.end() == 1
+    assert "vllm cannot be started: [Errno 2] No such file or directory: '/no/python'" in up.printed
+    assert "`make run UPSTREAM=vllm`" in up.printed
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
