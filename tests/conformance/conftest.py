@@ -84,12 +84,12 @@ _SURFACES = {
 """By module: bytes that no model is asked about need each server once, refused fields no cache; streams show the kinds.
 """
 
+_CONTEXT_TOKENS, _VLLM_CONTEXT_TOKENS = 2048, 512
 SERVERS: Mapping[str, Callable[[Path], OpenAIServer]] = {
     "llama_server": lambda folder: llama_server(folder, "--logits_all=True"),
     # In bfloat16 greedy answers differ by the size of the batch. Answers without a limit end where the context does.
     "vllm": lambda folder: vllm_server(folder, f"--max-model-len={_VLLM_CONTEXT_TOKENS}", "--dtype=float32"),
 }
-_VLLM_CONTEXT_TOKENS = 512
 WITHOUT = {"llama_server": ["tools", "schemas"], "vllm": ["tools"]}
 
 
@@ -110,7 +110,7 @@ _PATIENT = {"silent_before_probe_s": 60, "probe_timeout_s": 60, "hung_after_s": 
 @contextlib.contextmanager
 def _before(kinds: Sequence[str], folder: Path, redis: RedisServer) -> Iterator[Stack]:
     """Run a gateway whose tiers are other servers, and `no-vectors` one of them again."""
-    started, tiers = Stack(folder), []
+    started, tiers = Stack(folder), list[dict[str, object]]()
     with contextlib.ExitStack() as servers:
         for kind in kinds:
             if kind == "trtllm":
@@ -127,13 +127,12 @@ def _before(kinds: Sequence[str], folder: Path, redis: RedisServer) -> Iterator[
                 continue
             server = servers.enter_context(running(SERVERS[kind](folder)))
             upstream = {"kind": "openai", "urls": [server.url], "without": WITHOUT[kind]}
-            tiers.append({"name": kind, "model": server.model, "upstream": upstream})
-            if kind == "vllm":
-                tiers[-1]["context_tokens"] = _VLLM_CONTEXT_TOKENS
+            context = _VLLM_CONTEXT_TOKENS if kind == "vllm" else _CONTEXT_TOKENS
+            tiers.append({"name": kind, "model": server.model, "context_tokens": context, "upstream": upstream})
         tiers.append({**tiers[-1], "name": "no-vectors"})
         config = {
             "server": {"max_body_bytes": MAX_BODY_BYTES},
-            "tiers": [{"context_tokens": 2048, **tier} for tier in tiers],
+            "tiers": [{"context_tokens": _CONTEXT_TOKENS, **tier} for tier in tiers],
             "load_balancing": _PATIENT,
             "jobs": {"durability": "warn"},
             "redis": redis.url,
