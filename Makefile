@@ -12,7 +12,7 @@ CACHE = $(or $(CAUSEWAY_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/causeway)
 RUN_vllm = --vllm $(CACHE)/vllm/vllm.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test test-vllm test-clients quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
+.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test test-vllm test-clients quick check lint fuzz bench bench-llm bench-peers dist docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ bench-llm: ## Measure the engine on real weights (0.5B, which it pulls) beside l
 
 bench-peers: ## Measure our edge beside Envoy, vllm-router, SMG, nginx and LiteLLM, which it sets up (YES=1: unasked)
 	@$(PREPARE) check && exec $(BIN)/python -m tests.bench peers $(if $(YES),--yes) $(ARGS)
+
+dist: ## Build wheels, sdists, the npm package, llama.cpp's wheel, checksums and SBOM into dist/ (ARGS=--check: twice)
+	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.dist $(ARGS)
 
 docs: ## Write the pages' reference tables again from the code
 	@$(PREPARE) check && $(BIN)/python -m tests.docs

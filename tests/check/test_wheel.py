@@ -1,4 +1,4 @@
-"""The product as a wheel: what it puts into site-packages, and that it runs from there."""
+"""The distributions: what the wheels put into site-packages, that the product runs from there, and their bytes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,53 @@ from pathlib import Path
 
 import pytest
 
+from tests.prepare import dist
+
 from .sources import PACKAGES, ROOT
 
-pytestmark = pytest.mark.slow  # builds two wheels
+pytestmark = pytest.mark.slow  # builds wheels
+EPOCH = 1_700_000_000
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheels of product and SDK, by distribution."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    dist.write_tree(folder, dist.tracked_files(ROOT), EPOCH)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory, source: Path) -> dict[str, Path]:
+    """The wheels of product and SDK, by distribution, each from its sdist."""
     folder = tmp_path_factory.mktemp("wheels")
-    flags = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(folder))
-    for source in (ROOT, ROOT / "edge_node" / "sdk"):
-        # Setuptools keeps what an earlier build copied: a build folder of its own holds nothing else.
-        environ = {**os.environ, "DIST_EXTRA_CONFIG": str(_build_in(folder / f"build-{source.name}"))}
-        subprocess.run([sys.executable, "-m", "pip", "wheel", *flags, str(source)], check=True, env=environ)
+    for distribution in dist.PYTHON[:2]:
+        dist.build_python(source / distribution, folder, EPOCH, folder / "build.log")
     return {path.name.partition("-")[0]: path for path in folder.glob("*.whl")}
 
 
-def _build_in(folder: Path) -> Path:
-    folder.mkdir()
-    config = folder / "build.cfg"
-    config.write_text(f"[build]\nbuild_base = {folder / 'build'}\n[egg_info]\negg_base = {folder}\n", encoding="utf-8")
-    return config
+def test_a_second_build_has_the_same_bytes(wheels: dict[str, Path], source: Path, tmp_path: Path) -> None:
+    """Also of a copy that was made at another place and time."""
+    (source / "edge_node" / "sdk").rename(tmp_path / "sdk")
+    os.utime(tmp_path / "sdk" / "README.md")
+    dist.build_python(tmp_path / "sdk", tmp_path, EPOCH, tmp_path / "build.log")
+    first = {path.name: path.read_bytes() for path in wheels["causeway_sdk"].parent.glob("causeway_sdk*")}
+    assert len(first) == 2
+    assert {name: (tmp_path / name).read_bytes() for name in first} == first
+
+
+def test_all_distributions_have_one_version(tmp_path: Path) -> None:
+    """And all get another one at once."""
+    assert len(set(dist.versions(ROOT))) == 1
+    dist.write_tree(tmp_path, {str(path.relative_to(ROOT)): path.read_bytes() for path in dist.version_files(ROOT)}, 0)
+    dist.set_version(tmp_path, "9.8.7")
+    assert dist.versions(tmp_path) == ["9.8.7"] * 8
+
+
+def test_the_bill_of_materials_names_the_locked_packages() -> None:
+    parts = {str(part["name"]): part for part in dist.locked_components(ROOT)}
+    assert parts["llama-cpp-python"]["purl"] == f"pkg:pypi/llama-cpp-python@{parts['llama-cpp-python']['version']}"
+    assert len(parts) > 80
+    assert [name for name, part in parts.items() if not part["hashes"]] == []
 
 
 def _names(wheel: Path) -> list[str]:

@@ -19,7 +19,7 @@ from .places import Places, choose_python, find_places
 from .plan import plan
 from .progress import Progress, StepFailed, carry_out
 
-GOALS = ("run", "fleet", "test", "quick", "check", "bench", "vllm", "train", "lock")
+GOALS = ("run", "fleet", "test", "quick", "check", "bench", "dist", "vllm", "train", "lock")
 
 
 def main() -> int:

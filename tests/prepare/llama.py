@@ -96,7 +96,7 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def cached_wheel(places: Places, environ: Mapping[str, str]) -> Path | None:
-    return next(iter(sorted(_home(places, environ).glob("*.whl"))), None)
+    return next(iter(sorted(wheel_home(places, environ).glob("*.whl"))), None)
 
 
 def install_engine(places: Places, python: Path, progress: Progress) -> str:
@@ -118,7 +118,7 @@ def build_wheel(places: Places, progress: Progress) -> Path:
     """Download, unpack and compile the wheel. Parts are kept, so that an interrupted build continues."""
     require_compilers()
     require_disk(places.cache, BUILD_BYTES)
-    home = _home(places, os.environ)
+    home = wheel_home(places, os.environ)
     bench = home / "build"  # fixed paths: a second attempt finds the objects of the first
     python = _tools(places, bench / "tools", progress)
     source = bench / "source"
@@ -134,7 +134,7 @@ def build_wheel(places: Places, progress: Progress) -> Path:
     return wheel
 
 
-def _home(places: Places, environ: Mapping[str, str]) -> Path:
+def wheel_home(places: Places, environ: Mapping[str, str]) -> Path:
     return places.cache / "llama" / wheel_key(places, environ)[:16]
 
 

@@ -38,6 +38,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
         "run": [environment, packages, engine, project, tools, triton],
         "fleet": [environment, packages, engine, project],
         "test": [*bench, *programs.values(), *node, training, torch],
+        "dist": [environment, packages, *node[:2]],
         "bench": [*bench, programs["redis"], programs["postgres"]],
         "check": [environment, packages, development, project, tools],
         "quick": [environment, packages, development, *compiled, project, tools],
