@@ -1,0 +1,108 @@
+"""`make dist-check`: install what `make dist` built, as a user does, and time the device's first answer.
+
+The environment is empty: no checkout, no compiler, no index. pip fetches the packages of other projects beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .environments import NETWORK_ADVICE
+from .places import Places, find_places
+from .progress import StepFailed, run
+
+BOUND_S = 60.0  # from the install to the first answer
+OURS = ("causeway_router", "causeway_sdk", "llama_cpp_python")
+_ANSWER = re.compile(r"^wake me up at six am +edge +small ")
+STATE = Path(".local", "state", "causeway")
+
+
+def wheels(places: Places) -> list[str]:
+    """Return what to install: our wheels, the product's with the extras of a device. Raises StepFailed."""
+    found = [next((places.root / "dist").glob(f"{name}-*.whl"), None) for name in OURS]
+    if None in found:
+        raise StepFailed("dist/ lacks a wheel.", "Build it: make dist")
+    return [f"{found[0]}[edge,engine,cpu]", *map(str, found[1:])]
+
+
+def fetch(places: Places, wishes: list[str]) -> Path:
+    """Fetch the packages that our wheels need, without ours, into the cache. Returns the folder."""
+    hand = places.cache / "dist-packages"
+    flags: list[str | Path] = ["-q", "--only-binary=:all:", "--find-links", hand, "-d", hand]
+    run(
+        [sys.executable, "-m", "pip", "download", *flags, *wishes],
+        log=places.logs / "dist-fetch.log",
+        advice=NETWORK_ADVICE,
+    )
+    for name in OURS:
+        for path in hand.glob(f"{name}-*"):
+            path.unlink()
+    return hand
+
+
+def first_answer(places: Places, wishes: list[str], hand: Path, home: Path) -> float:
+    """Install, ask and stop. Return the seconds from the beginning of the install to the first answer."""
+    began = time.monotonic()
+    environment, temporary = home / "venv", home / "tmp"
+    temporary.mkdir()
+    environ = {"HOME": str(home), "TMPDIR": str(temporary), "PATH": f"{environment}/bin", "LANG": "C.UTF-8"}
+    log = places.logs / "dist-install.log"
+    run((places.python, "-m", "venv", environment), log=log, environ=environ, cwd=home)
+    flags: list[str | Path] = ["--no-index", "--find-links", hand]
+    run([environment / "bin" / "python", "-m", "pip", "install", *flags, *wishes], log=log, environ=environ, cwd=home)
+    print(f"installed after {time.monotonic() - began:.1f} s", flush=True)
+    up = (environment / "bin" / "causeway-edge", "up", "--no-cloud", "--once", "--port", "0")
+    taken: float | None = None
+    with subprocess.Popen(up, stdout=subprocess.PIPE, text=True, env=environ, cwd=home) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            print(line, end="", flush=True)
+            if taken is None and _ANSWER.match(line):
+                taken = time.monotonic() - began
+    if taken is None or child.returncode != 0:
+        raise StepFailed(f"causeway-edge up ended with status {child.returncode} and {taken or 'no'} first answer.")
+    return taken
+
+
+def leftovers(home: Path) -> list[str]:
+    """Remove the environment. Return what is left beside the state folder: files, and processes of this home."""
+    shutil.rmtree(home / "venv")
+    files = [path.relative_to(home) for path in home.rglob("*") if not path.is_dir()]
+    running = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.fsencode(f"HOME={home}") in (process / "environ").read_bytes():
+                running.append(f"process {process.name}")
+        except OSError:
+            continue  # another user's, or ended meanwhile
+    return [str(path) for path in files if not path.is_relative_to(STATE)] + running
+
+
+def main() -> None:
+    places = find_places(os.environ)
+    wishes = wheels(places)
+    hand = fetch(places, wishes)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        taken = first_answer(places, wishes, hand, home)
+        left = leftovers(home)
+    print(f"first answer after {taken:.1f} s, bound {BOUND_S:.0f} s")
+    if left:
+        raise StepFailed(f"Removal leaves more than {STATE}: {', '.join(left)}.")
+    if taken > BOUND_S:
+        raise StepFailed("The first answer took too long.")
+    print(f"removal leaves {STATE} alone")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except StepFailed as fault:
+        raise SystemExit("\n".join(filter(None, (fault.fault, fault.tail, fault.advice)))) from fault
