@@ -96,14 +96,13 @@ def build_python(source: Path, out: Path, epoch: int, log: Path) -> None:
         write_tree(Path(folder), files, epoch)
         unpacked = packed.with_name(packed.name.removesuffix(".tar.gz"))
         run([sys.executable, "-c", backend, "build_wheel", out], log=log, environ=environ, cwd=unpacked)
-    with (
-        gzip.GzipFile(out / packed.name, "wb", mtime=epoch) as zipped,
-        tarfile.open(fileobj=zipped, mode="w") as archive,
-    ):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size, member.mtime = len(data), epoch
             archive.addfile(member, io.BytesIO(data))
+    (out / packed.name).write_bytes(gzip.compress(buffer.getvalue(), mtime=epoch))
 
 
 def build_npm(places: Places, source: Path, out: Path) -> None:
