@@ -41,6 +41,7 @@ _TOOLS: Final = (
     "test_the_stream_helper_builds_calls",
     "test_tools_and_a_schema_together",
 )
+_TOKENS: Final = ("test_a_chat_has_as_many_tokens_as_its_usage_says", "test_tokens_become_their_text_again")
 _SCHEMAS: Final = (
     "test_a_json_object_is_an_object",
     "test_a_json_object_with_a_schema_obeys_it",
@@ -80,6 +81,7 @@ LACKS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "test_logprobs_of_a_call",
             "test_no_call_is_made_if_none_is_allowed",
         ),
+        "it counts no tokens at the paths of vLLM: 400": _TOKENS,
         "500 for prompts of token ids": (
             "test_an_invalid_prompt_is_400[None0]",
             "test_each_prompt_has_n_choices[1-lists]",
@@ -125,6 +127,7 @@ LACKS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "test_streamed_logprobs_of_a_completion",
             "test_streamed_logprobs_spell_the_answer",
         ),
+        "its tier has no `tokenizer_file`: 400": _TOKENS,
         "no vectors: another server, or another start of it, makes them": (*_VECTORS,),
     },
     "vllm": {
