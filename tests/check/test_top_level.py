@@ -20,6 +20,7 @@ FILES = {
     "CONTRIBUTING.md",
     "DESIGN.md",
     "LICENSE",
+    "SECURITY.md",
 }
 # Pieced together, so that this file is no hit itself.
 REGISTRIES = [

@@ -30,12 +30,9 @@ class Block(msgspec.Struct, frozen=True):
 
 def pages() -> list[Path]:
     """README.md and its like of the whole tree; the cards of models and the changelog have no programs."""
-    folders = [
-        ROOT,
-        *(ROOT / name for name in ("edge_node", "cloud_pool", "router", "models", "policies", "fleet", "tests")),
-    ]
+    folders = ("edge_node", "cloud_pool", "router", "models", "policies", "fleet", "tests", "examples")
     found = {*ROOT.glob("*.md")}
-    for folder in folders[1:]:
+    for folder in map(ROOT.joinpath, folders):
         found |= {
             path for path in folder.rglob("*.md") if "artifacts" not in path.parts and "node_modules" not in path.parts
         }

@@ -1,4 +1,4 @@
-"""The shipped policies: free of errors and warnings, valid by the schema, each with cases that pass."""
+"""The shipped policies and examples: free of errors and warnings, valid by the schema, each with cases that pass."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from causeway_server.router.policy.file import policy_schema
 from causeway_server.router.policy.signals import SIGNALS
 
 POLICIES = Path(__file__).parents[2] / "policies"
-SHIPPED = policy_files((POLICIES,))
-CASES = yaml_in(POLICIES / "cases")
+EXAMPLES = POLICIES.parent / "examples" / "policies"
+SHIPPED = policy_files((POLICIES, EXAMPLES))
+CASES = [*yaml_in(POLICIES / "cases"), *yaml_in(EXAMPLES / "cases")]
 
 
 def load(path: Path) -> Policy:
