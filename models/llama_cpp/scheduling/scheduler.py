@@ -23,10 +23,28 @@ from .speculation import Draft, DraftPlanner, forced_drafts
 _PREFILL_S = 0.02  # prefill per step while sequences are decoding: a reader sees no gap
 _PREFILL_ALONE_S = 0.1  # prefill per step otherwise: a cancel still takes effect soon
 _MIN_PREFILL = 32  # tokens per step
+_TILE = 64  # rows from which llama.cpp's flash attention works in tiles on a CPU (ggml-cpu/ops.cpp)
+_DEEP = 512  # tokens of context from which a step of _TILE rows takes no longer than one of _MIN_PREFILL
 _WEIGHT = 0.3  # of the newest measurement in the prefill rate
 _WINDOW_S = 1.0
 _TURN_S = 0.1  # a reader sees no gap, and a change of adapters costs a small share
 _GROWTH = 16  # free cells for each running sequence before another one is admitted
+
+
+def in_tiles(budget: int, left: int, room: int, decoding: int) -> int:
+    """Return a step's number of prompt tokens, so that neither it nor the rest is smaller than a tile: with fewer rows
+    attention takes several times as long for each, the more the longer the context.
+
+    Args:
+        budget: The wanted number.
+        left: Tokens that are left of the prompts.
+        room: The largest number.
+        decoding: Rows of sequences that are decoding.
+    """
+    budget = min(max(budget, _TILE - decoding), room)
+    if left - budget >= _TILE or room < _TILE:
+        return budget
+    return left if left <= room else left - _TILE
 
 
 class Throughput:
@@ -361,8 +379,11 @@ class Scheduler:
         context, finishing = self._context, list[tuple[Sequence, int]]()
         self._chunks.clear()
         self.clear_drafts()
-        budget = min(self._throughput.prefill_budget(row), context.capacity - row)
+        room, budget = context.capacity - row, self._throughput.prefill_budget(row)
         pending = [(sequence, sequence.text_run(slot_of(sequence).length)) for sequence in self.current.prefilling]
+        if not row or max(slot_of(sequence).length for sequence, _ in pending) >= _DEEP:
+            budget = in_tiles(budget, sum(tokens for _, tokens in pending), room, row)
+        budget = min(budget, room)
         share = max(1, budget // len(pending))
         spare = max(0, budget - sum(min(tokens, share) for _, tokens in pending))
         for sequence, tokens in pending:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from causeway_server.models.llama_cpp.protocol import Emission, Prompt
+from causeway_server.models.llama_cpp.scheduling.scheduler import in_tiles
 from causeway_server.router.types import Sampling
 
 from .conftest import Rig, chat
@@ -166,3 +167,22 @@ def test_a_prefix_longer_than_the_window_is_shared_whole_or_not_at_all(make_rig:
         assert (again.text, again.end.cached_tokens > 0) == (expected.text, shares)
         expected_logprobs = [one.logprob for one in expected.logprobs]
         assert [one.logprob for one in again.logprobs] == pytest.approx(expected_logprobs, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("budget", "left", "decoding", "expected"),
+    [
+        (32, 540, 480, 32),  # no more than 32 fit
+        (32, 1000, 0, 64),
+        (32, 1000, 4, 60),
+        (100, 1000, 0, 100),
+        (100, 130, 0, 130),  # not 100 and 30
+        (32, 20, 0, 20),
+        (512, 540, 0, 476),  # no more than 512 fit
+        (512, 512, 0, 512),
+        (512, 2000, 12, 500),
+    ],
+)
+def test_a_prompt_is_read_in_tiles(budget: int, left: int, decoding: int, expected: int) -> None:
+    """Neither a step nor what is left has fewer than 64 rows, unless the prompt has."""
+    assert in_tiles(budget, left, 512 - decoding, decoding) == expected
