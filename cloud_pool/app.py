@@ -37,6 +37,7 @@ from causeway_server.router.variants.settings import TrialConfig
 
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
+from .accounts.identity.api_keys import ApiKeys
 from .accounts.identity.authenticator import (
     OPERATOR_SCOPES,
     Authenticator,
@@ -69,6 +70,7 @@ from .dispatch.dispatcher import Dispatcher, RetryBudget
 from .dispatch.metrics import DispatchMetrics
 from .dispatch.pool import Pools
 from .http.info_routes import InfoRoutes, Readiness
+from .http.key_routes import KeyRoutes
 from .http.operator import MAX_CONNECTIONS, OperatorRoutes
 from .http.request_admission import RequestAdmission
 from .http.request_runner import RequestRunner
@@ -378,6 +380,7 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
             skew_s=config.identity.clock_skew_s,
             max_lifetime_s=config.identity.max_lifetime_s,
         )
+    api_keys = ApiKeys(client, config.identity) if config.identity.api_keys.accept and client and is_gateway else None
     limiter = TenantRateLimiter(config.tenants, client, is_gateway=is_gateway)
     usage = UsageRecorder(config.tenants, client, wall_clock=limiter.day.unix_time)
     audit = AuditLog(config.audit_file)
@@ -385,7 +388,7 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
     region = config.identity.region
     named = config.identity.certificates.tenants
     authenticator = Authenticator(
-        tokens, verifier, revocations, region=region, certificate_tenants=named, issuers=issuers
+        tokens, verifier, revocations, region=region, certificate_tenants=named, issuers=issuers, api_keys=api_keys
     )
     operators = Authenticator(
         _operator_tokens(config),
@@ -406,6 +409,7 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
         keys,
         fleet,
         issuers,
+        api_keys,
     )
     metrics.registry.register(SampleCollector(accounts.samples))
     return accounts
@@ -702,6 +706,7 @@ def build_server(
         transcription=transcription,
         jobs=None if jobs is None else jobs.api,
         on_drain=on_drain,
+        keys=None if accounts.api_keys is None else KeyRoutes(accounts.api_keys, accounts, admission),
     )
 
 

@@ -272,6 +272,8 @@ def _check(config: Config) -> None:
         raise ConfigError(
             "Client certificates need a CA: set `server.tls.client_ca_file`.", where="identity.certificates.tenants"
         )
+    if config.identity.api_keys.accept and not config.redis:
+        raise ConfigError("API keys are stored in Redis. Set `redis`.", where="identity.api_keys.accept")
     _check_operator(config)
     config.identity.check()
     for where, address in (("redis", config.redis), ("cache.redis", config.cache.redis)):

@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from causeway_server.router.errors import CausewayError, ConfigError
 
 from .accounts.identity.key_set import Jwks, parse_keys, public_jwk
-from .accounts.tenants.usage import READS, SUBMISSIONS
 from .storage.batch_store import output_file_id
 from .storage.record import user_digest
 from .storage.redis_client import JobStoreRefused, RedisClient, as_fields, as_int, as_list, as_text
@@ -304,7 +303,7 @@ class TenantUsage(_SharedKeys):
         if subject.device or subject.user:
             return
         tenant = subject.tenant.translate(_GLOB)
-        for bucket in (tenant, tenant + SUBMISSIONS, tenant + READS):
+        for bucket in (tenant, f"{tenant}/*"):
             async for key in self._scan(f"causeway:tenant:{{{bucket}}}:*"):
                 yield key
 

@@ -39,8 +39,10 @@ from causeway_server.router.numbers import MAX_PAGE
 from causeway_server.router.openai.wire import WireChat, WireCompletion
 from causeway_server.router.variants.feedback import Feedback, FeedbackReceipt
 
+from .accounts.identity.api_keys import NewApiKey, Rotation
 from .admission import Priority
 from .batches.batch_api import BatchList, BatchRequest, BatchView, UploadPurpose
+from .http.key_routes import KEYS, ApiKeyDeleted, ApiKeyList, ApiKeyView
 from .jobs.http.job_api import JobList, WebhookDisabled
 from .jobs.submission import CloudJobFields
 from .jobs.worker.runner import TokenRevoked
@@ -170,6 +172,7 @@ def gateway_operations() -> list[Operation]:
         *stored_response_operations("chat", (*_IDENTITY, errors.PermissionDenied, errors.RateLimited, *_STORE)),
         *_files(),
         *_batches(),
+        *_api_keys(),
         *_health(),
         openapi_operation(OPENAPI_PATH),
     ]
@@ -236,6 +239,40 @@ def _batches() -> Iterator[Operation]:
     yield _operation("GET", "/v1/batches/{id}", "One batch.", BatchView, errors=one)
     ended = (*one, errors.JobAlreadyEnded, errors.RateLimited)
     yield _operation("POST", "/v1/batches/{id}/cancel", "Cancel a batch.", BatchView, errors=ended)
+
+
+def _api_keys() -> Iterator[Operation]:
+    changed = (*ANY_REQUEST, *_IDENTITY, errors.PermissionDenied, errors.RateLimited)
+    operations: tuple[tuple[Literal["GET", "POST", "DELETE"], str, str, Any, Any, Errors], ...] = (
+        ("POST", KEYS, "Make an API key of your tenant.", ApiKeyView, NewApiKey, BODY),
+        ("GET", KEYS, "The API keys of your tenant.", ApiKeyList, None, ()),
+        (
+            "POST",
+            f"{KEYS}/{{id}}/rotate",
+            "Give an API key another secret.",
+            ApiKeyView,
+            Rotation,
+            (*BODY, errors.NotFound),
+        ),
+        (
+            "DELETE",
+            f"{KEYS}/{{id}}",
+            "Delete an API key.",
+            ApiKeyDeleted,
+            None,
+            (errors.NotFound, errors.InvalidRequest),
+        ),
+    )
+    for method, path, summary, body, request, more in operations:
+        yield Operation(
+            method=method,
+            path=path,
+            summary=summary,
+            caller="keys",
+            request={} if request is None else {JSON: request},
+            responses=(ApiResponse(200, {JSON: body}),),
+            errors=(*changed, *more),
+        )
 
 
 def _health() -> Iterator[Operation]:

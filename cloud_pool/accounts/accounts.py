@@ -18,6 +18,7 @@ from ..core.principal import Principal
 from ..redis.connect import EvictionCheck
 from ..redis.keys import ensure_accounts_layout
 from .audit import AuditLog
+from .identity.api_keys import ApiKeys
 from .identity.authenticator import Authenticator
 from .identity.fleet import FleetTrust
 from .identity.revocation import RevocationList
@@ -43,11 +44,13 @@ class Accounts(msgspec.Struct, frozen=True):
     keys: KeySet | None = None  # None: no signed tokens are accepted
     fleet: FleetTrust | None = None
     issuers: IssuerTokens[Principal] | None = None
+    api_keys: ApiKeys | None = None
 
     @property
     def not_ready(self) -> str:
         """Reason why callers cannot be authenticated and this process is not ready; "" if they can."""
-        if (self.keys is not None or self.issuers is not None) and not self.revocations.has_copy:
+        signed = self.keys is not None or self.issuers is not None or self.api_keys is not None
+        if signed and not self.revocations.has_copy:
             return "The list of revoked tokens has never been read, so signed tokens are refused."
         return ""
 
@@ -122,6 +125,8 @@ class Accounts(msgspec.Struct, frozen=True):
                 with suppress(RedisError, OSError):
                     await ensure_accounts_layout(self.redis)
             await self.revocations.refresh()
+            if self.api_keys is not None:
+                await self.api_keys.refresh()
             await self.eviction.check()
 
     def start(self, tasks: TaskGroup) -> None:
@@ -134,6 +139,8 @@ class Accounts(msgspec.Struct, frozen=True):
             tasks.start_soon(self.fleet.watch)
         if self.issuers is not None:
             self.issuers.start(tasks)
+        if self.api_keys is not None:
+            tasks.start_soon(self.api_keys.watch)
 
     async def close(self) -> None:
         """Write pending usage and audit records, each for at most a few seconds, and close the Redis connections."""

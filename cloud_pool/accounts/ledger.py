@@ -48,6 +48,7 @@ class LedgerEntry:
         self.tier = ""
         self.response_headers: dict[str, str] = {}
         self.reservation: Reservation | None = None
+        self.of_key: Reservation | None = None  # of the budget of its API key
         self.estimated_prompt_tokens = 0  # from the body's length
         self.usage = Usage()
         self.estimated = False  # the prompt's tokens in `usage` are an estimate
@@ -124,7 +125,11 @@ class Ledger(msgspec.Struct, frozen=True):
             job=entry.id if fence else "",
             fence=fence,
         )
+        if principal.usd_per_day and demand.pico_usd > principal.usd_per_day * PICO_USD:
+            raise _too_costly(demand.pico_usd, principal.usd_per_day, request)
         entry.reservation = await self.limiter.reserve(principal.tenant, demand)
+        if principal.usd_per_day:
+            entry.of_key = await self.limiter.reserve_of_key(principal, demand)
 
     def check_cost(self, tenant: str, tier: str, request: Request, body_bytes: int, max_tokens: int) -> int:
         """Return the maximum cost of a request, in 1e-12 USD.
@@ -145,11 +150,7 @@ class Ledger(msgspec.Struct, frozen=True):
         pico_usd = most.pico_usd(price)
         usd_per_day = self.config.limits(tenant).usd_per_day
         if usd_per_day and pico_usd > usd_per_day * PICO_USD:
-            raise InvalidRequest(
-                f"This request may cost up to {pico_usd / PICO_USD:g} USD, and your budget is"
-                f" {usd_per_day:g} USD a day: ask for fewer tokens.",
-                param=request.limit_name,
-            )
+            raise _too_costly(pico_usd, usd_per_day, request)
         return pico_usd
 
     def charge(self, entry: LedgerEntry) -> Charge | None:
@@ -189,8 +190,10 @@ class Ledger(msgspec.Struct, frozen=True):
     def _settle(self, entry: LedgerEntry, charge: Charge | None) -> None:
         """Settle the reservation, record the usage exactly once per reservation, and write the audit record."""
         if charge is not None:
-            self.limiter.settle(charge)
-            self.usage.record(charge)
+            of_key = () if entry.of_key is None else (msgspec.structs.replace(charge, reservation=entry.of_key),)
+            for each in (charge, *of_key):
+                self.limiter.settle(each)
+                self.usage.record(each)
         self._record(entry, charge)
 
     def _record(self, entry: LedgerEntry, charge: Charge | None) -> None:
@@ -235,6 +238,14 @@ class Ledger(msgspec.Struct, frozen=True):
         # Usage first: what was spent while Redis was away is then part of what the budget is checked against.
         await self.usage.flush()
         await self.limiter.flush()
+
+
+def _too_costly(pico_usd: int, usd_per_day: float, request: Request) -> InvalidRequest:
+    return InvalidRequest(
+        f"This request may cost up to {pico_usd / PICO_USD:g} USD, and your budget is"
+        f" {usd_per_day:g} USD a day: ask for fewer tokens.",
+        param=request.limit_name,
+    )
 
 
 def _most_audio_ms(request: Request) -> int:

@@ -1,4 +1,4 @@
-"""The commands `causeway-cloud keys` (new, issue, rotate, revoke, show). They do not need a gateway."""
+"""The commands `causeway-cloud keys` (new, issue, rotate, revoke, show; `api`). They do not need a gateway."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ..config import Config
 from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..storage.encryption import rotate_keys
 from ..storage.redis_client import PromotableReplicas
+from .api_keys import api
 from .process import PATH, ConfigSource, redis_options, report_errors
 from .usage import gateways_redis, replication_of_gateways_redis
 
@@ -35,7 +36,10 @@ _DEFAULTS = IdentityConfig()
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def keys() -> None:
-    """Manage device tokens and the keys that encrypt jobs."""
+    """Manage device tokens, API keys and the keys that encrypt jobs."""
+
+
+keys.add_command(api)
 
 
 @keys.command()

@@ -14,8 +14,8 @@ from causeway_server.router.types import Request
 
 from ..admission import RANK, Priority
 
-Scope = Literal["chat", "jobs", "admin"]
-SCOPES: tuple[Scope, ...] = ("chat", "jobs", "admin")
+Scope = Literal["chat", "jobs", "keys", "admin"]
+SCOPES: tuple[Scope, ...] = ("chat", "jobs", "keys", "admin")
 Modality = Literal["text", "image", "audio", "file"]
 MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
 ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -63,8 +63,9 @@ class Principal(msgspec.Struct, frozen=True):
     device: str
     scopes: frozenset[str]
     grants: Grants = NO_GRANTS
-    token_id: str = ""  # `jti` of a signed token; "" for a static token
+    token_id: str = ""  # `jti` of a signed token, or id of an API key; "" for a static token
     issued: float = 0.0  # `iat` of a signed token, Unix seconds
+    usd_per_day: float = 0.0  # budget of an API key; 0: its tenant's
 
     @property
     def owner(self) -> str:

@@ -66,6 +66,8 @@ from ..tiers.tier import Tier
 from ..tiers.variants import MAX_ANSWERS
 from .config import ServerConfig
 from .info_routes import MODELS, InfoRoutes
+from .key_routes import PATHS as API_KEYS
+from .key_routes import KeyRoutes
 from .request_admission import Parse, RequestAdmission, read_headers
 from .request_runner import RequestRunner
 from .stored_responses import GatewayResponses
@@ -101,6 +103,7 @@ class Server(msgspec.Struct):
     transcription: Handler | None = None  # None: no tier understands audio clips
     jobs: JobRoutes | None = None  # None: this gateway has none
     on_drain: Callable[[], object] | None = None  # called when draining begins
+    keys: KeyRoutes | None = None  # None: API keys are not accepted
     document: bytes = b""  # of OpenAPI, once it was asked for
     routes: Mapping[str, tuple[str, Handler]] = {}
 
@@ -131,7 +134,8 @@ class Server(msgspec.Struct):
         """Methods by path; `{id}` stands for an identifier in the path."""
         plain = {path: method for path, (method, _) in self.routes.items()}
         stored = {} if self.generations.responses is None else STORED
-        return {**plain, f"{MODELS}{{id}}": hdrs.METH_GET, **stored, **({} if self.jobs is None else self.jobs.paths)}
+        jobs, keys = {} if self.jobs is None else self.jobs.paths, {} if self.keys is None else API_KEYS
+        return {**plain, f"{MODELS}{{id}}": hdrs.METH_GET, **stored, **jobs, **keys}
 
     @property
     def draining(self) -> bool:
@@ -178,6 +182,8 @@ class Server(msgspec.Struct):
             method, handler = hdrs.METH_GET, self._model
         if handler is None and self.jobs is not None and (job := self.jobs.handler(http)) is not None:
             return job
+        if handler is None and self.keys is not None and (of_keys := self.keys.handler(http)) is not None:
+            return of_keys
         if handler is None and (stored := self.generations.responses) is not None:
             handler = stored.handler(http)
             if handler is not None:

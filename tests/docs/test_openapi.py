@@ -14,6 +14,7 @@ import causeway_server.cloud_pool.app
 import causeway_server.cloud_pool.config
 import causeway_server.edge_node.app
 import causeway_server.edge_node.config.schema
+from causeway_server.cloud_pool.accounts.identity.config import ApiKeysConfig, IdentityConfig
 from causeway_server.cloud_pool.openapi import gateway_operations
 from causeway_server.edge_node.openapi import edge_operations
 from causeway_server.router.api.document import Operation
@@ -40,7 +41,10 @@ def test_the_edge_documents_what_it_serves() -> None:
 
 
 async def test_the_gateway_documents_what_it_serves() -> None:
-    config = causeway_server.cloud_pool.config.Config(tiers=(unreachable_tier(),), redis="redis://127.0.0.1:1")
+    identity = IdentityConfig(api_keys=ApiKeysConfig(accept=True))
+    config = causeway_server.cloud_pool.config.Config(
+        tiers=(unreachable_tier(),), redis="redis://127.0.0.1:1", identity=identity
+    )
     async with anyio.create_task_group() as tasks:
         app = causeway_server.cloud_pool.app.build(config, tasks)
         served = {path: {*methods.split(", ")} for path, methods in app.paths.items()}

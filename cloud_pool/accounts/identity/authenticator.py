@@ -4,8 +4,9 @@
    scopes `static_scopes`, unless it is revoked. With a signed token, both must name the same device.
 1. No tokens are configured (loopback only): ANYONE.
 2. A bearer token that looks like a JWT, if keys or issuers are configured: signature, claims, revocation.
-3. Any other bearer token: the static tokens, of the tenant `default`, with `static_scopes`.
-4. A token of (2) or (3) that is for other regions is refused.
+3. An API key (`cwk_…`), if they are accepted: its digest, expiry, revocation.
+4. Any other bearer token: the static tokens, of the tenant `default`, with `static_scopes`.
+5. A token of (2), (3) or (4) that is for other regions is refused.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from causeway_server.router.serving.request import HttpExchange, client_certific
 from causeway_server.router.serving.tls.peers import PeerCertificate
 
 from ...core.principal import ANYONE, DEFAULT_TENANT, Grants, Principal
+from .api_keys import PREFIX, ApiKeys
 from .config import MAX_TOKEN_LIFETIME_S
 from .revocation import RevocationList
 from .token_verifier import TokenVerifier
@@ -57,6 +59,7 @@ class Authenticator(msgspec.Struct, frozen=True):
     region: str = ""  # of this gateway
     certificate_tenants: Collection[str] = ()  # whose devices client certificates authenticate
     issuers: IssuerTokens[Principal] | None = None  # None: none are configured
+    api_keys: ApiKeys | None = None  # None: none are accepted
     clock: Callable[[], float] = time.monotonic  # s
     wall_clock: Callable[[], float] = time.time  # unix, s
 
@@ -73,7 +76,7 @@ class Authenticator(msgspec.Struct, frozen=True):
             if self.revocations is not None:
                 self.revocations.check(holder.owner, holder.token_id, holder.issued)
             return holder
-        signed = self.verifier is not None or self.issuers is not None
+        signed = self.verifier is not None or self.issuers is not None or self.api_keys is not None
         if not (signed or self.static.known or self.certificate_tenants):  # (1)
             return ANYONE
         scheme, _, token = authorization.partition(" ")
@@ -90,9 +93,15 @@ class Authenticator(msgspec.Struct, frozen=True):
                 raise AuthenticationFailed(
                     f"The token is that of {principal.owner}, the client certificate that of {holder.owner}."
                 )
-            principal.grants.require_region(self.region)  # (4)
+            principal.grants.require_region(self.region)  # (5)
             return principal
-        static = self.static.find(token)  # (3)
+        if self.api_keys is not None and token.startswith(PREFIX):  # (3)
+            principal = self.api_keys.principal(token)
+            if self.revocations is not None:
+                self.revocations.check(principal.owner, principal.token_id, principal.issued)
+            principal.grants.require_region(self.region)
+            return principal
+        static = self.static.find(token)  # (4)
         static.grants.require_region(self.region)
         return Principal(DEFAULT_TENANT, static.device, self.static_scopes, static.grants)
 
@@ -137,7 +146,7 @@ class Authenticator(msgspec.Struct, frozen=True):
 def principal_of(identity: TokenIdentity) -> Principal:
     """Return the caller whom an issuer's token names. No issuer makes operators of this gateway."""
     grants = Grants(priority=identity.priority, regions=identity.regions)
-    scopes = identity.scopes & CALLER_SCOPES
+    scopes = identity.scopes & (CALLER_SCOPES | {"keys"})
     return Principal(identity.tenant, identity.device, scopes, grants, identity.token_id, identity.issued)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Count, Seconds, doc
+from causeway_server.router.config import Count, Positive, Seconds, doc
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.issuers.config import ClaimName, IssuerConfig, check_issuers, check_url
 
@@ -66,6 +66,15 @@ class CertificateIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fiel
     ] = ()
 
 
+class ApiKeysConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `identity.api_keys`: keys that a tenant's administrators make."""
+
+    accept: Annotated[
+        bool, doc("Accept API keys, which callers with the scope `keys` make at `/v1/keys`. Needs `redis`.")
+    ] = False
+    max_per_tenant: Annotated[Positive, doc("Maximum API keys of one tenant.")] = 100
+
+
 class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `identity`: the signed tokens that the gateway accepts.
 
@@ -115,11 +124,12 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     fleet: FleetIdentityConfig = FleetIdentityConfig()
     certificates: CertificateIdentityConfig = CertificateIdentityConfig()
+    api_keys: ApiKeysConfig = ApiKeysConfig()
 
     @property
     def signed(self) -> bool:
-        """Whether signed tokens are accepted."""
-        return bool(self.key_file or self.fleet.url or self.issuers)
+        """Whether signed tokens or API keys are accepted."""
+        return bool(self.key_file or self.fleet.url or self.issuers or self.api_keys.accept)
 
     def check(self) -> None:
         """Check the URLs from which keys come. Raises ConfigError."""

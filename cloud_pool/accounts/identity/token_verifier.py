@@ -5,7 +5,7 @@
 3. a key that is not in the key set; while the fleet's keys have never been read, that is 503
 4. an invalid signature
 5. claims that are missing, malformed, or not for this gateway at this time
-6. the scope `admin` under a key of the fleet: a control plane is not an operator of this gateway
+6. the scope `admin` or `keys` under a key of the fleet: a control plane is not an operator of this gateway
 7. a tenant under a key of the fleet that `identity.fleet.tenants` does not name: that is 403
 """
 
@@ -201,8 +201,8 @@ class TokenVerifier:
             claims = msgspec.convert(payload, Claims)  # (5)
         except (msgspec.ValidationError, RecursionError) as error:
             raise AuthenticationFailed(f"The token's claims are invalid: {error}") from error
-        if self._keys.is_fleets(header.kid) and "admin" in claims.scope.split():  # (6)
-            raise AuthenticationFailed("A token of the fleet cannot have the scope `admin`.")
+        if self._keys.is_fleets(header.kid) and not {"admin", "keys"}.isdisjoint(claims.scope.split()):  # (6)
+            raise AuthenticationFailed("A token of the fleet cannot have the scopes `admin` and `keys`.")
         if self._keys.is_fleets(header.kid) and claims.tenant not in self._config.fleet.tenants:  # (7)
             raise PermissionDenied(
                 f"The fleet's devices may not use the tenant {claims.tenant!r} here. An operator of this gateway names "

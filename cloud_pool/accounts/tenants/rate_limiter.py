@@ -31,10 +31,11 @@ from redis.exceptions import RedisError
 from causeway_server.router.errors import RateLimited
 from causeway_server.router.prices import PICO_USD
 
+from ...core.principal import Principal
 from ...redis.connect import client_fault, is_wrong_data
 from ...redis.keys import load_script
 from .config import TenantLimits, TenantsConfig
-from .usage import GATEWAYS_KEY, READS, SUBMISSIONS, Charge, Demand, Reservation, tenant_key
+from .usage import API_KEY, GATEWAYS_KEY, READS, SUBMISSIONS, Charge, Demand, Reservation, tenant_key
 
 
 class TokenBucket(msgspec.Struct):
@@ -247,7 +248,14 @@ class TenantRateLimiter:
 
         Raises RateLimited with a Retry-After.
         """
-        limits = self._config.limits(tenant)
+        return await self._reserve(tenant, self._config.limits(tenant), demand)
+
+    async def reserve_of_key(self, principal: Principal, demand: Demand) -> Reservation:
+        """Reserve a request's cost in the budget of its API key. Raises RateLimited."""
+        limits = TenantLimits(usd_per_day=principal.usd_per_day)
+        return await self._reserve(f"{principal.tenant}{API_KEY}{principal.token_id}", limits, demand)
+
+    async def _reserve(self, tenant: str, limits: TenantLimits, demand: Demand) -> Reservation:
         tokens = min(demand.tokens, limits.tokens_per_minute) if limits.tokens_per_minute else demand.tokens
         cost = demand.pico_usd if limits.usd_per_day else 0
         name = (demand.job or secrets.token_hex(8)) if cost else ""
@@ -280,7 +288,7 @@ class TenantRateLimiter:
         """Correct the reservation by the actual use. The cost itself is written with the tenant's usage."""
         reservation = charge.reservation
         difference = charge.usage.prompt_tokens + charge.usage.completion_tokens - reservation.tokens
-        if difference and self._config.limits(reservation.tenant).tokens_per_minute:
+        if difference and self._limits_of(reservation.tenant).tokens_per_minute:
             self._unsettled[reservation.tenant] = self._unsettled.get(reservation.tenant, 0) + difference
         local = self._local.get(reservation.tenant)
         if local is not None:
@@ -398,7 +406,9 @@ class TenantRateLimiter:
         await self._restore(keys, [self._now_s(), *rates, len(local.doubtful), *doubtful, *reservations])
 
     def _limits_of(self, bucket: str) -> TenantLimits:
-        """Return the limits that belong to a bucket: of a tenant's requests, submissions or reads."""
+        """Return the limits that belong to a bucket: of a tenant's requests, submissions or reads, or of an API key."""
+        if API_KEY in bucket:
+            return TenantLimits()  # it has a budget alone, which comes with each request
         limits = self._config.limits(bucket.partition("/")[0])
         if bucket.endswith(READS):
             return limits.of_reads

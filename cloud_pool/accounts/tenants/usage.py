@@ -92,6 +92,8 @@ SUBMISSIONS = "/submissions"
 """Suffix of a tenant's name in the name of its bucket for submissions of jobs, files and batches."""
 READS = "/reads"
 """Suffix of a tenant's name in the name of its bucket for reads of these."""
+API_KEY = "/key:"
+"""Text between a tenant's name and an API key's id, in the name of that key's usage and budget."""
 GATEWAYS_KEY = "causeway:tenants:gateways"
 """Key of the gateways that share the tenants' limits."""
 
@@ -105,7 +107,8 @@ log = logging.getLogger(__name__)
 
 
 def tenant_key(tenant: str, name: str) -> str:
-    """Return a Redis key of a tenant, or of its bucket of submissions or reads; they share a hash slot. The names:
+    """Return a Redis key of a tenant, of its bucket of submissions or reads, or of an API key; they share a hash slot.
+    The names:
 
     requests, tokens   token buckets
     usage:DAY          usage of a UTC day, as 2026-11-21

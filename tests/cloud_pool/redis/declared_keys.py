@@ -147,6 +147,13 @@ _IDENTITY = _keys(
     ("tokens", "zset", "fixed", "trimmed by the tokens' expiry", "revoked tokens"),
     ("devices", "hash", "fixed", "trimmed by the longest lifetime of a token", "revoked devices"),
 )
+_API_KEYS = _keys(
+    "accounts/identity",
+    "causeway:{apikeys}:",
+    ("keys", "hash", "fixed", "`api_keys.max_per_tenant`", "API keys, with digests of their secrets"),
+    ("nonce", "string", "fixed", "one value", "a nonce that changes with each API key"),
+    ("used", "hash", "fixed", "as the keys", "when each API key was used last"),
+)
 _TENANTS = _keys(
     "accounts/tenants",
     "causeway:tenant:{<tenant>}:",
@@ -196,7 +203,7 @@ _CACHE = _keys(
     ("lease:<rank>", "hash", "ttl", "a minute", "gateway that generates the answer"),
     ("flow:<rank>:<fence>", "stream", "ttl", "a minute; `max_buffer_bytes`", "an answer in progress"),
 )
-REDIS_KEYS: Final = (*_JOBS, *_WEBHOOKS, *_BATCHES, *_STREAMS, *_SHARED, *_IDENTITY, *_TENANTS, *_CACHE)
+REDIS_KEYS: Final = (*_JOBS, *_WEBHOOKS, *_BATCHES, *_STREAMS, *_SHARED, *_IDENTITY, *_API_KEYS, *_TENANTS, *_CACHE)
 """All keys, by owner."""
 
 

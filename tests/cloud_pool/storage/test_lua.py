@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from causeway_server.cloud_pool.accounts.identity.api_keys import CHANGE_SCRIPT
 from causeway_server.cloud_pool.accounts.identity.revocation import RESTORE_REVOCATIONS_SCRIPT, REVOKE_SCRIPT
 from causeway_server.cloud_pool.accounts.tenants.rate_limiter import (
     GATEWAYS_SCRIPT,
@@ -28,6 +29,7 @@ ACCOUNT_SCRIPTS = {
     "restore": RESTORE_SCRIPT,
     "gateways": GATEWAYS_SCRIPT,
     "add": ADD_USAGE_SCRIPT,
+    "change_api_key": CHANGE_SCRIPT,
 }
 HEARTBEAT = load_script("causeway_server.cloud_pool.admission", "heartbeat")
 EXCHANGE = load_script("causeway_server.cloud_pool.tiers", "exchange")

@@ -1,0 +1,134 @@
+"""The commands `causeway-cloud keys api`: API keys of any tenant, for operators. They need the gateways' Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from causeway_server.router.errors import ConfigError
+
+from ..accounts.identity.api_keys import DAY_S, ApiKey, ApiKeyStore, NewApiKey, Rotation
+from ..admission import RANK
+from ..core.principal import ANYONE
+from .process import ConfigSource, redis_options
+from .usage import gateways_redis
+
+_T = TypeVar("_T")
+_LIFETIME = click.option(
+    "--lifetime-s",
+    type=click.FloatRange(min=60),
+    default=90 * DAY_S,
+    show_default="90 days",
+    help="Seconds until the key expires.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def api() -> None:
+    """Manage the API keys of tenants, as their administrators do at /v1/keys."""
+
+
+@api.command()
+@click.argument("tenant")
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(("chat", "jobs")),
+    default=("chat",),
+    show_default=True,
+    help="Scope of the key; repeatable.",
+)
+@click.option(
+    "--priority",
+    type=click.Choice(tuple(RANK)),
+    default="standard",
+    show_default=True,
+    help="Highest priority that a request may have.",
+)
+@click.option("--model", "models", multiple=True, help="Model that the key may use; repeatable; default: all.")
+@click.option("--usd-per-day", type=click.FloatRange(min=0), default=0.0, help="Budget per UTC day; default: none.")
+@_LIFETIME
+@redis_options
+def create(source: ConfigSource, tenant: str, name: str, lifetime_s: float, **fields: object) -> None:
+    """Make an API key and print it. Its id goes to stderr."""
+    fields["models"] = fields["models"] or None
+    try:
+        asked = msgspec.convert({**fields, "name": name, "expires_in_s": lifetime_s}, NewApiKey)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{error}. Names have 1 to 64 letters, digits, `.`, `_` and `-`.") from error
+    _print(*_with_store(source, lambda store: store.create(tenant, asked, ANYONE.grants)))
+
+
+@api.command()
+@click.argument("tenant")
+@click.argument("key_id")
+@click.option(
+    "--overlap-s",
+    type=click.FloatRange(min=0, max=30 * DAY_S),
+    default=DAY_S,
+    show_default="a day",
+    help="Seconds in which the secret before is accepted, too.",
+)
+@_LIFETIME
+@redis_options
+def rotate(source: ConfigSource, tenant: str, key_id: str, overlap_s: float, lifetime_s: float) -> None:
+    """Give an API key another secret and print it."""
+    asked = Rotation(overlap_s, lifetime_s)
+    _print(*_with_store(source, lambda store: store.rotate(tenant, key_id, asked)))
+
+
+@api.command()
+@click.argument("tenant")
+@click.argument("key_id")
+@redis_options
+def delete(source: ConfigSource, tenant: str, key_id: str) -> None:
+    """Delete an API key. Gateways refuse it within seconds."""
+    _with_store(source, lambda store: store.delete(tenant, key_id))
+    click.echo(f"Deleted {key_id}. Gateways refuse it within seconds.")
+
+
+@api.command("list")
+@click.argument("tenant")
+@redis_options
+def list_keys(source: ConfigSource, tenant: str) -> None:
+    """Show the API keys of a tenant."""
+
+    async def read(store: ApiKeyStore) -> tuple[list[ApiKey], dict[str, int]]:
+        return await store.list(tenant), await store.last_used()
+
+    found, used = _with_store(source, read)
+    table = Table("id", "name", "scopes", "USD a day", "expires", "last used")
+    for key in found:
+        last = _date(used[key.id]) if key.id in used else "never"
+        budget = f"{key.usd_per_day:g}" if key.usd_per_day else "its tenant's"
+        table.add_row(key.id, key.name, " ".join(key.scopes), budget, _date(key.secrets[0].until), last)
+    Console().print(table)
+
+
+def _with_store(source: ConfigSource, work: Callable[[ApiKeyStore], Awaitable[_T]]) -> _T:
+    """Do work with the keys in Redis. Raises CausewayError."""
+    config = source.load()
+
+    async def run() -> _T:
+        async with gateways_redis(config) as client:
+            return await work(ApiKeyStore(client, config.identity))
+
+    return asyncio.run(run())
+
+
+def _print(key: ApiKey, secret: str) -> None:
+    click.echo(f"The API key {key.id} is valid until {_date(key.secrets[0].until)}.", err=True)
+    click.echo(secret)
+
+
+def _date(unix: float) -> str:
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
