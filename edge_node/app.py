@@ -53,6 +53,7 @@ from .daemon.optional_parts import (
     make_shadow,
     make_tracer,
 )
+from .erasure import ErasureApi
 from .files.api import FileApi
 from .files.store import DeviceFileStore
 from .http.api import Api, RequestReader
@@ -404,6 +405,7 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
             **parts.jobs.paths(),
             **FileApi(parts.files, reader, config.server.read_timeout_s).paths(),
             **parts.responses.paths(),
+            **ErasureApi(parts, device.state_dir).paths(),
             **parts.audio.paths(),
             "/v1/realtime": ("GET", parts.sessions.connect),
         },

@@ -48,6 +48,8 @@ from causeway_server.router.variants.feedback import Feedback, FeedbackReceipt
 from . import daemon_version
 from .backends.backend import CloudJobEnded
 from .console.routes import PAGE, WhatIfQuestion
+from .erasure import PATH as ERASURE_PATH
+from .erasure import SignedErasure
 from .files.store import FileFolderUnavailable, StorageFull
 from .http.api import REQUEST_HEADERS
 from .http.inspection import Readiness
@@ -159,6 +161,14 @@ def edge_operations() -> list[Operation]:
         *secret_operations(CLIENT, (*ANY_REQUEST, *_AUTH, *_JOB_STORE)),
         *stored_response_operations(CLIENT, (*_AUTH, *_JOB_STORE)),
         *_files(),
+        _operation(
+            "DELETE",
+            ERASURE_PATH,
+            "Erase everything that this device stores of a client.",
+            SignedErasure,
+            parameters=(Parameter("client", "The client, with the right `erasure`; by default the caller itself."),),
+            errors=(*ANY_REQUEST, *_AUTH, *_JOB_STORE, FileFolderUnavailable, errors.PermissionDenied),
+        ),
         *_audio(),
         realtime_operation(
             CLIENT,

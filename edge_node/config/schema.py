@@ -43,8 +43,8 @@ from causeway_server.router.web_origins import HostName, Origin, is_loopback
 CloudName = Annotated[str, Meta(pattern=rf"^{CLOUD_NAME}\Z")]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
-KeyRight = Literal["decisions"]
-"""`decisions`: read the decision records of all clients."""
+KeyRight = Literal["decisions", "erasure"]
+"""`decisions`: read the decision records of all clients. `erasure`: erase the data of all clients."""
 
 
 class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +56,8 @@ class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ]
     tags: Annotated[tuple[Tag, ...], doc("Tags added to every request that uses this key.")] = ()
     rights: Annotated[
-        tuple[KeyRight, ...], doc("Additional rights. `decisions`: read all keys' decision records.")
+        tuple[KeyRight, ...],
+        doc("Additional rights. `decisions`: read all keys' decision records; `erasure`: erase all clients' data."),
     ] = ()
 
 

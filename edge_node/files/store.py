@@ -277,6 +277,16 @@ class DeviceFileStore:
         await self._open()  # it may have failed at the start
         return await self.on_disk(self._folder.reseal)
 
+    async def erase(self, owner: str) -> int:
+        """Erase all files of a client; return their number. Raises FileFolderUnavailable."""
+        if not (self._has_folder and self._folder.path.is_dir()):
+            return 0
+        await self._open()
+        names = [file.id for file in self._files.values() if file.owner == owner]
+        for name in names:
+            await self._delete(name)
+        return len(names)
+
     # --- for the writer ----------------------------------------------------------------------------------------------
 
     async def reserve(self, writer: DeviceFileWriter, size: int) -> None:

@@ -170,6 +170,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     Attributes:
         reads_all_decisions: Whether it may read the decision records of other clients.
+        erases_all: Whether it may erase the data of other clients.
         scopes: Scopes of its token; None for all.
         priority: Highest priority of its requests and jobs.
         is_issued: Whether it has a token, which expires.
@@ -178,6 +179,7 @@ class Caller(msgspec.Struct, frozen=True):
     name: str
     tags: tuple[str, ...] = ()
     reads_all_decisions: bool = False
+    erases_all: bool = False
     scopes: frozenset[str] | None = None
     priority: Priority = "interactive"
     is_issued: bool = False
@@ -260,7 +262,7 @@ class RequestReader:
         self._responses = responses
         self._history = history
         self._keys = [  # only hashes are kept
-            (bytes.fromhex(key.sha256), Caller(key.name, key.tags, reads_all_decisions="decisions" in key.rights))
+            (bytes.fromhex(key.sha256), Caller(key.name, key.tags, "decisions" in key.rights, "erasure" in key.rights))
             for key in config.keys
         ]
         self._max_body_bytes = config.max_body_bytes
@@ -307,7 +309,7 @@ class RequestReader:
         if not self._keys and (certificate := client_certificate(request)) is not None:
             return Caller(certificate.name)
         if not self._keys and self.issuers is None:
-            return Caller(request.remote or "unix", reads_all_decisions=True)
+            return Caller(request.remote or "unix", reads_all_decisions=True, erases_all=True)
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise AuthenticationFailed("An API key is required: send `Authorization: Bearer <key>`.")
@@ -316,6 +318,10 @@ class RequestReader:
         if not matches:
             raise AuthenticationFailed("This API key is unknown.")
         return matches[0]
+
+    def forget(self) -> None:
+        """Forget the requests that were parsed of late."""
+        self._remembered.clear()
 
     async def request(
         self, request: HttpExchange, kind: Endpoint | None, facts: HeadFacts | None = None, *, compacts: bool = False

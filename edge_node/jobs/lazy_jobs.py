@@ -114,6 +114,16 @@ class LazyJobs:
         if self._parts is not None:
             self._parts.store.close()
 
+    async def erase(self, owner: str) -> tuple[int, int]:
+        """Erase all jobs of a client; return their number, and that of its secrets. Raises JobStoreUnavailable."""
+        if not self._exists:
+            return 0, 0
+        parts = await self.open()
+        jobs, secrets = await parts.store.erase(owner)
+        for job in jobs:
+            parts.runner.stop_job(job)
+        return len(jobs), secrets
+
     @property
     def _exists(self) -> bool:
         return self._folder is not None and exists(self._folder / FILE)

@@ -49,6 +49,7 @@ from .schema import (
     OLD_BODIES,
     OLD_UNREADABLE,
     OLDEST_EMPTY,
+    OWNED,
     RESULT,
     REVISABLE,
     RUNNING,
@@ -56,6 +57,7 @@ from .schema import (
     UNTOLD,
     WAITING,
     decode_job,
+    decoded,
     unreadable_job,
 )
 
@@ -193,13 +195,17 @@ class JobOutbox:
         """Cancel a job, or the pending revisions of its answer. Raises NotFound or JobAlreadyEnded."""
         job = self._rows.find(db, job_id, owner)
         if job.late is not None:
-            if job.late.target:
-                key = revision_id(job.cloud_key, job.revision + 1)
-                self._rows.cancellations.add(db, key, job.late.target, job.deadline)
+            self._cancel_revision(db, job)
             return self._drop_revision(db, job, JobCancelled("The job was cancelled before the part was read."))
         if job.has_ended:
             raise JobAlreadyEnded(f"The job has ended: {job.state.value}.")
         return self._rows.end(db, job, JobEvent.CANCEL, {})
+
+    def _cancel_revision(self, db: sqlite3.Connection, job: EdgeJob) -> None:
+        """Let the cloud cancel the pending revision, if it has it."""
+        if job.late is not None and job.late.target:
+            key = revision_id(job.cloud_key, job.revision + 1)
+            self._rows.cancellations.add(db, key, job.late.target, job.deadline)
 
     @transaction
     def retry(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
@@ -247,6 +253,22 @@ class JobOutbox:
             raise JobNotEnded(f"The job is {job.state.value}, so it cannot be purged. Cancel it first.")
         self._rows.delete(db, job)
         return job
+
+    @transaction
+    def erase(self, db: sqlite3.Connection, owner: str) -> tuple[list[EdgeJob], int]:
+        """Delete all jobs of an owner and its webhook secrets. Return the jobs, and how many secrets there were."""
+        jobs = []
+        for seq, record in db.execute(OWNED, (owner,)).fetchall():
+            if (job := decoded(decode_job, record)) is None:
+                self._rows.delete_unreadable(db, seq)
+                job = unreadable_job(seq, "", RecordUnreadable("The job cannot be read."))
+            else:
+                self._cancel_revision(db, job)
+                self._rows.delete(db, job if job.has_ended else self._rows.end(db, job, JobEvent.CANCEL, {}))
+            jobs.append(job)
+        secrets = db.execute("DELETE FROM webhook_secrets WHERE owner = keyed(?)", (owner,)).rowcount
+        self._rows.bodies.deletions += len(jobs) + secrets
+        return jobs, secrets
 
     # --- the runner --------------------------------------------------------------------------------------------------
 

@@ -152,6 +152,11 @@ class SemanticAnswers:
         if self._index is not None:
             self._index.remove(key)
 
+    def clear(self) -> None:
+        """Forget all questions."""
+        if self._index is not None and self._judge is not None:
+            self._index = type(self._index)(self._judge)
+
 
 def load_judge(extra_dirs: Sequence[Path]) -> Judge:
     """Load the judge and the encoder that it was trained on.

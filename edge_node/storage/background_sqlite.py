@@ -28,6 +28,7 @@ from pathlib import Path
 
 import msgspec
 
+from causeway_server.router.errors import JobStoreUnavailable
 from causeway_server.router.serving.at_rest.state_keys import LAYOUT, StateKeys
 from causeway_server.router.serving.logs import redacted
 
@@ -47,6 +48,7 @@ _TRIM_S = 60.0
 _PRAGMAS = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA journal_size_limit=4194304;"
 _BUSY_S = 1.0  # time that SQLite waits for a lock
 _CLOSING_TRIES = 3  # attempts of a batch while the file is locked
+_ERASURE_S = 60.0
 _LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _CORRUPT_MESSAGES = ("not a database", "malformed", "unsupported file format")
 
@@ -62,8 +64,9 @@ class Write(msgspec.Struct, gc=False, frozen=True):
 class _Read(msgspec.Struct, frozen=True):
     statement: str
     values: Row
-    rows: Future[list[Row]]
+    rows: Future[list[Row] | None]
     until: float  # time until which the caller waits, monotonic seconds
+    erases: bool = False
 
 
 class SqliteStats(msgspec.Struct, frozen=True):
@@ -250,11 +253,28 @@ class BackgroundSqlite(SqliteThread):
         Raises:
             TimeoutError: The disk did not answer within `timeout_s`.
         """
-        rows: Future[list[Row]] = Future()
+        return await self._ask(statement, values, timeout_s) or []
+
+    async def erase(self, statement: str, values: Row) -> list[Row]:
+        """Run a DELETE that returns its rows, after the writes that wait, and leave no copy of them in file and log.
+
+        Raises JobStoreUnavailable: something of them may be left.
+        """
+        try:
+            rows = await self._ask(statement, values, _ERASURE_S, erases=True)
+        except TimeoutError:
+            rows = None
+        if rows is None:
+            raise JobStoreUnavailable(f"{self._path.name} cannot be written. Erase again later.", retry_after_s=5.0)
+        return rows
+
+    async def _ask(self, statement: str, values: Row, timeout_s: float, *, erases: bool = False) -> list[Row] | None:
+        """Return the rows of a statement; None if the file cannot be used. Raises TimeoutError."""
+        rows: Future[list[Row] | None] = Future()
         with self._ready:
             if self._closing:
-                return []
-            self._reads.append(_Read(statement, values, rows, self._monotonic() + timeout_s))
+                return None
+            self._reads.append(_Read(statement, values, rows, self._monotonic() + timeout_s, erases))
             self._ready.notify()
         async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(rows)
@@ -296,11 +316,20 @@ class BackgroundSqlite(SqliteThread):
     def _run_read(self, read: _Read) -> None:
         if not (read.rows.running() or read.rows.set_running_or_notify_cancel()):
             return
-        rows: list[Row] = []
+        rows: list[Row] | None = None
+        if read.erases:
+            with self._ready:
+                writes, self._pending_bytes = list(self._writes), 0
+                self._writes.clear()
+            if writes:
+                self._run_writes(writes)
         try:
             database = self._open_database()
             if database is not None:
+                database.execute(f"PRAGMA secure_delete={read.erases:d}")
                 rows = database.execute(read.statement, read.values).fetchall()
+                if read.erases and truncate_log(database):
+                    rows = None  # another program reads the log
         except sqlite3.Error as error:
             self._handle_failure(error)
         except Exception as error:
@@ -442,3 +471,16 @@ def evict(database: sqlite3.Connection, limit_bytes: int, statement: str) -> Non
         )
         if (pages - free) * size <= limit_bytes or database.execute(statement).rowcount == 0:
             return
+
+
+def truncate_log(database: sqlite3.Connection) -> str:
+    """Truncate the write-ahead log; return the error, or "" if it succeeded."""
+    (waits_ms,) = database.execute("PRAGMA busy_timeout").fetchone()
+    database.execute("PRAGMA busy_timeout=0")
+    try:
+        is_blocked = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    except sqlite3.Error as error:
+        return str(error)
+    finally:
+        database.execute(f"PRAGMA busy_timeout={waits_ms}")
+    return "another program reads the file" if is_blocked else ""

@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, mark BLOB NOT NULL);
 _RECORD = "opened(record, 'decisions', id)"
 _PUT = "INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?)"
 _READ = f"SELECT {_RECORD} FROM decisions WHERE created >= ? ORDER BY created, id"
+_ERASE = f"DELETE FROM decisions WHERE client_of({_RECORD}) = ? RETURNING id"
 _EVICT = "DELETE FROM decisions WHERE id IN (SELECT id FROM decisions ORDER BY rowid LIMIT 256)"
 _AGES = 256  # number of records of the newest row, over `max_age_s`
 
@@ -157,6 +158,15 @@ class DecisionStore(SqliteStore):
         finally:
             self._searches.release(search)
         return (records + [record for record in older if record.id not in self.memory])[:limit]
+
+    async def erase(self, client: str) -> int:
+        """Erase a client's records; return their number. Raises JobStoreUnavailable."""
+        ids = {record.id for record in self.memory.values() if record.request.client == client}
+        for decision_id in ids:
+            del self.memory[decision_id]
+        if self.database is not None:
+            ids |= {str(row[0]) for row in await self.database.erase(_ERASE, (client,))}
+        return len(ids)
 
     async def _find_on_disk(self, query: DecisionQuery, oldest: float, limit: int) -> list[DecisionRecord]:
         """Return the matching records that are not newer than `oldest`, Unix seconds."""

@@ -32,7 +32,7 @@ from causeway_server.router.serving.folders import sync
 from causeway_server.router.serving.logs import redacted
 
 from ..observability.logs import Fault
-from .background_sqlite import SqliteThread
+from .background_sqlite import SqliteThread, truncate_log
 
 log = logging.getLogger(__name__)
 
@@ -323,23 +323,10 @@ class LogErasure:
         """Truncate the log, or note when to try again. Does not wait for other programs."""
         if self._since is None:
             return
-        problem = _truncate_log(database)
+        problem = truncate_log(database)
         if not problem:
             self._since = None
             self.fault.end(f"{self._log} no longer holds deleted content")
             return
         self._due = self._monotonic() + _RETRY_S
         self.fault.begin(f"{self._log} still holds deleted requests and answers ({problem}); the erasure is repeated.")
-
-
-def _truncate_log(database: sqlite3.Connection) -> str:
-    """Truncate the log; return the error, or "" if it succeeded."""
-    (waits_ms,) = database.execute("PRAGMA busy_timeout").fetchone()
-    database.execute("PRAGMA busy_timeout=0")
-    try:
-        is_blocked = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-    except sqlite3.Error as error:
-        return str(error)
-    finally:
-        database.execute(f"PRAGMA busy_timeout={waits_ms}")
-    return "another program reads the file" if is_blocked else ""

@@ -100,6 +100,12 @@ class _Objects:
         self.deletions += deleted
         return deleted > 0
 
+    def erase(self, db: sqlite3.Connection, owner: str) -> int:
+        """Delete all objects of a client; return their number."""
+        erased = db.execute("DELETE FROM objects WHERE owner = keyed(?)", (owner,)).rowcount
+        self.deletions += erased
+        return erased
+
     def _over_limit(self, db: sqlite3.Connection, owner: str) -> str | None:
         """Return the client whose objects must give way: the owner, "" for any; None if nothing must."""
         count, size = db.execute(_HELD, (owner,)).fetchone()
@@ -185,6 +191,13 @@ class DeviceResponseStore:
         if self._exists:
             deleted = await self._run(lambda db: self._objects.delete(db, owner, name)) or deleted
         return deleted
+
+    async def erase(self, owner: str) -> int:
+        """Erase all objects of a client; return their number. Raises JobStoreUnavailable."""
+        erased = self._private.erase(self._memory, owner)
+        if self._exists:
+            erased += await self._run(lambda db: self._objects.erase(db, owner))
+        return erased
 
     @property
     def _exists(self) -> bool:

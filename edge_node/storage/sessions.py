@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from causeway_server.router.decision.sessions import KEY_BYTES
+from causeway_server.router.decision.sessions import KEY_BYTES, client_of
 from causeway_server.router.errors import JobStoreUnavailable
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.types import Session, decode_row
@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS sessions (
 """
 _PUT = "INSERT OR REPLACE INTO sessions (key, state) VALUES (keyed(?1), seal(?2, 'sessions', keyed(?1)))"
 _ALL = "SELECT opened(state, 'sessions', key) FROM sessions ORDER BY seq"
+_DELETE = "DELETE FROM sessions WHERE key = keyed(?)"
 _decoder = msgspec.msgpack.Decoder(tuple[bytes, Session])
 _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T")
@@ -56,6 +57,12 @@ class _States:
             self._count -= 1
             if not own:
                 del self._by_client[name[:KEY_BYTES]]
+
+    def forget(self, client: bytes) -> list[bytes]:
+        """Forget a client's states, and return their names."""
+        names = list(self._by_client.pop(client, ()))
+        self._count -= len(names)
+        return names
 
     def keep(self, name: bytes, state: Session) -> list[bytes]:
         """Keep a state as its client's newest one, and return the names that gave way."""
@@ -90,8 +97,10 @@ class SessionStore:
         self._path = None if folder is None else folder / FILE
         self._file: GroupCommit | None = None
         self._started = False
+        self._deletions = 0  # counted in the file's thread
         if self._path is not None:
-            self._file = GroupCommit(self._path, _SCHEMA, TableHooks(lambda _: None), monotonic=monotonic, keys=keys)
+            hooks = TableHooks(lambda _: None, deletions=lambda: self._deletions)
+            self._file = GroupCommit(self._path, _SCHEMA, hooks, monotonic=monotonic, keys=keys)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -123,7 +132,7 @@ class SessionStore:
 
         def write(db: sqlite3.Connection) -> None:
             db.executemany(_PUT, rows)
-            db.executemany("DELETE FROM sessions WHERE key = keyed(?)", gone)
+            db.executemany(_DELETE, gone)
 
         try:
             written = self._submit(write)
@@ -131,6 +140,18 @@ class SessionStore:
             return None  # at the end of the daemon
         written.add_done_callback(_see)
         return written
+
+    async def erase(self, owner: str) -> int:
+        """Erase a client's states; return their number. Raises JobStoreUnavailable."""
+        gone = [(name,) for states in (self._bound, self._others) for name in states.forget(client_of(owner))]
+
+        def delete(db: sqlite3.Connection) -> None:
+            db.executemany(_DELETE, gone)
+            self._deletions += len(gone)
+
+        if gone and self._file is not None:
+            await self._submit(delete)
+        return len(gone)
 
     def close(self) -> None:
         """Commit waiting work. Blocking."""

@@ -125,7 +125,12 @@ def keys_of(request: Request, owner: str) -> SessionKeys:
             since.append(hashed.digest())
     tool_result = start < end and any(message.role in ("tool", "function") for message in messages[end:])
     named = next((_digest(owner, tag) for tag in tags_of_session(request.hints.tags)), None)
-    return SessionKeys(asked, tuple(since[-_MAX_SINCE:]), named, tool_result, _digest(network_of(owner)))
+    return SessionKeys(asked, tuple(since[-_MAX_SINCE:]), named, tool_result, client_of(owner))
+
+
+def client_of(owner: str) -> bytes:
+    """Return the digest of a client, or its network, under which its sessions are kept."""
+    return _digest(network_of(owner))
 
 
 def session_of(keys: SessionKeys, find: FindSession, now: float) -> Session:

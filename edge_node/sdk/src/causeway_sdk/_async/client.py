@@ -385,6 +385,15 @@ class AsyncCauseway:
         """Delete a job of a device that has ended, with its answer (``POST /v1/jobs/{id}/purge``)."""
         return await self._change_job("/purge", "POST", job)
 
+    async def erase(self, client: str = "") -> JSON:
+        """Erase what a device stores of this client, or of another, with the right to (``DELETE /v1/me/data``).
+
+        Returns:
+            The signed receipt.
+        """
+        path = f"/v1/me/data?{urlencode({'client': client})}" if client else "/v1/me/data"
+        return decode_document(await self._fetch(Request(path, verb="DELETE")))
+
     async def _change_job(self, part: str, verb: str, job: Job | str) -> Job:
         job_id = job if isinstance(job, str) else job.id
         request = Request(item_path("/v1/jobs", job_id) + part, verb=verb)

@@ -1,0 +1,41 @@
+"""The command `causeway-edge erase`: the erasure of a client's data by the running daemon."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+
+from causeway_sdk import CausewayAPIError, CausewayError
+from causeway_server.router.serving.process import ask
+
+from .options import connect, daemon_options
+
+
+@click.command()
+@daemon_options
+@click.option("--client", required=True, help="Name of the client, as in decision records.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def erase(url: str, api_key: str, output_format: str, client: str, *, yes: bool) -> None:
+    """Erase everything that the device stores of a client, and print the signed receipt.
+
+    A daemon with API keys needs one with the right `erasure`. Exit codes: 0 erased, 1 refused, 2 usage error, 3
+    unreachable.
+    """
+    ask("causeway-edge", f"Erase all data of {client} on this device permanently?", yes=yes)
+    try:
+        with connect(url, api_key) as causeway:
+            signed = causeway.erase(client)
+    except CausewayError as error:
+        click.echo(f"causeway-edge: {error}", err=True)
+        sys.exit(1 if isinstance(error, CausewayAPIError) else 3)
+    if output_format == "json":
+        click.echo(msgspec.json.encode(signed))
+        return
+    receipt: Any = signed["receipt"]
+    for kind, count in receipt["erased"].items():
+        click.echo(f"{count}\t{kind}")
+    for what, why in receipt["left"].items():
+        click.echo(f"left: {what} ({why})")
