@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 PATH: Final = "/v1/me/data"
 _LEFT: Final = {
     "requests in progress": "what they store later: erase again",
-    "egress ledger, sums of spending, shadow answers": "they name no client and have no content",
+    "egress ledger, shadow answers": "they name no client and have no content",
+    "sums of spending": "by day and keyed digest of the client, so that an erasure resets no budget",
     "system prompts": "they are of no single client; `engine.stored_prompts_bytes: 0` removes them",
     "logs and traces": "ids and times, no content: they expire as you rotate them",
     "unreadable files": "until they expire (`files.ttl_s`): their owner cannot be read",
