@@ -186,6 +186,15 @@ export class Causeway {
     return this.#document({ path: itemPath("/v1/decisions", decision_id), method: "GET" }, signal);
   }
 
+  /** Erase what a device stores of this client, or of another, with the right to (`DELETE /v1/me/data`).
+   *
+   * @returns The signed receipt.
+   */
+  async erase(client = "", { signal }: CallOptions = {}): Promise<JSONObject> {
+    const query = client && `?client=${encodeURIComponent(client)}`;
+    return this.#document({ path: `/v1/me/data${query}`, method: "DELETE" }, signal);
+  }
+
   /** List the names that `model` accepts: `auto` first, then the policy's targets (`GET /v1/models`). */
   async models({ signal }: CallOptions = {}): Promise<Model[]> {
     return decodeModels(await this.#document({ path: "/v1/models", method: "GET" }, signal));
