@@ -56,7 +56,7 @@ async def call(device: Device, client: str, method: str, path: str, **content: A
 
 async def plant(device: Device, client: str) -> dict[str, str]:
     """Leave something of a client in every store; return the paths at which it is found."""
-    device.engine.words = (f"{client} answers",)
+    device.engine.words = (client, " answers", ".")
     messages = [{"role": "user", "content": f"{client} asks"}]
     chat: dict[str, Any] = {"model": "auto", "messages": messages}
     await call(device, client, "POST", "/v1/chat/completions", json=chat | {"temperature": 0})
