@@ -83,7 +83,7 @@ def create(source: ConfigSource, tenant: str, name: str, lifetime_s: float, **fi
 def rotate(source: ConfigSource, tenant: str, key_id: str, overlap_s: float, lifetime_s: float) -> None:
     """Give an API key another secret and print it."""
     asked = Rotation(overlap_s, lifetime_s)
-    _print(*_with_store(source, lambda store: store.rotate(tenant, key_id, asked)))
+    _print(*_with_store(source, lambda store: store.rotate(tenant, key_id, asked, ANYONE.grants)))
 
 
 @api.command()

@@ -115,7 +115,7 @@ class KeyRoutes(msgspec.Struct, frozen=True):
     async def _rotate(self, http: web.BaseRequest, principal: Principal, key_id: str) -> ApiKeyView:
         body = await self.admission.read(http, principal)
         asked = validate(load(body), Rotation) if body else Rotation()
-        key, secret = await self.keys.store.rotate(principal.tenant, key_id, asked)
+        key, secret = await self.keys.store.rotate(principal.tenant, key_id, asked, principal.grants)
         log.warning("API key %s of %s rotated by %s", key.id, key.tenant, principal.owner)
         return view_of(key, secret)
 

@@ -154,9 +154,16 @@ class ApiKeyStore:
         """Return when keys were used last, Unix seconds by id. Raises RedisError."""
         return {_text(name): int(at) for name, at in (await self.client.hgetall(_USED)).items()}
 
-    async def rotate(self, tenant: str, key_id: str, asked: Rotation) -> tuple[ApiKey, str]:
-        """Give a key another secret. Returns both. Raises NotFound, InvalidRequest or RedisError."""
+    async def rotate(self, tenant: str, key_id: str, asked: Rotation, own: Grants) -> tuple[ApiKey, str]:
+        """Give a key another secret, and return both. `own`: grants that the key may not exceed.
+
+        Raises:
+            PermissionDenied: The key exceeds `own`: its secret would give more.
+            NotFound, InvalidRequest, RedisError: As `delete`.
+        """
         key, stored = await self._find(tenant, key_id)
+        if _within(key.grants, own) != key.grants:
+            raise PermissionDenied("This API key has more than your token grants.")
         secret, now = _new_secret(), self._now()
         old = msgspec.structs.replace(key.secrets[0], until=min(key.secrets[0].until, now + asked.overlap_s))
         new = Secret(_sha256(secret), now + self._lifetime_s(asked.expires_in_s))
@@ -252,8 +259,8 @@ class ApiKeys:
             self._told = dict(self._used)
 
 
-def _within(asked: NewApiKey, own: Grants) -> Grants:
-    """Return the grants of a new key: a higher priority than that of its maker is lowered, as headers are.
+def _within(asked: Grants, own: Grants) -> Grants:
+    """Return the grants of a key: a higher priority than that of its maker is lowered, as headers are.
 
     Raises PermissionDenied for a name in a list that its maker may not use.
     """

@@ -200,15 +200,29 @@ async def test_a_redis_without_its_data_accepts_no_key(store: ApiKeyStore, empty
         copy.principal(secret)
 
 
+@pytest.mark.parametrize("own", [{"models": ("small",)}, {"modalities": ("text",)}, {"priority": "bulk"}])
+async def test_a_rotation_gives_nobody_more_than_its_own(
+    empty_redis: RedisServer, issuer: Issuer, own: dict[str, Any]
+) -> None:
+    async with running(config(empty_redis.url, issuer)) as gateway:
+        key = await made(gateway, token(issuer))
+        less = token(issuer, **own)
+        status, answer = await call(gateway, less, "POST", f"/{key['id']}/rotate")
+        assert (status, answer["error"]["code"]) == (403, "permission_denied")
+        assert (await gateway.post(key["key"]))[0] == 200
+        lesser = await made(gateway, less)
+        assert (await call(gateway, less, "POST", f"/{lesser['id']}/rotate"))[0] == 200
+
+
 async def test_a_change_of_a_key_that_was_changed_meanwhile_is_refused(store: ApiKeyStore) -> None:
     key, _ = await store.create("acme", NewApiKey(name="ci"), Grants())
     names = [f"causeway:{{apikeys}}:{name}" for name in ("keys", "nonce", "used")]
     stored = await store.client.hget(names[0], key.id)
     assert stored is not None
-    await store.rotate("acme", key.id, Rotation())
+    await store.rotate("acme", key.id, Rotation(), Grants())
     assert await store.client.eval(CHANGE_SCRIPT, 3, *names, key.id, stored, b"", "x") == 0
     with pytest.raises(NotFound):
-        await store.rotate("stores", key.id, Rotation())
+        await store.rotate("stores", key.id, Rotation(), Grants())
 
 
 async def test_a_tenant_has_so_many_keys(empty_redis: RedisServer) -> None:
