@@ -31,6 +31,7 @@ from .control_plane import ControlPlane
 log = logging.getLogger(__name__)
 
 FOLDER, IDENTITY, KEY = "fleet", "identity.json", "device.key"
+_VERSION = daemon_version()  # read before `as_owner`, whose account may not read Python's own files
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +193,7 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
                 name=request.name,
                 labels=dict(request.labels),
                 site=request.site,
-                daemon=daemon_version(),
+                daemon=_VERSION,
             )
         )
     finally:

@@ -184,6 +184,7 @@ async def test_a_message_and_its_record_are_those_of_the_general_path(
 
 
 async def test_a_message_of_an_unknown_version_is_refused(device: Device) -> None:
+    await chat(device)  # leaves an idle connection to the cloud
     watched = Watched.of(device)
     for headers, status in (({}, 200), ({"anthropic-version": "2001-01-01"}, 400)):
         assert (await chat(device, headers=headers, path=MESSAGES, max_tokens=5)).status == status
