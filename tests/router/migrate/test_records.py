@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -11,6 +9,7 @@ import msgspec
 from causeway_server.edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, read_stored
 from causeway_server.fleet.repository.records import RecordReader
 from causeway_server.router.types import DecisionRecord, Estimates
+from tests.edge_node.storage.encrypted import database_of
 from tests.edge_node.storage.test_decisions import record, store
 
 RECORD = msgspec.structs.replace(
@@ -37,9 +36,9 @@ async def test_the_records_of_a_state_folder_have_the_names_of_today(tmp_path: P
     opened = store(tmp_path)
     opened.add(RECORD)
     opened.close()
-    with closing(sqlite3.connect(tmp_path / FILE)) as database:
-        database.execute("UPDATE decisions SET record = ?", (msgspec.msgpack.encode(before(RECORD)),))
-        database.commit()
+    with database_of(tmp_path / FILE) as database:
+        encoded = msgspec.msgpack.encode(before(RECORD))
+        database.execute("UPDATE decisions SET record = seal(?, 'decisions', id)", (encoded,))
     assert [*read_stored(tmp_path).records] == [RECORD]
     again: DecisionStore = store(tmp_path)
     assert await again.get("d1") == RECORD
