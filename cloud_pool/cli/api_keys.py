@@ -21,6 +21,13 @@ from .process import ConfigSource, redis_options
 from .usage import gateways_redis
 
 _T = TypeVar("_T")
+priority_option = click.option(
+    "--priority",
+    type=click.Choice(tuple(RANK)),
+    default="standard",
+    show_default=True,
+    help="Highest priority that a request may have.",
+)
 _LIFETIME = click.option(
     "--lifetime-s",
     type=click.FloatRange(min=60),
@@ -47,13 +54,7 @@ def api() -> None:
     show_default=True,
     help="Scope of the key; repeatable.",
 )
-@click.option(
-    "--priority",
-    type=click.Choice(tuple(RANK)),
-    default="standard",
-    show_default=True,
-    help="Highest priority that a request may have.",
-)
+@priority_option
 @click.option("--model", "models", multiple=True, help="Model that the key may use; repeatable; default: all.")
 @click.option("--usd-per-day", type=click.FloatRange(min=0), default=0.0, help="Budget per UTC day; default: none.")
 @_LIFETIME

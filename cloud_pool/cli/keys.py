@@ -22,12 +22,12 @@ from ..accounts.identity.config import MAX_TOKEN_LIFETIME_S, IdentityConfig
 from ..accounts.identity.key_set import read_jwks
 from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, is_replicated, revoke_device, revoke_token
 from ..accounts.identity.token_verifier import Claims
-from ..admission import RANK, Priority
+from ..admission import Priority
 from ..config import Config
 from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..storage.encryption import rotate_keys
 from ..storage.redis_client import PromotableReplicas
-from .api_keys import api
+from .api_keys import api, priority_option
 from .process import PATH, ConfigSource, redis_options, report_errors
 from .usage import gateways_redis, replication_of_gateways_redis
 
@@ -69,13 +69,7 @@ def new(private: Path, key_file: Path) -> None:
     show_default=True,
     help="Scope that the token permits; repeatable.",
 )
-@click.option(
-    "--priority",
-    type=click.Choice(tuple(RANK)),
-    default="standard",
-    show_default=True,
-    help="Highest priority that a request may have.",
-)
+@priority_option
 @click.option("--critical", is_flag=True, help="Permit requests with x-causeway-critical: true.")
 @click.option(
     "--model",

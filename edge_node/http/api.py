@@ -49,7 +49,7 @@ from causeway_server.router.errors import (
     QueueFull,
 )
 from causeway_server.router.jobs.submission import RANK
-from causeway_server.router.openai.chat import parse_chat, text_chat
+from causeway_server.router.openai.chat import general_chat, parse_chat, text_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.request_body import BOM, check_header_names, check_media_type
@@ -357,7 +357,7 @@ class RequestReader:
                 return _parsed("message", body, facts.hints)
             if (plain := text_chat(body, facts.hints)) is not None:
                 return ParsedRequest(plain.request, RequestMemo(), encoded=plain.encoded)
-            return ParsedRequest(parse_chat(body, facts.hints, resumes=True), RequestMemo())
+            return ParsedRequest(general_chat(body, facts.hints, resumes=True), RequestMemo())
         except CausewayError:
             return None
 

@@ -141,8 +141,12 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
     Raises:
         InvalidRequest: Names the key that is wrong.
     """
-    if (plain := text_chat(body, hints)) is not None:
-        return plain.request
+    plain = text_chat(body, hints)
+    return general_chat(body, hints, resumes=resumes) if plain is None else plain.request
+
+
+def general_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
+    """Parse a chat as `parse_chat` does one that is not of texts alone. Raises InvalidRequest."""
     try:
         document = load(body)
         wire = validate(document, WireChat)

@@ -23,7 +23,7 @@ Fields = dict[str, Any]
 
 
 class ResponseLoad:
-    """One chain and one response in the background at a time, at gateways that share a store or at a device.
+    """Sends one chain and one response in the background at a time, to gateways that share a store or to a device.
 
     A turn without its end is sent again. A follower whose connection breaks goes on with `starting_after`, anywhere.
     """

@@ -97,7 +97,7 @@ async def test_a_budget_lasts_until_midnight_and_survives_a_restart(tmp_path: Pa
 
 
 async def test_a_job_waits_for_its_clients_budget(tmp_path: Path) -> None:
-    """One that was accepted before the budget was spent."""
+    """The job was accepted before the budget was spent."""
     limits = of_till(usd_per_day=0.015)
     headers = {"Authorization": "Bearer till"}
     async with running(tmp_path, server=SERVER, limits=limits, cloud=JobCloud(), jobs=PROMPT) as device:

@@ -395,7 +395,7 @@ open_folder(Paused(Path(sys.argv[1])))
 
 @pytest.mark.slow
 async def test_a_killed_encryption_is_continued(tmp_path: Path) -> None:
-    """It is killed within the transaction of each table."""
+    """The start is killed within the transaction of each table."""
     await plain(tmp_path / "state")
     for number in (1, 2, 3, 2, 3, 2, 2, 2):
         child = await asyncio.create_subprocess_exec(

@@ -32,7 +32,7 @@ async def oidc() -> AsyncIterator[OidcIssuer]:
 
 
 def config(oidc: OidcIssuer, issuer: Issuer | None = None, **changes: Any) -> Config:
-    """Of a gateway in `eu`; with `issuer` it has a key file, too."""
+    """Return the configuration of a gateway in `eu`; with `issuer` it has a key file, too."""
     trusted = IssuerConfig(oidc.url, AUDIENCE, ("acme", "stores"), interval_s=0.001)
     identity = IdentityConfig(key_file=issuer.config.key_file if issuer else "", issuers=(trusted,), region="eu")
     return Config(identity=identity, tiers=TIERS, **changes)
