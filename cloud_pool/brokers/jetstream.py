@@ -242,12 +242,17 @@ class JetStreamSource(_Subject):
 
     async def _consumers(self) -> list[ConsumerInfo]:
         """Return the pipeline's consumers: one, or two if a process was killed while it began a session."""
-        consumers: list[ConsumerInfo] = []
-        while True:
-            page = await self._context.consumers_info(self._stream, len(consumers) or None)
-            consumers += page
-            if len(page) < PAGE:
-                return [consumer for consumer in consumers if consumer.name.startswith(self._prefix)]
+        consumers, read, total = list[ConsumerInfo](), 0, 1
+        while read < total:
+            asked = json.dumps({"offset": read}).encode()
+            answer = await self.client.request(f"$JS.API.CONSUMER.LIST.{self._stream}", asked, TIMEOUT_S)
+            page = json.loads(answer.data)
+            if "error" in page:
+                nats.js.errors.APIError.from_error(page["error"])
+            # nats-server 2.9.10 lists null for a consumer that is being deleted, which nats-py cannot read.
+            consumers += [ConsumerInfo.from_response(found) for found in page["consumers"] if found]
+            read, total = read + len(page["consumers"]), page["total"] if page["consumers"] else 0
+        return [consumer for consumer in consumers if consumer.name.startswith(self._prefix)]
 
 
 class _ConsumerSession:

@@ -16,6 +16,7 @@ import pytest
 from tests.edge_node.scripted import ScriptedCloud
 from tests.ports import free_port
 from tests.stack import Process
+from tests.waiting import until
 
 CHAT = {"model": "large", "messages": [{"role": "user", "content": "what is in shelf 7"}]}
 POLICY = """
@@ -127,6 +128,8 @@ async def test_what_left_the_device_is_what_arrived(tmp_path: Path) -> None:
         assert await made.ask("/v1/embeddings", {"model": "large", "input": "shelf 7"}) == 200
         assert await made.ask("/v1/chat/completions", CHAT, {"x-causeway-tags": "private"}) >= 400
         assert await made.ask("/v1/chat/completions", {**CHAT, "model": "assistant"}, at="gateway") == 200
+        await until(lambda: counts(made.audit()).get("matched") == 7)
+        assert await made.ask("/v1/chat/completions", CHAT) == 200
         made.kill()
         made.start()
         assert await made.ask("/v1/chat/completions", CHAT) == 200
@@ -134,6 +137,5 @@ async def test_what_left_the_device_is_what_arrived(tmp_path: Path) -> None:
         done = made.audit()
         assert done.returncode == 0, done.stdout
         found = counts(done)
-        assert found["matched"] + found["undecided"] + found["unconfirmed"] >= 8, done.stdout
-        assert found["matched"] > 0, done.stdout
+        assert 8 <= found["matched"] <= found["matched"] + found["undecided"] + found["unconfirmed"] <= 9, done.stdout
         assert (found["tampered"], found["private"], found["unlogged"]) == (0, 0, 0)

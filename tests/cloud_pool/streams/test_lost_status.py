@@ -1,14 +1,17 @@
-"""A request to JetStream that ends without a word: nats-server sends no status for some whose time is over."""
+"""Answers of JetStream that end without a word, or that list a consumer which is being deleted."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from nats.aio.msg import Msg
 
-from causeway_server.cloud_pool.brokers.port import parse_topic
+from causeway_server.cloud_pool.brokers.jetstream import JetStreamSource
+from causeway_server.cloud_pool.brokers.port import TopicLag, parse_topic
 from tests.nats_server import NatsServer
 
 from .brokers import NatsBroker, outgoing, sink_of, source_of
@@ -66,3 +69,26 @@ async def test_a_request_whose_end_is_not_told_delays_messages_by_seconds_only(n
         assert [message.body for message in await source.receive(3, 60.0, 0.01)] == [b"1"]
         await source.close()
         await sink.close()
+
+
+async def test_a_list_may_hold_a_consumer_that_is_being_deleted(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """findings/nats-lists-null.sh"""
+    source = source_of(await NatsBroker(nats_server).create_topic())
+    assert isinstance(source, JetStreamSource)
+    await source.open()
+    await source.receive(1, 0.05, 0.01)
+    request = source.client.request
+
+    async def with_null(subject: str, payload: bytes, timeout: float) -> Msg:
+        answer = await request(subject, payload, timeout)
+        if "CONSUMER.LIST" in subject:
+            page = json.loads(answer.data)
+            page |= {"consumers": [None, *page["consumers"]], "total": page["total"] + 1}
+            answer.data = json.dumps(page).encode()
+        return answer
+
+    monkeypatch.setattr(source.client, "request", with_null)
+    assert await source.lag() == TopicLag(0, 0)
+    await source.close()
