@@ -92,6 +92,7 @@ from causeway_server.router.serving.request import (
 )
 from causeway_server.router.serving.responses import Echo, HttpReplyWriter, device_header_lines, json_response, refusal
 from causeway_server.router.serving.stored.responses import StoredResponses
+from causeway_server.router.serving.upstream.direct import DirectConnection
 from causeway_server.router.session_tags import HEADER as SESSION
 from causeway_server.router.session_tags import read_session, tags_of_session
 from causeway_server.router.trackers import MAX_CLIENTS, FairShare, network_of
@@ -99,7 +100,7 @@ from causeway_server.router.types import Kind, Prefer, Priority, Request, Routin
 
 from ..backends.cloud.history import CLOUD_KEY, CloudHistory
 from ..config.schema import LimitsConfig, ServerConfig
-from ..serving.direct import ID_HEADERS, Arrival, DirectAnswer, DirectAnswers, DirectConnection
+from ..serving.direct import ID_HEADERS, Arrival, DirectAnswer, DirectAnswers
 from ..serving.generation import policy_label
 from ..serving.requests import Records, RequestContext
 from ..serving.service import Service

@@ -18,9 +18,8 @@ context and reply from its beginning, so that a task can go on with them at any 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -28,26 +27,25 @@ from causeway_server.router.anthropic.encoder import MessageEncoder
 from causeway_server.router.anthropic.request import MessageTerms
 from causeway_server.router.decision.attempts import AttemptSequence
 from causeway_server.router.decision.decide import RequestMemo, decide_memoized, early_bypass, features_of
-from causeway_server.router.errors import CausewayError, ClientGone
+from causeway_server.router.errors import CausewayError
 from causeway_server.router.openai.answer import encode_whole
 from causeway_server.router.openai.upstream.decode import decode_answer
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import LISTED_UNRECORDED, concerned
 from causeway_server.router.prices import FREE, PICO_USD
 from causeway_server.router.serving.http_client import HttpResponse
-from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead
 from causeway_server.router.serving.request import PlainRequest
 from causeway_server.router.serving.responses import (
     JSON,
     HttpReplyWriter,
-    TextExchange,
     device_header_lines,
     id_lines,
     request_id_line,
     send_plain,
     shared_header_lines,
 )
+from causeway_server.router.serving.upstream.direct import DirectConnection, DirectResponse, DirectStreaming
 from causeway_server.router.serving.upstream.server import StreamReader
 from causeway_server.router.types import (
     AttemptPlan,
@@ -70,27 +68,10 @@ from .generation import ChunkRelay, policy_label, with_temperature
 from .requests import RequestContext
 from .service import Service, bypassed
 
-log = logging.getLogger(__name__)
-
 _NO_ESTIMATES: Final = Estimates()
 _MAX_PLANS: Final = 256
 ID_HEADERS: Final = ("x-request-id", "x-causeway-decision")
 Context = tuple[RequestContext, HttpReplyWriter[AnswerHead]]
-
-
-class DirectConnection(Protocol):
-    """The client's connection."""
-
-    writing_paused: bool
-    transport: asyncio.Transport | None
-
-    def answered(self, http: PlainRequest, /) -> None:
-        """Continue after an answer in callbacks, which was written."""
-        ...
-
-    def hand_over(self, http: PlainRequest, /) -> asyncio.Task[None]:
-        """Let a task answer the request."""
-        ...
 
 
 class Arrival(msgspec.Struct, gc=False, frozen=True):
@@ -141,23 +122,22 @@ class Plan(msgspec.Struct, frozen=True):
         )
 
 
-class DirectAnswer:
-    """An answer that is waiting for its cloud (`ResponseOwner`, `DirectWork`).
+class DirectAnswer(DirectResponse):
+    """An answer that is waiting for its cloud.
 
     Attributes:
         started: Time at which the request was sent, the loop's clock.
     """
 
-    __slots__ = ("_call", "_connection", "_http", "_plan", "_response", "_service", "arrival", "started")
+    __slots__ = ("_call", "_plan", "_service", "arrival", "started")
     _call: BackendRequest
-    _response: HttpResponse
 
     def __init__(
         self, service: Service, arrival: Arrival, plan: Plan, http: PlainRequest, connection: DirectConnection
     ) -> None:
+        super().__init__(http, connection)
         self.arrival, self.started = arrival, asyncio.get_running_loop().time()
         self._service, self._plan = service, plan
-        self._http, self._connection = http, connection
 
     def send(self) -> bool:
         """Send the request. Returns False if there is no connection."""
@@ -165,8 +145,7 @@ class DirectAnswer:
         response = self._plan.cloud.begin(self._call)
         if response is None:
             return False
-        self._response = response
-        self._http.begun = response.owner = self
+        self._own(response)
         return True
 
     def context(self) -> Context:
@@ -234,33 +213,6 @@ class DirectAnswer:
         )
         return context, reply
 
-    def cancel(self) -> None:
-        task = self._hand_over()
-        # Its first step takes over the response, and only then can it tell why it ends.
-        asyncio.get_running_loop().call_soon(task.cancel)
-
-    def changed(self) -> None:
-        response = self._response
-        try:
-            if not self._advance(response):
-                self._hand_over()
-        except Exception as failure:
-            if not isinstance(failure, ClientGone):
-                log.error("A direct answer failed unexpectedly: %s", redacted(failure))
-            if response.owner is self:
-                self._hand_over()
-
-    def _hand_over(self) -> asyncio.Task[None]:
-        self._response.owner = None
-        self._response.offer_chunks(None)
-        return self._connection.hand_over(self._http)
-
-    @property
-    def _takes_bytes(self) -> bool:
-        """Whether the client is there, and reads."""
-        transport = self._connection.transport
-        return transport is not None and not transport.is_closing() and not self._connection.writing_paused
-
     def _advance(self, response: HttpResponse) -> bool:
         """Send a good answer to the client, or wait for it; return False, and do nothing, if it is not a usual one."""
         if response.error is not None or (response.status and response.status != 200):
@@ -280,7 +232,7 @@ class DirectAnswer:
         answer = self._encode(chunk, usage)
         lines = plan.lines if info is NO_INFO else shared_header_lines(plan.head(info), JSON)
         send_plain(self._http, lines + id_lines(arrival.id) + request_id_line(arrival.id, arrival.terms), answer)
-        self._http.begun = response.owner = None  # a cycle would keep the bodies until the next collection
+        self._disown()
         plan.cloud.answered(response)
         plan.cloud.succeeded(self._call)
         loop = asyncio.get_running_loop()
@@ -355,10 +307,10 @@ class DirectAnswer:
         records.metrics.passed_on(arrival.request, target, usage, attempt, usd=usd, total_s=total_ms / 1000.0)
 
 
-class DirectStream(DirectAnswer):
-    """A streamed answer. Text alone goes from the cloud's connection to the client's through the relay."""
+class DirectStream(DirectStreaming, DirectAnswer):
+    """A streamed answer."""
 
-    __slots__ = ("_attempt", "_context", "_exchange", "_reader", "_relay", "_reply")
+    __slots__ = ("_attempt", "_context", "_relay")
 
     def __init__(
         self, service: Service, arrival: Arrival, plan: Plan, http: PlainRequest, connection: DirectConnection
@@ -370,8 +322,7 @@ class DirectStream(DirectAnswer):
         assert attempt is not None  # a plan has at least one
         attempt.start(self.started)
         self._attempt, self._relay = attempt, ChunkRelay(attempt, self._context)
-        self._reader: StreamReader | None = None
-        self._exchange: TextExchange | None = None  # has the chunks that fit the template first
+        self._reader = self._exchange = None
 
     def context(self) -> Context:
         self._settle()
@@ -388,52 +339,16 @@ class DirectStream(DirectAnswer):
         deadlines = self._service.attempts.deadlines(generation, self._attempt, self.started)
         return self._call_until(*deadlines, self._relay, generation.set_upstream)
 
-    def changed(self) -> None:
-        self._settle()
-        self._reply.flush(holds=True)
-        reader, response = self._reader, self._response
-        ends = response.complete or response.error is not None
-        if reader is None or ends or not reader.arrived() or self._connection.writing_paused:
-            super().changed()
-        self._reply.flush()
-        if self._exchange is not None and reader is not None:
-            self._exchange.left_bytes = reader.left_bytes
+    def _new_reader(self, response: HttpResponse) -> StreamReader:
+        cloud = self._plan.cloud
+        cloud.answered(response)
+        return cloud.reader(self._call, response)
 
-    def _advance(self, response: HttpResponse) -> bool:
-        """Pass on what has arrived; return False if the general path must go on."""
-        reader, cloud = self._reader, self._plan.cloud
-        if response.error is not None or not self._takes_bytes:
-            return False
-        if reader is None:
-            if response.status != 200 or response.is_encoded:
-                return False
-            cloud.answered(response)
-            reader = self._reader = cloud.reader(self._call, response)
-        chunks = reader.feed()
-        try:
-            self._send(chunks)
-        except Exception as failure:
-            reader.fail(failure)  # not all of them were sent
-            raise
-        if reader.done:
-            return self._end(response, reader)
-        template = reader.text_template
-        exchange = None if template is None else self._reply.exchange(template)
-        if exchange is not self._exchange:
-            self._exchange = exchange
-            response.offer_chunks(None if exchange is None else exchange.take)
-        return reader.is_usual and not response.complete and not self._connection.writing_paused
-
-    def _settle(self) -> None:
-        """Count what the exchange has passed on."""
-        exchange, reader = self._exchange, self._reader
-        if exchange is not None and exchange.tokens and reader is not None:
-            self._attempt.tokens += exchange.tokens
-            reader.left_bytes = exchange.left_bytes
-            self._reply.count(exchange)
+    def _count(self, tokens: int) -> None:
+        self._attempt.tokens += tokens
 
     def _send(self, chunks: Sequence[Chunk]) -> None:
-        """Pass chunks on as `AttemptRunner` does. Raises ClientGone."""
+        """Pass chunks on as `AttemptRunner` does."""
         context, generation, now = self._context, self._context.generation, asyncio.get_running_loop().time()
         for chunk in chunks:
             for piece in self._attempt.receive(with_target(chunk, self._call) if chunk.resume else chunk, now):
@@ -448,14 +363,13 @@ class DirectStream(DirectAnswer):
                 else:
                     self._relay.hold(slow)
 
-    def _end(self, response: HttpResponse, reader: StreamReader) -> bool:
-        """Send the end, and record the answer; return False, and do nothing, if the answer is not whole."""
+    def _end(self, reader: StreamReader) -> bool:
         attempt, loop = self._attempt, asyncio.get_running_loop()
         if not attempt.whole:
             return False
         self._reply.end_stream()
-        self._http.begun = response.owner = None
-        response.offer_chunks(None)  # the connection may bring more, and its client may have the next answer by then
+        self._disown()
+        self._response.offer_chunks(None)  # the connection may bring more, and its client may have the next answer
         reader.close()
         self._relay.close()
         now = loop.time()

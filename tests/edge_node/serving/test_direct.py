@@ -20,10 +20,11 @@ import pytest
 from causeway_server.edge_node.backends.backend import BackendRequest, UpstreamInfo
 from causeway_server.edge_node.backends.cloud.backend import CloudBackend
 from causeway_server.edge_node.config.schema import ServerConfig
-from causeway_server.edge_node.serving.direct import Arrival, DirectAnswer, DirectAnswers, DirectConnection
+from causeway_server.edge_node.serving.direct import Arrival, DirectAnswer, DirectAnswers
 from causeway_server.router.anthropic.replies import MESSAGES
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.serving.request import PlainRequest
+from causeway_server.router.serving.upstream.direct import DirectConnection
 from causeway_server.router.types import DecisionRecord
 from tests.waiting import until
 
