@@ -75,6 +75,7 @@ _TRAINING = (
 ).split()
 
 _MILLION = "Prices are those of a million tokens: multiply by 1,000."
+_NO_ONNX = "Projectors in ONNX are no longer read: name the `mmproj` file of a vision model, and delete the key."
 _ASK = ("ask", "route", "listen")
 _PRINT_JSON = (
     *(f"causeway-cloud {name}" for name in ("doctor", "usage", "plan", "jobs reconcile")),
@@ -129,6 +130,8 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
             "cohorts.NAME.models.NAME.adapters.NAME.golden[].picture",
             "cohorts.NAME.models.NAME.adapters.NAME.golden[].image",
         ),
+        Renamed("cohorts.NAME.models.NAME.projector.encoder", advice=_NO_ONNX),
+        Renamed("cohorts.NAME.models.NAME.projector.tokens", advice=_NO_ONNX),
     ),
     "cases": (Renamed("cases[].snapshot.pictures", "cases[].snapshot.images"),),
     "signal": (Renamed("pictures.text", "images.text"),),

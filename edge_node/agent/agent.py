@@ -353,7 +353,7 @@ class Agent:
             return tuple(str(self._store.blob(blob)) for blob in blobs)
 
         adapters = paths(adapter.blob for adapter in model.adapters)
-        projector = () if model.projector is None else paths(model.projector.blobs)
+        projector = None if model.projector is None else str(self._store.blob(model.projector.blob))
         signals = paths(signal.blob for signal in model.signals)
         return ModelFile(model, str(self._store.blob(model.blob)), adapters, projector, signals)
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import msgspec
 
 from causeway_server.models.catalog.artifact import (
-    ENCODER_FILE,
     MMPROJ_FILE,
-    PROJECTOR_FILE,
     AdapterEntry,
     Artifact,
     ArtifactError,
@@ -25,8 +23,8 @@ from causeway_server.models.catalog.artifact import (
 )
 from causeway_server.models.catalog.fit import Device, largest_batch
 from causeway_server.models.catalog.gguf import adapted_architecture, read_gguf
-from causeway_server.models.catalog.projector import missing_packages, read_mmproj
-from causeway_server.models.publish.check import check_beside, try_projector
+from causeway_server.models.catalog.projector import has_pillow, read_mmproj
+from causeway_server.models.publish.check import check_beside
 from causeway_server.models.signals.calibration import ConfidenceCalibrator
 from causeway_server.router.bundle.manifest import BundleModel, BundleProjector
 from causeway_server.router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable
@@ -43,7 +41,6 @@ from .store import signal_manifest
 
 _REPLAYED_RECORDS = 500
 _CONTEXT_TOKENS = 1024  # a model that cannot hold one request of this many tokens does not fit
-_PROJECTOR_PROCESS_BYTES = 256 * 2**20  # memory of onnxruntime, the interpreter and an image's pixels
 _USABLE_SHARE = 0.9  # share of total memory: the memory in use now may belong to the model that is replaced
 
 
@@ -165,12 +162,7 @@ def check_fit(file: ModelFile, total_bytes: int) -> None:
 
 def _images_bytes(file: ModelFile) -> int:
     """Return the memory of the process that turns images into soft tokens, in bytes. Raises ArtifactError."""
-    projector = file.model.projector
-    if projector is None:
-        return 0
-    if projector.encoder is None:
-        return read_mmproj(Path(file.projector[0])).memory_bytes
-    return sum(blob.size_bytes for blob in projector.blobs) + _PROJECTOR_PROCESS_BYTES
+    return 0 if file.projector is None else read_mmproj(Path(file.projector)).memory_bytes
 
 
 def check_adapters(file: ModelFile, architecture: str) -> None:
@@ -193,22 +185,15 @@ def check_projector(file: ModelFile) -> None:
     """Turn a black image into soft tokens. Else the projector's first load would be with a client's image.
 
     Raises:
-        ModelUnusable: The required packages are missing here, or the file is not a projector of this model.
+        ModelUnusable: Pillow is missing here, or the file is not a projector of this model.
     """
-    projector = file.model.projector
-    if projector is None:
+    if file.projector is None:
         return
     name = f"The projector of {file.model.name}"
-    if missing := missing_packages(has_encoder=projector.encoder is not None):
-        raise ModelUnusable(
-            f"{name}: {', '.join(missing)} is not installed here. Run `pip install 'causeway-router[images]'`."
-        )
-    path, model = Path(file.projector[0]), Path(file.path)
+    if not has_pillow():
+        raise ModelUnusable(f"{name}: Pillow is not installed here. Run `pip install 'causeway-router[images]'`.")
     try:
-        if projector.encoder is None:
-            check_beside("mmproj", path, model)
-        else:
-            try_projector(path, Path(file.projector[1]), read_gguf(model).width, projector.tokens)
+        check_beside("mmproj", Path(file.projector), Path(file.path))
     except ArtifactError as error:
         raise ModelUnusable(f"{name}: {error}") from error
 
@@ -295,14 +280,7 @@ def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> M
 
 
 def _projector_entry(projector: BundleProjector) -> ProjectorEntry:
-    entry = ProjectorEntry(
-        MMPROJ_FILE, projector.blob.sha256, projector.blob.size_bytes, projector.model_sha256, tokens=projector.tokens
-    )
-    if projector.encoder is None:
-        return entry
-    return msgspec.structs.replace(
-        entry, file=PROJECTOR_FILE, encoder_file=ENCODER_FILE, encoder_sha256=projector.encoder.sha256
-    )
+    return ProjectorEntry(MMPROJ_FILE, projector.blob.sha256, projector.blob.size_bytes, projector.model_sha256)
 
 
 def known_model(name: str, model_dirs: Sequence[Path]) -> Manifest | None:

@@ -63,13 +63,13 @@ class UpdateCheckResult(msgspec.Struct, frozen=True, tag=True):
 class ModelFile(msgspec.Struct, frozen=True):
     """A model of the bundle, and its verified files on this device; `adapters` are in the order of the model's.
 
-    `projector`: the projector's file, and that of a separate encoder. `signals`: in the order of the model's.
+    `projector`: the projector's file. `signals`: in the order of the model's.
     """
 
     model: BundleModel
     path: str
     adapters: tuple[str, ...] = ()
-    projector: tuple[str, ...] = ()
+    projector: str | None = None
     signals: tuple[str, ...] = ()
 
 

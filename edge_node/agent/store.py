@@ -19,10 +19,8 @@ from pathlib import Path
 import msgspec
 
 from causeway_server.models.catalog.artifact import (
-    ENCODER_FILE,
     MANIFEST,
     MMPROJ_FILE,
-    PROJECTOR_FILE,
     ArtifactError,
     Manifest,
     adapter_file,
@@ -257,7 +255,7 @@ class BundleStore:
         for model, artifact in zip(manifest.models, models, strict=True):
             projector = artifact.manifest.projector
             named = [artifact.manifest.sha256, *(one.sha256 for one in artifact.manifest.adapters.values())]
-            named += () if projector is None else projector.files.values()
+            named += () if projector is None else (projector.sha256,)
             linked = all(_has_link(path, self.blob(blob)) for path, blob in _files(artifact.folder, model))
             if named != [blob.sha256 for blob in model.loaded] or not linked:
                 raise BundleAltered(f"Bundle {bundle}: the folder of the model {model.name} is damaged.")
@@ -323,10 +321,8 @@ def _files(folder: Path, model: BundleModel) -> Iterator[tuple[Path, Blob]]:
     yield folder / _WEIGHTS, model.blob
     for adapter in model.adapters:
         yield folder / adapter_file(adapter.name), adapter.blob
-    if (projector := model.projector) is not None:
-        yield folder / (MMPROJ_FILE if projector.encoder is None else PROJECTOR_FILE), projector.blob
-        if projector.encoder is not None:
-            yield folder / ENCODER_FILE, projector.encoder
+    if model.projector is not None:
+        yield folder / MMPROJ_FILE, model.projector.blob
     for image in model.images:
         yield folder / image_file(image), image
 

@@ -428,6 +428,5 @@ def _hash_projectors(policy: Policy, model_dirs: Sequence[Path]) -> None:
 def _beside_weights(artifact: Artifact) -> int:
     """Return the bytes of a model's adapters and of its projector. Raises OSError."""
     projector = artifact.manifest.projector
-    files = () if projector is None else projector.files
     adapters = sum(one.size_bytes for one in artifact.manifest.adapters.values())
-    return adapters + sum((artifact.folder / name).stat().st_size for name in files)
+    return adapters + (0 if projector is None else (artifact.folder / projector.file).stat().st_size)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from causeway_server.models.catalog.artifact import ArtifactError, ArtifactNotFound
-from causeway_server.models.catalog.projector import Projector, missing_packages
+from causeway_server.models.catalog.projector import Projector, has_pillow
 from causeway_server.models.llama_cpp.protocol import SoftTokens
 from causeway_server.models.parts.graph.branch import LocalBranch, PartMemory, SpeechDetection
 from causeway_server.models.parts.graph.graph import EncoderGraph, RequestFacts, facts_of, invalid_part, soft_tokens_of
@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 _N = TypeVar("_N", int, float)
 _PROCESSES = "Decoders and encoders that are started, by kind of part (audio, image, file), and projectors."
 _STARTS = "Decoders, encoders and projectors started so far, by kind of part; each that died or hung adds one."
-WORKER = "causeway_server.models.parts.encoders.projector:ImageProjector"
 VISION_WORKER = "causeway_server.models.parts.encoders.mmproj:VisionModel"
 
 
@@ -286,7 +285,7 @@ class Projectors:
             if not isinstance(error, ArtifactNotFound):
                 log.error("%s takes no images as soft tokens: %s", model, error)
             return ()
-        if projector is None or missing_packages(has_encoder=projector.encoder is not None):
+        if projector is None or not has_pillow():
             return ()
         self._known[model] = projector
         return ("image",)
@@ -345,7 +344,9 @@ class Projectors:
     def _worker_of(self, projector: Projector) -> WorkerProcess:
         worker = self._workers.get(projector.digest)
         if worker is None:
-            worker = self._workers[projector.digest] = WorkerProcess(_worker_spec(projector))
+            options = {"mmproj": str(projector.path), "model": str(projector.model)}
+            spec = WorkerSpec(VISION_WORKER, options=options, memory_bytes=2 * projector.memory_bytes)
+            worker = self._workers[projector.digest] = WorkerProcess(spec)
         return worker
 
     def _end_unused(self) -> None:
@@ -357,11 +358,3 @@ class Projectors:
             self._former_starts += worker.starts
             worker.end()
             del self._reading[digest]
-
-
-def _worker_spec(projector: Projector) -> WorkerSpec:
-    if projector.encoder is None:
-        options = {"mmproj": str(projector.path), "model": str(projector.model)}
-        return WorkerSpec(VISION_WORKER, options=options, memory_bytes=2 * projector.memory_bytes)
-    options = {"encoder": str(projector.encoder), "projector": str(projector.path)}
-    return WorkerSpec(WORKER, options=options, memory_bytes=projector.memory_bytes)

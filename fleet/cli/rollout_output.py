@@ -95,11 +95,9 @@ def _projector_change(before: BundleProjector | None, after: BundleProjector | N
     if after is None:
         return "removed"
     if before is None:
-        return f"added, {_size(*after.blobs)}"
-    if before.blobs != after.blobs:
-        return f"other weights, {_size(*before.blobs)} -> {_size(*after.blobs)}"
-    if before.tokens != after.tokens:
-        return f"{before.tokens} -> {after.tokens} tokens"
+        return f"added, {_size(after.blob)}"
+    if before.blob != after.blob:
+        return f"other weights, {_size(before.blob)} -> {_size(after.blob)}"
     return "for other weights of the model"
 
 

@@ -109,9 +109,7 @@ def _signal(folder: Path, kind: SignalKind, doc: SignalDoc, files: dict[str, Pat
 
 
 def _projector(folder: Path, doc: ProjectorDoc, model: Blob, files: dict[str, Path]) -> BundleProjector:
-    encoder = None if doc.encoder is None else _weights_blob(folder, doc.encoder, files)
-    made_for = doc.model_sha256 or model.sha256
-    return BundleProjector(_weights_blob(folder, doc, files), made_for, encoder, doc.tokens or 0)
+    return BundleProjector(_weights_blob(folder, doc, files), doc.model_sha256 or model.sha256)
 
 
 def _golden(folder: Path, doc: ModelDoc | AdapterDoc, files: dict[str, Path]) -> tuple[GoldenPrompt, ...]:

@@ -188,15 +188,11 @@ class AdapterDoc(_WeightsDoc, frozen=True):
 
 
 class ProjectorDoc(WeightsFile, frozen=True):
-    """The mmproj file of a vision model, or, with `encoder`, a projector in ONNX."""
+    """The mmproj file of a vision model."""
 
     model_sha256: Annotated[
         Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
         doc("SHA-256 of the weights that the projector was made for."),
-    ] = None
-    encoder: Annotated[WeightsFile | None, doc("Image encoder in ONNX whose features the projector reads.")] = None
-    tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=4096)] | None, doc("Number of tokens of an image. Only with `encoder`.")
     ] = None
 
 
@@ -235,8 +231,6 @@ class ModelDoc(_WeightsDoc, frozen=True):
         found |= {f".adapters.{name}": one for name, one in self.adapters.items()}
         if self.projector is not None:
             found[".projector"] = self.projector
-            if self.projector.encoder is not None:
-                found[".projector.encoder"] = self.projector.encoder
         return found | {f".signals.{kind}": one for kind, one in self.signals.items()}
 
     @property

@@ -242,15 +242,6 @@ def _model(doc: ModelDoc) -> Iterator[tuple[str, str]]:
 
 
 def _projector(model: ModelDoc, doc: ProjectorDoc) -> Iterator[tuple[str, str]]:
-    if doc.encoder is None and doc.tokens is not None:
-        yield ".projector.tokens", "only a projector with `encoder` has this key; an mmproj file determines it itself"
-    if doc.encoder is not None and doc.tokens is None:
-        yield ".projector", "needs `tokens`, from the model's manifest.json"
-    if doc.encoder is not None and doc.model_sha256 is None:
-        yield (
-            ".projector",
-            "needs `model_sha256`, the hash of the weights it was trained for, from the model's manifest.json",
-        )
     if None not in (doc.model_sha256, model.sha256) and doc.model_sha256 != model.sha256:
         yield (
             ".projector.model_sha256",

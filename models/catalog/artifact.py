@@ -29,8 +29,9 @@ MANIFEST = "manifest.json"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of models and adapters
 
 Answers = Literal["text", "calls"]
-PROJECTOR_FILE, MMPROJ_FILE, ENCODER_FILE = "projector.onnx", "mmproj.gguf", "encoder.onnx"
-"""File names, beside the weights, of a projector, of an mmproj file and of an encoder."""
+MMPROJ_FILE = "mmproj.gguf"
+"""File name, beside the weights, of a vision model's mmproj file."""
+_NO_ONNX = "Projectors in ONNX are no longer read: add the mmproj file of a vision model (`causeway-models add-mmproj`)"
 SignalKind = Literal["embedding", "edge.quality", "confidence", "pair", "candidates", "same-answer", "heard-words"]
 
 
@@ -69,32 +70,16 @@ class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The file beside a model's weights that turns images into soft tokens. It fits one version of the weights.
+    """The `mmproj` file beside a vision model's weights, which turns images into soft tokens.
 
-    An ONNX file reads the features of an image encoder: an artifact of its own (`encoder`), or a file beside the
-    weights (`encoder_file`, in the bundle of a fleet). A GGUF is the `mmproj` file of a vision model, which contains
-    its encoder: both fields are "", and the number of tokens depends on the image.
+    It contains the model's image encoder, and fits one version of the weights.
     """
 
     file: str
     sha256: str
     size_bytes: int
     model_sha256: str
-    encoder: str = ""
-    encoder_file: str = ""
-    encoder_sha256: str = ""
-    tokens: int = 0  # soft tokens of one image
     note: str = ""
-
-    @property
-    def is_mmproj(self) -> bool:
-        return not (self.encoder or self.encoder_file)
-
-    @property
-    def files(self) -> dict[str, str]:
-        """The SHA-256 of the files beside the weights, by name."""
-        found = {self.file: self.sha256}
-        return found | {self.encoder_file: self.encoder_sha256} if self.encoder_file else found
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -162,7 +147,7 @@ class Artifact(msgspec.Struct, frozen=True):
         """
         adapters = (f" {name} {one.sha256} {one.scale:g}" for name, one in self.manifest.adapters.items())
         entry = self.manifest.projector
-        projector = "" if entry is None else f" projector {entry.sha256} {entry.encoder_sha256}".rstrip()
+        projector = "" if entry is None else f" projector {entry.sha256}"
         return self.manifest.sha256 + "".join(adapters) + projector
 
     def path_for(self, model: Artifact) -> Path:
@@ -190,13 +175,14 @@ def load_artifact(folder: Path) -> Artifact:
     except OSError as error:
         raise ArtifactNotFound(f"{path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{path}: {error}") from error
+        advice = f". {_NO_ONNX}" if "`$.projector`" in str(error) else ""
+        raise ArtifactError(f"{path}: {error}{advice}") from error
     if Path(manifest.file).name != manifest.file:
         raise ArtifactError(f"{path}: `file` must name a file in the same folder, not {manifest.file!r}")
     if any(Path(name).name != name for name in manifest.files):
         raise ArtifactError(f"{path}: `files` must name files in the same folder")
-    if manifest.projector is not None and any(Path(name).name != name for name in manifest.projector.files):
-        raise ArtifactError(f"{path}: `projector` must name files in the same folder")
+    if manifest.projector is not None and Path(manifest.projector.file).name != manifest.projector.file:
+        raise ArtifactError(f"{path}: `projector` must name a file in the same folder")
     for name, adapter in manifest.adapters.items():
         if not NAME.fullmatch(name) or Path(adapter.file).name != adapter.file:
             raise ArtifactError(
@@ -281,7 +267,7 @@ def verify_artifact(artifact: Artifact) -> None:
     if actual != expected.sha256:
         raise ArtifactCorrupt(f"{artifact.path}: sha256 is {actual}, the manifest says {expected.sha256}")
     adapters = {one.file: one.sha256 for one in expected.adapters.values()}
-    projector = {} if expected.projector is None else expected.projector.files
+    projector = {} if expected.projector is None else {expected.projector.file: expected.projector.sha256}
     for name, sha256 in (expected.files | adapters | projector).items():
         path = artifact.folder / name
         if not path.is_file():

@@ -1,6 +1,6 @@
-"""The projector of a language model and its image encoder, which are only used together.
+"""The `mmproj` file of a vision model: its image encoder and its projector, which are only used together.
 
-The `mmproj` file of a vision model contains both. Its header gives its family and the memory that its process needs.
+The header gives the family, and the memory that its process needs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from .artifact import (
-    Artifact,
-    ArtifactCorrupt,
-    ArtifactError,
-    ProjectorEntry,
-    find_artifact,
-    sha256_of,
-    verify_artifact,
-)
+from .artifact import Artifact, ArtifactCorrupt, ArtifactError, find_artifact, sha256_of
 
 _PROCESS_BYTES = 256 * 2**20  # interpreter, libraries, the vocabulary of the language model, an image's pixels
 _MAX_PATCHES = 4 * 1024  # of an image of any size: 1,024 tokens, each of 2 × 2 patches
@@ -41,54 +33,44 @@ def has_mtmd() -> bool:
 class Projector(msgspec.Struct, frozen=True):
     """A checked projector. Paths are resolved, as folders of links may be deleted. `digest` identifies the projector.
 
-    `encoder` and `tokens` are None and 0 for an mmproj file; `memory_bytes` is the memory that its process needs.
+    `memory_bytes`: the memory that its process needs.
     """
 
     path: Path
     digest: str
     model: Path
-    encoder: Path | None
-    tokens: int
-    memory_bytes: int = 2**30
+    memory_bytes: int
 
 
 def find_projector(model: str, model_dirs: Sequence[Path] = ()) -> Projector | None:
     """Return the projector that a model's manifest names; None if it names none.
 
     Raises:
-        ArtifactNotFound: There is no such model, or the encoder or a file is missing.
-        ArtifactCorrupt: It was made for other weights or another encoder, or a file is not what its manifest says.
-        ArtifactError: It is an mmproj file, and this build of llama.cpp cannot use one.
+        ArtifactNotFound: There is no such model.
+        ArtifactCorrupt: It was made for other weights, or the file is missing or not what its manifest says.
+        ArtifactError: This build of llama.cpp cannot use an mmproj file.
     """
     artifact = find_artifact(model, model_dirs)
     entry = artifact.manifest.projector
     if entry is None:
         return None
-    encoder = find_artifact(entry.encoder, model_dirs) if entry.encoder else None
-    if encoder is not None:
-        verify_artifact(encoder)
-    _check_bound(artifact, entry, encoder)
-    for name, sha256 in entry.files.items():
-        if not _has_hash(artifact.folder / name, sha256):
-            what = "projector" if name == entry.file else "projector's encoder"
-            raise ArtifactCorrupt(
-                f"{artifact.folder / name}: the {what} is missing, or is not the one that the manifest describes"
-            )
     path = artifact.folder / entry.file
-    if not entry.is_mmproj:
-        encoder_path = artifact.folder / entry.encoder_file if encoder is None else encoder.path
-        digest = f"{entry.sha256} {entry.encoder_sha256}"
-        return Projector(path.resolve(), digest, artifact.path.resolve(), encoder_path.resolve(), entry.tokens)
+    if entry.model_sha256 != artifact.manifest.sha256:
+        raise ArtifactCorrupt(
+            f"{path}: the projector was made for {artifact.name} with SHA-256 {entry.model_sha256[:12]}, but the "
+            f"installed one has {artifact.manifest.sha256[:12]}: add the mmproj file of the installed one"
+        )
+    if not _has_hash(path, entry.sha256):
+        raise ArtifactCorrupt(f"{path}: the projector is missing, or is not the one that the manifest describes")
     check_mtmd(path)
     # The tokens around an image are those of the model's vocabulary.
     digest = f"{entry.sha256} {entry.model_sha256}"
-    return Projector(path.resolve(), digest, artifact.path.resolve(), None, 0, read_mmproj(path).memory_bytes)
+    return Projector(path.resolve(), digest, artifact.path.resolve(), read_mmproj(path).memory_bytes)
 
 
-def missing_packages(*, has_encoder: bool) -> list[str]:
-    """Return a projector's packages that are not installed. `has_encoder`: it is an ONNX projector, no mmproj file."""
-    packages = {"PIL": "Pillow", "onnxruntime": "onnxruntime"} if has_encoder else {"PIL": "Pillow"}
-    return [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
+def has_pillow() -> bool:
+    """Return whether Pillow, which decodes images, is installed. Loads nothing."""
+    return importlib.util.find_spec("PIL") is not None
 
 
 def check_mtmd(file: Path) -> None:
@@ -111,18 +93,6 @@ def _has_hash(path: Path, sha256: str) -> bool:
 @functools.lru_cache(maxsize=64)
 def _hash(path: Path, *_: int) -> str:
     return sha256_of(path)
-
-
-def _check_bound(model: Artifact, entry: ProjectorEntry, encoder: Artifact | None) -> None:
-    bound = [(model.name, entry.model_sha256, model.manifest.sha256)]
-    if encoder is not None:
-        bound.append((entry.encoder, entry.encoder_sha256, encoder.manifest.sha256))
-    for name, wanted, found in bound:
-        if wanted != found:
-            raise ArtifactCorrupt(
-                f"{model.folder / entry.file}: the projector was made for {name} with SHA-256 {wanted[:12]}, but the "
-                f"installed one has {found[:12]}: train the projector for it, or install the earlier one again"
-            )
 
 
 class MmprojFile(msgspec.Struct, frozen=True):
@@ -159,7 +129,7 @@ def read_mmproj(path: Path) -> MmprojFile:
 def vision_bytes(model: Artifact) -> int:
     """Return the bytes of a vision model's image process; 0 for other models. Raises ArtifactError."""
     entry = model.manifest.projector
-    return 0 if entry is None or not entry.is_mmproj else read_mmproj(model.folder / entry.file).memory_bytes
+    return 0 if entry is None else read_mmproj(model.folder / entry.file).memory_bytes
 
 
 def _number(values: dict[str, object], name: str) -> int:

@@ -268,7 +268,7 @@ def add_adapter(
 
 
 def add_mmproj(model: Artifact, file: Path, mode: PlaceMode = "copy") -> Artifact:
-    """Add the mmproj file of a vision model, in the place of an earlier one or of a projector.
+    """Add the mmproj file of a vision model, in the place of an earlier one.
 
     Raises:
         ArtifactError: The model cannot have one, llama.cpp cannot use the file with this model, or it cannot be copied.

@@ -37,8 +37,6 @@ _CHECK_CONTEXT_TOKENS = 512
 _INSTALL = "run `make setup`, or `pip install 'causeway-router[engine]'`"
 _KIND, _MODEL = 3, 4  # places of the arguments
 _SIDE = 96  # of the image that is tried with an mmproj file, in pixels
-_PROJECTED_SIDE = 8  # of the one that is tried with a projector
-_FLOAT_BYTES = 4
 
 
 class CheckLimits(msgspec.Struct, frozen=True):
@@ -94,35 +92,6 @@ def check_beside(kind: Literal["adapter", "mmproj"], file: Path, model: Path) ->
     except OSError as error:
         raise ArtifactError(f"{error.filename}: {error.strerror}") from error
     _judge(file, [str(_CHECK_CONTEXT_TOKENS), kind, str(model)], limits_for(size_bytes))
-
-
-def try_projector(projector: Path, encoder: Path, width: int, tokens: int) -> None:
-    """Try an ONNX projector and its encoder on a black image, in this process, which needs Pillow and onnxruntime.
-
-    Args:
-        projector: Reads the features of `encoder`, both ONNX files.
-        width: The width of the language model's embeddings.
-        tokens: The number of soft tokens of an image.
-
-    Raises:
-        ArtifactError: The files cannot be read, do not fit each other, or give another number of values.
-    """
-    from ..parts.encoders.projector import ImageProjector
-    from ..parts.process.messages import ImagePixels, WorkerSpec
-
-    try:
-        worker = ImageProjector(WorkerSpec("", options={"encoder": str(encoder), "projector": str(projector)}))
-        vectors = worker.project(
-            ImagePixels(bytes(_PROJECTED_SIDE * _PROJECTED_SIDE * 3), _PROJECTED_SIDE, _PROJECTED_SIDE)
-        ).vectors
-    except Exception as error:  # onnxruntime has classes of its own, which are none of Python's
-        reason = (str(error).splitlines() or [""])[0]
-        raise ArtifactError(f"{projector}: it cannot be used with its encoder: {reason}") from error
-    if len(vectors) != tokens * width * _FLOAT_BYTES:
-        values = len(vectors) // _FLOAT_BYTES
-        raise ArtifactError(
-            f"{projector}: {values} values for an image; the model takes {tokens} tokens of {width} values"
-        )
 
 
 def _judge(file: Path, arguments: list[str], limits: CheckLimits) -> _Verdict:

@@ -67,22 +67,12 @@ class BundleAdapter(_Canonical, frozen=True):
 
 
 class BundleProjector(_Canonical, frozen=True, omit_defaults=True):
-    """The file that turns images into soft tokens of a model: a vision model's `mmproj` file, or a projector in ONNX.
-
-    Attributes:
-        model_sha256: The weights that it was made for, which must be those of its model.
-        encoder: The image encoder whose features it reads; None for an mmproj file, which contains one.
-        tokens: The number of soft tokens of an image; 0: as many as it needs.
+    """A vision model's `mmproj` file, which turns images into soft tokens. `model_sha256`: the weights that it was made
+    for, which must be those of its model.
     """
 
     blob: Blob
     model_sha256: Sha256
-    encoder: Blob | None = None
-    tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
-
-    @property
-    def blobs(self) -> tuple[Blob, ...]:
-        return (self.blob,) if self.encoder is None else (self.blob, self.encoder)
 
 
 class BundleSignal(_Canonical, frozen=True):
@@ -108,8 +98,8 @@ class BundleModel(_Canonical, frozen=True, omit_defaults=True):
 
     @property
     def loaded(self) -> tuple[Blob, ...]:
-        """The files that are loaded: the weights, those of the adapters, the projector with its encoder."""
-        projector = () if self.projector is None else self.projector.blobs
+        """The files that are loaded: the weights, those of the adapters, the projector."""
+        projector = () if self.projector is None else (self.projector.blob,)
         return (self.blob, *(adapter.blob for adapter in self.adapters), *projector)
 
     @property
@@ -291,8 +281,6 @@ def _check_projector(model: BundleModel) -> None:
             raise BundleInvalid(f"{model.name}: a golden prompt has an image, but the model has no projector.")
         return
     _check_weights(model, "projector was made for", projector.model_sha256)
-    if (projector.encoder is None) != (projector.tokens == 0):
-        raise BundleInvalid(f"{model.name}: `encoder` and `tokens` of a projector must be set together.")
 
 
 def _check_signals(model: BundleModel) -> None:

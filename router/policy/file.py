@@ -215,8 +215,8 @@ class RouteDoc(_Doc, frozen=True):
         Fusion,
         doc(
             "Form in which audio and images reach a target that takes text only. `late`: as text in their place. "
-            "`early`: as soft tokens in the prompt, where the target's model on the device has a projector or an "
-            "mmproj file for them; other targets are left out. `hybrid`: early where the model can, late for the rest."
+            "`early`: as soft tokens in the prompt, where the target's model on the device has an mmproj "
+            "file for them; other targets are left out. `hybrid`: early where the model can, late for the rest."
         ),
     ] = "late"
     wait_for: Annotated[

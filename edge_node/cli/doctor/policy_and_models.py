@@ -273,8 +273,7 @@ def _check_projectors(folders: list[Path]) -> Iterator[Finding]:
             yield fail("projector", str(error), "Until then, the model does not accept images under `fusion: early`.")
         else:
             assert projector is not None
-            tokens = f"{projector.tokens} soft tokens" if projector.tokens else "soft tokens, by its mmproj file"
-            yield ok("projector", f"{artifact.name} reads an image as {tokens} ({projector.path}).")
+            yield ok("projector", f"{artifact.name} reads images by its mmproj file ({projector.path}).")
 
 
 def _check_voices(

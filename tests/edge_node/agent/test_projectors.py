@@ -3,14 +3,12 @@ files."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import msgspec
-import numpy as np
 import psutil
 import pytest
 
@@ -21,7 +19,6 @@ from causeway_server.edge_node.config.schema import EngineConfig
 from causeway_server.models.catalog.artifact import find_artifact, sha256_of
 from causeway_server.models.catalog.projector import find_projector
 from causeway_server.models.llama_cpp.protocol import adapter_files
-from causeway_server.models.publish.publish import publish_gguf
 from causeway_server.router.bundle.protocol import DeviceState
 from tests.edge_node.parts.test_fusion import INVOICE, PATIENT, encoder
 from tests.models.llama_cpp.tiny_adapter import write_tiny_adapter
@@ -29,7 +26,6 @@ from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
 from tests.models.llama_cpp.tiny_mmproj import LANGUAGE, MARKS, Family, needs_mtmd, write_tiny_mmproj
 from tests.models.parts.test_decoding import needs_pillow
 from tests.models.parts.test_soft_tokens import solid
-from tests.models.parts.tiny_projector import ENCODER, add_projector
 
 from ..device import config
 from .fleet import FACTORY, Publisher, TestDevice, member
@@ -55,16 +51,6 @@ def write_vision_model(folder: Path, *, dimensions: int = 64) -> str:
     return MODEL.format("file: mmproj.gguf")
 
 
-def write_panel_model(folder: Path) -> str:
-    """Write a tiny model with a projector and its encoder; return the keys of the projector without `tokens`."""
-    gguf = write_tiny_gguf(folder / "model.gguf")
-    model = publish_gguf(gguf, "m-small", folder / "local")
-    add_projector(model, np.zeros((3, 64), np.float32), np.ones((3, 64), np.float32))
-    shutil.copy(model.folder / "projector.onnx", folder)
-    shutil.copy(model.folder.parent / ENCODER / "model.onnx", folder / "encoder.onnx")
-    return f"file: projector.onnx, encoder: {{file: encoder.onnx}}, model_sha256: {sha256_of(gguf)}"
-
-
 @needs_mtmd
 @needs_pillow
 async def test_a_bundle_brings_an_mmproj_file(publisher: Publisher, device: TestDevice) -> None:
@@ -76,7 +62,7 @@ async def test_a_bundle_brings_an_mmproj_file(publisher: Publisher, device: Test
     assert found is not None
     blobs = device.folder / "store" / "blobs"
     assert {found.path.parent, found.model.parent} == {blobs}
-    assert (found.path.name, found.encoder) == (sha256_of(publisher.path / "mmproj.gguf"), None)
+    assert found.path.name == sha256_of(publisher.path / "mmproj.gguf")
     for kept in (True, False):
         publisher.release()
         await device.change()
@@ -169,26 +155,6 @@ async def test_the_process_of_a_projector_is_counted_into_the_memory(publisher: 
     assert (reason.startswith("model_too_large: m-small with "), "for its projector" in reason) == (True, True)
     bundle = publisher.release(extra="    models: {m-small: {file: model.gguf}}\n")
     await device.until(DeviceState.TRIAL)
-
-
-@needs_pillow
-async def test_a_bundle_brings_a_projector_with_its_encoder(publisher: Publisher, device: TestDevice) -> None:
-    """One that gives another number of tokens than the bundle says is refused before anything changes."""
-    keys = write_panel_model(publisher.path)
-    wrong = publisher.release(extra=MODEL.format(f"{keys}, tokens: 4"))
-    await device.until(DeviceState.IDLE)
-    assert "192 values for an image; the model takes 4 tokens of 64" in device.agent.row.quarantined[wrong]
-    right = publisher.release(extra=MODEL.format(f"{keys}, tokens: 3"))
-    await device.change()
-    found = find_projector("m-small", [device.booted.store.load(right).models])
-    assert found is not None
-    assert found.encoder is not None
-    assert (found.tokens, found.encoder.name) == (3, sha256_of(publisher.path / "encoder.onnx"))
-    encoder = device.booted.store.load(right).models / "m-small" / "encoder.onnx"
-    encoder.unlink()
-    shutil.copy(publisher.path / "projector.onnx", encoder)
-    device.start()
-    assert device.agent.running is None
 
 
 async def test_an_engine_loads_adapters_again_after_their_bundle_is_gone(

@@ -150,9 +150,9 @@ def test_a_changed_adapter_is_told_apart(fleet: Path) -> None:
 
 
 def add_projector(fleet: Path) -> None:
-    for name in ("eye.onnx", "encoder.onnx", "stove.png"):
+    for name in ("eye.gguf", "stove.png"):
         (fleet / "models" / name).write_bytes(name.encode())
-    keys = f"file: models/eye.onnx, tokens: 7, encoder: {{file: models/encoder.onnx}}, model_sha256: {WEIGHTS}"
+    keys = f"file: models/eye.gguf, model_sha256: {WEIGHTS}"
     edit(
         fleet / "fleet.yaml",
         "file: models/assistant.gguf",
@@ -166,12 +166,9 @@ def test_a_projector_is_a_part_of_its_model(fleet: Path) -> None:
     bundle = build(fleet)["kiosk"]
     (model,) = bundle.manifest.models
     assert model.projector is not None
-    assert (model.projector.tokens, model.projector.model_sha256) == (7, model.blob.sha256)
-    assert [bundle.files[blob.sha256].name for blob in (*model.projector.blobs, *model.images)] == [
-        "eye.onnx",
-        "encoder.onnx",
-        "stove.png",
-    ]
+    assert model.projector.model_sha256 == model.blob.sha256
+    named = [bundle.files[blob.sha256].name for blob in (model.projector.blob, *model.images)]
+    assert named == ["eye.gguf", "stove.png"]
     assert {blob.sha256 for blob in bundle.manifest.blobs} == set(bundle.files)
 
 
@@ -187,14 +184,11 @@ def test_a_changed_projector_is_told_apart(fleet: Path) -> None:
     manifests = [build(fleet)["kiosk"].manifest]
     add_projector(fleet)
     manifests.append(build(fleet)["kiosk"].manifest)
-    (fleet / "models" / "encoder.onnx").write_bytes(b"another one")
-    manifests.append(build(fleet)["kiosk"].manifest)
-    edit(fleet / "fleet.yaml", "tokens: 7", "tokens: 9")
+    (fleet / "models" / "eye.gguf").write_bytes(b"another one")
     manifests += [build(fleet)["kiosk"].manifest, manifests[0]]
     assert [manifest_changes(old, new) for old, new in itertools.pairwise(manifests)] == [
         ["projector of assistant: added, 0.0 MB"],
         ["projector of assistant: other weights, 0.0 MB -> 0.0 MB"],
-        ["projector of assistant: 7 -> 9 tokens"],
         ["projector of assistant: removed"],
     ]
 

@@ -83,20 +83,12 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
             "a finite number other than 0",
         ),
         ("golden:", "projector: {file: no.gguf}\n        golden:", 10, f"{MODEL}.projector.file", "does not exist"),
-        ("golden:", f"projector: {{{FILE}, tokens: 7}}\n        golden:", 10, f"{MODEL}.projector.tokens", "mmproj"),
         (
             "golden:",
-            f"projector: {{{FILE}, encoder: {{{FILE}}}, tokens: 7}}\n        golden:",
-            10,
-            f"{MODEL}.projector",
-            "needs `model_sha256`",
-        ),
-        (
-            "golden:",
-            f"projector: {{{FILE}, model_sha256: {'a' * 64}, encoder: {{}}, tokens: 7}}\n        golden:",
+            f"projector: {{{FILE}, encoder: {{{FILE}}}}}\n        golden:",
             10,
             f"{MODEL}.projector.encoder",
-            "needs either `file`",
+            "Projectors in ONNX are no longer read",
         ),
         (
             f"{FILE}\n        golden:",

@@ -1,4 +1,4 @@
-"""`fusion: early` and `hybrid` on a real daemon: real image decoder, ONNX files and engine child, all tiny."""
+"""`fusion: early` and `hybrid` on a real daemon: real image decoder and vision encoder, all tiny."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ from causeway_server.edge_node.clock import system_clock
 from causeway_server.edge_node.config.schema import EngineConfig
 from causeway_server.edge_node.serving.generation import Generation
 from causeway_server.edge_node.serving.part_encoders import PartEncoders
-from causeway_server.models.catalog.artifact import Artifact, save_manifest
-from causeway_server.models.catalog.projector import Projector, find_projector
-from causeway_server.models.llama_cpp.native.vocabulary import Vocabulary
-from causeway_server.models.llama_cpp.native.weights import Weights
+from causeway_server.models.catalog.artifact import MMPROJ_FILE, Artifact, save_manifest
+from causeway_server.models.catalog.projector import Projector
 from causeway_server.models.llama_cpp.protocol import SoftTokens
 from causeway_server.models.parts.graph.graph import EncoderGraph
 from causeway_server.models.parts.process.messages import WorkerSpec
-from causeway_server.models.publish.publish import publish_gguf
+from causeway_server.models.publish.publish import place_mmproj, publish_gguf
 from causeway_server.router.decision.decide import decide
 from causeway_server.router.parts.reading import find_parts
 from causeway_server.router.policy.compiled import parse_policy
@@ -46,7 +44,7 @@ from causeway_server.router.types import (
     Snapshot,
     TextPart,
 )
-from tests.edge_node.device import POLICY, Answer, Device, config, running
+from tests.edge_node.device import POLICY, Device, config, running
 from tests.edge_node.parts.test_bad_days import metric
 from tests.edge_node.parts.test_fusion import (
     BOTH,
@@ -61,18 +59,16 @@ from tests.edge_node.parts.test_fusion import (
     texts,
 )
 from tests.edge_node.scripted import ScriptedCloud, ScriptedEngine
-from tests.models.llama_cpp.embedding_rows import embedding_rows
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
+from tests.models.llama_cpp.tiny_mmproj import needs_mtmd, write_tiny_mmproj
 
 from .test_decoding import needs_pillow
-from .tiny_projector import ENCODER, add_projector
 
 EARLY, HYBRID = (
     POLICY.replace("edge-first\n    use", f"edge-first\n    fusion: {way}\n    use") for way in ("early", "hybrid")
 )
 IMAGE, AUDIO = ImagePart("data:image/png;base64,"), AudioPart("", "wav")
 PROJECTS: dict[str, tuple[Modality, ...]] = {"m-small": ("image",)}
-BLACK, WHITE = " kitchen light", " music room"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 
 
@@ -128,15 +124,10 @@ def test_parts_that_stay_on_the_device_reach_the_cloud_as_text_or_not_at_all() -
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """A tiny model `m-small` with a projector."""
+    """A tiny vision model `m-small`."""
     folder = tmp_path_factory.mktemp("soft")
-    gguf = write_tiny_gguf(folder / "tiny.gguf")
-    model = publish_gguf(gguf, "m-small", folder / "models")
-    weights = Weights(gguf)
-    vocabulary, rows = Vocabulary(weights.pointer), embedding_rows(gguf)
-    black, white = (rows[vocabulary.encode(words, special=False)] for words in (BLACK, WHITE))
-    weights.close()
-    return add_projector(model, black, white)
+    model = publish_gguf(write_tiny_gguf(folder / "tiny.gguf"), "m-small", folder / "models")
+    return place_mmproj(model, write_tiny_mmproj(folder / "mmproj.gguf"), "copy")
 
 
 def solid(level: int) -> dict[str, object]:
@@ -148,6 +139,7 @@ def solid(level: int) -> dict[str, object]:
 
 
 @pytest.mark.slow
+@needs_mtmd
 @needs_pillow
 async def test_the_prompt_has_a_mark_and_the_vectors_and_the_record_says_so(tiny: Artifact, tmp_path: Path) -> None:
     models = (str(tiny.folder.parent),)
@@ -158,7 +150,7 @@ async def test_the_prompt_has_a_mark_and_the_vectors_and_the_record_says_so(tiny
         call = device.engine.calls[-1]
         (soft,) = call.soft
         hello, seen, heard, again = texts(call.request.messages[-1])
-        assert (hello, seen, again) == ("hello", f"[An image:{soft.marker}]", seen)
+        assert (hello, seen, again) == ("hello", soft.marker, seen)
         assert COMMAND in heard
         record = await device.record(answer)
         forms_of = [(part.modality, part.soft) for part in record.parts]
@@ -178,6 +170,7 @@ async def test_the_prompt_has_a_mark_and_the_vectors_and_the_record_says_so(tiny
 
 
 @pytest.mark.slow
+@needs_mtmd
 @needs_pillow
 async def test_a_projector_that_fails_is_left_out_and_said_so(tiny: Artifact, tmp_path: Path) -> None:
     """Here: its files are gone when the first image comes."""
@@ -185,7 +178,7 @@ async def test_a_projector_that_fails_is_left_out_and_said_so(tiny: Artifact, tm
     models = (str(folder.parent),)
     async with running(tmp_path, policy=EARLY, encoders=BOTH, parts=PATIENT, model_dirs=models) as device:
         await device.ask("hello")  # the projector was found
-        (folder / "projector.onnx").unlink()
+        (folder / MMPROJ_FILE).unlink()
         answer = await ask(device, text("hello"), solid(0))
         assert answer.headers["x-causeway-modalities"] == "image=failed"
         assert answer.headers["x-causeway-degraded"] == "true"
@@ -199,6 +192,7 @@ async def test_a_projector_that_fails_is_left_out_and_said_so(tiny: Artifact, tm
 
 
 @pytest.mark.slow
+@needs_mtmd
 @needs_pillow
 async def test_under_hybrid_the_text_of_an_image_stands_in_for_a_projector_that_fails(
     tiny: Artifact, tmp_path: Path
@@ -207,7 +201,7 @@ async def test_under_hybrid_the_text_of_an_image_stands_in_for_a_projector_that_
     models = (str(folder.parent),)
     async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=PATIENT, model_dirs=models) as device:
         await device.ask("hello")  # the projector was found
-        (folder / "projector.onnx").unlink()
+        (folder / MMPROJ_FILE).unlink()
         answer = await ask(device, text("hello"), solid(0))
         assert INVOICE.splitlines()[0] in texts(device.engine.calls[-1].request.messages[-1])[1]
         assert device.engine.calls[-1].soft == ()
@@ -217,8 +211,9 @@ async def test_under_hybrid_the_text_of_an_image_stands_in_for_a_projector_that_
         device.assert_nothing_leaks()
 
 
+@needs_mtmd
 @needs_pillow
-@pytest.mark.parametrize("other", ["model_sha256", "encoder_sha256", "sha256"])
+@pytest.mark.parametrize("other", ["model_sha256", "sha256"])
 async def test_a_projector_for_something_else_is_refused_and_said_so(
     tiny: Artifact, tmp_path: Path, other: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,7 +240,7 @@ async def test_an_image_is_read_again_when_a_bundle_replaced_its_model_meanwhile
         {},
         PATIENT,
         system_clock(),
-        find_projector=lambda _: Projector(Path(found[0]), found[0], Path("m-small.gguf"), None, 0),
+        find_projector=lambda _: Projector(Path(found[0]), found[0], Path("m-small.gguf"), 0),
     )
     encoders.projectors.kinds("m-small")
 
@@ -269,10 +264,8 @@ async def test_an_image_is_read_again_when_a_bundle_replaced_its_model_meanwhile
 
 
 def _copied(model: Artifact, to: Path) -> Path:
-    """The model's folder and its encoder's, in a place of the test's own."""
-    for name in (model.folder.name, ENCODER):
-        shutil.copytree(model.folder.parent / name, to / "models" / name)
-    return to / "models" / model.folder.name
+    """The model's folder, in a place of the test's own."""
+    return shutil.copytree(model.folder, to / "models" / model.folder.name)
 
 
 # --- the engine ------------------------------------------------------------------------------------------------------
@@ -290,21 +283,3 @@ async def real_device(tiny: Artifact, tmp_path: Path, policy: str) -> AsyncItera
             yield Device(app, ScriptedEngine(), ScriptedCloud(), session)
     finally:
         await app.close()
-
-
-@pytest.mark.engine
-@needs_pillow
-async def test_the_model_reads_an_image_as_the_words_whose_rows_it_becomes(tiny: Artifact, tmp_path: Path) -> None:
-    async with real_device(tiny, tmp_path, EARLY) as device:
-
-        async def said(*parts: dict[str, object]) -> tuple[str, int]:
-            answer: Answer = await ask(device, text("tell me"), *parts, **GREEDY)
-            assert answer.status == 200, answer.body
-            whole = answer.json
-            return whole["choices"][0]["message"]["content"], whole["usage"]["prompt_tokens"]
-
-        typed = [await said(text(f"[An image:{words}]")) for words in (BLACK, WHITE)]
-        assert typed[0][0] != typed[1][0]
-        assert [await said(solid(level)) for level in (0, 255)] == typed
-        assert find_projector("m-small", [tiny.folder.parent]) is not None
-        device.assert_nothing_leaks()

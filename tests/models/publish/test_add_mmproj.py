@@ -47,12 +47,12 @@ def test_a_vision_model_is_added_listed_verified_and_counted(tmp_path: Path) -> 
     artifact = load_artifact(root / "seeing")
     entry = artifact.manifest.projector
     assert entry is not None
-    assert (entry.file, entry.encoder, entry.note) == ("mmproj.gguf", "", "mlp, added from mmproj-vision.gguf")
+    assert (entry.file, entry.note) == ("mmproj.gguf", "mlp, added from mmproj-vision.gguf")
     assert "seeing: images" in run("list", "--models", root).output
     assert "in a process of their own" in run("fit", "seeing", "--models", root).output
     found = find_projector("seeing", [root])
     assert found is not None
-    assert (found.encoder, found.model) == (None, artifact.path)
+    assert found.model == artifact.path
     verify_artifact(artifact)
     (artifact.folder / "mmproj.gguf").write_bytes(b"GGUF")
     with pytest.raises(ArtifactError, match=r"mmproj\.gguf"):

@@ -17,6 +17,7 @@ from causeway_server.models.catalog.fit import Device
 from causeway_server.models.cli.commands import main
 from causeway_server.models.parts.voices import LICENCE, SETTINGS, find_voice, list_voices
 from causeway_server.models.publish.add import add_voice
+from causeway_server.models.pull.onnx_writer import UINT8, Node, Port, write_onnx
 from tests.models.parts.tiny_voice import IDS, settings, write_voice
 
 pytestmark = pytest.mark.slow
@@ -139,11 +140,12 @@ def test_a_voice_that_cannot_be_read_or_written_is_refused_and_nothing_is_left(t
 
 
 def test_a_model_that_is_no_voice_is_refused(tmp_path: Path, root: Path) -> None:
-    from tests.models.parts.tiny_projector import _write_encoder
-
-    encoder = _write_encoder(tmp_path / "encoder")
-    json_of(encoder.path).write_bytes(msgspec.json.encode(settings()))
-    refused = run("add-voice", encoder.path, "--to", root, "--name", "bad")
+    file = tmp_path / "model.onnx"
+    pixels, features = (Port(name, UINT8, ["images", 4, 4, 3]) for name in ("pixels", "features"))
+    node = Node("Identity", ["pixels"], ["features"])
+    write_onnx(file, "no voice", [node], inputs=[pixels], outputs=[features], constants={})
+    json_of(file).write_bytes(msgspec.json.encode(settings()))
+    refused = run("add-voice", file, "--to", root, "--name", "bad")
     assert "it is not a Piper voice: its inputs are pixels tensor(uint8)" in refused.output.replace("\n", " ")
 
 
