@@ -1,8 +1,8 @@
 """The control plane's database: the only package that speaks SQL. SQLite in WAL mode, or PostgreSQL by its URL.
 
     tables.py       every table
-    migrations/     Alembic's environment and revisions, applied when the store opens. A released revision is never
-                    edited; a change of `tables.py` is a new one.
+    migrations/     Alembic's environment and revisions, applied when the store opens. A new database gets the tables
+                    of `tables.py`; a change of that file is a new revision, for the older databases.
     database.py     `Store`: connections, transactions, migrations, a lost database, the lock of the controller;
                     `GroupCommit`: many small writes in one transaction
     enrolment.py    join tokens and new devices; operators' sessions

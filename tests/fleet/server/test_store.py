@@ -8,7 +8,7 @@ import sys
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from causeway_server.fleet.store.database import Store
 from causeway_server.fleet.store.devices import device_history, forget_old_events, write_reports
@@ -30,6 +30,18 @@ async def test_the_revisions_make_the_tables(database: str) -> None:
     )
     starts = [await asyncio.create_subprocess_exec(sys.executable, "-c", program, cwd=ROOT) for _ in range(3)]
     assert [await started.wait() for started in starts] == [0, 0, 0]
+    store = await Store.open(database)
+    async with store.read() as connection:
+        assert await connection.run_sync(differences) == []
+    await store.close()
+
+
+async def test_an_older_database_gets_what_it_lacks(database: str) -> None:
+    store = await Store.open(database)
+    async with store.write() as connection:
+        await connection.execute(text("ALTER TABLE rollouts DROP COLUMN without_replay"))
+        await connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+    await store.close()
     store = await Store.open(database)
     async with store.read() as connection:
         assert await connection.run_sync(differences) == []

@@ -8,4 +8,5 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    op.add_column("rollouts", sa.Column("without_replay", sa.Boolean(), nullable=False, server_default=sa.false()))
+    if "without_replay" not in {column["name"] for column in sa.inspect(op.get_bind()).get_columns("rollouts")}:
+        op.add_column("rollouts", sa.Column("without_replay", sa.Boolean(), nullable=False, server_default=sa.false()))
