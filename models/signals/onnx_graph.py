@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..catalog.artifact import ArtifactError
 
-Array = NDArray[np.int64] | NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
+Array = NDArray[np.int64] | NDArray[np.float32]
 Arrays = Mapping[str, Array]
 
 _ORDER = ("TensorrtExecutionProvider", "CUDAExecutionProvider")
@@ -27,8 +27,8 @@ SMALL_BYTES = 8 * 1024 * 1024
 class OnnxGraph:
     """A loaded ONNX file. Calls are synchronous, take microseconds, and may come from any thread."""
 
-    def __init__(self, model: Path | bytes) -> None:
-        """Load a file, or the bytes of one. Raises ArtifactError: ONNX Runtime cannot load the file."""
+    def __init__(self, path: Path) -> None:
+        """Load a file. Raises ArtifactError: ONNX Runtime cannot load it."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
@@ -38,12 +38,10 @@ class OnnxGraph:
         # The arena would keep the memory of the longest prompt for the life of the process.
         options.enable_cpu_mem_arena = False
         try:
-            providers = choose_providers(len(model) if isinstance(model, bytes) else model.stat().st_size)
-            source = model if isinstance(model, bytes) else str(model)
-            self._session = onnxruntime.InferenceSession(source, options, providers=providers)
+            providers = choose_providers(path.stat().st_size)
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:  # onnxruntime raises classes of its own without a common base
-            name = "a graph in memory" if isinstance(model, bytes) else model
-            raise ArtifactError(f"{name}: ONNX Runtime cannot load it ({error})") from error
+            raise ArtifactError(f"{path}: ONNX Runtime cannot load it ({error})") from error
         self._outputs = [output.name for output in self._session.get_outputs()][:1]
 
     def __call__(self, inputs: Arrays) -> NDArray[np.float32]:

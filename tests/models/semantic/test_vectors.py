@@ -1,4 +1,4 @@
-"""The table of vectors: the search that reads codes first finds what a search of all vectors finds."""
+"""The table of vectors finds the nearest rows."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from causeway_server.models.semantic.index import CODED, GRAPH, Codes, Vector, VectorTable
-from tests.models.train.requirements import need_training_packages
+from causeway_server.models.semantic.index import Vector, VectorTable
 
-D, N = 256, CODED + 700
-
-GRAPH_TEXT = """<ir_version: 8, opset_import: ["" : 10]>
-products (uint8[1, dimensions] query, int8[dimensions, rows] codes) => (int32[1, rows] products) {
-    products = MatMulInteger(query, codes)
-}"""
+D, N = 256, 2748
 
 
 def _unit(vectors: Vector) -> Vector:
@@ -74,7 +68,7 @@ def assert_finds_all(vectors: VectorTable, rows: Vector, query: Vector, most: in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_codes_find_what_a_search_of_all_finds(kind: str) -> None:
+def test_the_nearest_rows_are_found(kind: str) -> None:
     rows = KINDS[kind]().astype(np.float32)
     vectors = _filled(rows)
     queries = {
@@ -93,25 +87,8 @@ def test_codes_find_what_a_search_of_all_finds(kind: str) -> None:
                 assert_finds_all(vectors, rows, query.astype(np.float32), most, least)
 
 
-def test_codes_name_few_candidates_among_different_vectors_and_none_among_equal_ones() -> None:
-    """In clusters whose vectors all are near the query, a few per cent; of equal vectors no code tells which."""
-    rows = KINDS["clusters"]().astype(np.float32)
-    candidates = Codes(rows).candidates(_unit(_normal(1, 8))[2], 4, 0.3)
-    assert candidates is not None
-    assert 4 <= len(candidates) <= N // 20
-    equal = KINDS["equal"]().astype(np.float32)
-    assert Codes(equal).candidates(equal[0], 4, 0.3) is None
-
-
-def test_what_is_far_is_not_even_a_candidate() -> None:
-    rows = _unit(_normal())
-    candidates = Codes(rows).candidates(_unit(_normal(5, 1)[0]), 4, 0.9)
-    assert candidates is not None
-    assert len(candidates) == 0
-
-
-def test_adding_and_removing_keeps_codes_and_vectors_together() -> None:
-    """Also where the codes have to grow, and where a removed row is the last one."""
+def test_removed_rows_are_not_found_and_the_last_one_takes_their_number() -> None:
+    """Also where the table has to grow, and where a removed row is the last one."""
     rows = list(KINDS["spread"]())
     vectors, query = _filled(np.array(rows)), rows[3]
     assert vectors.nearest(query, 1, 0.5) == [(3, pytest.approx(1.0, abs=1e-5))]
@@ -127,7 +104,7 @@ def test_adding_and_removing_keeps_codes_and_vectors_together() -> None:
         assert_finds_all(vectors, np.array(rows), query, 4, -1.0)
 
 
-def test_a_few_vectors_have_no_codes() -> None:
+def test_an_empty_table_has_no_nearest_row() -> None:
     rows = _unit(_normal(0, 5))
     vectors = _filled(rows)
     for most in (1, 4, 9):
@@ -135,11 +112,3 @@ def test_a_few_vectors_have_no_codes() -> None:
     for _ in range(5):
         vectors.remove(0)
     assert vectors.nearest(rows[2], 4, -1.0) == []
-
-
-@pytest.mark.slow  # `make quick` sets up no training packages
-def test_the_graph_is_the_one_that_its_text_describes() -> None:
-    need_training_packages()
-    import onnx.parser
-
-    assert onnx.parser.parse_model(GRAPH_TEXT).SerializeToString() == GRAPH
