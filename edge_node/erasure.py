@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from aiohttp import web
 
 from causeway_server.router.bundle.protocol import base64url
 from causeway_server.router.errors import PermissionDenied
-from causeway_server.router.serving.request import Handler
-from causeway_server.router.serving.responses import json_response
+from causeway_server.router.serving.request import AiohttpRequest, Handler
+from causeway_server.router.serving.responses import ServerResponse, json_response
 
 from .daemon.components import Components
 from .storage.state_folder import FLEET_FOLDER
@@ -80,7 +79,7 @@ class ErasureApi:
         """Return the methods and the handler of the path."""
         return {PATH: ("DELETE", self._erase)}
 
-    async def _erase(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _erase(self, http: AiohttpRequest) -> ServerResponse:
         caller = self._parts.reader.caller(http)
         client = http.query.get("client", "") or caller.name
         if client != caller.name and not caller.erases_all:

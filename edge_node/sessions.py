@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from causeway_server.models.parts.installed import NO_SPEECH
 from causeway_server.router.bundle.settings import RealtimeConfig
@@ -27,7 +26,7 @@ from causeway_server.router.serving.live.live_session import (
     SessionRequests,
 )
 from causeway_server.router.serving.reply import AnswerHead
-from causeway_server.router.serving.request import read_traceparent
+from causeway_server.router.serving.request import AiohttpRequest, read_traceparent
 from causeway_server.router.trackers import network_of
 from causeway_server.router.types import AUTO
 
@@ -93,7 +92,7 @@ class DeviceSessions(msgspec.Struct, frozen=True):
     audio: SessionAudio
     tracing: RequestTracer | None
 
-    async def client(self, http: web.BaseRequest, authorization: str) -> DeviceClient:
+    async def client(self, http: AiohttpRequest, authorization: str) -> DeviceClient:
         """Return the client of a connection. Raises AuthenticationFailed, IdentityUnavailable, PermissionDenied or
         InvalidRequest.
         """

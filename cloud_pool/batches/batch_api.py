@@ -9,7 +9,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
-from aiohttp import web
 from msgspec import Meta
 
 from causeway_server.router.api.operations import DeletedFile, FileView, list_page
@@ -25,8 +24,8 @@ from causeway_server.router.numbers import read_page
 from causeway_server.router.openai.request_body import load, validate
 from causeway_server.router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 from causeway_server.router.serving.logs import REQUEST
-from causeway_server.router.serving.request import check_upload, read_upload, send_continue
-from causeway_server.router.serving.responses import json_response
+from causeway_server.router.serving.request import AiohttpRequest, check_upload, read_upload, send_continue
+from causeway_server.router.serving.responses import ServerResponse, json_response
 
 from ..accounts.audit import AuditLog
 from ..core.principal import Grants, Principal, Scope
@@ -171,7 +170,7 @@ class BatchApi:
 
     # --- files -----------------------------------------------------------------------------------------------------
 
-    async def _upload(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
+    async def _upload(self, request: AiohttpRequest, principal: Principal, _: str) -> ServerResponse:
         await self.stores.durability.ensure()
         tags = self.bind(principal, read_headers(request.headers.items()).tags)
         expected_bytes = check_upload(request)
@@ -188,21 +187,21 @@ class BatchApi:
             file = await writer.finish(upload.filename, purpose, terms.ttl_s, tags)
         return json_response(file_view(file))
 
-    async def _list_files(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
+    async def _list_files(self, request: AiohttpRequest, principal: Principal, _: str) -> ServerResponse:
         limit, after = read_page(request.query)
         purpose = request.query.get("purpose", "")[:80]
         files = await self.stores.files.list_owned(principal.owner, after=after, limit=limit + 1, purpose=purpose)
         return json_response(list_page([file_view(file) for file in files], limit))
 
-    async def _get_file(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
+    async def _get_file(self, _: AiohttpRequest, principal: Principal, name: str) -> ServerResponse:
         return json_response(file_view(await self.stores.files.get(name, principal.owner)))
 
-    async def _delete_file(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
+    async def _delete_file(self, _: AiohttpRequest, principal: Principal, name: str) -> ServerResponse:
         file = await self.stores.files.get(name, principal.owner)
         await self.stores.files.delete(file)
         return json_response(DeletedFile(file.id))
 
-    async def _file_content(self, request: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
+    async def _file_content(self, request: AiohttpRequest, principal: Principal, name: str) -> ServerResponse:
         file = await self.stores.files.get(name, principal.owner)
         if file.purpose in PART_PURPOSES:
             raise UnsupportedFeature(CONTENT_KEPT)
@@ -210,6 +209,8 @@ class BatchApi:
         pieces = self.stores.files.read(file)
         first = await anext(pieces, b"")  # before the headers: an error is still a response of its own
         headers = {"content-type": "application/octet-stream", "x-request-id": REQUEST.get()}
+        from aiohttp import web
+
         response = web.StreamResponse(headers=headers)
         response.content_length = file.bytes
         if not await begin_response(response, request):
@@ -226,7 +227,7 @@ class BatchApi:
 
     # --- batches ---------------------------------------------------------------------------------------------------
 
-    async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
+    async def _create(self, request: AiohttpRequest, principal: Principal, _: str) -> ServerResponse:
         body = await read_body(request, _MAX_BODY, _READ_S, self.bodies, principal)
         batch_request, headers = validate(load(body), BatchRequest), read_headers(request.headers.items())
         endpoint = next((known for known in ENDPOINTS if known == batch_request.endpoint), None)
@@ -269,16 +270,16 @@ class BatchApi:
         models = None if allowed is None else tuple(sorted(allowed))
         return Grants(models=models, modalities=principal.grants.modalities)
 
-    async def _get(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
+    async def _get(self, _: AiohttpRequest, principal: Principal, name: str) -> ServerResponse:
         return json_response(batch_view(await self.stores.batches.get(name, principal.owner)))
 
-    async def _list(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
+    async def _list(self, request: AiohttpRequest, principal: Principal, _: str) -> ServerResponse:
         limit, after = read_page(request.query)
         batches = await self.stores.batches.list_owned(principal.owner, after=after, limit=limit + 1)
         rows = [batch_view(batch) for batch in batches[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
         return json_response(BatchList(rows, len(batches) > limit, first, last))
 
-    async def _cancel(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
+    async def _cancel(self, _: AiohttpRequest, principal: Principal, name: str) -> ServerResponse:
         await self.stores.batches.cancel(await self.stores.batches.get(name, principal.owner))
         return json_response(batch_view(await self.stores.batches.get(name, principal.owner)))

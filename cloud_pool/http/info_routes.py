@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 
 import anyio
 import msgspec
-from aiohttp import web
 
 from causeway_server.router.anthropic.replies import VERSION_HEADER, model_info, model_page
 from causeway_server.router.errors import EngineUnavailable, ModelNotFound
 from causeway_server.router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
-from causeway_server.router.serving.request import HttpExchange
-from causeway_server.router.serving.responses import body_response, json_response
+from causeway_server.router.serving.request import AiohttpRequest, HttpExchange
+from causeway_server.router.serving.responses import ServerResponse, body_response, json_response
 
 from ..dispatch.pool import Pool
 from ..serving.tokenizers import TierTokenizers
@@ -86,14 +85,14 @@ class InfoRoutes(msgspec.Struct):
     draining: bool = False
     store: bool | msgspec.UnsetType = msgspec.UNSET  # whether a response is stored if its request does not say
 
-    def models(self, http: web.BaseRequest, allowed: AllowedTiers) -> web.StreamResponse:
+    def models(self, http: AiohttpRequest, allowed: AllowedTiers) -> ServerResponse:
         """List the models that the caller may name in a request, by name and alias."""
         listed = [self._listed(name, tier) for name, tier in usable(self.tiers, allowed).items() if tier.paths]
         if VERSION_HEADER in http.headers:
             return json_response(model_page(listed, http.query))
         return body_response(encode_models(listed))
 
-    def model(self, http: web.BaseRequest, allowed: AllowedTiers) -> web.StreamResponse:
+    def model(self, http: AiohttpRequest, allowed: AllowedTiers) -> ServerResponse:
         """Describe one model. Raises ModelNotFound or ModelNotAllowed."""
         name = http.path.removeprefix(MODELS)
         tier = find_tier(self.tiers, name, allowed)
@@ -106,10 +105,10 @@ class InfoRoutes(msgspec.Struct):
     def _listed(self, name: str, tier: Tier) -> ModelObject:
         return ModelObject(name, "causeway", self.created, causeway=ModelUse(tier.paths, self.store))
 
-    async def healthz(self, http: HttpExchange) -> web.StreamResponse:
+    async def healthz(self, http: HttpExchange) -> ServerResponse:
         return body_response(b'{"status":"ok"}')
 
-    async def readyz(self, http: HttpExchange) -> web.StreamResponse:
+    async def readyz(self, http: HttpExchange) -> ServerResponse:
         """Report whether this gateway can answer: 200 if an inference succeeds on at least one endpoint, else 503.
 
         The route needs no token, so it names no tier and no endpoint; `operator` does.

@@ -15,13 +15,12 @@ from functools import partial
 from typing import Final, Literal
 
 import msgspec
-from aiohttp import web
 from redis.exceptions import RedisError
 
 from causeway_server.router.errors import IdentityUnavailable, MethodNotAllowed
 from causeway_server.router.openai.request_body import load, validate
-from causeway_server.router.serving.request import Handler, allowed_methods, served_method
-from causeway_server.router.serving.responses import json_response
+from causeway_server.router.serving.request import AiohttpRequest, Handler, allowed_methods, served_method
+from causeway_server.router.serving.responses import ServerResponse, json_response
 
 from ..accounts.accounts import Accounts
 from ..accounts.identity.api_keys import ApiKey, ApiKeys, NewApiKey, Rotation
@@ -31,7 +30,7 @@ from .request_admission import RequestAdmission
 KEYS: Final = "/v1/keys"
 PATHS: Final[Mapping[str, str]] = {KEYS: "GET, POST", f"{KEYS}/{{id}}": "DELETE", f"{KEYS}/{{id}}/rotate": "POST"}
 log = logging.getLogger(__name__)
-_Handle = Callable[[web.BaseRequest, Principal, str], Awaitable[object]]
+_Handle = Callable[[AiohttpRequest, Principal, str], Awaitable[object]]
 
 
 class ApiKeyView(msgspec.Struct, frozen=True):
@@ -73,7 +72,7 @@ class KeyRoutes(msgspec.Struct, frozen=True):
     accounts: Accounts
     admission: RequestAdmission
 
-    def handler(self, http: web.BaseRequest) -> Handler | None:
+    def handler(self, http: AiohttpRequest) -> Handler | None:
         """Return the handler of a request; None for another path. Raises MethodNotAllowed."""
         head, _, rest = http.path.removeprefix(KEYS).partition("/")
         if head or not http.path.startswith(KEYS):
@@ -90,7 +89,7 @@ class KeyRoutes(msgspec.Struct, frozen=True):
             raise MethodNotAllowed(f"{http.method[:20]} is not allowed here. Use {allowed}.", allow=allowed)
         return partial(self._answer, handle, key_id)
 
-    async def _answer(self, handle: _Handle, key_id: str, http: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, handle: _Handle, key_id: str, http: AiohttpRequest) -> ServerResponse:
         principal = self.admission.principal(http)
         principal.require("keys")
         await self.admission.ledger.admit_submission(principal)
@@ -101,25 +100,25 @@ class KeyRoutes(msgspec.Struct, frozen=True):
                 await self.accounts.revocations.refresh()
         return json_response(answer)
 
-    async def _create(self, http: web.BaseRequest, principal: Principal, _: str) -> ApiKeyView:
+    async def _create(self, http: AiohttpRequest, principal: Principal, _: str) -> ApiKeyView:
         asked = validate(load(await self.admission.read(http, principal)), NewApiKey)
         key, secret = await self.keys.store.create(principal.tenant, asked, principal.grants)
         log.warning("API key %s of %s made by %s", key.id, key.tenant, principal.owner)
         return view_of(key, secret)
 
-    async def _list(self, _: web.BaseRequest, principal: Principal, __: str) -> ApiKeyList:
+    async def _list(self, _: AiohttpRequest, principal: Principal, __: str) -> ApiKeyList:
         used = await self.keys.store.last_used()
         found = await self.keys.store.list(principal.tenant)
         return ApiKeyList(tuple(view_of(key, used_at=used.get(key.id)) for key in found))
 
-    async def _rotate(self, http: web.BaseRequest, principal: Principal, key_id: str) -> ApiKeyView:
+    async def _rotate(self, http: AiohttpRequest, principal: Principal, key_id: str) -> ApiKeyView:
         body = await self.admission.read(http, principal)
         asked = validate(load(body), Rotation) if body else Rotation()
         key, secret = await self.keys.store.rotate(principal.tenant, key_id, asked, principal.grants)
         log.warning("API key %s of %s rotated by %s", key.id, key.tenant, principal.owner)
         return view_of(key, secret)
 
-    async def _delete(self, _: web.BaseRequest, principal: Principal, key_id: str) -> ApiKeyDeleted:
+    async def _delete(self, _: AiohttpRequest, principal: Principal, key_id: str) -> ApiKeyDeleted:
         await self.keys.store.delete(principal.tenant, key_id)
         log.warning("API key %s of %s deleted by %s", key_id, principal.tenant, principal.owner)
         return ApiKeyDeleted(key_id)

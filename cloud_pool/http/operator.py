@@ -18,13 +18,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import msgspec
-from aiohttp import hdrs, web
 
 from causeway_server.router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.metrics import CONTENT_TYPE
-from causeway_server.router.serving.request import Handler, allowed_methods, served_method
-from causeway_server.router.serving.responses import error_response, json_response
+from causeway_server.router.serving.request import AiohttpRequest, Handler, allowed_methods, served_method
+from causeway_server.router.serving.responses import ServerResponse, WholeResponse, error_response, json_response
 
 from ..accounts.identity.authenticator import Authenticator
 from ..observability.metrics import Metrics
@@ -33,8 +32,8 @@ from .server import Server
 
 log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
-_PROBES = frozenset({(hdrs.METH_GET, "/metrics"), (hdrs.METH_GET, "/readyz")})
-_Handler = Callable[[], Awaitable[web.StreamResponse]]
+_PROBES = frozenset({("GET", "/metrics"), ("GET", "/readyz")})
+_Handler = Callable[[], Awaitable[ServerResponse]]
 
 
 class OperatorRoutes(msgspec.Struct, frozen=True):
@@ -47,19 +46,19 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
     jobs_refused: Callable[[], str] = lambda: ""  # why no job is accepted now; "" if jobs are
     reload: Callable[[], None] | None = None  # reads the endpoints again; raises ConfigError
     server: Server | None = None  # accepts no more requests from POST /drain on
-    more: Callable[[web.BaseRequest], Handler | None] = lambda _: None  # of further paths; None: no such path
+    more: Callable[[AiohttpRequest], Handler | None] = lambda _: None  # of further paths; None: no such path
 
     @property
     def _routes(self) -> Mapping[str, tuple[str, _Handler]]:
         known: tuple[tuple[str, str, _Handler, object], ...] = (
-            ("/metrics", hdrs.METH_GET, self._get_metrics, self.metrics),
-            ("/readyz", hdrs.METH_GET, self._get_readiness, self.readiness),
-            ("/reload", hdrs.METH_POST, self._post_reload, self.reload),
-            ("/drain", hdrs.METH_POST, self._post_drain, self.server),
+            ("/metrics", "GET", self._get_metrics, self.metrics),
+            ("/readyz", "GET", self._get_readiness, self.readiness),
+            ("/reload", "POST", self._post_reload, self.reload),
+            ("/drain", "POST", self._post_drain, self.server),
         )
         return {path: (method, handler) for path, method, handler, part in known if part is not None}
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: AiohttpRequest) -> ServerResponse:
         """Handle one request. Every error becomes OpenAI's error object."""
         try:
             return await self._handler(http)()
@@ -69,7 +68,7 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
             log.error("An operator's request failed unexpectedly: %s", redacted(error))
             return error_response(CausewayError("The process failed."))
 
-    def _handler(self, http: web.BaseRequest) -> _Handler:
+    def _handler(self, http: AiohttpRequest) -> _Handler:
         """Return the handler. Raises AuthenticationFailed, PermissionDenied, NotFound or MethodNotAllowed."""
         method, handler = self._routes.get(http.path, ("", None))
         sent = served_method(http.method, http.headers)
@@ -78,7 +77,7 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
         caller = self.authenticator.identify(http)
         caller.require("admin")
         if handler is None and (further := self.more(http)) is not None:
-            if sent != hdrs.METH_GET:
+            if sent != "GET":
                 log.warning("%s %s by %s", http.method, http.path, caller.owner)
             return partial(further, http)
         if handler is None:
@@ -86,14 +85,14 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
         if sent != method:
             allowed = allowed_methods(method)
             raise MethodNotAllowed(f"{http.method[:20]} is not allowed here. Use {allowed}.", allow=allowed)
-        if method == hdrs.METH_POST:
+        if method == "POST":
             log.warning("%s by %s", http.path, caller.owner)
         return handler
 
-    async def _get_metrics(self) -> web.Response:
-        return web.Response(body=self.metrics.text(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+    async def _get_metrics(self) -> WholeResponse:
+        return WholeResponse(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def _get_readiness(self) -> web.Response:
+    async def _get_readiness(self) -> WholeResponse:
         assert self.readiness is not None
         draining = self.server is not None and self.server.draining
         checked = {} if draining else await self.readiness.check()
@@ -111,7 +110,7 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
         }
         return json_response(found, 200 if ready else 503)
 
-    async def _post_reload(self) -> web.Response:
+    async def _post_reload(self) -> WholeResponse:
         assert self.reload is not None
         try:
             self.reload()
@@ -119,7 +118,7 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"The configuration is faulty, the endpoints stay as they are: {error}") from None
         return json_response({"reloaded": True})
 
-    async def _post_drain(self) -> web.Response:
+    async def _post_drain(self) -> WholeResponse:
         assert self.server is not None
         self.server.begin_draining()
         return json_response({"draining": True})

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import hdrs
 
 from causeway_server.router.errors import BodyTooLarge, Draining
 from causeway_server.router.openai.audio import check_form
@@ -122,7 +121,7 @@ async def read_body(
         Shed: All tenants together have used up the memory.
     """
     check = check_form if form else check_media_type
-    check(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+    check(http.headers.get("Content-Type"), http.headers.get("Content-Encoding"))
 
     def hold(size: int) -> None:
         if size > FREE_BYTES or http.content_length is None:  # of an unknown size, it counts from the beginning

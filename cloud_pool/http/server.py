@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from typing import Any, Protocol, cast
 
 import msgspec
-from aiohttp import hdrs, web
 from anyio import to_thread
 
 from causeway_server.router.anthropic.replies import COUNT_TOKENS, MESSAGES, UNCOUNTED, TokenCount, check_version
@@ -32,6 +31,7 @@ from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.logs import REQUEST, redacted
 from causeway_server.router.serving.request import (
     PLAIN,
+    AiohttpRequest,
     ExchangeHandler,
     Handler,
     HttpExchange,
@@ -47,6 +47,8 @@ from causeway_server.router.serving.responses import (
     Echo,
     HttpReplyWriter,
     KeepResponse,
+    ServerResponse,
+    WholeResponse,
     body_response,
     header_lines,
     json_response,
@@ -83,11 +85,11 @@ class JobRoutes(Protocol):
         """Methods by path; `{id}` stands for an identifier in the path."""
         ...
 
-    def handler(self, request: web.BaseRequest, /) -> Handler | None:
+    def handler(self, request: AiohttpRequest, /) -> Handler | None:
         """Return the handler of a request; None for a path outside the jobs API. Raises MethodNotAllowed."""
         ...
 
-    async def respond_async(self, request: web.BaseRequest, /) -> web.StreamResponse | None:
+    async def respond_async(self, request: AiohttpRequest, /) -> ServerResponse | None:
         """Accept a plain request with `Prefer: respond-async` as a job; None: the preference is ignored."""
         ...
 
@@ -110,23 +112,23 @@ class Server(msgspec.Struct):
     def __post_init__(self) -> None:
         generations, info = self.generations, self.info
         self.routes = {
-            "/v1/chat/completions": (hdrs.METH_POST, generations.chat),
-            "/v1/completions": (hdrs.METH_POST, generations.completion),
-            "/v1/embeddings": (hdrs.METH_POST, generations.embedding),
-            "/v1/responses": (hdrs.METH_POST, generations.response),
-            COMPACT_PATH: (hdrs.METH_POST, generations.response),
-            MESSAGES: (hdrs.METH_POST, generations.message),
-            COUNT_TOKENS: (hdrs.METH_POST, self._count_tokens),
-            TOKENIZE: (hdrs.METH_POST, self._tokenize),
-            DETOKENIZE: (hdrs.METH_POST, self._detokenize),
-            "/v1/audio/transcriptions": (hdrs.METH_POST, self.transcription or self._no_transcription),
-            "/v1/feedback": (hdrs.METH_POST, generations.feedback),
-            "/v1/models": (hdrs.METH_GET, self._models),
-            "/v1/realtime": (hdrs.METH_GET, self.sessions.connect),
-            "/healthz": (hdrs.METH_GET, info.healthz),
-            "/health": (hdrs.METH_GET, info.healthz),  # vLLM's name
-            "/readyz": (hdrs.METH_GET, info.readyz),
-            OPENAPI_PATH: (hdrs.METH_GET, self._openapi),
+            "/v1/chat/completions": ("POST", generations.chat),
+            "/v1/completions": ("POST", generations.completion),
+            "/v1/embeddings": ("POST", generations.embedding),
+            "/v1/responses": ("POST", generations.response),
+            COMPACT_PATH: ("POST", generations.response),
+            MESSAGES: ("POST", generations.message),
+            COUNT_TOKENS: ("POST", self._count_tokens),
+            TOKENIZE: ("POST", self._tokenize),
+            DETOKENIZE: ("POST", self._detokenize),
+            "/v1/audio/transcriptions": ("POST", self.transcription or self._no_transcription),
+            "/v1/feedback": ("POST", generations.feedback),
+            "/v1/models": ("GET", self._models),
+            "/v1/realtime": ("GET", self.sessions.connect),
+            "/healthz": ("GET", info.healthz),
+            "/health": ("GET", info.healthz),  # vLLM's name
+            "/readyz": ("GET", info.readyz),
+            OPENAPI_PATH: ("GET", self._openapi),
         }
 
     @property
@@ -135,7 +137,7 @@ class Server(msgspec.Struct):
         plain = {path: method for path, (method, _) in self.routes.items()}
         stored = {} if self.generations.responses is None else STORED
         jobs, keys = {} if self.jobs is None else self.jobs.paths, {} if self.keys is None else API_KEYS
-        return {**plain, f"{MODELS}{{id}}": hdrs.METH_GET, **stored, **jobs, **keys}
+        return {**plain, f"{MODELS}{{id}}": "GET", **stored, **jobs, **keys}
 
     @property
     def draining(self) -> bool:
@@ -148,7 +150,7 @@ class Server(msgspec.Struct):
         if self.on_drain is not None:
             self.on_drain()
 
-    async def handle(self, http: HttpExchange) -> web.StreamResponse:
+    async def handle(self, http: HttpExchange) -> ServerResponse:
         """Handle one request. Every error becomes its dialect's object, with its own status and the request's id."""
         request_id = read_request_id(http.headers)
         REQUEST.set(request_id)  # the requests of a connection share a task
@@ -169,17 +171,17 @@ class Server(msgspec.Struct):
         finally:
             self.bodies.release(http)
 
-    def _answer(self, http: HttpExchange) -> Awaitable[web.StreamResponse]:
+    def _answer(self, http: HttpExchange) -> Awaitable[ServerResponse]:
         """Answer a request. Raises NotFound or MethodNotAllowed."""
         if isinstance(http, PlainRequest):
             return cast("ExchangeHandler", self.routes[http.path][1])(http)  # its method and path are of `PLAIN`
         return self._handler(http)(http)
 
-    def _handler(self, http: web.BaseRequest) -> Handler:
+    def _handler(self, http: AiohttpRequest) -> Handler:
         """Return the handler. Raises NotFound or MethodNotAllowed."""
         method, handler = self.routes.get(http.path, ("", None))
         if handler is None and http.path.startswith(MODELS):
-            method, handler = hdrs.METH_GET, self._model
+            method, handler = "GET", self._model
         if handler is None and self.jobs is not None and (job := self.jobs.handler(http)) is not None:
             return job
         if handler is None and self.keys is not None and (of_keys := self.keys.handler(http)) is not None:
@@ -203,30 +205,30 @@ class Server(msgspec.Struct):
         near = next((candidate for candidate in (f"/v1{path}", path.removeprefix("/v1")) if candidate in paths), "")
         return f" Did you mean {near}?" if near else ""
 
-    async def _no_transcription(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _no_transcription(self, http: AiohttpRequest) -> ServerResponse:
         self.admission.principal(http)
         raise UnsupportedFeature(NO_AUDIO)
 
-    async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _models(self, http: AiohttpRequest) -> ServerResponse:
         return self.info.models(http, self.admission.allowed(self.admission.principal(http)))
 
-    async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _model(self, http: AiohttpRequest) -> ServerResponse:
         return self.info.model(http, self.admission.allowed(self.admission.principal(http)))
 
-    async def _count_tokens(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _count_tokens(self, http: AiohttpRequest) -> ServerResponse:
         check_version(http.headers)
         principal, hints, body = await self._counted_body(http)
         request = parse_count(body, hints)
         tier = self._counting(principal, request)
         return json_response(TokenCount(await self.info.tokenizers.count(tier, request, body, self._deadline(request))))
 
-    async def _tokenize(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _tokenize(self, http: AiohttpRequest) -> ServerResponse:
         principal, hints, body = await self._counted_body(http)
         asked = parse_tokenize(body, hints)
         tier = self._counting(principal, asked.request)
         return json_response(await self.info.tokenizers.tokenize(tier, asked, self._deadline(asked.request)))
 
-    async def _detokenize(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _detokenize(self, http: AiohttpRequest) -> ServerResponse:
         principal, hints, body = await self._counted_body(http)
         asked = parse_detokenize(body)
         request = asked.request(hints)
@@ -234,7 +236,7 @@ class Server(msgspec.Struct):
         text = await self.info.tokenizers.detokenize(tier, tuple(asked.tokens), self._deadline(request))
         return json_response(DetokenizedText(text))
 
-    async def _counted_body(self, http: web.BaseRequest) -> tuple[Principal, RoutingHints, bytes]:
+    async def _counted_body(self, http: AiohttpRequest) -> tuple[Principal, RoutingHints, bytes]:
         """Read a request whose tokens are counted: it counts as a read. Raises CausewayError."""
         principal = self.admission.principal(http)
         principal.require("chat")
@@ -256,15 +258,15 @@ class Server(msgspec.Struct):
     def _deadline(self, request: Request) -> float:
         return asyncio.get_running_loop().time() + self.admission.deadline_s(request)
 
-    async def _openapi(self, _: web.BaseRequest) -> web.StreamResponse:
+    async def _openapi(self, _: AiohttpRequest) -> ServerResponse:
         if not self.document:
             self.document = await to_thread.run_sync(self.info.document, self.paths)
         return body_response(self.document)
 
 
-def _with_id(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
+def _with_id(response: ServerResponse, request_id: str) -> ServerResponse:
     """Add the request's id, unless the response has begun or has one."""
-    if not response.prepared:
+    if isinstance(response, WholeResponse):
         for name, value in _id_fields(request_id).items():
             response.headers.setdefault(name, value)
     return response
@@ -291,26 +293,26 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
     responses: GatewayResponses | None = None  # None: this gateway stores none
     wall_clock: Callable[[], float] = time.time  # unix, s
 
-    async def chat(self, http: HttpExchange) -> web.StreamResponse:
+    async def chat(self, http: HttpExchange) -> ServerResponse:
         return await self._generate(http, partial(parse_chat, resumes=True), "chat")
 
-    async def completion(self, http: HttpExchange) -> web.StreamResponse:
+    async def completion(self, http: HttpExchange) -> ServerResponse:
         return await self._generate(http, partial(parse_completion, resumes=True), "completion")
 
-    async def embedding(self, http: HttpExchange) -> web.StreamResponse:
+    async def embedding(self, http: HttpExchange) -> ServerResponse:
         return await self._generate(http, parse_embedding, "embedding")
 
-    async def response(self, http: HttpExchange) -> web.StreamResponse:
+    async def response(self, http: HttpExchange) -> ServerResponse:
         if self.responses is not None:
             return await self._stored_response(self.responses, http)
         parse = parse_compaction if http.path == COMPACT_PATH else parse_response
         return await self._echoing(http, parse, "response")
 
-    async def message(self, http: HttpExchange) -> web.StreamResponse:
+    async def message(self, http: HttpExchange) -> ServerResponse:
         check_version(http.headers)
         return await self._echoing(http, parse_messages, "message")
 
-    async def _echoing(self, http: HttpExchange, parse_echo: ParseEcho, route: str) -> web.StreamResponse:
+    async def _echoing(self, http: HttpExchange, parse_echo: ParseEcho, route: str) -> ServerResponse:
         echoes: list[Echo] = []
 
         def parse(body: bytes, hints: RoutingHints) -> Request:
@@ -320,7 +322,7 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
 
         return await self._generate(http, parse, route, echoes)
 
-    async def _stored_response(self, responses: GatewayResponses, http: HttpExchange) -> web.StreamResponse:
+    async def _stored_response(self, responses: GatewayResponses, http: HttpExchange) -> ServerResponse:
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry("response", REQUEST.get(), http.headers) as entry:
             parsed = await responses.parse(http, entry)
@@ -331,7 +333,7 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
             )
             return await self._reply(http, context, entry, arrived_at, parsed.echo, responses.keep(parsed))
 
-    async def feedback(self, http: HttpExchange) -> web.StreamResponse:
+    async def feedback(self, http: HttpExchange) -> ServerResponse:
         """Score one of the caller's own answers."""
         principal = self.admission.principal(http)
         await self.admission.ledger.admit_reads(principal, 1)
@@ -343,7 +345,7 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
 
     async def _generate(
         self, http: HttpExchange, parse: Parse, route: str, echoes: Sequence[Echo] = ()
-    ) -> web.StreamResponse:
+    ) -> ServerResponse:
         """Answer a request. `echoes`: what a response or message takes from its body, filled by `parse`."""
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry(route, REQUEST.get(), http.headers) as entry:
@@ -358,7 +360,7 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         arrived_at: float,
         echo: Echo | None,
         keep: KeepResponse | None = None,
-    ) -> web.StreamResponse:
+    ) -> ServerResponse:
         request = context.request
         reply = HttpReplyWriter(
             request,

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from causeway_server.router.config import SessionConfig
 from causeway_server.router.errors import AuthenticationFailed, CausewayError, IdentityUnavailable, MissingField
@@ -30,7 +29,7 @@ from causeway_server.router.serving.live.live_session import (
     SessionRequests,
 )
 from causeway_server.router.serving.logs import REQUEST, redacted
-from causeway_server.router.serving.request import client_certificate
+from causeway_server.router.serving.request import AiohttpRequest, client_certificate
 from causeway_server.router.serving.tls.peers import PeerCertificate
 from causeway_server.router.types import Request, RoutingHints
 
@@ -82,7 +81,7 @@ class GatewaySessions(msgspec.Struct, frozen=True):
     parts: RequestParts | None = None
     detect: Detect | None = None
 
-    async def client(self, http: web.BaseRequest, authorization: str) -> GatewayClient:
+    async def client(self, http: AiohttpRequest, authorization: str) -> GatewayClient:
         """Authenticate. Raises AuthenticationFailed, IdentityUnavailable, PermissionDenied or InvalidRequest."""
         certificate = client_certificate(http)
         await self.authenticator.ready(authorization)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final, Protocol
 
 import msgspec
-from aiohttp import web
 
 from causeway_server.router.errors import IdentityUnavailable, OutsideRegion
 from causeway_server.router.openai.responses.compaction import COMPACT_PATH, compaction_request
@@ -16,8 +15,15 @@ from causeway_server.router.openai.responses.request import ResponseEcho, parse_
 from causeway_server.router.openai.responses.state import StoredTurn, Turn, names_state
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.residency import region_tags, regions_of
-from causeway_server.router.serving.request import TAGS, Handler, HttpExchange, read_authorization, read_tags
-from causeway_server.router.serving.responses import KeepResponse
+from causeway_server.router.serving.request import (
+    TAGS,
+    AiohttpRequest,
+    Handler,
+    HttpExchange,
+    read_authorization,
+    read_tags,
+)
+from causeway_server.router.serving.responses import KeepResponse, ServerResponse
 from causeway_server.router.serving.stored.api import StoredResponseApi, check_method, methods_of
 from causeway_server.router.session_tags import tags_of_session
 from causeway_server.router.types import Request, RoutingHints, folded_tags
@@ -117,7 +123,7 @@ class GatewayResponses:
             return None
         return partial(self.api.stored.keep, parsed.principal.owner, turn, tags=parsed.region_tags)
 
-    async def accept(self, http: HttpExchange, parsed: ParsedResponse, entry: LedgerEntry) -> web.StreamResponse:
+    async def accept(self, http: HttpExchange, parsed: ParsedResponse, entry: LedgerEntry) -> ServerResponse:
         """Accept a response in the background as a job. Raises CausewayError."""
         principal, turn = parsed.principal, parsed.turn
         assert turn is not None
@@ -133,7 +139,7 @@ class GatewayResponses:
             return await self.api.follow(http, principal.owner, turn.id, partial(self._served, http))
         return await self.api.show(principal.owner, turn.id)
 
-    def handler(self, http: web.BaseRequest) -> Handler | None:
+    def handler(self, http: AiohttpRequest) -> Handler | None:
         """Return the handler of a request; None for another path. Raises MethodNotAllowed."""
         methods = methods_of(http.path)
         if not methods:
@@ -141,7 +147,7 @@ class GatewayResponses:
         check_method(http, methods)
         return self._handle
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, http: AiohttpRequest) -> ServerResponse:
         admission = self._admission
         principal = admission.principal(http)
         principal.require("chat")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from aiohttp import hdrs, web
 
 from causeway_server.models.parts.process.messages import Segment
 from causeway_server.router.errors import CausewayError, ClientGone
@@ -20,8 +19,15 @@ from causeway_server.router.openai.audio import (
     parse_transcription,
 )
 from causeway_server.router.serving.logs import REQUEST
-from causeway_server.router.serving.request import read_credential
-from causeway_server.router.serving.responses import JSON, STREAMED, EventStream, header_lines
+from causeway_server.router.serving.request import AiohttpRequest, read_credential
+from causeway_server.router.serving.responses import (
+    JSON,
+    STREAMED,
+    EventStream,
+    ServerResponse,
+    WholeResponse,
+    header_lines,
+)
 from causeway_server.router.types import RoutingHints
 
 from ..accounts.ledger import LedgerEntry
@@ -42,7 +48,7 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
     runner: RequestRunner
     parts: RequestParts  # understands audio clips
 
-    async def transcription(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def transcription(self, http: AiohttpRequest) -> ServerResponse:
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry("transcription", REQUEST.get(), http.headers) as entry:
             context, request = await self._admit(http, arrived_at, entry)
@@ -53,7 +59,7 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
                 with self.runner.responding(entry, context, arrived_at):
                     transcript = await self.parts.transcribe(context, request)
                     headers["Content-Type"] = JSON if request.format in JSON_FORMATS else TEXT
-                    return web.Response(body=encode_transcript(transcript, request), headers=headers)
+                    return WholeResponse(body=encode_transcript(transcript, request), headers=headers)
             stream = EventStream(http, header_lines({**STREAMED, **headers}))
             try:
                 with self.runner.responding(entry, context, arrived_at):
@@ -67,13 +73,13 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
             return stream
 
     async def _admit(
-        self, http: web.BaseRequest, arrived_at: float, entry: LedgerEntry
+        self, http: AiohttpRequest, arrived_at: float, entry: LedgerEntry
     ) -> tuple[RequestContext, TranscriptionRequest]:
         """Admit the request. Raises CausewayError."""
         principal = self.admission.caller(read_credential(http), entry, http)
         inbound = read_headers(http.headers.items())
         body = await self.admission.read(http, principal, form=True)
-        request = parse_transcription(parse_form(body, http.headers[hdrs.CONTENT_TYPE]))
+        request = parse_transcription(parse_form(body, http.headers["Content-Type"]))
         hints = RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags)
         parsed = audio_request(request.model, hints, stream=request.stream)
         context = await self.admission.admit_parsed(parsed, inbound, 0, principal, arrived_at, entry)

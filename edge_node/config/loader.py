@@ -11,7 +11,6 @@ the path of its key.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 import re
@@ -254,7 +253,9 @@ def read_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
             continue
         if key.split(".")[0] in sections and "." in key:
             raise unknown_key(key, f"${variable}")
-        if difflib.get_close_matches(variable, names, n=1, cutoff=0.9):
+        from difflib import get_close_matches  # on demand: most starts need none
+
+        if get_close_matches(variable, names, n=1, cutoff=0.9):
             raise unknown_key(key, f"${variable}")
     return found
 
@@ -285,9 +286,9 @@ def unknown_key(key: str, where: str) -> ConfigError:
     section = f"{prefix}." if prefix else ""
     names = sorted({leaf.removeprefix(section).split(".")[0] for leaf in leaves if leaf.startswith(section)})
     in_other_sections = [leaf for leaf in leaves if leaf.rpartition(".")[2] == name]
-    near = (
-        in_other_sections or difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(key, leaves, n=1)
-    )
+    from difflib import get_close_matches
+
+    near = in_other_sections or get_close_matches(name, names, n=1) or get_close_matches(key, leaves, n=1)
     if near:
         hint = f"Did you mean `{near[0] if near[0] in leaves else section + near[0]}`?"
     else:

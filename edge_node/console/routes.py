@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from aiohttp import hdrs, web
 
 from causeway_server.router.errors import NotFound
 from causeway_server.router.openai.request_body import check_media_type, load, validate
 from causeway_server.router.serving.console import HEADERS, file_response, page_files
-from causeway_server.router.serving.request import Handler
-from causeway_server.router.serving.responses import JSON
+from causeway_server.router.serving.request import AiohttpRequest, Handler
+from causeway_server.router.serving.responses import JSON, ServerResponse, WholeResponse
 from causeway_server.router.types import Snapshot
 
 from ..daemon.components import Components
@@ -66,14 +65,14 @@ class Console:
             "/console/what-if": ("POST", self._what_if),
         }
 
-    async def _read_state(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _read_state(self, http: AiohttpRequest) -> ServerResponse:
         self._parts.reader.caller(http)
         return _json(read_state(self._parts, self._agent))
 
-    async def _what_if(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _what_if(self, http: AiohttpRequest) -> ServerResponse:
         parts = self._parts
         caller = parts.reader.caller(http)
-        check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+        check_media_type(http.headers.get("Content-Type"), http.headers.get("Content-Encoding"))
         question = validate(load(await parts.reader.body(http)), WhatIfQuestion)
         record = await parts.decisions.get(question.id, client=caller.reads_decisions_of)
         if record is None:
@@ -84,9 +83,9 @@ class Console:
         return _json(what_if(parts.policies.active, record, question.signals))
 
 
-def _json(value: object) -> web.Response:
+def _json(value: object) -> WholeResponse:
     headers = {**HEADERS, "Content-Type": JSON, "Cache-Control": "no-store"}
-    return web.Response(body=msgspec.json.encode(value), headers=headers)
+    return WholeResponse(body=msgspec.json.encode(value), headers=headers)
 
 
 class FleetState(msgspec.Struct, frozen=True):

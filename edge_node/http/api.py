@@ -31,10 +31,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast, get_args
 
 import msgspec
-from aiohttp import hdrs, web
 
 from causeway_server.router.anthropic.replies import COUNT_TOKENS, MESSAGES, VERSION_HEADER, TokenCount, check_version
 from causeway_server.router.anthropic.request import MessageTerms, parse_count, parse_messages
@@ -74,6 +73,7 @@ from causeway_server.router.serving.request import (
     OURS,
     PRIORITY,
     TAGS,
+    AiohttpRequest,
     ExchangeHandler,
     Handler,
     HttpExchange,
@@ -90,7 +90,15 @@ from causeway_server.router.serving.request import (
     receive_body,
     served_method,
 )
-from causeway_server.router.serving.responses import Echo, HttpReplyWriter, device_header_lines, json_response, refusal
+from causeway_server.router.serving.responses import (
+    Echo,
+    HttpReplyWriter,
+    ServerResponse,
+    WholeResponse,
+    device_header_lines,
+    json_response,
+    refusal,
+)
 from causeway_server.router.serving.stored.responses import StoredResponses
 from causeway_server.router.serving.upstream.direct import DirectConnection
 from causeway_server.router.session_tags import HEADER as SESSION
@@ -157,7 +165,7 @@ _ANSWER_PATHS = frozenset(
         *("/v1/audio/transcriptions", "/v1/audio/speech"),
     }
 )
-AsJob = Callable[[web.BaseRequest], Awaitable[web.StreamResponse | None]]
+AsJob: TypeAlias = "Callable[[AiohttpRequest], Awaitable[ServerResponse | None]]"
 
 _TARGET = "x-causeway-target"
 _CHAT = "/v1/chat/completions"
@@ -390,7 +398,7 @@ class RequestReader:
         headers, caller = request.headers, self.caller(request)
         ends = time.monotonic() + _IDENTIFIED_S if caller.is_issued else math.inf
         facts = HeadFacts(routing_hints(headers, caller), read_traceparent(headers), ends)
-        check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
+        check_media_type(headers.get("Content-Type"), headers.get("Content-Encoding"))
         if head is not None:
             head.facts = facts
         return facts
@@ -528,7 +536,7 @@ class StatefulResponses(Protocol):
         """Store a response. Return whether it is stored. Raises CausewayError if the client was promised that."""
         ...
 
-    async def in_background(self, http: HttpExchange, parsed: ParsedRequest, turn: Turn) -> web.StreamResponse:
+    async def in_background(self, http: HttpExchange, parsed: ParsedRequest, turn: Turn) -> ServerResponse:
         """Accept a response as a job. Raises CausewayError."""
         ...
 
@@ -606,7 +614,7 @@ class Api:
         )
         return self.direct.begin(arrival, http, connection)
 
-    async def handle(self, http: HttpExchange) -> web.StreamResponse:
+    async def handle(self, http: HttpExchange) -> ServerResponse:
         """Handle one request. Raises only CancelledError, when the client disconnects."""
         try:
             if self.reader.issuers is not None:
@@ -646,7 +654,7 @@ class Api:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, kind: Endpoint, http: HttpExchange, *, compacts: bool = False) -> web.StreamResponse:
+    async def _answer(self, kind: Endpoint, http: HttpExchange, *, compacts: bool = False) -> ServerResponse:
         arrived = self.records.clock.monotonic()
         if not isinstance(http, PlainRequest) and "Prefer" in http.headers:
             response = await self.as_job(http)
@@ -688,7 +696,7 @@ class Api:
 
     async def _reply(
         self, context: RequestContext, reply: HttpReplyWriter[AnswerHead], *, is_begun: bool = False
-    ) -> web.StreamResponse:
+    ) -> ServerResponse:
         """Answer a request. `is_begun`: whether its answer was begun in callbacks."""
         decision_id = context.id
         try:
@@ -701,24 +709,24 @@ class Api:
             headers["x-causeway-policy"] = policy_label(self.policies.active)
             return await reply.fail(error, headers)
 
-    async def _count_tokens(self, http: HttpExchange) -> web.StreamResponse:
+    async def _count_tokens(self, http: HttpExchange) -> ServerResponse:
         check_version(http.headers)
         parsed = await self.reader.request(http, "count")
         target, found = await self.service.tokenize(TokenizeRequest(parsed.request))
         return json_response(TokenCount(found.count), headers={_TARGET: target})
 
-    async def _tokenize(self, http: HttpExchange) -> web.StreamResponse:
+    async def _tokenize(self, http: HttpExchange) -> ServerResponse:
         hints, body = self.reader.facts(http).hints, await self.reader.body(http)
         target, found = await self.service.tokenize(parse_tokenize(body, hints))
         return json_response(found, headers={_TARGET: target})
 
-    async def _detokenize(self, http: HttpExchange) -> web.StreamResponse:
+    async def _detokenize(self, http: HttpExchange) -> ServerResponse:
         hints, body = self.reader.facts(http).hints, await self.reader.body(http)
         asked = parse_detokenize(body)
         target, text = await self.service.detokenize(asked.request(hints), tuple(asked.tokens))
         return json_response(DetokenizedText(text), headers={_TARGET: target})
 
-    async def _explain(self, http: HttpExchange) -> web.StreamResponse:
+    async def _explain(self, http: HttpExchange) -> ServerResponse:
         parsed = await self.reader.request(http, "message" if VERSION_HEADER in http.headers else None)
         return json_response(await self.service.explain(parsed.request))
 
@@ -739,7 +747,7 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{\w+\}", "[^/]+", path.replace(_ANY_ID, ".*")))
 
 
-def _refusal(http: HttpExchange, error: CausewayError) -> web.Response:
+def _refusal(http: HttpExchange, error: CausewayError) -> WholeResponse:
     """Return the answer to a request that has no decision, and log both under one id."""
     request_id = new_decision_id()
     log.debug("%s refused: %s (%s) request=%s.", http.path, error.status, error.code, request_id)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aiohttp import web
-
 from causeway_server.router.errors import NotFound
 from causeway_server.router.openai.request_body import check_media_type
 from causeway_server.router.serving.request import Handler, HttpExchange
-from causeway_server.router.serving.responses import json_response
+from causeway_server.router.serving.responses import ServerResponse, json_response
 from causeway_server.router.variants.feedback import FeedbackReceipt, parse_feedback
 
 from ..serving.service import Service
@@ -32,7 +30,7 @@ class FeedbackApi:
         """Return the methods and the handler of the path."""
         return {"/v1/feedback": ("POST", self._score)}
 
-    async def _score(self, http: HttpExchange) -> web.StreamResponse:
+    async def _score(self, http: HttpExchange) -> ServerResponse:
         caller = self.reader.caller(http)
         self.service.admit(caller.name)
         check_media_type(http.headers.get("Content-Type"), http.headers.get("Content-Encoding"))

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import msgspec
-from aiohttp import web
 
 from causeway_server.router.anthropic.replies import VERSION_HEADER, model_info, model_page
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from causeway_server.router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
 from causeway_server.router.serving.metrics import CONTENT_TYPE
-from causeway_server.router.serving.request import Handler, HttpExchange, read_choice
-from causeway_server.router.serving.responses import body_response, json_response
+from causeway_server.router.serving.request import AiohttpRequest, Handler, HttpExchange, read_choice
+from causeway_server.router.serving.responses import ServerResponse, WholeResponse, body_response, json_response
 from causeway_server.router.types import AUTO, Route
 
 from ..clock import Clock
@@ -100,14 +99,14 @@ class Inspection:
             OPENAPI_PATH: ("GET", self._openapi),
         }
 
-    async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _models(self, http: AiohttpRequest) -> ServerResponse:
         self.reader.caller(http)
         models = [self._object(name) for name in self.policies.active.model_names]
         if VERSION_HEADER in http.headers:
             return json_response(model_page(models, http.query))
         return body_response(encode_models(models))
 
-    async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _model(self, http: AiohttpRequest) -> ServerResponse:
         self.reader.caller(http)
         name = http.path.removeprefix("/v1/models/")
         if name not in self.policies.active.model_names:
@@ -122,12 +121,12 @@ class Inspection:
         owner = "causeway" if name == AUTO else locations[name]
         return ModelObject(name, owner, self._started, causeway=ModelUse(store=False))
 
-    async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _find_decisions(self, http: AiohttpRequest) -> ServerResponse:
         caller = self.reader.caller(http)
         records = await self.decisions.find(_query(http.query, caller), caller.name)
         return json_response({"object": "list", "data": records})
 
-    async def _decision(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _decision(self, http: AiohttpRequest) -> ServerResponse:
         caller = self.reader.caller(http)
         decision_id = http.path.removeprefix("/v1/decisions/")
         record = await self.decisions.get(decision_id, client=caller.reads_decisions_of)
@@ -137,19 +136,19 @@ class Inspection:
 
     # --- health ------------------------------------------------------------------------------------------------------
 
-    async def _health(self, http: HttpExchange) -> web.StreamResponse:
+    async def _health(self, http: HttpExchange) -> ServerResponse:
         """Report that the daemon is alive, if routing works; `/readyz` reports whether a target can answer."""
         self.service.self_check()
         return json_response({"status": "ok", "uptime_s": self.readiness().uptime_s})
 
-    async def _ready(self, http: HttpExchange) -> web.StreamResponse:
+    async def _ready(self, http: HttpExchange) -> ServerResponse:
         readiness = self.readiness()
         return json_response(readiness, status=200 if readiness.ready else 503)
 
-    async def _prometheus(self, http: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+    async def _prometheus(self, http: AiohttpRequest) -> ServerResponse:
+        return WholeResponse(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def _openapi(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _openapi(self, http: AiohttpRequest) -> ServerResponse:
         if not self._document:
             self._document = await asyncio.to_thread(lambda: _encoder.encode(self.describe()))
         return body_response(self._document)

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from aiohttp import web
 
 from causeway_server.router.errors import UnsupportedFeature
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_document
 from causeway_server.router.openai.responses.state import StoredTurn, Turn
 from causeway_server.router.residency import region_tags
-from causeway_server.router.serving.request import Handler, HttpExchange
+from causeway_server.router.serving.request import AiohttpRequest, Handler, HttpExchange
+from causeway_server.router.serving.responses import ServerResponse
 from causeway_server.router.serving.stored.api import PATHS, StoredResponseApi
 from causeway_server.router.session_tags import tags_of_session
 from causeway_server.router.types import AUTO, Priority, RoutingHints, folded_tags
@@ -55,7 +55,7 @@ class DeviceResponses:
         tags = region_tags(context.generation.regions)
         return await self.api.stored.keep(owner, turn, response, private=private, tags=tags)
 
-    async def in_background(self, http: HttpExchange, parsed: ParsedRequest, turn: Turn) -> web.StreamResponse:
+    async def in_background(self, http: HttpExchange, parsed: ParsedRequest, turn: Turn) -> ServerResponse:
         """Accept a response as a job. Raises UnsupportedFeature for a private one, which is never on the disk."""
         request, echo = parsed.request, parsed.echo
         assert isinstance(echo, ResponseEcho)
@@ -77,7 +77,7 @@ class DeviceResponses:
             return await self.api.follow(http, owner, turn.id, self._served)
         return await self.api.show(owner, turn.id)
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, http: AiohttpRequest) -> ServerResponse:
         owner = self.reader.caller(http).name
         if http.method == "POST":
             self.service.admit(owner)

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
-from aiohttp import hdrs, web
 
 from causeway_server.router.decision.abilities import no_route
 from causeway_server.router.errors import (
@@ -41,8 +40,16 @@ from causeway_server.router.openai.request_body import check_media_type
 from causeway_server.router.parts.uploads import FILE_MARK, named_files
 from causeway_server.router.policy.signals import modalities
 from causeway_server.router.residency import check_webhook_region, region_tags
-from causeway_server.router.serving.request import PRIORITY, one_value, read_choice
-from causeway_server.router.serving.responses import STREAMED, EventStream, body_response, header_lines, json_response
+from causeway_server.router.serving.request import PRIORITY, AiohttpRequest, one_value, read_choice
+from causeway_server.router.serving.responses import (
+    STREAMED,
+    EventStream,
+    ServerResponse,
+    WholeResponse,
+    body_response,
+    header_lines,
+    json_response,
+)
 from causeway_server.router.trackers import FairShare, network_of
 from causeway_server.router.types import Priority, RoutingHints, replace_surrogates
 
@@ -196,11 +203,11 @@ class OutboxApi:
         self._reader = reader
         self._followers = FairShare(_MAX_FOLLOWERS)
 
-    async def create(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def create(self, http: AiohttpRequest) -> ServerResponse:
         """Handle POST /v1/jobs."""
         return self._accepted(await self._accept(http))
 
-    async def respond_async(self, http: web.BaseRequest, endpoint: Endpoint, wait_s: float) -> web.StreamResponse:
+    async def respond_async(self, http: AiohttpRequest, endpoint: Endpoint, wait_s: float) -> ServerResponse:
         """Run a plain request as a job; return its answer if that comes within `wait_s`, else 202 with the job.
 
         Raises JobFailed with the error of a job that ends within that time.
@@ -234,11 +241,11 @@ class OutboxApi:
         finally:
             self._followers.release(waiter)
 
-    async def _accept(self, http: web.BaseRequest, endpoint: Endpoint | None = None) -> Accepted:
+    async def _accept(self, http: AiohttpRequest, endpoint: Endpoint | None = None) -> Accepted:
         headers = http.headers
         caller = self._reader.caller(http, "jobs")
         hints = routing_hints(headers, caller)
-        check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
+        check_media_type(headers.get("Content-Type"), headers.get("Content-Encoding"))
         key = key_digest(one_value("idempotency-key", headers.getall("idempotency-key", ())))
         self._service.admit(hints.client)
         body = await self._reader.body(http)
@@ -247,12 +254,12 @@ class OutboxApi:
             SubmittedJob(body, hints, priority, key, endpoint=endpoint, most=caller.priority)
         )
 
-    def _accepted(self, accepted: Accepted, headers: Mapping[str, str] = {}) -> web.Response:
+    def _accepted(self, accepted: Accepted, headers: Mapping[str, str] = {}) -> WholeResponse:
         replayed = {"Idempotent-Replayed": "true"} if accepted.known else {}
         located = {"Location": f"{PATH}/{accepted.job.id}", **replayed, **headers}
         return self._response(accepted.job, status=202, headers=located)
 
-    async def list(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def list(self, http: AiohttpRequest) -> ServerResponse:
         """Handle GET /v1/jobs."""
         owner = self._reader.caller(http, "jobs").name
         limit, after = read_page(http.query)
@@ -261,12 +268,12 @@ class OutboxApi:
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
         return json_response(EdgeJobList(rows, len(jobs) > limit, first, last))
 
-    async def get(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
+    async def get(self, http: AiohttpRequest, job_id: str) -> ServerResponse:
         """Handle GET /v1/jobs/{id}."""
         job, result = await self._store.get(job_id, self._reader.caller(http, "jobs").name)
         return json_response(self._view(job, result))
 
-    async def change(self, http: web.BaseRequest, job_id: str, part: str) -> web.StreamResponse:
+    async def change(self, http: AiohttpRequest, job_id: str, part: str) -> ServerResponse:
         """Handle DELETE /v1/jobs/{id}, POST /v1/jobs/{id}/retry and POST /v1/jobs/{id}/purge."""
         changes = {"": self._store.cancel, "retry": self._store.retry, "purge": self._store.purge}
         job = await changes[part](job_id, self._reader.caller(http, "jobs").name)
@@ -274,7 +281,7 @@ class OutboxApi:
         self._runner.wake()
         return self._response(job)
 
-    async def events(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
+    async def events(self, http: AiohttpRequest, job_id: str) -> ServerResponse:
         """Handle GET /v1/jobs/{id}/events."""
         owner = self._reader.caller(http, "jobs").name
         last = read_last_id(http.headers.get("last-event-id", ""))
@@ -293,11 +300,11 @@ class OutboxApi:
             self._followers.release(id(http))
 
     async def _stream_events(
-        self, http: web.BaseRequest, job_id: str, owner: str, last: Position | None
-    ) -> web.StreamResponse:
+        self, http: AiohttpRequest, job_id: str, owner: str, last: Position | None
+    ) -> ServerResponse:
         stream = EventStream(http, header_lines(STREAMED))
         try:
-            if http.method == hdrs.METH_HEAD:
+            if http.method == "HEAD":
                 stream.send_head()
                 return stream
             reader = OutboxEventReader(self._store, self._runner.feed, job_id, owner, last)
@@ -311,7 +318,7 @@ class OutboxApi:
             stream.end(error_event(error))
         return stream
 
-    async def secret(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def secret(self, http: AiohttpRequest) -> ServerResponse:
         """Handle GET /v1/webhooks/secret, and POST, which makes a new secret."""
         owner, rotate = self._reader.caller(http, "jobs").name, http.method == "POST"
         if rotate:
@@ -323,7 +330,7 @@ class OutboxApi:
     def _view(self, job: EdgeJob, result: bytes = b"") -> EdgeJobView:
         return edge_job_view(job, self._store.time.now(), self._store.time.unix(), result)
 
-    def _response(self, job: EdgeJob, *, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
+    def _response(self, job: EdgeJob, *, status: int = 200, headers: Mapping[str, str] = {}) -> WholeResponse:
         return json_response(self._view(job), status=status, headers=headers)
 
 

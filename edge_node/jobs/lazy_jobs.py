@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio.abc
-from aiohttp import web
 
 from causeway_server.router.errors import JobStoreUnavailable, NotFound
 from causeway_server.router.jobs.job import wait_of
 from causeway_server.router.jobs.submission import ENDPOINTS
-from causeway_server.router.serving.request import Handler
+from causeway_server.router.serving.request import AiohttpRequest, Handler
+from causeway_server.router.serving.responses import ServerResponse
 
 from ..storage.sealed import exists
 from . import FILE, PATH
@@ -71,7 +71,7 @@ class LazyJobs:
             SECRET_PATH: ("GET, POST", self._secret),
         }
 
-    async def as_job(self, http: web.BaseRequest) -> web.StreamResponse | None:
+    async def as_job(self, http: AiohttpRequest) -> ServerResponse | None:
         """Run a request with `Prefer: respond-async` as a job; return None if it does not ask for that, or cannot be a
         job.
 
@@ -128,14 +128,14 @@ class LazyJobs:
     def _exists(self) -> bool:
         return self._folder is not None and exists(self._folder / FILE)
 
-    async def _collection(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _collection(self, http: AiohttpRequest) -> ServerResponse:
         api = (await self.open()).api
         return await (api.create(http) if http.method == "POST" else api.list(http))
 
-    async def _secret(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _secret(self, http: AiohttpRequest) -> ServerResponse:
         return await (await self.open()).api.secret(http)
 
-    async def _job(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _job(self, http: AiohttpRequest) -> ServerResponse:
         if not self._exists:
             raise NotFound("This device keeps no jobs.")
         api = (await self.open()).api

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
-from causeway_server.router.serving.request import Handler
+from causeway_server.router.serving.request import AiohttpRequest, Handler
+from causeway_server.router.serving.responses import ServerResponse
 
 if TYPE_CHECKING:
     from .audio import AudioApi, AudioService
@@ -40,10 +39,10 @@ class LazyAudio:
         if "_made" in self.__dict__:
             await self.service.close()
 
-    async def _transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _transcriptions(self, http: AiohttpRequest) -> ServerResponse:
         return await self._made[1].transcriptions(http)
 
-    async def _speech(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _speech(self, http: AiohttpRequest) -> ServerResponse:
         return await self._made[1].speech(http)
 
     @cached_property

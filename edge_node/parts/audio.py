@@ -15,7 +15,6 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-from aiohttp import hdrs, web
 
 from causeway_server.models.parts.graph.graph import EncoderGraph, transcript_of
 from causeway_server.models.parts.installed import NO_SPEECH, SPEECH_MODEL
@@ -51,7 +50,16 @@ from causeway_server.router.openai.request_body import check_media_type
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import LISTED_UNRECORDED
 from causeway_server.router.serving.logs import redacted
-from causeway_server.router.serving.responses import JSON, STREAMED, EventStream, error_response, header_lines
+from causeway_server.router.serving.request import AiohttpRequest
+from causeway_server.router.serving.responses import (
+    JSON,
+    STREAMED,
+    EventStream,
+    ServerResponse,
+    WholeResponse,
+    error_response,
+    header_lines,
+)
 from causeway_server.router.types import (
     AUTO,
     AudioKind,
@@ -317,11 +325,11 @@ class AudioApi:
         self._policy = policy
         self._new_id = new_id
 
-    async def transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def transcriptions(self, http: AiohttpRequest) -> ServerResponse:
         """Handle POST /v1/audio/transcriptions. Raises CausewayError for a request refused before it has an id."""
         call = self._call(http)
-        media_type = http.headers.get(hdrs.CONTENT_TYPE, "")
-        check_form(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+        media_type = http.headers.get("Content-Type", "")
+        check_form(http.headers.get("Content-Type"), http.headers.get("Content-Encoding"))
         request = parse_transcription(parse_form(await self._reader.body(http), media_type))
         if request.stream:
             return await self._stream(http, call, request)
@@ -333,10 +341,10 @@ class AudioApi:
 
         return await self._answer(call, answer)
 
-    async def speech(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def speech(self, http: AiohttpRequest) -> ServerResponse:
         """Handle POST /v1/audio/speech. Raises CausewayError for requests that are refused before they have an id."""
         call = self._call(http)
-        check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+        check_media_type(http.headers.get("Content-Type"), http.headers.get("Content-Encoding"))
         request = parse_speech(await self._reader.body(http))
         if request.format == "pcm":
             return await self._play(http, call, request)
@@ -346,7 +354,7 @@ class AudioApi:
 
         return await self._answer(call, answer)
 
-    async def _play(self, http: web.BaseRequest, call: AudioCall, request: SpeechRequest) -> web.StreamResponse:
+    async def _play(self, http: AiohttpRequest, call: AudioCall, request: SpeechRequest) -> ServerResponse:
         """Send each sentence's samples as they are spoken. A later error closes the connection."""
         ids, form = self._ids(call), f"audio/pcm; rate={PCM_HZ}"
         stream = EventStream(http, header_lines({**ids, **STREAMED, "x-causeway-route": "edge", "Content-Type": form}))
@@ -368,9 +376,7 @@ class AudioApi:
         stream.end()
         return stream
 
-    async def _stream(
-        self, http: web.BaseRequest, call: AudioCall, request: TranscriptionRequest
-    ) -> web.StreamResponse:
+    async def _stream(self, http: AiohttpRequest, call: AudioCall, request: TranscriptionRequest) -> ServerResponse:
         """Send the text of each segment as soon as it is transcribed. An error after the first segment is an event."""
         ids = self._ids(call)
         stream = EventStream(http, header_lines({**ids, "x-causeway-route": "edge", **STREAMED}))
@@ -399,11 +405,11 @@ class AudioApi:
             "x-causeway-policy": policy_label(self._policy()),
         }
 
-    def _call(self, http: web.BaseRequest) -> AudioCall:
+    def _call(self, http: AiohttpRequest) -> AudioCall:
         hints = routing_hints(http.headers, self._reader.caller(http))
         return AudioCall(self._new_id(), hints, self._clock.monotonic())
 
-    async def _answer(self, call: AudioCall, answer: Callable[[], Awaitable[tuple[bytes, str]]]) -> web.Response:
+    async def _answer(self, call: AudioCall, answer: Callable[[], Awaitable[tuple[bytes, str]]]) -> WholeResponse:
         ids = self._ids(call)
         try:
             body, media_type = await answer()
@@ -412,4 +418,4 @@ class AudioApi:
         except CausewayError as error:
             return error_response(error, ids)
         headers = {"Content-Type": media_type, "x-causeway-route": "edge", **ids}
-        return web.Response(body=body, headers=headers)
+        return WholeResponse(body=body, headers=headers)

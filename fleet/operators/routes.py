@@ -13,7 +13,7 @@ from anyio import to_thread
 from causeway_server.router.bundle.manifest import position
 from causeway_server.router.errors import InvalidRequest, NotFound
 from causeway_server.router.numbers import whole_number
-from causeway_server.router.serving.responses import json_response
+from causeway_server.router.serving.aiohttp_connection import json_response
 
 from ..controller.loop import Controller
 from ..controller.publisher import Publisher

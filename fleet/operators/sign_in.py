@@ -18,9 +18,9 @@ import msgspec
 from aiohttp import web
 
 from causeway_server.router.errors import AuthenticationFailed, CausewayError, ConfigError, NotFound, PermissionDenied
+from causeway_server.router.serving.aiohttp_connection import json_response
 from causeway_server.router.serving.folders import write_new
 from causeway_server.router.serving.request import one_value, read_authorization
-from causeway_server.router.serving.responses import json_response
 
 from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit

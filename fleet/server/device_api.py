@@ -23,8 +23,8 @@ from causeway_server.router.bundle.protocol import (
     Wake,
 )
 from causeway_server.router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest
+from causeway_server.router.serving.aiohttp_connection import json_response
 from causeway_server.router.serving.request import one_value
-from causeway_server.router.serving.responses import json_response
 
 from ..store.database import StoreUnavailable, TooManyMessages
 from ..store.devices import Device

@@ -15,6 +15,7 @@ from typing import Final
 from aiohttp import web
 
 from causeway_server.router.errors import NotFound
+from causeway_server.router.serving.aiohttp_connection import aiohttp_response
 from causeway_server.router.serving.console import HEADERS, file_response, media_type, page_files
 
 from .routes import ApiRoute
@@ -58,10 +59,14 @@ def console_routes() -> list[ApiRoute]:
     return [
         ApiRoute("GET", "/", _to_page, summary, status=302, content_type="text/html"),
         *(
-            ApiRoute("GET", name, partial(file_response, path), summary, content_type=media_type(path))
+            ApiRoute("GET", name, partial(_send, path), summary, content_type=media_type(path))
             for name, path in page_files(_PAGE).items()
         ),
     ]
+
+
+async def _send(file: Path, http: web.Request) -> web.StreamResponse:
+    return aiohttp_response(await file_response(file, http))
 
 
 async def _to_page(_http: web.Request) -> web.StreamResponse:

@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from causeway_server.router.bundle.protocol import EnrolmentRequest
 from causeway_server.router.errors import CausewayError, Draining
+from causeway_server.router.serving.aiohttp_connection import json_response
 from causeway_server.router.serving.metrics import Sample, SampleCollector
-from causeway_server.router.serving.responses import json_response
 
 from ..controller.loop import Controller
 from ..repository.fleet_file import FleetDoc

@@ -23,6 +23,7 @@ from causeway_server.router.errors import (
     UnsupportedMediaType,
 )
 from causeway_server.router.openai.request_body import check_media_type
+from causeway_server.router.serving.aiohttp_connection import whole_response
 from causeway_server.router.serving.responses import JSON, error_response
 from causeway_server.router.web_origins import WebOrigins
 
@@ -108,12 +109,14 @@ def errors_as_json(handler: Handler) -> Handler:
             _ORIGINS.admit(request.method, request.headers)
             return await handler(request)
         except CausewayError as error:
-            response = error_response(error)
+            response = whole_response(error_response(error))
         except (web.HTTPException, ClientLeft):
             raise
         except Exception:
             log.exception("%s %s failed.", request.method, request.path)
-            response = error_response(CausewayError("The control plane failed. Its log has the reason."))
+            response = whole_response(
+                error_response(CausewayError("The control plane failed. Its log has the reason."))
+            )
         if not request.content.is_eof():  # the rest of a refused body is not read
             response.force_close()
         return response

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
 from typing import TypeVar
 
 import msgspec
@@ -298,5 +297,7 @@ def _shorten(text: str) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``, did you mean `x`?`` to end a message with, or "" if no known word is similar."""
+    from difflib import get_close_matches  # on demand: most documents have no error
+
     near = get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
     return f", did you mean `{near[0]}`?" if near else ""

@@ -7,9 +7,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from email.message import Message
-from email.parser import HeaderParser
-from email.utils import collapse_rfc2231_value
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -53,6 +50,8 @@ def parse_form(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
 
 
 def _boundary(content_type: str) -> bytes:
+    from email.message import Message  # on demand: few requests are forms
+
     message = Message()
     message["Content-Type"] = content_type
     boundary = message.get_boundary("").encode("utf-8", "replace")
@@ -63,6 +62,9 @@ def _boundary(content_type: str) -> bytes:
 
 def _field(field: bytes) -> tuple[str, bytes]:
     """Read the text between two delimiters: padding, a line's end, headers, an empty line, the value."""
+    from email.parser import HeaderParser
+    from email.utils import collapse_rfc2231_value
+
     head, _, value = field.lstrip(b" \t").partition(b"\r\n\r\n")
     if not head.startswith(b"\r\n"):
         raise _malformed()

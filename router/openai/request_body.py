@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
@@ -400,6 +399,8 @@ def _field_problem(name: str, known: frozenset[str]) -> str:
 
 
 def _near(name: str, known: Iterable[str], similarity: float) -> str:
+    from difflib import get_close_matches  # on demand: most requests have no error
+
     return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=similarity)), "")
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from aiohttp import hdrs, web
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_protocol import RequestHandler
 
 from ..errors import CausewayError, InvalidRequest
+from . import responses
 from .logs import redacted
-from .request import MAX_HEADERS, HttpExchange, plain_path
-from .responses import CORS, SERVER, error_response
+from .request import MAX_HEADERS, NO_HEADERS, has_response_begun, plain_path
+from .responses import SERVER, ServerResponse, WholeResponse, WrittenResponse, error_response
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +81,14 @@ class AiohttpConnection(RequestHandler):
         else:
             reason = (message or "").strip().partition("\n")[0][:200]
             error = InvalidRequest(f"This is not valid HTTP: {reason}")
-        response = error_response(error)
+        response = whole_response(error_response(error))
         response.force_close()
         return response
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection waits for the head of a request."""
+        return is_between_requests(self)
 
 
 def is_between_requests(connection: RequestHandler) -> bool:
@@ -98,9 +106,12 @@ class HttpRequest(web.BaseRequest):
     errors included; aiohttp's web application overrides it for its signal `on_response_prepare`.
     """
 
+    cors: Mapping[str, str] = NO_HEADERS
+    """The CORS headers of the answer."""
+
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        response.headers[hdrs.SERVER] = SERVER
-        response.headers.update(self.get(CORS, {}))
+        response.headers["Server"] = SERVER
+        response.headers.update(self.cors)
 
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> HttpRequest:
@@ -119,8 +130,46 @@ def with_plain_path(message: Any) -> Any:
     return message._replace(url=url.with_path(path, encoded=True, keep_query=True))
 
 
-def has_response_begun(request: HttpExchange) -> bool:
-    """Return whether bytes of the response were written. The undocumented attribute `output_size` of the stream writer,
-    which aiohttp's own `handle_error` reads for the same purpose, counts all responses.
-    """
-    return bool(request.writer.output_size)
+class _Written(web.StreamResponse):
+    """A response that is written without aiohttp, which only ends it if necessary."""
+
+    prepared = True  # nothing may change its head
+
+    def __init__(self, response: WrittenResponse) -> None:
+        self._written = response
+
+    @property
+    def keep_alive(self) -> bool | None:
+        return self._written.keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Do nothing, because the head is sent with the first bytes."""
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await self._written.write_eof()
+
+
+def aiohttp_response(response: ServerResponse) -> web.StreamResponse:
+    """Return aiohttp's form of a response."""
+    if isinstance(response, WrittenResponse):
+        return _Written(response)
+    return whole_response(response) if isinstance(response, WholeResponse) else response
+
+
+def whole_response(response: WholeResponse) -> web.Response:
+    """Return aiohttp's form of a whole response."""
+    made = web.Response(status=response.status, body=response.body, headers=response.headers)
+    if not response.keep_alive:
+        made.force_close()
+    return made
+
+
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
+    """Return a value as JSON."""
+    return whole_response(responses.json_response(value, status, headers))
+
+
+def new_server(handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> web.Server:
+    """Return the server of connections, which cancels the handlers of clients that leave."""
+    return web.Server(handle, request_factory=make_request, handler_cancellation=True)

@@ -3,7 +3,8 @@
 A `Connection` answers plain requests itself, at a third of aiohttp's cost. At the first request that is not plain
 (another path, a WebSocket, a head that `read_head` does not know, malformed bytes) it moves to aiohttp's low-level
 server, with all bytes that were not answered, and stays there. So there is one HTTP server that refuses, and what is
-answered here is what that one would have answered.
+answered here is what that one would have answered. aiohttp is imported for the first connection that moves, in a thread
+beside the answers in progress; most daemons never need its 11 MB.
 
 Misbehaving clients are treated as follows:
 
@@ -26,30 +27,53 @@ Misbehaving clients are treated as follows:
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import socket
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import anyio
 import msgspec
-from aiohttp import web
-from aiohttp.tcp_helpers import tcp_keepalive
 
 from ..errors import AuthenticationFailed, CausewayError, Draining, QueueFull
 from ..openai.answer import encode_error
 from ..trackers import FairShare, network_of
 from ..web_origins import WebOrigins
 from .addresses import BACKLOG, ListeningSockets, bind_tcp, bind_unix_socket, url_of
-from .aiohttp_connection import AiohttpConnection, has_response_begun, is_between_requests, make_request
 from .logs import redacted
-from .request import ExchangeHandler, Handler, HttpExchange, PlainHead, PlainRequest, read_head, read_request_id
-from .responses import CORS, STOPPED, PrebuiltResponse, answer_plain, error_response, refusal
+from .request import (
+    ExchangeHandler,
+    Handler,
+    HttpExchange,
+    PlainHead,
+    PlainRequest,
+    has_response_begun,
+    read_head,
+    read_request_id,
+)
+from .responses import (
+    STOPPED,
+    PrebuiltResponse,
+    ServerResponse,
+    WholeResponse,
+    answer_plain,
+    error_response,
+    refusal,
+)
 from .tls.contexts import TlsContext
 from .tls.peers import PeerCertificate, peer_certificate
+
+if TYPE_CHECKING:  # imported for the first connection that moves to it
+    from aiohttp import web
+
+    from .aiohttp_connection import AiohttpConnection
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +82,8 @@ _CANCEL_S = 2.0  # on close: time for cancelled handlers to end
 _LOG_INTERVAL_S = 60.0  # between two lines about refused connections
 _MOMENT_S = 0.05
 _MOMENT_BYTES = 64 * 1024  # maximum size of a request that arrives in pieces
+_AIOHTTP = f"{__package__}.aiohttp_connection"
+_LAST = "new_server"  # the last name of that module: without it another thread is importing it
 _AHEAD_BYTES = 64 * 1024  # maximum size of requests that were sent ahead
 
 
@@ -185,6 +211,13 @@ class DirectWork(Protocol):
         ...
 
 
+class _Move:
+    """The wait of a request for aiohttp, from the import to its handler (`DirectWork`)."""
+
+    def cancel(self) -> None:
+        """Do nothing, because the handler is cancelled."""
+
+
 class DirectHandler(Protocol):
     """Begins the answer to a plain request in callbacks."""
 
@@ -230,7 +263,7 @@ class Connection(asyncio.Protocol):
     def is_idle(self) -> bool:
         """Whether it waits for the head of a request."""
         if self._moved is not None:
-            return is_between_requests(self._moved)
+            return self._moved.is_idle
         return not self._is_busy and not self._received
 
     @property
@@ -271,7 +304,8 @@ class Connection(asyncio.Protocol):
         if address:  # "" over the Unix socket
             self._remote = str(address[0])
             self.peer = network_of(self._remote)
-            tcp_keepalive(transport)
+            if (accepted := transport.get_extra_info("socket")) is not None:
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if self.address.tls is not None:
             self.certificate = peer_certificate(transport)
         if (refusal := self._listener.admit(self)) is not None:
@@ -390,7 +424,7 @@ class Connection(asyncio.Protocol):
         self._listener.replace(work, self.task)
         return self.task
 
-    async def _answer(self, http: PlainRequest, response: web.StreamResponse | None = None) -> None:
+    async def _answer(self, http: PlainRequest, response: ServerResponse | None = None) -> None:
         kept = False
         try:
             if response is None:
@@ -444,16 +478,25 @@ class Connection(asyncio.Protocol):
         self._idle_timer = self._rest_timer = None
 
     def _move(self, data: bytes) -> None:
-        """Let aiohttp read `data` and all later bytes."""
+        """Let aiohttp read `data` and all later bytes, once it is imported."""
+        if self.transport is not None:
+            self._received, self._head = data, None
+            self._listener.move(self)
+
+    def take_over(self, moved: AiohttpConnection) -> bool:
+        """Let aiohttp read the received bytes and all later ones. Return whether a request may have arrived."""
         transport, self.transport = self.transport, None
         if transport is None:
-            return
+            return False
         self._cancel_timers()
-        self._received, self._head = b"", None
-        self._moved = self._listener.aiohttp_connection(self)
-        self._moved.take_over(transport, data, self._close_at)
+        data, self._received = self._received, b""
+        self._moved = moved
+        if self.reading_paused:
+            transport.resume_reading()
+        moved.take_over(transport, data, self._close_at)
         if self._ends:
-            self._moved.close()
+            moved.close()
+        return b"\r\n\r\n" in data
 
 
 class Listener:
@@ -490,7 +533,8 @@ class Listener:
         self._addresses = addresses
         self._idle: asyncio.Event | None = None  # set when no request is left, while `drain` waits
         self._requests: set[DirectWork] = set()  # a task per request, or its work in callbacks
-        self._http: web.Server | None = None
+        self._http: web.Server | None = None  # None until a connection moves
+        self._moving: list[Connection] = []  # while aiohttp is imported
         self._sockets: list[ListeningSockets] = []
         self._paths: list[Path] = []  # of Unix sockets that are bound
         self._closing = False
@@ -510,7 +554,6 @@ class Listener:
 
     async def start(self) -> None:
         """Listen on all addresses. Raises ConfigError if one cannot be bound."""
-        self._http = web.Server(self._serve_aiohttp, request_factory=make_request, handler_cancellation=True)  # (6)
         loop = asyncio.get_running_loop()
         for address in self._addresses:
             new_connection = partial(Connection, self, address)
@@ -570,22 +613,55 @@ class Listener:
         """Remove a connection that is lost."""
         connection.address.connections.remove(connection)
         self.connections.discard(connection)
+        self._end_move(connection)
 
-    def aiohttp_connection(self, connection: Connection) -> AiohttpConnection:
-        """Return what reads the further requests of a connection."""
-        assert self._http is not None
-        return AiohttpConnection(self._http, connection, self.read_timeout_s)
+    def move(self, connection: Connection) -> None:
+        """Let aiohttp read the further requests of a connection, at once or when it is imported."""
+        if self._http is not None or hasattr(sys.modules.get(_AIOHTTP), _LAST):
+            self._take_over(connection)
+            return
+        connection.direct = _Move()
+        self._requests.add(connection.direct)
+        self._moving.append(connection)
+        if len(self._moving) == 1:
+            importing = asyncio.get_running_loop().run_in_executor(None, _import_aiohttp)
+            importing.add_done_callback(self._imported)
+
+    def _imported(self, importing: asyncio.Future[None]) -> None:
+        moving, self._moving = self._moving, []
+        if (failure := importing.exception()) is not None:
+            log.error("The HTTP server could not be imported: %s.", redacted(failure))
+            for connection in moving:
+                connection.force_close()
+            return
+        for connection in moving:
+            self._take_over(connection)
+
+    def _take_over(self, connection: Connection) -> None:
+        from .aiohttp_connection import AiohttpConnection, new_server
+
+        self._http = self._http or new_server(self._serve_aiohttp)  # (6)
+        if not connection.take_over(AiohttpConnection(self._http, connection, self.read_timeout_s)):
+            self._end_move(connection)
+
+    def _end_move(self, connection: Connection) -> None:
+        if isinstance(connection.direct, _Move):
+            self._forget(connection.direct)
+            connection.direct = None
 
     async def _serve_aiohttp(self, http: web.BaseRequest) -> web.StreamResponse:
-        connection = http.protocol.plain  # type: ignore[attr-defined]  # it is an AiohttpConnection
-        return await self.serve(http, connection)
+        from .aiohttp_connection import aiohttp_response
 
-    async def serve(self, http: HttpExchange, connection: Connection) -> web.StreamResponse:
+        connection = http.protocol.plain  # type: ignore[attr-defined]  # it is an AiohttpConnection
+        return aiohttp_response(await self.serve(http, connection))
+
+    async def serve(self, http: HttpExchange, connection: Connection) -> ServerResponse:
         """Return the answer to one request of a connection, in the task of the request. Raises CancelledError only."""
         task = connection.task or asyncio.current_task()
         assert task is not None
         address = connection.address
         self._requests.add(task)
+        self._end_move(connection)
         address.connections.begin_request(connection)
         try:
             if connection.certificate is not None and connection.certificate.ends < self._wall_clock():
@@ -596,10 +672,10 @@ class Listener:
                     cors = http.head.cors = address.origins.admit(http.method, http.headers)  # (5)
                 http.cors = cors
             elif cors := address.origins.admit(http.method, http.headers):  # (5)
-                http[CORS] = cors
+                http.cors = cors  # type: ignore[attr-defined]  # it is an HttpRequest
                 preflight = address.origins.preflight(http.method, http.headers)
                 if preflight is not None:
-                    return web.Response(status=204, headers=preflight)
+                    return WholeResponse(status=204, headers={**preflight})
             return await self._handle(http)
         except CausewayError as error:  # raised by `admit`; the handler raises none
             request_id = read_request_id(http.headers)
@@ -637,10 +713,18 @@ class Listener:
     def end_request(self, work: DirectWork | None, connection: Connection) -> None:
         """Note that a request is answered."""
         connection.address.connections.end_request(connection)
+        self._forget(work)
+
+    def _forget(self, work: DirectWork | None) -> None:
         if work is not None:
             self._requests.discard(work)
         if self._idle is not None and not self._requests:
             self._idle.set()
+
+
+def _import_aiohttp() -> None:
+    import_module(_AIOHTTP)
+    gc.freeze()  # as `tune_garbage_collector` does
 
 
 def _refusal() -> bytes:

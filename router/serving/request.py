@@ -29,13 +29,10 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import anyio
 import msgspec
-from aiohttp import BodyPartReader, HttpVersion, HttpVersion11, hdrs, web
-from aiohttp.http import HttpProcessingError
-from aiohttp.web_protocol import RequestPayloadError
 from multidict import CIMultiDict
 
 from ..errors import BodyTooLarge, ClientGone, InvalidRequest, RequestTimeout
@@ -46,6 +43,13 @@ from ..session_tags import HEADER
 from ..types import folded_tags
 from .tls.peers import PeerCertificate
 
+if TYPE_CHECKING:  # aiohttp is imported for the first request that it reads
+    from aiohttp import BodyPartReader, web
+
+    from .responses import ServerResponse
+
+AiohttpRequest: TypeAlias = "web.BaseRequest"
+HttpExchange: TypeAlias = "AiohttpRequest | PlainRequest"
 OURS: Final = "x-causeway-"
 TAGS: Final = "x-causeway-tags"
 DEADLINE: Final = "x-causeway-deadline-ms"
@@ -66,13 +70,13 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Handler(Protocol):
     """A function that answers a request."""
 
-    def __call__(self, http: web.BaseRequest, /) -> Awaitable[web.StreamResponse]: ...
+    def __call__(self, http: AiohttpRequest, /) -> Awaitable[ServerResponse]: ...
 
 
 class ExchangeHandler(Protocol):
     """Answers one request, which may be a plain one."""
 
-    def __call__(self, http: HttpExchange, /) -> Awaitable[web.StreamResponse]: ...
+    def __call__(self, http: HttpExchange, /) -> Awaitable[ServerResponse]: ...
 
 
 def plain_path(path: str) -> str:
@@ -123,7 +127,7 @@ def one_value(name: str, values: Sequence[str]) -> str:
 
 def read_authorization(http: HttpExchange) -> str:
     """Return the header `Authorization`; "" if it is missing. Raises InvalidRequest if there are two that differ."""
-    values = http.headers.getall(hdrs.AUTHORIZATION, ())
+    values = http.headers.getall("Authorization", ())
     return one_value("authorization", values) if values else ""
 
 
@@ -200,9 +204,9 @@ def read_request_id(headers: Mapping[str, str]) -> str:
 # --- the body --------------------------------------------------------------------------------------------------------
 
 
-def send_continue(http: web.BaseRequest) -> None:
+def send_continue(http: AiohttpRequest) -> None:
     """Send `100 Continue` to a client that expects it, which aiohttp's low-level server leaves to the handler."""
-    if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and http.transport is not None:
+    if http.headers.get("Expect", "").lower() == "100-continue" and http.transport is not None:
         http.transport.write(_CONTINUE)
 
 
@@ -216,9 +220,11 @@ def arrived_body(http: HttpExchange, max_bytes: int) -> bytes | None:
         if (http.content_length or 0) > max_bytes:
             raise _too_large(max_bytes)
         return None
+    from aiohttp.web import RequestPayloadError
+
     try:
         body = http.content.read_nowait()
-    except web.RequestPayloadError:
+    except RequestPayloadError:
         raise _malformed() from None
     except ConnectionResetError:
         raise _gone() from None
@@ -227,7 +233,7 @@ def arrived_body(http: HttpExchange, max_bytes: int) -> bytes | None:
     return body
 
 
-async def receive_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, hold: Callable[[int], None]) -> bytes:
+async def receive_body(http: AiohttpRequest, max_bytes: int, timeout_s: float, hold: Callable[[int], None]) -> bytes:
     """Receive a body that is still arriving; stop as soon as it is too long.
 
     Args:
@@ -240,6 +246,8 @@ async def receive_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, 
         ClientGone: The client disconnected.
         CausewayError: An error of `hold`.
     """
+    from aiohttp.web import RequestPayloadError
+
     body, held = bytearray(), http.content_length or 0
     hold(held)
     send_continue(http)
@@ -253,7 +261,7 @@ async def receive_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, 
                     hold(len(body))
     except TimeoutError:
         raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.") from None
-    except web.RequestPayloadError:
+    except RequestPayloadError:
         raise _malformed() from None
     except ConnectionResetError:
         raise _gone() from None
@@ -290,13 +298,13 @@ class UploadForm(msgspec.Struct, frozen=True):
     is_empty: bool
 
 
-def check_upload(http: web.BaseRequest) -> int:
+def check_upload(http: AiohttpRequest) -> int:
     """Return the minimum size of the file; 0 if it is unknown. Raises UnsupportedMediaType."""
-    check_form(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+    check_form(http.headers.get("Content-Type"), http.headers.get("Content-Encoding"))
     return max(0, (http.content_length or 0) - _OVERHEAD_BYTES)
 
 
-async def read_upload(http: web.BaseRequest, write: WriteFile, piece_s: float) -> UploadForm:
+async def read_upload(http: AiohttpRequest, write: WriteFile, piece_s: float) -> UploadForm:
     """Read an upload and pass the file's bytes to `write`, which bounds their number.
 
     Args:
@@ -307,6 +315,9 @@ async def read_upload(http: web.BaseRequest, write: WriteFile, piece_s: float) -
         RequestTimeout: It did not arrive in time.
         ClientGone: The client disconnected.
     """
+    from aiohttp.http import HttpProcessingError
+    from aiohttp.web import RequestPayloadError
+
     try:
         with anyio.fail_after(_WHOLE_S):
             return await _read(http, write, piece_s)
@@ -318,7 +329,9 @@ async def read_upload(http: web.BaseRequest, write: WriteFile, piece_s: float) -
         raise _gone() from None
 
 
-async def _read(http: web.BaseRequest, write: WriteFile, piece_s: float) -> UploadForm:
+async def _read(http: AiohttpRequest, write: WriteFile, piece_s: float) -> UploadForm:
+    from aiohttp import BodyPartReader
+
     filename: str | None = None
     fields: dict[str, str] = {}
     count, is_empty = 0, True
@@ -372,6 +385,13 @@ PLAIN: Final = (
 NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
+class HttpVersion(NamedTuple):
+    """A version of HTTP, as aiohttp has it."""
+
+    major: int
+    minor: int
+
+
 class PlainTransport(Protocol):
     """The connection of a plain request."""
 
@@ -401,7 +421,7 @@ class PlainRequest:
     """
 
     __slots__ = ("begun", "body", "cors", "head", "headers", "method", "output_size", "path", "protocol", "remote")
-    version: Final[HttpVersion] = HttpVersion11
+    version: Final = HttpVersion(1, 1)
     keep_alive: Final = True
 
     def __init__(self, protocol: PlainTransport, head: PlainHead, body: bytes, remote: str | None) -> None:
@@ -438,7 +458,11 @@ class PlainRequest:
         await self.protocol.drain()
 
 
-HttpExchange = web.BaseRequest | PlainRequest
+def has_response_begun(http: HttpExchange) -> bool:
+    """Return whether bytes of the response were written. The undocumented attribute `output_size` of the stream writer,
+    which aiohttp's own `handle_error` reads for the same purpose, counts all responses.
+    """
+    return bool(http.writer.output_size)
 
 
 def client_certificate(http: HttpExchange) -> PeerCertificate | None:

@@ -2,7 +2,8 @@
 
 Heads and chunks are built here (`PrebuiltResponse`, `EventStream`), because aiohttp's own response is slow: it builds a
 multidict of headers and serialises it again, which costs as much as the rest of a cache hit, and passes each write
-through four layers, which costs as much as the rest of a streamed token's work in Python.
+through four layers, which costs as much as the rest of a streamed token's work in Python. `aiohttp_connection` gives
+them to aiohttp where that reads the requests.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from email.utils import formatdate
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
-from typing import Generic, Protocol, TypeVar
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
-from aiohttp import hdrs, web
-from aiohttp.abc import AbstractStreamWriter
+from multidict import istr
 
 from ..anthropic import replies as anthropic
 from ..anthropic.encoder import MessageEncoder
@@ -42,11 +42,14 @@ from ..types import Embeddings, Request
 from .reply import AnswerHead, Piece, TextSink
 from .request import NO_HEADERS, HttpExchange, PlainRequest, PlainTransport
 
+if TYPE_CHECKING:
+    from aiohttp import web
+
+ServerResponse: TypeAlias = "WholeResponse | WrittenResponse | web.StreamResponse"
+"""The answer of a handler."""
 SERVER = "causeway"
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
-CORS: web.RequestKey[Mapping[str, str]] = web.RequestKey("causeway.cors", Mapping)
-"""The request key of the CORS headers of its answer."""
 STALLED_S = 30.0  # a client that reads nothing for this long is disconnected
 STOPPED = "The server has stopped before the answer was complete. Send the request again."
 _TOGETHER_S = 0.001
@@ -57,6 +60,10 @@ _COMMENT = b": \n\n"
 _decode_text = msgspec.json.Decoder(str).decode
 _NO_HEAD = (b"\n", slice(0), b"")  # no chunk begins like this
 _MAX_HEADS = 256
+_ORIGIN: Final = istr("Origin")
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
+_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 STREAMED = {"Content-Type": EVENTS, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """The headers of an event stream. The last one stops nginx from buffering the stream."""
 Echo = ResponseEcho | MessageTerms
@@ -258,13 +265,13 @@ class HttpReplyWriter(Generic[Head]):
     # --- for the server ----------------------------------------------------------------------------------------------
 
     @property
-    def response(self) -> web.StreamResponse:
+    def response(self) -> WrittenResponse:
         """The response that was sent, for the server to finish."""
         response = self._stream or self._prebuilt
         assert response is not None
         return response
 
-    async def fail(self, error: CausewayError, headers: Mapping[str, str]) -> web.StreamResponse:
+    async def fail(self, error: CausewayError, headers: Mapping[str, str]) -> WholeResponse | WrittenResponse:
         """Return a response with the error's status and object, or, after the first byte, end the stream with an error.
 
         Args:
@@ -330,11 +337,29 @@ class HttpReplyWriter(Generic[Head]):
         return encoder.complete()
 
 
-class _Prebuilt(web.StreamResponse):
-    """A response that is written without aiohttp, which only ends it if necessary. `lines`: of `header_lines`."""
+@dataclass(eq=False, slots=True)
+class WholeResponse:
+    """A response that is complete, such as an error.
+
+    Attributes:
+        keep_alive: Whether the connection may be kept.
+    """
+
+    body: bytes = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    keep_alive: bool = True
+
+    def force_close(self) -> None:
+        """Close the connection after this response."""
+        self.keep_alive = False
+
+
+class WrittenResponse:
+    """A response that is written here, and not by aiohttp. `lines`: of `header_lines`."""
 
     status_line = "200 OK"
-    prepared = True  # nothing may change its head
+    closes = False  # whether the connection must be closed after it
 
     def __init__(self, http: HttpExchange, lines: str) -> None:
         self.ended = False
@@ -343,8 +368,8 @@ class _Prebuilt(web.StreamResponse):
         self._lines = lines
 
     @property
-    def keep_alive(self) -> bool | None:
-        return self._http.keep_alive
+    def keep_alive(self) -> bool:
+        return self._http.keep_alive and not self.closes
 
     @property
     def client_left(self) -> bool:
@@ -355,10 +380,6 @@ class _Prebuilt(web.StreamResponse):
     def client_behind(self) -> bool:
         """Whether the client reads more slowly than the server writes, so that `drain` waits."""
         return self.connection.writing_paused
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Do nothing, because the head is sent with the first bytes."""
-        return None
 
     def end(self) -> None:
         """Write the rest. Raises ClientGone."""
@@ -378,8 +399,10 @@ class _Prebuilt(web.StreamResponse):
         except ConnectionError as error:
             raise ClientGone(str(error)) from error
 
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Finish the response for aiohttp, after waiting for a slow client, so that the next request waits, too."""
+    async def write_eof(self) -> None:
+        """Finish the response, after waiting for a slow client, so that the next request waits, too. Raises
+        ConnectionResetError.
+        """
         try:
             if not self.ended:
                 self.end()
@@ -405,13 +428,13 @@ class _Prebuilt(web.StreamResponse):
         date = _date(int(time.time()))
         status = f"HTTP/1.{http.version.minor} {self.status_line}\r\n"
         head = f"{status}{self._lines}{body}Date: {date}\r\nServer: {SERVER}\r\n"
-        cors = header_lines(cors_headers(http)) if hdrs.ORIGIN in http.headers else ""
+        cors = header_lines(cors_headers(http)) if _ORIGIN in http.headers else ""
         written = f"{head}{cors}{connection}\r\n".encode()
         http.writer.output_size += len(written)
         return written
 
 
-class PrebuiltResponse(_Prebuilt):
+class PrebuiltResponse(WrittenResponse):
     """A response whose head and body are one write."""
 
     def __init__(self, http: HttpExchange, lines: str, body: bytes) -> None:
@@ -424,21 +447,7 @@ class PrebuiltResponse(_Prebuilt):
         self._write(self._head(f"Content-Length: {len(self._bytes)}\r\n") + self._bytes)
 
 
-class WholeResponse(PrebuiltResponse):
-    """A response of aiohttp's, such as an error, written here."""
-
-    def __init__(self, http: PlainRequest, response: web.Response, body: bytes) -> None:
-        cors = {} if hdrs.ORIGIN in http.headers else http.cors  # `_head` has them of a page
-        super().__init__(http, header_lines({**response.headers, **cors}), body)
-        self.status_line = f"{response.status} {response.reason}"
-        self._kept = response.keep_alive is not False
-
-    @property
-    def keep_alive(self) -> bool | None:
-        return self._kept
-
-
-class EventStream(_Prebuilt):
+class EventStream(WrittenResponse):
     """A stream of server-sent events. The head is sent with the first event. An event is written at once; further
     events within `_TOGETHER_S` are written together in the loop's next turn. For HTTP/1.0, which has no chunks, the
     body ends with the connection.
@@ -456,7 +465,7 @@ class EventStream(_Prebuilt):
         self.holds = False  # whether events wait for `flush`
 
     @property
-    def keep_alive(self) -> bool | None:
+    def keep_alive(self) -> bool:
         return self._chunked and self._http.keep_alive
 
     def send(self, events: bytes, *, last: bool = False) -> None:
@@ -595,35 +604,39 @@ def send_plain(http: PlainRequest, lines: str, body: bytes) -> None:
     transport = http.protocol.transport
     if transport is None or transport.is_closing():
         raise ClientGone(_CLOSED)
-    cors = header_lines(http.cors) if http.cors and hdrs.ORIGIN in http.headers else ""
+    cors = header_lines(http.cors) if http.cors and _ORIGIN in http.headers else ""
     fixed = f"Date: {_date(int(time.time()))}\r\nServer: {SERVER}\r\n{cors}\r\n"
     head = f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {len(body)}\r\n{fixed}".encode()
     http.output_size += len(head)
     transport.write(head + body)
 
 
-async def answer_plain(http: PlainRequest, response: web.StreamResponse) -> bool:
+async def answer_plain(http: PlainRequest, response: ServerResponse) -> bool:
     """Write what is left of the answer to a plain request. Raises ConnectionError when the client has left.
 
     Returns:
         Whether the connection is kept.
     """
-    if isinstance(response, _Prebuilt):
-        if not response.ended or response.client_behind:
-            await response.write_eof()
-    else:
-        assert isinstance(response, web.Response)
-        assert isinstance(response.body, bytes)
-        await WholeResponse(http, response, response.body).write_eof()
-    return response.keep_alive is not False
+    if isinstance(response, WholeResponse):
+        cors = {} if _ORIGIN in http.headers else http.cors  # `_head` has them of a page
+        written = PrebuiltResponse(http, header_lines({**response.headers, **cors}), response.body)
+        written.status_line = f"{response.status} {_REASONS.get(response.status, '')}"
+        written.closes = not response.keep_alive
+        response = written
+    assert isinstance(response, WrittenResponse)
+    if not response.ended or response.client_behind:
+        await response.write_eof()
+    return response.keep_alive
 
 
-def error_response(error: CausewayError, headers: Mapping[str, str] = {}) -> web.Response:
+def error_response(error: CausewayError, headers: Mapping[str, str] = {}) -> WholeResponse:
     """Return OpenAI's error object with the error's own status and headers."""
     return body_response(encode_error(error), error.status, {**error_headers(error), **headers})
 
 
-def refusal(http: HttpExchange, error: CausewayError, request_id: str, headers: Mapping[str, str] = {}) -> web.Response:
+def refusal(
+    http: HttpExchange, error: CausewayError, request_id: str, headers: Mapping[str, str] = {}
+) -> WholeResponse:
     """Return an error in the dialect of its request. `request_id` is part of it, and of Anthropic's headers."""
     if not anthropic.is_anthropic(http.path, http.headers):
         return error_response(error, headers)
@@ -631,15 +644,14 @@ def refusal(http: HttpExchange, error: CausewayError, request_id: str, headers: 
     return body_response(anthropic.encode_error(error, request_id), error.status, more)
 
 
-def json_response(value: object, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] = {}) -> WholeResponse:
     """Return a value as JSON."""
     return body_response(_encoder.encode(value), status, headers)
 
 
-def body_response(body: bytes, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
+def body_response(body: bytes, status: int = 200, headers: Mapping[str, str] = {}) -> WholeResponse:
     """Return bytes that are JSON."""
-    # A header is faster than `content_type`, which aiohttp would parse and build again for each response.
-    return web.Response(status=status, body=body, headers={"Content-Type": JSON, **headers})
+    return WholeResponse(body, status, {"Content-Type": JSON, **headers})
 
 
 def header_lines(fields: Mapping[str, str]) -> str:
@@ -690,10 +702,12 @@ def shared_header_lines(head: AnswerHead, media_type: str) -> str:
 
 def cors_headers(http: HttpExchange) -> Mapping[str, str]:
     """Return the headers that the answer to a request gets, so that a page of an allowed origin may read it."""
-    return http.cors if isinstance(http, PlainRequest) else http.get(CORS, NO_HEADERS)
+    cors: Mapping[str, str] = getattr(http, "cors", NO_HEADERS)  # aiohttp's own requests have none
+    return cors
 
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
     """Return the Date header (RFC 9110) for a Unix second."""
-    return formatdate(second, usegmt=True)
+    year, month, day, hour, minute, seconds, weekday, *_ = time.gmtime(second)
+    return f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year} {hour:02}:{minute:02}:{seconds:02} GMT"

@@ -20,11 +20,9 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
-import aiohttp
 import anyio
-from aiohttp.abc import AbstractResolver
 from anyio.abc import TaskGroup
 
 from ..errors import JobStoreUnavailable
@@ -39,6 +37,10 @@ from ..jobs.webhooks import (
     webhook_retry_delay_s,
 )
 from .logs import redacted
+
+if TYPE_CHECKING:  # imported for the first webhook
+    import aiohttp
+    from aiohttp.abc import AbstractResolver
 
 _REPEAT_S = 1.0  # pause before storing a webhook's outcome is tried again
 _CONNECT_S = 5.0  # shorter than the whole timeout, so that an unresolvable name counts as no connection
@@ -207,6 +209,8 @@ class WebhookSender(Generic[Webhook]):
         body, described = webhook_payload(webhook, self.config.format_of(webhook.owner))
         signed_at = webhook.claimed / 1000.0 if self.clock is None else self.clock()
         signed = signed_headers(webhook.message_id, body, secrets, signed_at)
+        import aiohttp
+
         try:
             async with self._session().post(
                 webhook.url, data=body.encode(), headers=described | signed, allow_redirects=False
@@ -224,6 +228,8 @@ class WebhookSender(Generic[Webhook]):
         return ("disabled" if status == 410 else "retried"), status  # (2), (3)
 
     def _session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         if self._client is None:
             timeout_s = self.config.timeout_s
             connector = aiohttp.TCPConnector(

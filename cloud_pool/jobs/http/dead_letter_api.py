@@ -13,11 +13,10 @@ from functools import partial
 from typing import Final
 
 import msgspec
-from aiohttp import hdrs, web
 
 from causeway_server.router.errors import InvalidRequest, MethodNotAllowed, NotFound
-from causeway_server.router.serving.request import Handler, allowed_methods, served_method
-from causeway_server.router.serving.responses import json_response
+from causeway_server.router.serving.request import AiohttpRequest, Handler, allowed_methods, served_method
+from causeway_server.router.serving.responses import ServerResponse, json_response
 
 from ...storage.job_store import JobStore
 from ...storage.record import DeadLetter
@@ -42,32 +41,32 @@ class DeadLetterApi:
     def __init__(self, jobs: JobStore) -> None:
         self._jobs = jobs
 
-    def handler(self, request: web.BaseRequest) -> Handler | None:
+    def handler(self, request: AiohttpRequest) -> Handler | None:
         """Return the handler of a request; None for another path. Raises MethodNotAllowed."""
         match = _PATH.fullmatch(request.path)
         if match is None:
             return None
         job, retry = match.groups()
         handle: Handler = self._list
-        method = hdrs.METH_GET
+        method = "GET"
         if job and retry:
-            method, handle = hdrs.METH_POST, partial(self._change, job, self._jobs.retry, "queued")
+            method, handle = "POST", partial(self._change, job, self._jobs.retry, "queued")
         elif job:
-            method, handle = hdrs.METH_DELETE, partial(self._change, job, self._jobs.purge, "purged")
+            method, handle = "DELETE", partial(self._change, job, self._jobs.purge, "purged")
         if served_method(request.method, request.headers) != method:
             allowed = allowed_methods(method)
             raise MethodNotAllowed(f"{request.method[:20]} is not allowed for this path. Use {allowed}.", allow=allowed)
         return handle
 
-    async def _list(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _list(self, request: AiohttpRequest) -> ServerResponse:
         limit = request.query.get("limit", "100")
         if not re.fullmatch(r"[0-9]{1,5}", limit) or not 1 <= int(limit) <= _MAX_LISTED:
             raise InvalidRequest(f"`limit` must be 1 to {_MAX_LISTED}.", param="limit")
         return json_response(_DeadLetters(await self._jobs.dead_letters(int(limit))))
 
     async def _change(
-        self, job: str, act: Callable[[str], Awaitable[bool]], status: str, _: web.BaseRequest
-    ) -> web.StreamResponse:
+        self, job: str, act: Callable[[str], Awaitable[bool]], status: str, _: AiohttpRequest
+    ) -> ServerResponse:
         if not await act(job):
             raise NotFound(f"{job} is not a dead letter, or its batch has already counted it.")
         return json_response(_Changed(job, status))

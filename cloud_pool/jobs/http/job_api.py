@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
 import msgspec
-from aiohttp import hdrs, web
 
 from causeway_server.router.errors import (
     AuthenticationFailed,
@@ -33,8 +32,22 @@ from causeway_server.router.openai.answer import error_event
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.residency import permits, regions_of
 from causeway_server.router.serving.logs import REQUEST
-from causeway_server.router.serving.request import TAGS, Handler, allowed_methods, read_tags, served_method
-from causeway_server.router.serving.responses import STALLED_S, STREAMED, body_response, json_response
+from causeway_server.router.serving.request import (
+    TAGS,
+    AiohttpRequest,
+    Handler,
+    allowed_methods,
+    read_tags,
+    served_method,
+)
+from causeway_server.router.serving.responses import (
+    STALLED_S,
+    STREAMED,
+    ServerResponse,
+    WholeResponse,
+    body_response,
+    json_response,
+)
 from causeway_server.router.trackers import FairShare
 
 from ...accounts.audit import AuditLog, AuditRecord
@@ -51,15 +64,17 @@ from ..submission import CheckCost, JobSubmission, NamedFileReader, SubmissionPa
 from .event_stream import EventReader, Position, read_last_id
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from ...observability.tracing import JobTrace
 
 ACCEPTED = "accepted"
 NO_AUDIT: Final = AuditLog("")
 AcceptedKind = Literal["job", "batch"]
-OwnedHandler = Callable[[web.BaseRequest, Principal, str], Awaitable[web.StreamResponse]]
+OwnedHandler = Callable[[AiohttpRequest, Principal, str], Awaitable[ServerResponse]]
 """Handles a request, given the request, its principal and the id in its path."""
 ROWS_A_READ = 10  # of a list: a read more
-IdentifyCaller = Callable[[web.BaseRequest], Principal]
+IdentifyCaller = Callable[[AiohttpRequest], Principal]
 """Returns the principal of a request's headers. Raises AuthenticationFailed."""
 AdmitSubmission = Callable[[Principal], Awaitable[None]]
 AdmitReads = Callable[[Principal, int], Awaitable[None]]
@@ -110,13 +125,13 @@ def route(pattern: str, scopes: tuple[Scope, ...] = ("jobs",), /, **methods: Own
     return Route(re.compile(pattern), methods, scopes)
 
 
-def reads_of_page(request: web.BaseRequest) -> int:
+def reads_of_page(request: AiohttpRequest) -> int:
     """Return how many reads a list counts as: one, plus one for every ROWS_A_READ rows. Raises InvalidRequest."""
     limit, _ = read_page(request.query)
     return 1 + limit // ROWS_A_READ
 
 
-async def begin_response(response: web.StreamResponse, request: web.BaseRequest) -> bool:
+async def begin_response(response: web.StreamResponse, request: AiohttpRequest) -> bool:
     """Send the response's head. Return whether a body follows, which is not the case for HEAD.
 
     Raises ClientGone if the client left before it.
@@ -125,7 +140,7 @@ async def begin_response(response: web.StreamResponse, request: web.BaseRequest)
         await response.prepare(request)
     except ConnectionError as error:
         raise ClientGone("The client left before its response began.") from error
-    return request.method != hdrs.METH_HEAD
+    return request.method != "HEAD"
 
 
 async def write_chunk(response: web.StreamResponse, data: bytes) -> None:
@@ -218,7 +233,7 @@ class JobApi:
         """Methods by path; `{id}` stands for an identifier in the path."""
         return {entry.path: ", ".join(entry.methods) for entry in self._routes}
 
-    def handler(self, request: web.BaseRequest) -> Handler | None:
+    def handler(self, request: AiohttpRequest) -> Handler | None:
         """Return the handler of a request, or None for a path outside the jobs API. Raises MethodNotAllowed."""
         for candidate in self._routes:
             match = candidate.pattern.fullmatch(request.path)
@@ -234,23 +249,23 @@ class JobApi:
         return None
 
     async def _handle(
-        self, handle: OwnedHandler, name: str, scopes: tuple[Scope, ...], request: web.BaseRequest
-    ) -> web.StreamResponse:
+        self, handle: OwnedHandler, name: str, scopes: tuple[Scope, ...], request: AiohttpRequest
+    ) -> ServerResponse:
         principal = self.callers.identify(request)
         self.bodies.enter(request, principal.caller)
         principal.require(next((scope for scope in scopes if scope in principal.scopes), scopes[0]))
         tags = read_tags(request.headers.get(TAGS, ""))
         if handle != self._create:  # which is checked once its session is bound
             self.parser.check_store(tags, self.callers.limits(principal))  # also of reads: content leaves the store
-        if request.method == hdrs.METH_POST:
+        if request.method == "POST":
             if self.callers.admit is not None:
                 await self.callers.admit(principal)  # before its body is read
         elif self.callers.admit_reads is not None:
-            is_list = not name and request.method != hdrs.METH_DELETE
+            is_list = not name and request.method != "DELETE"
             await self.callers.admit_reads(principal, reads_of_page(request) if is_list else 1)
         return await handle(request, principal, name)
 
-    async def respond_async(self, request: web.BaseRequest) -> web.StreamResponse | None:
+    async def respond_async(self, request: AiohttpRequest) -> ServerResponse | None:
         """Accept a plain request with `Prefer: respond-async` as a job. Return its answer if that comes within `wait`,
         else 202 with the job.
 
@@ -260,7 +275,7 @@ class JobApi:
         Raises CausewayError for an invalid request, or for a job that failed within that time.
         """
         wait_s = wait_of(request.headers.getall("Prefer", ()))
-        endpoint = _PLAIN.get(request.path) if request.method == hdrs.METH_POST else None
+        endpoint = _PLAIN.get(request.path) if request.method == "POST" else None
         if wait_s is None or endpoint is None:
             return None
         principal = self.callers.identify(request)
@@ -299,12 +314,12 @@ class JobApi:
         finally:
             self._event_streams.release(stream)
 
-    async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
+    async def _create(self, request: AiohttpRequest, principal: Principal, _: str) -> ServerResponse:
         await self.stores.durability.ensure()
         return _accepted_response(*await self._accept(request, principal))
 
     async def _accept(
-        self, request: web.BaseRequest, principal: Principal, endpoint: Endpoint | None = None
+        self, request: AiohttpRequest, principal: Principal, endpoint: Endpoint | None = None
     ) -> tuple[JobRecord, dict[str, str]]:
         """Return the accepted job, and headers that tell whether it was known. `endpoint`: of a plain request."""
         headers = read_headers(request.headers.items())
@@ -353,7 +368,7 @@ class JobApi:
         await self.audit.write(acceptance(principal, "job", record.id, record.tier, record.created))
         return record, {"idempotent-replayed": "true"} if accepted.known else {}
 
-    async def _get(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
+    async def _get(self, _: AiohttpRequest, principal: Principal, job: str) -> ServerResponse:
         check = partial(self._check_region, principal)
         return json_response(job_view(*await self.stores.jobs.read_answer(job, principal.owner, check)))
 
@@ -361,25 +376,25 @@ class JobApi:
         """Raise OutsideRegion if the content of a job may not be read through this gateway."""
         self.parser.check_store(record.tag_list, self.callers.limits(principal))
 
-    async def _list(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
+    async def _list(self, request: AiohttpRequest, principal: Principal, _: str) -> ServerResponse:
         limit, after = read_page(request.query)
         records = await self.stores.jobs.list_owned(principal.owner, after=after, limit=limit + 1)
         rows = [job_view(record) for record in records[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
         return json_response(JobList(rows, len(records) > limit, first, last))
 
-    async def _cancel(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
+    async def _cancel(self, _: AiohttpRequest, principal: Principal, job: str) -> ServerResponse:
         await self.stores.jobs.cancel(job, principal.owner)
         return json_response(job_view(await self.stores.jobs.get(job, principal.owner)))
 
-    async def _cancel_key(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
+    async def _cancel_key(self, request: AiohttpRequest, principal: Principal, _: str) -> ServerResponse:
         """Cancel the job of an Idempotency-Key, for a device that never received the job's id."""
         key = key_digest(request.headers.get("idempotency-key", ""))
         if not key:
             raise InvalidRequest("Send the `Idempotency-Key` of the job to cancel, or its id in the path.")
         return await self._cancel(request, principal, await self.stores.jobs.of_key(principal.owner, key))
 
-    async def _events(self, request: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
+    async def _events(self, request: AiohttpRequest, principal: Principal, job: str) -> ServerResponse:
         last = read_last_id(request.headers.get("last-event-id", ""))
         self._check_region(principal, await self.stores.jobs.get(job, principal.owner))
         if not self._event_streams.hold(id(request), principal.caller):
@@ -394,14 +409,14 @@ class JobApi:
         finally:
             self._event_streams.release(id(request))
 
-    def _still_accepted(self, request: web.BaseRequest) -> None:
+    def _still_accepted(self, request: AiohttpRequest) -> None:
         """Raise AuthenticationFailed if the token of a request in progress has expired or is revoked."""
         with suppress(IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
             self.callers.identify(request)
 
-    async def _stream_events(
-        self, request: web.BaseRequest, job: str, owner: str, last: Position
-    ) -> web.StreamResponse:
+    async def _stream_events(self, request: AiohttpRequest, job: str, owner: str, last: Position) -> ServerResponse:
+        from aiohttp import web
+
         response = web.StreamResponse(headers=STREAMED | {"x-request-id": REQUEST.get()})
         if not await begin_response(response, request):
             return response
@@ -413,12 +428,12 @@ class JobApi:
             await write_chunk(response, error_event(error))  # the client reconnects with its Last-Event-ID
         return response
 
-    async def _secret(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        rotate = request.method == hdrs.METH_POST
+    async def _secret(self, request: AiohttpRequest, principal: Principal, _: str) -> ServerResponse:
+        rotate = request.method == "POST"
         secrets = await self.stores.outbox.signing_secrets(principal.owner, rotate=rotate)
         body = WebhookSecrets(secrets[0], secrets[1] if len(secrets) > 1 else None)
-        return json_response(body, headers={hdrs.CACHE_CONTROL: "no-store"})
+        return json_response(body, headers={"Cache-Control": "no-store"})
 
 
-def _accepted_response(record: JobRecord, headers: Mapping[str, str]) -> web.Response:
+def _accepted_response(record: JobRecord, headers: Mapping[str, str]) -> WholeResponse:
     return json_response(job_view(record), 202, {"location": f"/v1/jobs/{record.id}", **headers})

@@ -10,7 +10,8 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from aiohttp import hdrs, web
+from ..request import AiohttpRequest
+from ..responses import ServerResponse, WholeResponse
 
 SHARED: Final = Path(__file__).parent / "page"
 _TYPES: Final = {
@@ -41,14 +42,14 @@ def media_type(file: Path) -> str:
     return _TYPES[file.suffix]
 
 
-async def file_response(path: Path, http: web.BaseRequest) -> web.StreamResponse:
+async def file_response(path: Path, http: AiohttpRequest) -> ServerResponse:
     """Return a file of a page; 304 if the browser has it."""
     if path.name == "index.html" and http.raw_path.partition("?")[0].endswith("/"):
         # The page names its files relative to its plain path.
-        return web.Response(status=308, headers={**HEADERS, "Location": "../console"})
+        return WholeResponse(status=308, headers={**HEADERS, "Location": "../console"})
     content = await asyncio.to_thread(path.read_bytes)
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": tag}
-    if http.headers.get(hdrs.IF_NONE_MATCH) == tag:
-        return web.Response(status=304, headers=headers)
-    return web.Response(body=content, headers={**headers, "Content-Type": media_type(path)})
+    if http.headers.get("If-None-Match") == tag:
+        return WholeResponse(status=304, headers=headers)
+    return WholeResponse(body=content, headers={**headers, "Content-Type": media_type(path)})

@@ -14,7 +14,6 @@ from typing import Generic, Protocol, TypeVar
 import anyio
 import anyio.abc
 import msgspec
-from aiohttp import WSMsgType, hdrs, web
 
 from ...errors import CausewayError, ClientGone, InvalidRequest
 from ...openai.answer import CachedAnswer
@@ -32,7 +31,7 @@ from ...realtime.response import (
 from ...realtime.session import RealtimeSession
 from ...types import Chunk, Embeddings, RoutingHints
 from ..reply import Piece
-from ..request import members
+from ..request import AiohttpRequest, members
 from ..responses import STALLED_S
 
 PROTOCOL = "realtime"
@@ -54,8 +53,10 @@ class RealtimeSocket:
     """
 
     def __init__(
-        self, http: web.BaseRequest, tasks: anyio.abc.TaskGroup, *, max_frame_bytes: int, ping_s: float
+        self, http: AiohttpRequest, tasks: anyio.abc.TaskGroup, *, max_frame_bytes: int, ping_s: float
     ) -> None:
+        from aiohttp import web
+
         self._http = http
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
@@ -75,11 +76,9 @@ class RealtimeSocket:
 
     async def open(self) -> None:
         """Answer the handshake. Raises InvalidRequest."""
-        offered = members(self._http.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, (PROTOCOL,)))
+        offered = members(self._http.headers.getall("Sec-WebSocket-Protocol", (PROTOCOL,)))
         if PROTOCOL not in offered:
-            raise InvalidRequest(
-                f"Offer the subprotocol `{PROTOCOL}`, or none.", param=str(hdrs.SEC_WEBSOCKET_PROTOCOL)
-            )
+            raise InvalidRequest(f"Offer the subprotocol `{PROTOCOL}`, or none.", param="Sec-WebSocket-Protocol")
         if not self.response.can_prepare(self._http):
             raise InvalidRequest("This path speaks WebSocket, version 13. Connect with a WebSocket client.")
         await self.response.prepare(self._http)
@@ -89,6 +88,8 @@ class RealtimeSocket:
         self._received += 1
         if self._received % _FRAMES_PER_TURN == 0:
             await asyncio.sleep(0)
+        from aiohttp import WSMsgType
+
         message = await self.response.receive()
         if message.type is WSMsgType.TEXT:
             payload: bytes = message.data

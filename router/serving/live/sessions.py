@@ -21,7 +21,6 @@ from typing import Generic, Protocol
 import anyio
 import anyio.abc
 import msgspec
-from aiohttp import hdrs, web
 
 from ...config import SessionConfig
 from ...errors import CausewayError, Draining, InvalidRequest, NotFound, QueueFull
@@ -29,7 +28,8 @@ from ...realtime.event_log import CloseCode
 from ...realtime.session import RealtimeSession
 from ...trackers import FairShare
 from ..metrics import MetricKind, Sample
-from ..request import members, read_credential
+from ..request import AiohttpRequest, members, read_credential
+from ..responses import ServerResponse
 from .live_session import Client, LiveSession, RealtimeSocket, SessionRequests
 
 _KEY_PROTOCOL = "openai-insecure-api-key."  # prefix of the key in OpenAI's browser clients
@@ -56,7 +56,7 @@ class SessionUnknown(NotFound, code="session_not_found"):
 class SessionHost(Protocol[Client]):
     """The server of the sessions."""
 
-    async def client(self, http: web.BaseRequest, authorization: str) -> Client:
+    async def client(self, http: AiohttpRequest, authorization: str) -> Client:
         """Return a connection's client. Raises CausewayError if it may have no session, or a header is invalid."""
 
     def open(
@@ -142,7 +142,7 @@ class Sessions(Generic[Client]):
             await self._idle.wait()
         self.drain()
 
-    async def connect(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def connect(self, http: AiohttpRequest) -> ServerResponse:
         """Serve `GET /v1/realtime`. Raises CausewayError before the handshake; later faults are sent as events."""
         client = await self._host.client(http, _authorization(http))
         if self._tasks is None or self._draining:
@@ -256,10 +256,10 @@ class Sessions(Generic[Client]):
                 self._end(live, "idle", CloseCode.IDLE)
 
 
-def _authorization(http: web.BaseRequest) -> str:
+def _authorization(http: AiohttpRequest) -> str:
     """Return the header `Authorization`, or a browser's key from the subprotocols. Raises InvalidRequest."""
     sent = read_credential(http)
-    offered = members(http.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, ()))
+    offered = members(http.headers.getall("Sec-WebSocket-Protocol", ()))
     keys = [name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)]
     return f"Bearer {keys[0]}" if keys and not sent else sent
 

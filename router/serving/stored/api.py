@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from aiohttp import hdrs, web
 
 from ...errors import (
     CausewayError,
@@ -36,8 +35,8 @@ from ...openai.responses.state import (
 )
 from ...trackers import FairShare, network_of
 from ...types import folded_tags
-from ..request import TAGS, HttpExchange, allowed_methods, served_method
-from ..responses import STREAMED, EventStream, body_response, header_lines, json_response
+from ..request import TAGS, AiohttpRequest, HttpExchange, allowed_methods, served_method
+from ..responses import STREAMED, EventStream, ServerResponse, body_response, header_lines, json_response
 from .ports import BindItems, RunText
 from .responses import StoredResponses, not_found
 
@@ -90,12 +89,12 @@ class StoredResponseApi:
 
     async def handle(
         self,
-        http: web.BaseRequest,
+        http: AiohttpRequest,
         owner: str,
         body: Callable[[], Awaitable[bytes]],
         served: Callable[[], bool],
         bind: BindItems,
-    ) -> web.StreamResponse:
+    ) -> ServerResponse:
         """Handle a request of `PATHS`.
 
         Args:
@@ -110,31 +109,29 @@ class StoredResponseApi:
                 return self._page(http, await self._items_before(owner, await self.stored.turn(owner, name)))
             if part == "cancel":
                 return await self._cancel(owner, name)
-            if method == hdrs.METH_DELETE:
+            if method == "DELETE":
                 return await self._delete(owner, name, "response")
             return await self._get(http, owner, name, served)
         if len(names) == 3:
-            return await self._item(owner, names[0], names[2], delete=method == hdrs.METH_DELETE)
+            return await self._item(owner, names[0], names[2], delete=method == "DELETE")
         if len(names) == 2:
-            if method == hdrs.METH_POST:
+            if method == "POST":
                 return await self._add_items(owner, names[0], await body(), bind)
             _, turns = await self.stored.conversation(owner, names[0])
             return self._page(http, [item for turn in turns if not turn.pending for item in turn.items])
-        if method == hdrs.METH_DELETE:
+        if method == "DELETE":
             return await self._delete(owner, names[0], "conversation.deleted")
-        if method == hdrs.METH_POST:
+        if method == "POST":
             return await self._write_conversation(owner, names, await body(), bind)
         return json_response((await self.stored.conversation(owner, names[0]))[0])
 
-    async def show(self, owner: str, name: str) -> web.StreamResponse:
+    async def show(self, owner: str, name: str) -> ServerResponse:
         """Return a response as it is now, with headers that tell what binds it. Raises NotFound."""
         turn = await self.stored.turn(owner, name)
         bound = {TAGS: ",".join(turn.tags), "x-causeway-prefer": "only_on_device" if turn.private else ""}
         return body_response(bytes(turn.response), headers={name: value for name, value in bound.items() if value})
 
-    async def _get(
-        self, http: web.BaseRequest, owner: str, name: str, served: Callable[[], bool]
-    ) -> web.StreamResponse:
+    async def _get(self, http: AiohttpRequest, owner: str, name: str, served: Callable[[], bool]) -> ServerResponse:
         turn = await self.stored.turn(owner, name)
         if http.query.get("stream") != "true":
             return await self.show(owner, name)
@@ -151,7 +148,7 @@ class StoredResponseApi:
 
     async def follow(
         self, http: HttpExchange, owner: str, name: str, served: Callable[[], bool], after: int = -1
-    ) -> web.StreamResponse:
+    ) -> ServerResponse:
         """Send the events of a response in the background, from the one after `after` to its end. Raises QueueFull."""
         stream, holder = EventStream(http, header_lines(STREAMED)), object()
         if not self._streams.hold(holder, network_of(owner)):
@@ -196,7 +193,7 @@ class StoredResponseApi:
                 yield _COMMENT
             await self.stored.jobs.change(owner, name)
 
-    async def _cancel(self, owner: str, name: str) -> web.StreamResponse:
+    async def _cancel(self, owner: str, name: str) -> ServerResponse:
         turn = await self.stored.turn(owner, name)
         if not msgspec.json.decode(turn.response, type=JSONObject).get("background"):
             raise InvalidRequest("Only a response in the background can be cancelled.")
@@ -204,7 +201,7 @@ class StoredResponseApi:
             await self.stored.jobs.cancel(owner, name)
         return await self.show(owner, name)
 
-    async def _delete(self, owner: str, name: str, kind: str) -> web.StreamResponse:
+    async def _delete(self, owner: str, name: str, kind: str) -> ServerResponse:
         if kind == "response":
             turn = await self.stored.turn(owner, name)
             if turn.pending:
@@ -224,7 +221,7 @@ class StoredResponseApi:
         own = [msgspec.json.decode(item, type=JSONObject) for item in turn.input]
         return [*(item for one in before for item in one.items), *own]
 
-    def _page(self, http: web.BaseRequest, items: list[JSONObject]) -> web.StreamResponse:
+    def _page(self, http: AiohttpRequest, items: list[JSONObject]) -> ServerResponse:
         """Return a page of items, the newest first unless `order` is `asc`."""
         limit, after = read_page(http.query)
         ordered = items if http.query.get("order") == "asc" else items[::-1]
@@ -238,7 +235,7 @@ class StoredResponseApi:
 
     async def _write_conversation(
         self, owner: str, names: Sequence[str], body: bytes, bind: BindItems
-    ) -> web.StreamResponse:
+    ) -> ServerResponse:
         """Create a conversation, or replace the metadata of one."""
         stored, wire = self.stored, validate(load(body) if body else {}, WireConversation)
         if names:
@@ -253,7 +250,7 @@ class StoredResponseApi:
             await stored.put(owner, added)
         return json_response(made)
 
-    async def _add_items(self, owner: str, name: str, body: bytes, bind: BindItems) -> web.StreamResponse:
+    async def _add_items(self, owner: str, name: str, body: bytes, bind: BindItems) -> ServerResponse:
         wire = validate(load(body), WireItems)
         _, turns = await self.stored.conversation(owner, name)
         added = await bind(added_items(wire.items, new_turn_id(name, self.stored.new_id())))
@@ -263,7 +260,7 @@ class StoredResponseApi:
         items = [*added.items]
         return json_response(_ItemPage(items, False, str(items[0]["id"]), str(items[-1]["id"])))
 
-    async def _item(self, owner: str, name: str, item_id: str, *, delete: bool) -> web.StreamResponse:
+    async def _item(self, owner: str, name: str, item_id: str, *, delete: bool) -> ServerResponse:
         conversation, turns = await self.stored.conversation(owner, name)
         for turn in turns:
             if turn.pending:
@@ -284,7 +281,7 @@ def methods_of(path: str) -> str:
     return next((methods for pattern, methods in _COMPILED.items() if pattern.fullmatch(path)), "")
 
 
-def check_method(http: web.BaseRequest, methods: str) -> None:
+def check_method(http: AiohttpRequest, methods: str) -> None:
     """Raise MethodNotAllowed unless the request has one of these methods."""
     if served_method(http.method, http.headers) not in methods.split(", "):
         allowed = allowed_methods(methods)

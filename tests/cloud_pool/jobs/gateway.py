@@ -9,6 +9,7 @@ from aiohttp import web
 
 from causeway_server.cloud_pool.core.principal import Grants, Principal
 from causeway_server.router.errors import AuthenticationFailed, CausewayError, NotFound
+from causeway_server.router.serving.aiohttp_connection import aiohttp_response, whole_response
 from causeway_server.router.serving.request import Handler
 from causeway_server.router.serving.responses import error_response
 
@@ -35,9 +36,9 @@ async def serving(handler: Callable[[web.BaseRequest], Handler | None]) -> Async
             found = handler(http)
             if found is None:
                 raise NotFound("nothing here")
-            return await found(http)
+            return aiohttp_response(await found(http))
         except CausewayError as error:
-            return error_response(error)
+            return whole_response(error_response(error))
 
     runner = web.ServerRunner(web.Server(handle, handler_cancellation=True))
     await runner.setup()

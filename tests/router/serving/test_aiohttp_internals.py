@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from causeway_server.router.serving.aiohttp_connection import has_response_begun, is_between_requests, make_request
-from causeway_server.router.serving.request import send_continue
+from causeway_server.router.serving.aiohttp_connection import aiohttp_response, is_between_requests, make_request
+from causeway_server.router.serving.request import has_response_begun, send_continue
 from causeway_server.router.serving.responses import EventStream
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -74,7 +74,7 @@ async def test_output_size_shows_whether_a_response_has_begun(ours: bool) -> Non
             stream = EventStream(request, "")
             stream.send(b"x")
             begun.append(has_response_begun(request))
-            return stream
+            return aiohttp_response(stream)
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(b"x")

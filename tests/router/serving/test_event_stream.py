@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from causeway_server.router.errors import ClientGone
+from causeway_server.router.serving.aiohttp_connection import aiohttp_response
 from causeway_server.router.serving.responses import EventStream, header_lines
 
 LINES = "Content-Type: text/event-stream\r\n"
@@ -21,7 +22,7 @@ async def client_of(script: Script) -> AsyncIterator[tuple[asyncio.StreamReader,
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         stream = EventStream(request, LINES)
         await script(stream)
-        return stream
+        return aiohttp_response(stream)
 
     server = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

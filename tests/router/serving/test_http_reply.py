@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from causeway_server.router.errors import CloudFailed
-from causeway_server.router.serving.responses import HttpReplyWriter, header_lines
+from causeway_server.router.serving.aiohttp_connection import aiohttp_response
+from causeway_server.router.serving.responses import HttpReplyWriter, ServerResponse, header_lines
 from causeway_server.router.types import Chunk, Request
 
 
@@ -19,7 +20,7 @@ class Head(msgspec.Struct, frozen=True):
     model: str = "m"
 
 
-Answer = Callable[[HttpReplyWriter[Head]], Awaitable[web.StreamResponse]]
+Answer = Callable[[HttpReplyWriter[Head]], Awaitable[ServerResponse]]
 
 
 @asynccontextmanager
@@ -29,7 +30,7 @@ async def reply_of(answer: Answer, *, stream: bool = True) -> AsyncIterator[asyn
             return header_lines({"Content-Type": media_type})
 
         request = Request(kind="chat", model="m", stream=stream)
-        return await answer(HttpReplyWriter(request, http, lines, id="1", created=1))
+        return aiohttp_response(await answer(HttpReplyWriter(request, http, lines, id="1", created=1)))
 
     server = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -55,7 +56,7 @@ async def http_chunks(reader: asyncio.StreamReader) -> list[bytes]:
 
 
 async def test_chunks_that_come_together_leave_together() -> None:
-    async def answer(reply: HttpReplyWriter[Head]) -> web.StreamResponse:
+    async def answer(reply: HttpReplyWriter[Head]) -> ServerResponse:
         await reply.commit(Head())
         await send(reply, *(Chunk(text, tokens=1) for text in "abcd"), Chunk(finish_reason="stop"))
         await reply.end()
@@ -72,7 +73,7 @@ async def test_chunks_that_come_together_leave_together() -> None:
 async def test_the_source_waits_for_a_client_that_reads_slowly() -> None:
     count, made = 200, 0
 
-    async def answer(reply: HttpReplyWriter[Head]) -> web.StreamResponse:
+    async def answer(reply: HttpReplyWriter[Head]) -> ServerResponse:
         nonlocal made
         await reply.commit(Head())
         for made in range(1, count + 1):  # noqa: B007
@@ -95,7 +96,7 @@ async def test_the_source_waits_for_a_client_that_reads_slowly() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_error_after_the_first_byte_is_an_event_and_before_it_a_status(stream: bool) -> None:
-    async def answer(reply: HttpReplyWriter[Head]) -> web.StreamResponse:
+    async def answer(reply: HttpReplyWriter[Head]) -> ServerResponse:
         await reply.commit(Head())
         await send(reply, Chunk("a", tokens=1))
         return await reply.fail(CloudFailed("broken", phase="stream"), {"x-request-id": "1"})

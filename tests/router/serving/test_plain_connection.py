@@ -8,12 +8,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import web
 
 from causeway_server.router.errors import InvalidRequest
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.request import HttpExchange, PlainRequest, arrived_body, read_authorization
-from causeway_server.router.serving.responses import EventStream, PrebuiltResponse, error_response, json_response
+from causeway_server.router.serving.responses import (
+    EventStream,
+    PrebuiltResponse,
+    ServerResponse,
+    error_response,
+    json_response,
+)
 from causeway_server.router.web_origins import WebOrigins
 from tests.waiting import until
 
@@ -37,7 +42,7 @@ class Server:
         lines = [("POST", "/v1/chat/completions"), ("GET", "/healthz")] if plain else []
         self.listener = Listener(self._handle, (address,), read_timeout_s, lines)
 
-    async def _handle(self, http: HttpExchange) -> web.StreamResponse:
+    async def _handle(self, http: HttpExchange) -> ServerResponse:
         self.handled.append(isinstance(http, PlainRequest))
         if http.path == "/healthz":
             return json_response({"status": "ok"})
@@ -244,7 +249,7 @@ async def test_a_request_that_the_end_cuts_is_told_so() -> None:
 async def test_a_source_waits_for_a_client_that_reads_slowly_and_ends_with_it() -> None:
     sent: list[int] = []
 
-    async def handle(http: HttpExchange) -> web.StreamResponse:
+    async def handle(http: HttpExchange) -> ServerResponse:
         stream = EventStream(http, "Content-Type: text/event-stream\r\n")
         try:
             while True:

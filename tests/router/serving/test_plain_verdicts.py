@@ -29,7 +29,7 @@ from causeway_server.router.serving.request import (
     read_authorization,
     receive_body,
 )
-from causeway_server.router.serving.responses import PrebuiltResponse, error_response, json_response
+from causeway_server.router.serving.responses import PrebuiltResponse, ServerResponse, error_response, json_response
 from causeway_server.router.web_origins import WebOrigins
 from tests.virtual_time import run_in_virtual_time
 
@@ -101,7 +101,7 @@ async def verdict(pieces: tuple[bytes, ...], *, plain: bool) -> Verdict:
     """Send the pieces, each before the answers to the last one, and wait until all time-outs have passed."""
     kinds: Counter[type] = Counter()
 
-    async def handle(http: HttpExchange) -> web.StreamResponse:
+    async def handle(http: HttpExchange) -> ServerResponse:
         kinds[type(http)] += 1
         try:
             body = arrived_body(http, MAX_BYTES)
