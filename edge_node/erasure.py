@@ -19,8 +19,8 @@ import msgspec
 
 from causeway_server.router.bundle.protocol import base64url
 from causeway_server.router.errors import PermissionDenied
-from causeway_server.router.serving.request import AiohttpRequest, Handler
-from causeway_server.router.serving.responses import ServerResponse, json_response
+from causeway_server.router.serving.request import AiohttpRequest
+from causeway_server.router.serving.responses import Handler, ServerResponse, json_response
 
 from .daemon.components import Components
 from .storage.state_folder import FLEET_FOLDER

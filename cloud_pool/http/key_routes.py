@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 
 from causeway_server.router.errors import IdentityUnavailable, MethodNotAllowed
 from causeway_server.router.openai.request_body import load, validate
-from causeway_server.router.serving.request import AiohttpRequest, Handler, allowed_methods, served_method
-from causeway_server.router.serving.responses import ServerResponse, json_response
+from causeway_server.router.serving.request import AiohttpRequest, allowed_methods, served_method
+from causeway_server.router.serving.responses import Handler, ServerResponse, json_response
 
 from ..accounts.accounts import Accounts
 from ..accounts.identity.api_keys import ApiKey, ApiKeys, NewApiKey, Rotation

@@ -22,8 +22,14 @@ import msgspec
 from causeway_server.router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.metrics import CONTENT_TYPE
-from causeway_server.router.serving.request import AiohttpRequest, Handler, allowed_methods, served_method
-from causeway_server.router.serving.responses import ServerResponse, WholeResponse, error_response, json_response
+from causeway_server.router.serving.request import AiohttpRequest, allowed_methods, served_method
+from causeway_server.router.serving.responses import (
+    Handler,
+    ServerResponse,
+    WholeResponse,
+    error_response,
+    json_response,
+)
 
 from ..accounts.identity.authenticator import Authenticator
 from ..observability.metrics import Metrics

@@ -32,8 +32,6 @@ from causeway_server.router.serving.logs import REQUEST, redacted
 from causeway_server.router.serving.request import (
     PLAIN,
     AiohttpRequest,
-    ExchangeHandler,
-    Handler,
     HttpExchange,
     PlainRequest,
     allowed_methods,
@@ -45,6 +43,8 @@ from causeway_server.router.serving.responses import (
     EVENTS,
     STREAMED,
     Echo,
+    ExchangeHandler,
+    Handler,
     HttpReplyWriter,
     KeepResponse,
     ServerResponse,

@@ -15,15 +15,8 @@ from causeway_server.router.openai.responses.request import ResponseEcho, parse_
 from causeway_server.router.openai.responses.state import StoredTurn, Turn, names_state
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.residency import region_tags, regions_of
-from causeway_server.router.serving.request import (
-    TAGS,
-    AiohttpRequest,
-    Handler,
-    HttpExchange,
-    read_authorization,
-    read_tags,
-)
-from causeway_server.router.serving.responses import KeepResponse, ServerResponse
+from causeway_server.router.serving.request import TAGS, AiohttpRequest, HttpExchange, read_authorization, read_tags
+from causeway_server.router.serving.responses import Handler, KeepResponse, ServerResponse
 from causeway_server.router.serving.stored.api import StoredResponseApi, check_method, methods_of
 from causeway_server.router.session_tags import tags_of_session
 from causeway_server.router.types import Request, RoutingHints, folded_tags

@@ -21,8 +21,8 @@ import msgspec
 from causeway_server.router.errors import NotFound
 from causeway_server.router.openai.request_body import check_media_type, load, validate
 from causeway_server.router.serving.console import HEADERS, file_response, page_files
-from causeway_server.router.serving.request import AiohttpRequest, Handler
-from causeway_server.router.serving.responses import JSON, ServerResponse, WholeResponse
+from causeway_server.router.serving.request import AiohttpRequest
+from causeway_server.router.serving.responses import JSON, Handler, ServerResponse, WholeResponse
 from causeway_server.router.types import Snapshot
 
 from ..daemon.components import Components

@@ -11,15 +11,8 @@ from causeway_server.router.api.operations import DeletedFile, list_page
 from causeway_server.router.errors import InvalidRequest, UnsupportedFeature
 from causeway_server.router.numbers import read_page
 from causeway_server.router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
-from causeway_server.router.serving.request import (
-    TAGS,
-    AiohttpRequest,
-    Handler,
-    check_upload,
-    read_upload,
-    send_continue,
-)
-from causeway_server.router.serving.responses import ServerResponse, WholeResponse, json_response
+from causeway_server.router.serving.request import TAGS, AiohttpRequest, check_upload, read_upload, send_continue
+from causeway_server.router.serving.responses import Handler, ServerResponse, WholeResponse, json_response
 
 from ..http.api import RequestReader, routing_hints
 from .store import DeviceFileStore

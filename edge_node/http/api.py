@@ -74,8 +74,6 @@ from causeway_server.router.serving.request import (
     PRIORITY,
     TAGS,
     AiohttpRequest,
-    ExchangeHandler,
-    Handler,
     HttpExchange,
     PlainRequest,
     allowed_methods,
@@ -92,6 +90,8 @@ from causeway_server.router.serving.request import (
 )
 from causeway_server.router.serving.responses import (
     Echo,
+    ExchangeHandler,
+    Handler,
     HttpReplyWriter,
     ServerResponse,
     WholeResponse,

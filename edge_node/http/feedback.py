@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from causeway_server.router.errors import NotFound
 from causeway_server.router.openai.request_body import check_media_type
-from causeway_server.router.serving.request import Handler, HttpExchange
-from causeway_server.router.serving.responses import ServerResponse, json_response
+from causeway_server.router.serving.request import HttpExchange
+from causeway_server.router.serving.responses import Handler, ServerResponse, json_response
 from causeway_server.router.variants.feedback import FeedbackReceipt, parse_feedback
 
 from ..serving.service import Service

@@ -23,8 +23,14 @@ from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from causeway_server.router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
 from causeway_server.router.serving.metrics import CONTENT_TYPE
-from causeway_server.router.serving.request import AiohttpRequest, Handler, HttpExchange, read_choice
-from causeway_server.router.serving.responses import ServerResponse, WholeResponse, body_response, json_response
+from causeway_server.router.serving.request import AiohttpRequest, HttpExchange, read_choice
+from causeway_server.router.serving.responses import (
+    Handler,
+    ServerResponse,
+    WholeResponse,
+    body_response,
+    json_response,
+)
 from causeway_server.router.types import AUTO, Route
 
 from ..clock import Clock

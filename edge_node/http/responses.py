@@ -13,8 +13,8 @@ from causeway_server.router.errors import UnsupportedFeature
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_document
 from causeway_server.router.openai.responses.state import StoredTurn, Turn
 from causeway_server.router.residency import region_tags
-from causeway_server.router.serving.request import AiohttpRequest, Handler, HttpExchange
-from causeway_server.router.serving.responses import ServerResponse
+from causeway_server.router.serving.request import AiohttpRequest, HttpExchange
+from causeway_server.router.serving.responses import Handler, ServerResponse
 from causeway_server.router.serving.stored.api import PATHS, StoredResponseApi
 from causeway_server.router.session_tags import tags_of_session
 from causeway_server.router.types import AUTO, Priority, RoutingHints, folded_tags

@@ -15,8 +15,8 @@ import anyio.abc
 from causeway_server.router.errors import JobStoreUnavailable, NotFound
 from causeway_server.router.jobs.job import wait_of
 from causeway_server.router.jobs.submission import ENDPOINTS
-from causeway_server.router.serving.request import AiohttpRequest, Handler
-from causeway_server.router.serving.responses import ServerResponse
+from causeway_server.router.serving.request import AiohttpRequest
+from causeway_server.router.serving.responses import Handler, ServerResponse
 
 from ..storage.sealed import exists
 from . import FILE, PATH

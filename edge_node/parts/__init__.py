@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from causeway_server.router.serving.request import AiohttpRequest, Handler
-from causeway_server.router.serving.responses import ServerResponse
+from causeway_server.router.serving.request import AiohttpRequest
+from causeway_server.router.serving.responses import Handler, ServerResponse
 
 if TYPE_CHECKING:
     from .audio import AudioApi, AudioService

@@ -48,18 +48,11 @@ from ..trackers import FairShare, network_of
 from ..web_origins import WebOrigins
 from .addresses import BACKLOG, ListeningSockets, bind_tcp, bind_unix_socket, url_of
 from .logs import redacted
-from .request import (
-    ExchangeHandler,
-    Handler,
-    HttpExchange,
-    PlainHead,
-    PlainRequest,
-    has_response_begun,
-    read_head,
-    read_request_id,
-)
+from .request import HttpExchange, PlainHead, PlainRequest, has_response_begun, read_head, read_request_id
 from .responses import (
     STOPPED,
+    ExchangeHandler,
+    Handler,
     PrebuiltResponse,
     ServerResponse,
     WholeResponse,

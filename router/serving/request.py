@@ -46,8 +46,6 @@ from .tls.peers import PeerCertificate
 if TYPE_CHECKING:  # aiohttp is imported for the first request that it reads
     from aiohttp import BodyPartReader, web
 
-    from .responses import ServerResponse
-
 AiohttpRequest: TypeAlias = "web.BaseRequest"
 HttpExchange: TypeAlias = "AiohttpRequest | PlainRequest"
 OURS: Final = "x-causeway-"
@@ -65,18 +63,6 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 Choice = TypeVar("Choice", bound=str)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class Handler(Protocol):
-    """A function that answers a request."""
-
-    def __call__(self, http: AiohttpRequest, /) -> Awaitable[ServerResponse]: ...
-
-
-class ExchangeHandler(Protocol):
-    """Answers one request, which may be a plain one."""
-
-    def __call__(self, http: HttpExchange, /) -> Awaitable[ServerResponse]: ...
 
 
 def plain_path(path: str) -> str:

@@ -40,7 +40,7 @@ from ..openai.responses.request import ResponseEcho
 from ..openai.upstream.decode import EventTemplate
 from ..types import Embeddings, Request
 from .reply import AnswerHead, Piece, TextSink
-from .request import NO_HEADERS, HttpExchange, PlainRequest, PlainTransport
+from .request import NO_HEADERS, AiohttpRequest, HttpExchange, PlainRequest, PlainTransport
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -69,6 +69,18 @@ STREAMED = {"Content-Type": EVENTS, "Cache-Control": "no-cache", "X-Accel-Buffer
 Echo = ResponseEcho | MessageTerms
 """The fields of a body that its answer needs, if the answer's form is not that of the request's kind."""
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
+
+
+class Handler(Protocol):
+    """A function that answers a request."""
+
+    def __call__(self, http: AiohttpRequest, /) -> Awaitable[ServerResponse]: ...
+
+
+class ExchangeHandler(Protocol):
+    """Answers one request, which may be a plain one."""
+
+    def __call__(self, http: HttpExchange, /) -> Awaitable[ServerResponse]: ...
 
 
 class ReplyHead(Protocol):

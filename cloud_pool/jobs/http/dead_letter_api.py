@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from causeway_server.router.errors import InvalidRequest, MethodNotAllowed, NotFound
-from causeway_server.router.serving.request import AiohttpRequest, Handler, allowed_methods, served_method
-from causeway_server.router.serving.responses import ServerResponse, json_response
+from causeway_server.router.serving.request import AiohttpRequest, allowed_methods, served_method
+from causeway_server.router.serving.responses import Handler, ServerResponse, json_response
 
 from ...storage.job_store import JobStore
 from ...storage.record import DeadLetter

@@ -32,17 +32,11 @@ from causeway_server.router.openai.answer import error_event
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.residency import permits, regions_of
 from causeway_server.router.serving.logs import REQUEST
-from causeway_server.router.serving.request import (
-    TAGS,
-    AiohttpRequest,
-    Handler,
-    allowed_methods,
-    read_tags,
-    served_method,
-)
+from causeway_server.router.serving.request import TAGS, AiohttpRequest, allowed_methods, read_tags, served_method
 from causeway_server.router.serving.responses import (
     STALLED_S,
     STREAMED,
+    Handler,
     ServerResponse,
     WholeResponse,
     body_response,

@@ -10,8 +10,7 @@ from aiohttp import web
 from causeway_server.cloud_pool.core.principal import Grants, Principal
 from causeway_server.router.errors import AuthenticationFailed, CausewayError, NotFound
 from causeway_server.router.serving.aiohttp_connection import aiohttp_response, whole_response
-from causeway_server.router.serving.request import Handler
-from causeway_server.router.serving.responses import error_response
+from causeway_server.router.serving.responses import Handler, error_response
 
 EVERYTHING = Grants(priority="interactive", critical=True)
 GRANTS = {"limited": Grants(models=("large",), modalities=("text",)), "modest": Grants(priority="bulk")}
