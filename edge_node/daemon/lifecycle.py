@@ -30,6 +30,7 @@ from causeway_server.router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import Config
 from ..http.api import Api
+from ..http.inspection import PLAIN_PATHS
 from .components import Components
 from .state_encryption import open_folder, rotate_keys
 
@@ -83,7 +84,7 @@ class App:
             self.api.handle,
             _addresses(self.config, *self.parts.connections),
             self.config.server.read_timeout_s,
-            PLAIN,
+            (*PLAIN, *PLAIN_PATHS),
             direct=self.api.begin,
         )
         self._stop = asyncio.Event()

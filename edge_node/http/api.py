@@ -633,7 +633,7 @@ class Api:
     def _handler(self, http: HttpExchange) -> ExchangeHandler:
         """Return the handler of a request. Raises NotFound or MethodNotAllowed."""
         if isinstance(http, PlainRequest):
-            return cast("ExchangeHandler", self._paths[http.path][1])  # its method and path are of `PLAIN`
+            return cast("ExchangeHandler", self._paths[http.path][1])  # its method and path are plain ones
         handlers = self._paths.get(http.raw_path) or self._paths.get(http.path)
         if handlers is None:
             handlers = next((entry for pattern, entry in self._patterns if pattern.fullmatch(http.path)), None)

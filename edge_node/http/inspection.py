@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from importlib import import_module
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -41,6 +42,8 @@ from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore
 from .api import Caller, RequestReader
 
+PLAIN_PATHS: Final = (("GET", "/v1/models"), ("GET", "/metrics"))
+"""Further requests that are answered without aiohttp."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -105,7 +108,7 @@ class Inspection:
             OPENAPI_PATH: ("GET", self._openapi),
         }
 
-    async def _models(self, http: AiohttpRequest) -> ServerResponse:
+    async def _models(self, http: HttpExchange) -> ServerResponse:
         self.reader.caller(http)
         models = [self._object(name) for name in self.policies.active.model_names]
         if VERSION_HEADER in http.headers:
@@ -151,7 +154,8 @@ class Inspection:
         readiness = self.readiness()
         return json_response(readiness, status=200 if readiness.ready else 503)
 
-    async def _prometheus(self, http: AiohttpRequest) -> ServerResponse:
+    async def _prometheus(self, http: HttpExchange) -> ServerResponse:
+        await asyncio.to_thread(import_module, "prometheus_client")  # requests go on while the first scrape imports it
         return WholeResponse(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _openapi(self, http: AiohttpRequest) -> ServerResponse:

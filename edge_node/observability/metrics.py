@@ -11,10 +11,16 @@ from functools import partial
 from math import inf
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
 
 from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
-from causeway_server.router.serving.metrics import Counter, Histogram, ModelMetrics, Sample, SampleCollector
+from causeway_server.router.serving.metrics import (
+    Counter,
+    Histogram,
+    LateRegistry,
+    ModelMetrics,
+    Sample,
+    SampleCollector,
+)
 from causeway_server.router.types import AUTO, AttemptRecord, Outcome, Request, Target, Usage
 
 _REQUEST_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, *LATENCY_BOUNDS_S, 16.0, 30.0, 60.0)
@@ -46,7 +52,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = LateRegistry()
         counter, histogram = partial(Counter, self.registry), partial(Histogram, self.registry)
         self._requests = counter("causeway_edge_requests", "Requests, by route and result.", _REQUEST)
         self._request_s = histogram(
@@ -116,7 +122,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return self.registry.text()
 
     def request_counts(self) -> tuple[RequestCount, ...]:
         """Return the finished requests by route and result."""

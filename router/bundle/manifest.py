@@ -16,7 +16,6 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-from packaging.version import InvalidVersion, Version
 
 from ..described import described
 from ..renames import GOLDEN_IMAGE, RENAMED
@@ -262,6 +261,8 @@ def is_scale(value: float) -> bool:
 
 def daemon_is_new_enough(daemon_version: str, min_daemon: str) -> bool:
     """Compare versions by PEP 440: ``1.3.0.dev2`` is older than ``1.3.0``; an unreadable version is too old."""
+    from packaging.version import InvalidVersion, Version  # on demand: most processes read no bundle
+
     try:
         return Version(daemon_version) >= Version(min_daemon)
     except InvalidVersion:

@@ -11,15 +11,17 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import accumulate
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from ..types import OPERATIONS, Kind, Usage
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.registry import Collector
+else:  # it is imported for the first scrape
+    Collector = object
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -40,6 +42,33 @@ class Sample(msgspec.Struct, frozen=True):
     kind: MetricKind = "gauge"
 
 
+class Registry(Protocol):
+    """Keeps the metrics of a process."""
+
+    def register(self, collector: Collector) -> None:
+        """Add a metric."""
+        ...
+
+
+class LateRegistry:
+    """A registry that imports prometheus_client, and with it an HTTP server and client, for the first scrape."""
+
+    def __init__(self) -> None:
+        self._collectors: list[Collector] = []
+
+    def register(self, collector: Collector) -> None:
+        self._collectors.append(collector)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry()
+        for collector in self._collectors:
+            registry.register(collector)
+        return generate_latest(registry)
+
+
 class SampleCollector(Collector):
     """A collector of numbers that other components own.
 
@@ -54,6 +83,8 @@ class SampleCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         for sample in self._read():
             names, values = [name for name, _ in sample.labels], [value for _, value in sample.labels]
@@ -68,8 +99,9 @@ class SampleCollector(Collector):
 class Counter(Collector):
     """Sums by label values. Only the event loop's thread writes and scrapes, so that no lock is needed."""
 
-    def __init__(self, registry: CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...]) -> None:
-        self._family = partial(CounterMetricFamily, name, help_text, labels=labels)
+    def __init__(self, registry: Registry, name: str, help_text: str, labels: tuple[str, ...]) -> None:
+        self._terms = name, help_text
+        self._labels = labels
         self._sums: dict[tuple[str, ...], list[float]] = {}
         registry.register(self)
 
@@ -82,6 +114,11 @@ class Counter(Collector):
 
     def items(self) -> Iterable[tuple[tuple[str, ...], float]]:
         return [(labels, value) for labels, (value,) in self._sums.items()]
+
+    def _family(self) -> CounterMetricFamily:
+        from prometheus_client.metrics_core import CounterMetricFamily
+
+        return CounterMetricFamily(*self._terms, labels=self._labels)
 
     def describe(self) -> Iterable[Metric]:
         return (self._family(),)
@@ -97,9 +134,10 @@ class Histogram(Collector):
     """Counts of values by bucket, by label values. Only the event loop's thread writes and scrapes."""
 
     def __init__(
-        self, registry: CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
+        self, registry: Registry, name: str, help_text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
     ) -> None:
-        self._family = partial(HistogramMetricFamily, name, help_text, labels=labels)
+        self._terms = name, help_text
+        self._labels = labels
         self._bounds = bounds
         self._series: dict[tuple[str, ...], list[float]] = {}  # label values → bucket counts, then the sum
         registry.register(self)
@@ -117,6 +155,11 @@ class Histogram(Collector):
         """Return for each label values the count of each bucket, and the sum at the end."""
         return self._series.values()
 
+    def _family(self) -> HistogramMetricFamily:
+        from prometheus_client.metrics_core import HistogramMetricFamily
+
+        return HistogramMetricFamily(*self._terms, labels=self._labels)
+
     def describe(self) -> Iterable[Metric]:
         return (self._family(),)
 
@@ -131,7 +174,7 @@ class Histogram(Collector):
 class ModelMetrics:
     """The time and the tokens of models' answers, under OpenTelemetry's GenAI names."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: Registry) -> None:
         histogram = partial(Histogram, registry)
         self._ttft = histogram("gen_ai_server_time_to_first_token", "Seconds to the first token.", _MODEL, _SECONDS)
         self._tpot = histogram(

@@ -408,6 +408,7 @@ class PlainRequest:
 
     __slots__ = ("begun", "body", "cors", "head", "headers", "method", "output_size", "path", "protocol", "remote")
     version: Final = HttpVersion(1, 1)
+    query: Final = NO_HEADERS
     keep_alive: Final = True
 
     def __init__(self, protocol: PlainTransport, head: PlainHead, body: bytes, remote: str | None) -> None:

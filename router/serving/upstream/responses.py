@@ -20,7 +20,6 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Protocol
 
 import msgspec
@@ -215,6 +214,8 @@ def retry_after_s(text: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if math.isnan(seconds):
+        from email.utils import parsedate_to_datetime  # on demand: most headers have seconds
+
         try:
             when = parsedate_to_datetime(text)
         except ValueError:
