@@ -193,8 +193,8 @@ class Metrics:
     def passed_on(
         self, request: Request, target: Target, usage: Usage, attempt: AttemptRecord, *, usd: float, total_s: float
     ) -> None:
-        """Count a request, its generation and its only attempt, whose answer came at once from a cloud and was not
-        cached: as `generation_finished` and `request_finished` do, with the series looked up once.
+        """Count a request, its generation and its only attempt, whose answer came from a cloud and was not cached: as
+        `generation_finished` and `request_finished` do, with the series looked up once.
         """
         name = target.name
         series = self._direct.get(name)
@@ -215,8 +215,8 @@ class Metrics:
         if usd > 0.0:
             self.cost.add((name,), usd)
         model = request.model if request.model in self._models else "other"
-        took_s = (attempt.duration_ms or 0.0) / 1000.0
-        self._answers.observe_whole(request.kind, (model, target.model), usage, took_s, attempt.tokens)
+        times = (attempt.duration_ms or 0.0) / 1000.0, (attempt.ttft_ms or 0.0) / 1000.0
+        self._answers.observe_answer(request.kind, (model, target.model), usage, *times, attempt.tokens)
 
     def _record_model(self, request: Request, target: Target, attempt: AttemptRecord, usage: Usage) -> None:
         model = request.model if request.model in self._models else "other"

@@ -11,24 +11,24 @@ is nothing for a coroutine to do. `DirectAnswers.begin` takes a request only if 
 
 Whatever comes but a good answer (another status, an error, a timeout, a client that leaves or reads slowly, the end of
 the daemon) goes to the general path together with the request that was sent: a task awaits the same response, so that
-retries, fallbacks, records and the client's error have one place. A stream has the general path's own attempt, reader,
-context and reply from its beginning, so that a task can go on with them at any byte.
+retries, fallbacks, records and the client's error have one place. A stream has the general path's own reader and
+encoder, so that a task can go on with them at any byte; its context, attempt and reply are made by then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from causeway_server.router.anthropic.encoder import MessageEncoder
 from causeway_server.router.anthropic.request import MessageTerms
-from causeway_server.router.decision.attempts import AttemptSequence
+from causeway_server.router.decision.attempts import Attempt, AttemptSequence
 from causeway_server.router.decision.decide import RequestMemo, decide_memoized, early_bypass, features_of
 from causeway_server.router.errors import CausewayError
-from causeway_server.router.openai.answer import encode_whole
+from causeway_server.router.openai.answer import AnswerEncoder, encode_whole
 from causeway_server.router.openai.upstream.decode import decode_answer
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import LISTED_UNRECORDED, concerned
@@ -37,15 +37,20 @@ from causeway_server.router.serving.http_client import HttpResponse
 from causeway_server.router.serving.reply import AnswerHead
 from causeway_server.router.serving.request import PlainRequest
 from causeway_server.router.serving.responses import (
+    COMMENT,
+    EVENTS,
     JSON,
+    EventStream,
     HttpReplyWriter,
+    TextExchange,
     device_header_lines,
     id_lines,
     request_id_line,
     send_plain,
     shared_header_lines,
+    waiting_lines,
 )
-from causeway_server.router.serving.upstream.direct import DirectConnection, DirectResponse, DirectStreaming
+from causeway_server.router.serving.upstream.direct import DirectConnection, DirectResponse
 from causeway_server.router.serving.upstream.server import StreamReader
 from causeway_server.router.types import (
     AttemptPlan,
@@ -54,6 +59,7 @@ from causeway_server.router.types import (
     Decision,
     DecisionRecord,
     Estimates,
+    FinishReason,
     Outcome,
     Request,
     RequestFeatures,
@@ -99,6 +105,7 @@ class Plan(msgspec.Struct, frozen=True):
     label: str  # name@revision
     bypass: str  # why the cache is bypassed
     lines: str  # header lines of an answer without a gateway's own, and without ids
+    event_lines: str  # the same of a stream
 
     @property
     def reason(self) -> str:
@@ -115,6 +122,7 @@ class Plan(msgspec.Struct, frozen=True):
             reason=self.reason,
             cache="bypass",
             cache_reason=self.bypass,
+            degraded=info.degraded,
             loosened=info.loosened,
             variant=self.target.variant,
             modalities=info.modalities,
@@ -155,20 +163,10 @@ class DirectAnswer(DirectResponse):
         return context
 
     def _new_call(self) -> BackendRequest:
-        plan, request, cloud = self._plan, self.arrival.request, self._service.attempts.cloud
-        timeout_s = cloud.timeout_s if plan.target.timeout_s is None else plan.target.timeout_s
-        deadline = min(self._service.deadline(request, self.arrival.arrived), self.started + timeout_s)
-        return self._call_until(deadline, deadline)
-
-    def _call_until(
-        self,
-        deadline: float,
-        first_token_by: float,
-        relay: ChunkRelay | None = None,
-        report_upstream: Callable[[UpstreamInfo], None] = lambda _: None,
-    ) -> BackendRequest:
-        arrival, plan = self.arrival, self._plan
+        arrival, plan, service = self.arrival, self._plan, self._service
         request = with_temperature(arrival.request, plan.target)
+        last = service.deadline(request, arrival.arrived)
+        deadline, first_token_by = service.attempts.until(plan.target, last, last, self.started, streams=request.stream)
         return BackendRequest(
             id=arrival.id,
             request=request,
@@ -178,8 +176,6 @@ class DirectAnswer(DirectResponse):
             traceparent=arrival.traceparent,
             policy=plan.label,
             cacheable=False,
-            relay=relay,
-            report_upstream=report_upstream,
             encoded=arrival.encoded if request is arrival.request else b"",
         )
 
@@ -239,7 +235,8 @@ class DirectAnswer(DirectResponse):
         now = loop.time()
         self._service.admission.release(now - self.started)
         # As after other answers, the response leaves first.
-        loop.call_soon(self._record, chunk, usage, now, self._service.records.clock.monotonic())
+        told = chunk.tokens, chunk.note, chunk.finish_reason or ""
+        loop.call_soon(self._record, told, usage, now, now, self._service.records.clock.monotonic())
         connection.answered(self._http)
         return True
 
@@ -249,18 +246,21 @@ class DirectAnswer(DirectResponse):
             return encode_whole(arrival.request, f"chatcmpl-{arrival.id}", model, int(arrival.unix), (chunk,))
         return MessageEncoder(arrival.request, arrival.terms, f"msg_{arrival.id}", model).whole((chunk,), usage)
 
-    def _record(self, chunk: Chunk, usage: Usage, first: float, ended: float) -> None:
-        """Record the answer. `first`, `ended`: when it came and when it was sent, monotonic seconds."""
+    def _record(self, told: tuple[int, str, str], usage: Usage, first: float, last: float, ended: float) -> None:
+        """Record the answer: its tokens, note and finish reason, and when its first and its last token came, and when
+        it was sent, monotonic seconds.
+        """
+        tokens, note, finish_reason = told
         arrival, plan, records = self.arrival, self._plan, self._service.records
         target = plan.target
         usd = usage.pico_usd(target.price) / PICO_USD
         if usd > 0.0:
             records.spend.add(usd)
         if (budgets := self._service.admission.budgets) is not None:
-            tokens = usage.prompt_tokens + usage.completion_tokens
-            budgets.charge(arrival.request.hints.client, tokens, usd, ended)
+            charged = usage.prompt_tokens + usage.completion_tokens
+            budgets.charge(arrival.request.hints.client, charged, usd, ended)
         started_ms = round((self.started - arrival.arrived) * 1000.0, 3)
-        took_ms = round((first - self.started) * 1000.0, 3)
+        ttft_ms = round((first - self.started) * 1000.0, 3)
         total_ms = (ended - arrival.arrived) * 1000.0
         setup = plan.snapshot.setup
         attempt = AttemptRecord(
@@ -268,10 +268,10 @@ class DirectAnswer(DirectResponse):
             at="cloud",
             state="done",
             started_ms=started_ms,
-            ttft_ms=took_ms,
-            duration_ms=took_ms,
-            tokens=chunk.tokens,
-            detail=chunk.note,
+            ttft_ms=ttft_ms,
+            duration_ms=round((last - self.started) * 1000.0, 3),
+            tokens=tokens,
+            detail=note,
             cloud=target.cloud,
             region=setup.region_of(target) if setup is not None and setup.regions else "",
         )
@@ -286,10 +286,10 @@ class DirectAnswer(DirectResponse):
             cache="bypass",
             cache_reason=plan.bypass,
             attempts=(attempt,),
-            ttft_ms=max(0.0, started_ms + took_ms),
+            ttft_ms=max(0.0, started_ms + ttft_ms),
             total_ms=total_ms,
             usage=usage,
-            finish_reason=chunk.finish_reason or "",
+            finish_reason=finish_reason,
             usd=usd,
         )
         records.decisions.add(
@@ -307,79 +307,216 @@ class DirectAnswer(DirectResponse):
         records.metrics.passed_on(arrival.request, target, usage, attempt, usd=usd, total_s=total_ms / 1000.0)
 
 
-class DirectStream(DirectStreaming, DirectAnswer):
-    """A streamed answer."""
+class DirectStream(DirectAnswer):
+    """A streamed answer. Text alone goes from the cloud's connection to the client's through the exchange.
 
-    __slots__ = ("_attempt", "_context", "_relay")
+    The context, the reply and the attempt of the general path are made when that must go on.
+    """
+
+    __slots__ = (
+        *("_beat", "_beat_s", "_encoder", "_finish", "_first", "_info", "_note", "_opening", "_sent", "_stream"),
+        *("_tokens", "_usage", "_whole"),
+    )
 
     def __init__(
         self, service: Service, arrival: Arrival, plan: Plan, http: PlainRequest, connection: DirectConnection
     ) -> None:
         super().__init__(service, arrival, plan, http, connection)
-        self._context, self._reply = self._new_context()
-        sequence = self._context.generation.sequence
-        attempt = None if sequence is None else sequence.next_attempt()
-        assert attempt is not None  # a plan has at least one
-        attempt.start(self.started)
-        self._attempt, self._relay = attempt, ChunkRelay(attempt, self._context)
-        self._reader = self._exchange = None
+        self._reader: StreamReader | None = None
+        self._stream: EventStream | None = None
+        self._encoder: AnswerEncoder | MessageEncoder | None = None  # of a stream that has begun
+        self._exchange: TextExchange | None = None  # has the chunks that fit the template first
+        self._info = NO_INFO
+        self._opening = b""  # the first event, sent together with the first content
+        self._note = ""
+        self._first: float | None = None  # when the first token came, the loop's clock
+        self._tokens = 0
+        self._finish: FinishReason | None = None
+        self._whole = False  # whether the choice has ended
+        self._usage: Usage | None = None
+        self._beat: asyncio.TimerHandle | None = None
+        self._beat_s = 0.0
+        self._sent = 0  # the number of tokens at the last heartbeat
+
+    def changed(self) -> None:
+        self._settle()
+        super().changed()
+        if self._exchange is not None and self._reader is not None:
+            self._exchange.left_bytes = self._reader.left_bytes
+
+    def _advance(self, response: HttpResponse) -> bool:
+        """Pass on what has arrived; return False if the general path must go on."""
+        reader, cloud = self._reader, self._plan.cloud
+        if response.error is not None or not self._takes_bytes:
+            return False
+        if reader is None:
+            if response.status != 200 or response.is_encoded:
+                return False
+            cloud.answered(response)
+            self._info = upstream_info(response)
+            reader = self._reader = cloud.reader(self._call, response)
+        if (exchange := self._exchange) is not None and self._stream is not None and (texts := reader.take_texts()):
+            self._stream.send_now(exchange.events(texts))
+            return not self._connection.writing_paused
+        try:
+            if self._send(reader.feed(), is_end=reader.done):
+                self._end(response, reader)
+                return True
+        except Exception as failure:
+            reader.fail(failure)  # not all of them were sent
+            raise
+        self._offer(response, reader)
+        ends = reader.done or response.complete
+        return reader.is_usual and not ends and not self._connection.writing_paused
+
+    def _send(self, chunks: Sequence[Chunk], *, is_end: bool) -> bool:
+        """Pass chunks on as `AttemptRunner` does; return whether the whole answer is sent. Raises ClientGone."""
+        if not chunks:
+            return False
+        now = asyncio.get_running_loop().time()
+        encoder, stream = self._encoder or self._begin(), self._stream
+        assert stream is not None
+        events = [self._opening]
+        for chunk in chunks:
+            if self._first is None and (chunk.text or chunk.tokens or chunk.tool_calls):
+                self._first = now
+            if chunk.finish_reason is not None:
+                self._finish = self._finish or chunk.finish_reason
+                self._whole = self._whole or not chunk.index
+            self._tokens += chunk.tokens
+            self._note = chunk.note or self._note
+            self._usage = chunk.usage or self._usage
+            events.append(encoder.chunk(with_target(chunk, self._call) if chunk.resume else chunk))
+        if is_end and self._whole:
+            stream.end(b"".join((*events, encoder.end())))
+            return True
+        if any(events[1:]):
+            self._opening = b""
+            stream.send_now(b"".join(events))
+        return False
+
+    def _begin(self) -> AnswerEncoder | MessageEncoder:
+        """Begin the answer, whose head leaves with the first content. Return its encoder."""
+        arrival, plan, info = self.arrival, self._plan, self._info
+        if arrival.terms is None:
+            encoder: AnswerEncoder | MessageEncoder = AnswerEncoder(
+                arrival.request, f"chatcmpl-{arrival.id}", plan.target.model, int(arrival.unix)
+            )
+        else:
+            encoder = MessageEncoder(arrival.request, arrival.terms, f"msg_{arrival.id}", plan.target.model)
+        self._encoder, self._opening = encoder, encoder.start()
+        if self._stream is None:
+            lines = plan.event_lines if info is NO_INFO else shared_header_lines(plan.head(info), EVENTS)
+            self._stream = self._new_stream(lines + id_lines(arrival.id))
+        return encoder
+
+    def _new_stream(self, lines: str) -> EventStream:
+        return EventStream(self._http, lines + request_id_line(self.arrival.id, self.arrival.terms))
+
+    def _offer(self, response: HttpResponse, reader: StreamReader) -> None:
+        """Let the exchange have the chunks that fit the template of text alone, as long as there is one."""
+        template, encoder, known = reader.text_template, self._encoder, self._exchange
+        around = None if template is None or encoder is None else encoder.around.get(template.index)
+        if known is not None and known.template is template and known.around is around:
+            return
+        if template is None or around is None:
+            self._exchange = None
+        else:
+            self._exchange = TextExchange(template, around, self._http.protocol)
+        response.offer_chunks(None if self._exchange is None else self._exchange.take)
+
+    def _settle(self) -> None:
+        """Count what the exchange has passed on."""
+        exchange, reader, encoder = self._exchange, self._reader, self._encoder
+        if exchange is not None and exchange.tokens and reader is not None and encoder is not None:
+            self._tokens += exchange.tokens
+            encoder.tokens += exchange.tokens
+            reader.left_bytes = exchange.left_bytes
+            exchange.tokens = 0
+
+    def _end(self, response: HttpResponse, reader: StreamReader) -> None:
+        """Record the answer, whose end was sent."""
+        service, loop = self._service, asyncio.get_running_loop()
+        self._disown()
+        response.offer_chunks(None)  # the connection may bring more, and its client may have the next answer by then
+        reader.close()
+        self._stop_heartbeat()
+        now, usage = loop.time(), self._usage
+        self._plan.cloud.succeeded(self._call)
+        service.admission.release(now - self.started)
+        if (
+            usage
+            and (usage.prompt_tokens or usage.completion_tokens)
+            and self._first is not None
+            and not self._info.degraded
+        ):
+            ended = service.records.clock.monotonic()
+            loop.call_soon(self._record, (self._tokens, self._note, self._finish or ""), usage, self._first, now, ended)
+        else:
+            context, _, attempt = self._general()
+            attempt.finish(now)
+            service.end_generation(context.generation)
+            service.end(context)
+        self._connection.answered(self._http)
+
+    # --- heartbeat ---------------------------------------------------------------------------------------------------
+
+    def begin_heartbeat(self, interval_s: float) -> None:
+        """Send comments, as `HttpReplyWriter` does."""
+        self._beat_s = interval_s
+        self._beat = asyncio.get_running_loop().call_later(interval_s / 2, self._look)
+
+    def _look(self) -> None:
+        self._settle()
+        if self._tokens == self._sent and self._takes_bytes:
+            if self._stream is None:
+                self._stream = self._new_stream(waiting_lines(ID_HEADERS, self.arrival.id))
+            self._stream.send_now(COMMENT)
+        self._sent = self._tokens
+        self.begin_heartbeat(self._beat_s)
+
+    def _stop_heartbeat(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+
+    # --- the general path --------------------------------------------------------------------------------------------
+
+    def _hand_over(self) -> asyncio.Task[None]:
+        self._stop_heartbeat()
+        return super()._hand_over()
 
     def context(self) -> Context:
         self._settle()
-        generation = self._context.generation
-        generation.begun, generation.relay = BegunCall(self._response, self.started, self._reader), self._relay
-        return self._context, self._reply
+        context, reply, attempt = self._general()
+        relay, generation = ChunkRelay(attempt, context), context.generation
+        if self._stream is not None:
+            reply.adopt(context.head, self._stream, self._encoder, self._opening)
+        if self._tokens:
+            relay.sent(0)
+        if self._reader is not None:
+            self._reader.relay_to(relay)
+        if self._beat_s:
+            reply.heartbeat_s = self._beat_s
+            reply.begin_heartbeat()
+        generation.begun, generation.relay = BegunCall(self._response, self.started, self._reader), relay
+        return context, reply
 
-    def begin_heartbeat(self, interval_s: float) -> None:
-        self._reply.heartbeat_s = interval_s
-        self._reply.begin_heartbeat()
-
-    def _new_call(self) -> BackendRequest:
-        generation = self._context.generation
-        deadlines = self._service.attempts.deadlines(generation, self._attempt, self.started)
-        return self._call_until(*deadlines, self._relay, generation.set_upstream)
-
-    def _new_reader(self, response: HttpResponse) -> StreamReader:
-        cloud = self._plan.cloud
-        cloud.answered(response)
-        return cloud.reader(self._call, response)
-
-    def _count(self, tokens: int) -> None:
-        self._attempt.tokens += tokens
-
-    def _send(self, chunks: Sequence[Chunk]) -> None:
-        """Pass chunks on as `AttemptRunner` does."""
-        context, generation, now = self._context, self._context.generation, asyncio.get_running_loop().time()
-        for chunk in chunks:
-            for piece in self._attempt.receive(with_target(chunk, self._call) if chunk.resume else chunk, now):
-                if not generation.committed:
-                    generation.committed = True
-                    context.head = generation.head()
-                    self._reply.begin(context.head)
-                if piece.usage is not None:
-                    generation.usage = piece.usage
-                if (slow := context.send(piece)) is None:
-                    self._relay.sent(piece.index)
-                else:
-                    self._relay.hold(slow)
-
-    def _end(self, reader: StreamReader) -> bool:
-        attempt, loop = self._attempt, asyncio.get_running_loop()
-        if not attempt.whole:
-            return False
-        self._reply.end_stream()
-        self._disown()
-        self._response.offer_chunks(None)  # the connection may bring more, and its client may have the next answer
-        reader.close()
-        self._relay.close()
-        now = loop.time()
-        attempt.finish(now)
-        self._plan.cloud.succeeded(self._call)
-        self._service.end_generation(self._context.generation)
-        self._service.admission.release(now - self.started)
-        self._service.end(self._context)
-        self._connection.answered(self._http)
-        return True
+    def _general(self) -> tuple[RequestContext, HttpReplyWriter[AnswerHead], Attempt]:
+        """Return context, reply and attempt as the general path would have them now."""
+        context, reply = self._new_context()
+        generation = context.generation
+        attempt = None if generation.sequence is None else generation.sequence.next_attempt()
+        assert attempt is not None  # a plan has at least one
+        attempt.start(self.started)
+        if self._reader is not None:
+            generation.set_upstream(self._info)
+        if self._encoder is not None:
+            end = self._finish if self._whole else None
+            attempt.receive(Chunk(tokens=self._tokens, finish_reason=end, note=self._note), self._first or self.started)
+            generation.committed = True
+            generation.usage = self._usage or generation.usage
+            context.resume(generation.head(), self._finish or "", generation.usage)
+        return context, reply, attempt
 
 
 class DirectAnswers:
@@ -449,8 +586,9 @@ class DirectAnswers:
         cloud = self._clouds.of(first.target)
         if first.target.at != "cloud" or first != AttemptPlan(first.target) or cloud is None:  # (3)
             return None
-        plan = Plan(features, snapshot, decision, first.target, cloud, policy, policy_label(policy), bypass, "")
-        return msgspec.structs.replace(plan, lines=shared_header_lines(plan.head(NO_INFO), JSON))
+        plan = Plan(features, snapshot, decision, first.target, cloud, policy, policy_label(policy), bypass, "", "")
+        lines, event_lines = (shared_header_lines(plan.head(NO_INFO), media_type) for media_type in (JSON, EVENTS))
+        return msgspec.structs.replace(plan, lines=lines, event_lines=event_lines)
 
 
 def _answer_of(body: bytes, answer_id: str) -> Chunk | None:

@@ -570,15 +570,22 @@ class AttemptRunner:
         target = attempt.plan.target
         if generation.job is not None and target.at == "cloud":
             return generation.deadline, generation.deadline  # it waits in the cloud's queue
+        last = generation.deadline if generation.request.stream else generation.first_byte_by
+        streams = _streams_from_target(generation, attempt)
+        return self.until(target, last, generation.first_byte_by, now, streams=streams)
+
+    def until(
+        self, target: Target, last: float, first_byte_by: float, now: float, *, streams: bool
+    ) -> tuple[float, float]:
+        """Return what `deadlines` does. `streams`: whether the first token comes before the whole answer."""
         whole_s, first_s = target.timeout_s, target.first_token_timeout_s
         if target.at == "cloud":
             whole_s = self.cloud.timeout_s if whole_s is None else whole_s
             first_s = self.cloud.first_token_timeout_s if first_s is None else first_s
-        last = generation.deadline if generation.request.stream else generation.first_byte_by
         deadline = last if whole_s is None else min(last, now + whole_s)
-        if first_s is None or not _streams_from_target(generation, attempt):
-            return deadline, min(deadline, generation.first_byte_by)
-        return deadline, min(deadline, generation.first_byte_by, now + first_s)
+        if first_s is None or not streams:
+            return deadline, min(deadline, first_byte_by)
+        return deadline, min(deadline, first_byte_by, now + first_s)
 
 
 class ChunkRelay:
@@ -598,7 +605,7 @@ class ChunkRelay:
 
     def sent(self, index: int) -> None:
         """Note that a chunk of this choice has gone to the client at once."""
-        if self._sink is None and self._texts is not None:
+        if self._texts is not None:
             self._sink, self._index = text_sink_of(self._texts, index), index
 
     def take(self, texts: Sequence[bytes], index: int) -> bool:

@@ -384,6 +384,10 @@ class RequestContext:
         self.generation = generation
         self.shared = shared
 
+    def resume(self, head: AnswerHead, finish_reason: str, usage: Usage) -> None:
+        """Take over an answer that was begun in callbacks."""
+        self.head, self._finish_reason, self._usage = head, finish_reason, usage
+
     # --- Reply -------------------------------------------------------------------------------------------------------
 
     async def commit(self, head: AnswerHead) -> None:

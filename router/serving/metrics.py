@@ -187,17 +187,19 @@ class ModelMetrics:
             "gen_ai_client_token_usage", "Tokens per request.", (*_MODEL, "gen_ai_token_type"), _TOKENS
         )
         self._sizes: dict[tuple[str, ...], tuple[list[float], ...]] = {}  # labels → usage of input and output
-        self._whole: dict[tuple[str, str, str], tuple[list[float], ...]] = {}  # → usage of both, duration, first token
+        self._answers: dict[tuple[str, str, str], tuple[list[float], ...]] = {}  # → usage of both, three times
 
-    def observe_whole(self, kind: Kind, models: tuple[str, str], usage: Usage, duration_s: float, tokens: int) -> None:
-        """Count a request whose answer came at once, as `observe` does, with the series looked up once."""
+    def observe_answer(
+        self, kind: Kind, models: tuple[str, str], usage: Usage, duration_s: float, ttft_s: float, tokens: int
+    ) -> None:
+        """Count a request with an answer, as `observe` does, with the series looked up once."""
         labels = (OPERATIONS[kind], *models)
-        found = self._whole.get(labels)
+        found = self._answers.get(labels)
         if found is None:
             sizes = [self._usage.series((*labels, of)) for of in ("input", "output")]
-            times = self._duration.series((*labels, "")), self._ttft.series(labels)
-            found = self._whole[labels] = (*sizes, *times)
-        received, sent, duration, ttft = found
+            times = self._duration.series((*labels, "")), self._ttft.series(labels), self._tpot.series(labels)
+            found = self._answers[labels] = (*sizes, *times)
+        received, sent, duration, ttft, tpot = found
         received[bisect_left(_TOKENS, usage.prompt_tokens)] += 1
         received[-1] += usage.prompt_tokens
         sent[bisect_left(_TOKENS, usage.completion_tokens)] += 1
@@ -205,10 +207,12 @@ class ModelMetrics:
         bucket = bisect_left(_SECONDS, duration_s)
         duration[bucket] += 1
         duration[-1] += duration_s
-        ttft[bucket] += 1
-        ttft[-1] += duration_s
+        ttft[bisect_left(_SECONDS, ttft_s)] += 1
+        ttft[-1] += ttft_s
         if tokens > 1:
-            self._tpot.observe(labels, 0.0)
+            per_token_s = max(0.0, duration_s - ttft_s) / (tokens - 1)
+            tpot[bisect_left(_SECONDS, per_token_s)] += 1
+            tpot[-1] += per_token_s
 
     def observe(
         self,

@@ -56,7 +56,7 @@ _TOGETHER_S = 0.001
 _CLOSED = "The client closed the connection."
 _READY_BYTES = 16 * 1024  # maximum size of events that are sent together
 _encoder = msgspec.json.Encoder()
-_COMMENT = b": \n\n"
+COMMENT = b": \n\n"
 _decode_text = msgspec.json.Decoder(str).decode
 _NO_HEAD = (b"\n", slice(0), b"")  # no chunk begins like this
 _MAX_HEADS = 256
@@ -176,6 +176,12 @@ class HttpReplyWriter(Generic[Head]):
         self._stream.send(data, last=piece.finish_reason is not None)
         return self._stream.drain() if self._stream.client_behind else None
 
+    def adopt(
+        self, head: Head | None, stream: EventStream, encoder: AnswerEncoder | MessageEncoder | None, opening: bytes
+    ) -> None:
+        """Take over a stream that was begun in callbacks. `opening`: the first event, if it was not sent."""
+        self._head, self._stream, self._encoder, self._opening = head, stream, encoder, opening
+
     def exchange(self, template: EventTemplate) -> TextExchange | None:
         """Return what passes on an upstream's chunks of text as the next events, the same one as long as that may go
         on; None if `send` must.
@@ -263,13 +269,11 @@ class HttpReplyWriter(Generic[Head]):
             transport = self.http.transport
             if transport is None or transport.is_closing():
                 return
-            stream = self._stream = EventStream(
-                self.http, header_lines(STREAMED | dict.fromkeys(self.id_headers, self.id)) + self._id_line
-            )
+            stream = self._stream = EventStream(self.http, waiting_lines(self.id_headers, self.id) + self._id_line)
         passed_on = 0 if self._exchange is None else self._exchange.tokens
         if stream.sends + passed_on == self._sends:
             with contextlib.suppress(ClientGone):  # the next event raises it
-                stream.send(_COMMENT)
+                stream.send(COMMENT)
         stream.flush()
         self._sends = stream.sends + passed_on
         self.begin_heartbeat()
@@ -502,6 +506,10 @@ class EventStream(WrittenResponse):
             if not self.holds:
                 self._loop.call_soon(self.flush)
 
+    def send_now(self, events: bytes) -> None:
+        """Write events at once, instead of `send`. Raises ClientGone."""
+        self._write(self._framed(events))
+
     def send_head(self) -> None:
         """Send only the head, as the answer to HEAD. Raises ClientGone."""
         self.ended = True
@@ -573,6 +581,12 @@ class TextExchange:
         self._after = b'"' + template.after + b"\r\n"
         self._end = around[1] + b"\r\n"
         self._heads: dict[int, tuple[bytes, slice, bytes]] = {}  # by size of the chunk, as `_learn` returns
+
+    def events(self, texts: Sequence[bytes]) -> bytes:
+        """Return the stream's events of texts, which are JSON strings, and count them."""
+        before, after = self.around
+        self.tokens += len(texts)
+        return before + (after + before).join(texts) + after
 
     def take(self, data: bytes) -> bool:
         """Pass on one chunk (`ChunkTaker`)."""
@@ -681,6 +695,11 @@ def device_header_lines(head: AnswerHead, media_type: str) -> str:
 def request_id_line(decision_id: str, echo: Echo | None) -> str:
     """Return the header line with the id of a Message, where Anthropic's clients look for it; "" for other answers."""
     return f"request-id: {decision_id}\r\n" if isinstance(echo, MessageTerms) else ""
+
+
+def waiting_lines(id_headers: Sequence[str], decision_id: str) -> str:
+    """Return the header lines of a stream that begins before its answer."""
+    return header_lines(STREAMED | dict.fromkeys(id_headers, decision_id))
 
 
 def id_lines(decision_id: str) -> str:

@@ -69,6 +69,9 @@ class SSEParser:
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that these bytes complete. Raises CloudUnreadable for an event that is too large."""
+        if not self._size and not self._skip_newline and len(data) <= self._max_bytes and (plain := _events_of(data)):
+            self._started = True
+            return [Event(one, b"", self._id) for one in plain]
         data = self._normalize_newlines(data if self._started else self._strip_bom(data))
         events: list[Event] = []
         # Pieces of a line are joined only at its end, so a long line that arrives slowly costs linear time.
@@ -142,6 +145,14 @@ class SSEParser:
             return b""
         self._started = True
         return held.removeprefix(_BOM)
+
+
+def _events_of(data: bytes) -> list[bytes]:
+    """Return the data of whole events of one line each, as most servers send them; [] if there is anything else."""
+    if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
+        return []
+    events = data[6:-2].split(b"\n\ndata: ")
+    return events if data.count(b"\n") == 2 * len(events) else []
 
 
 _KEYS: Final = (b'"content":', b'"text":')
@@ -311,7 +322,19 @@ class _PlainEvent(msgspec.Struct, gc=False):
     causeway: None = None
 
 
+class _UsageEvent(msgspec.Struct, gc=False):
+    """An event of the usage alone."""
+
+    choices: Annotated[list[str], msgspec.Meta(max_length=0)]
+    usage: _PlainUsage
+    error: None = None
+    object: str = ""
+    causeway: None = None
+
+
 _decode_plain_event = msgspec.json.Decoder(_PlainEvent).decode
+_decode_usage_event = msgspec.json.Decoder(_UsageEvent).decode
+_NO_CHOICES: Final = b'"choices":[]'
 
 
 def _plain(body: bytes) -> list[Chunk]:
@@ -465,6 +488,12 @@ class StreamDecoder:
     def _plain(self, event_data: bytes) -> list[Chunk] | None:
         """Decode an event of the usual form, as `_chunk` does; None for any other. Raises CloudFailed."""
         try:
+            if _NO_CHOICES in event_data:
+                usage = _decode_usage_event(event_data)
+                if usage.object == "error":
+                    return None
+                self._usage = usage.usage.read()
+                return []
             event = _decode_plain_event(event_data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
@@ -472,7 +501,8 @@ class StreamDecoder:
             return None
         choice = event.choices[0]
         index, text = choice.index, choice.delta.content
-        reason, note = wire.finish_of(choice.finish_reason, self._phase)
+        ended = choice.finish_reason is not None
+        reason, note = wire.finish_of(choice.finish_reason, self._phase) if ended else (None, "")
         self._seen.add(index)
         if reason is not None:
             self._ends[index] = _ChoiceEnd(reason, note, "")

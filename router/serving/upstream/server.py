@@ -22,7 +22,7 @@ from ...openai.upstream.wire import encode_request, exchange_model
 from ...types import Chunk, Kind, Request
 from ..http_client import HttpClient, HttpClientError, HttpResponse, field_lines
 from ..tls.contexts import TlsContext, TlsFiles, client_tls
-from .responses import MAX_ANSWER_BYTES, UpstreamCall, client_error, read_error, too_large, too_slow
+from .responses import MAX_ANSWER_BYTES, TextRelay, UpstreamCall, client_error, read_error, too_large, too_slow
 
 log = logging.getLogger(__name__)
 
@@ -418,17 +418,30 @@ class StreamReader:
         return chunks
 
     def arrived(self) -> bool:
-        """Offer an event of text alone to the relay (`BodyListener`); return whether it took the event."""
+        """Offer events of text alone to the relay (`BodyListener`); return whether it took them."""
         template, relay = self._template, self._relay
         if template is None or relay is None:
             return False
-        data = self._response.peek()
-        texts = template.texts(data)
-        if not texts or len(data) > self.left_bytes or not relay.take(texts, template.index):
+        texts = self._texts(template)
+        if not texts or not relay.take(texts, template.index):
             return False
-        self.left_bytes -= len(data)
-        self._response.take()
+        self.left_bytes -= len(self._response.take())
         return True
+
+    def take_texts(self) -> list[bytes]:
+        """Take the bytes that have arrived, if they are events of text alone, and return the texts as JSON strings."""
+        texts = [] if self._template is None or self._response.complete else self._texts(self._template)
+        if texts:
+            self.left_bytes -= len(self._response.take())
+        return texts
+
+    def _texts(self, template: EventTemplate) -> list[bytes]:
+        data = self._response.peek()
+        return template.texts(data) if len(data) <= self.left_bytes else []
+
+    def relay_to(self, relay: TextRelay) -> None:
+        """Let a task go on, with this relay."""
+        self._relay, self._response.listener = relay, self
 
     async def _read(self) -> bytes:
         """Return the next bytes; none at the end, or if only the end of the body is missing."""
@@ -446,8 +459,8 @@ class StreamReader:
         return self._counted(data)
 
     def _offer_text(self) -> None:
-        """Let the relay take text that arrives, where it may."""
-        relays = self._relay is not None and self._phase == "stream" and self._document is None and self._parser.idle
+        """Let text that arrives be taken without its being decoded, where it may."""
+        relays = self._phase == "stream" and self._document is None and self._parser.idle
         self._template = self._decoder.text_template if relays else None
 
     def _counted(self, data: bytes) -> bytes:
