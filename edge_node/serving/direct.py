@@ -75,6 +75,7 @@ from .requests import RequestContext
 from .service import Service, bypassed
 
 _NO_ESTIMATES: Final = Estimates()
+_NO_USAGE: Final = Usage()
 _MAX_PLANS: Final = 256
 ID_HEADERS: Final = ("x-request-id", "x-causeway-decision")
 Context = tuple[RequestContext, HttpReplyWriter[AnswerHead]]
@@ -441,18 +442,15 @@ class DirectStream(DirectAnswer):
         response.offer_chunks(None)  # the connection may bring more, and its client may have the next answer by then
         reader.close()
         self._stop_heartbeat()
-        now, usage = loop.time(), self._usage
+        now, usage, first = loop.time(), self._usage or _NO_USAGE, self._first
         self._plan.cloud.succeeded(self._call)
         service.admission.release(now - self.started)
-        if (
-            usage
-            and (usage.prompt_tokens or usage.completion_tokens)
-            and self._first is not None
-            and not self._info.degraded
-        ):
+        told = usage.prompt_tokens or usage.completion_tokens
+        is_known = told or (self._plan.target.price is FREE and service.admission.budgets is None)
+        if is_known and first is not None and not self._info.degraded:
             ended = service.records.clock.monotonic()
-            loop.call_soon(self._record, (self._tokens, self._note, self._finish or ""), usage, self._first, now, ended)
-        else:
+            loop.call_soon(self._record, (self._tokens, self._note, self._finish or ""), usage, first, now, ended)
+        else:  # its tokens are estimated, or its record says more
             context, _, attempt = self._general()
             attempt.finish(now)
             service.end_generation(context.generation)
