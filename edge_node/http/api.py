@@ -66,6 +66,7 @@ from causeway_server.router.openai.tokens import (
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.residency import region_tags
+from causeway_server.router.serving.listener import ANSWERED, DirectWork
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead
 from causeway_server.router.serving.request import (
@@ -109,6 +110,7 @@ from causeway_server.router.types import Kind, Prefer, Priority, Request, Routin
 from ..backends.cloud.history import CLOUD_KEY, CloudHistory
 from ..config.schema import LimitsConfig, ServerConfig
 from ..serving.direct import ID_HEADERS, Arrival, DirectAnswer, DirectAnswers
+from ..serving.direct_hits import DirectHits
 from ..serving.generation import policy_label
 from ..serving.requests import Records, RequestContext
 from ..serving.service import Service
@@ -353,6 +355,10 @@ class RequestReader:
             body = await self.with_files(body, hints.client)
         return self._parse(kind, body, hints)
 
+    def chat(self, request: PlainRequest, facts: HeadFacts) -> ParsedRequest:
+        """Parse a chat without files. Raises CausewayError, each a 4xx."""
+        return self._parse("chat", arrived_body(request, self._max_body_bytes) or b"", facts.hints)
+
     def sampled_chat(self, request: PlainRequest, facts: HeadFacts) -> ParsedRequest | None:
         """Parse a chat or Message that no cache answers, without waiting; None if that is not possible, or if it must
         be refused. It is not remembered: an equal request gets an answer of its own.
@@ -567,6 +573,7 @@ class Api:
     direct: DirectAnswers
 
     def __post_init__(self) -> None:
+        self.hits = DirectHits(self.service)
         paths: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", functools.partial(self._answer, "chat")),
             "/v1/completions": ("POST", functools.partial(self._answer, "completion")),
@@ -584,8 +591,8 @@ class Api:
         self._paths = {path: handlers for path, handlers in paths.items() if "{" not in path}
         self._patterns = [(_pattern(path), handlers) for path, handlers in paths.items() if "{" in path]
 
-    def begin(self, http: PlainRequest, connection: DirectConnection) -> DirectAnswer | None:
-        """Begin the answer to a chat in callbacks; None if `handle` must answer. `http.begun` keeps what was done."""
+    def begin(self, http: PlainRequest, connection: DirectConnection) -> DirectWork | None:
+        """Begin the answer to a chat in callbacks, or send it; None: `handle` must, with `http.begun`."""
         try:
             return self._begin(http, connection)
         except CausewayError:
@@ -594,12 +601,12 @@ class Api:
             log.error("A direct answer could not begin: %s", redacted(failure))
             return None
 
-    def _begin(self, http: PlainRequest, connection: DirectConnection) -> DirectAnswer | None:
+    def _begin(self, http: PlainRequest, connection: DirectConnection) -> DirectWork | None:
         policy, clock = self.service.direct_policy, self.records.clock
         if policy is None or http.path not in (_CHAT, MESSAGES) or self.tracing is not None:
             return None
         if _may_be_cached(http.body, policy):
-            return None
+            return self._begin_hit(http, connection)
         arrived, facts = clock.monotonic(), self.reader.facts(http)
         parsed = self.reader.sampled_chat(http, facts)
         if parsed is None:
@@ -613,6 +620,14 @@ class Api:
             decision_id, parsed.request, parsed.memo, facts.traceparent, arrived, unix, parsed.encoded, terms
         )
         return self.direct.begin(arrival, http, connection)
+
+    def _begin_hit(self, http: PlainRequest, connection: DirectConnection) -> DirectWork | None:
+        """Answer a chat from memory, if that has a fresh answer."""
+        if http.path != _CHAT or FILE_MARK in http.body or connection.writing_paused or log.isEnabledFor(logging.DEBUG):
+            return None
+        ids = new_decision_id(), self.records.clock.monotonic()
+        parsed = http.begun = self.reader.chat(http, self.reader.facts(http))
+        return ANSWERED if self.hits.answer(parsed.request, parsed.memo, ids, http) else None
 
     async def handle(self, http: HttpExchange) -> ServerResponse:
         """Handle one request. Raises only CancelledError, when the client disconnects."""

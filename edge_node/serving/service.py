@@ -437,6 +437,16 @@ class Service:
             return bool(bypass) or plan is not None
         return bool(bypass)
 
+    def hit_in_memory(self, policy: Policy, request: Request, memo: RequestMemo) -> tuple[CacheHit, Snapshot] | None:
+        """Return the answer that `answer` would replay at once, with the signals; None if it must look further."""
+        needs_more = policy.session is not None or not _ON_DEMAND.isdisjoint(policy.cache_needs.signals)
+        if needs_more or early_bypass(policy, request):
+            return None
+        snapshot = self.signals.recent_snapshot(policy)
+        planned = self._planner.plan_memoized(policy, request, snapshot, memo)
+        hit = None if planned.key is None else self.sources.cache.lookup_memory(planned.key)
+        return None if hit is None or not _is_fresh(hit, planned.plan) else (hit, snapshot)
+
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
         """Return the stored answer to the request, however old; None if there is none or the policy forbids it."""
         policy, request = generation.policy, generation.request

@@ -155,7 +155,7 @@ class HttpResponse:
     def offer_chunks(self, take: ChunkTaker | None) -> None:
         """Let `take` have what arrives from now on, at the beginning of a chunk, before this response gets it."""
         if not self.complete:  # else the connection may have another request
-            self._connection.take_chunk, self._connection.take_next = take, None
+            self._connection.offer_chunks(take)
 
     def ends_with(self, data: bytes) -> bool:
         """Return whether the last received bytes, `data`, end with a chunk: an event, and the end of the line after it.
@@ -338,6 +338,7 @@ class HttpConnection(asyncio.Protocol):
         self.tls: ssl.SSLContext | None = None  # of its handshake
         self.take_chunk: ChunkTaker | None = None  # has the chunks of the body first
         self.take_next: ChunkTaker | None = None  # the same, while a chunk begins
+        self._is_between = False  # whether a chunk begins with the next byte
         self._pool = pool
         self._transport: asyncio.Transport
         self._parser = HttpResponseParser(self)
@@ -383,6 +384,10 @@ class HttpConnection(asyncio.Protocol):
             self._timer = None
         if self._timer is None:
             self._timer, self._timer_at = self.loop.call_at(until, self._look), until
+
+    def offer_chunks(self, take: ChunkTaker | None) -> None:
+        """Let `take` have the chunks of the present answer, as of `HttpResponse`."""
+        self.take_chunk, self.take_next = take, take if self._is_between else None
 
     def resume(self) -> None:
         """Resume reading."""
@@ -449,8 +454,8 @@ class HttpConnection(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade) as error:
             self._has_surplus = True
             self._fault = self._fault or MalformedError(type(error).__name__)
-        taker = self.take_chunk
-        self.take_next = taker if taker is not None and response.ends_with(data) else None
+        self._is_between = response.ends_with(data)
+        self.take_next = self.take_chunk if self._is_between else None
         if response.complete:
             if is_fresh and self._keeps_alive and not self._has_surplus:
                 self._pool.head = response.known_head(data)

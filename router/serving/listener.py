@@ -37,7 +37,7 @@ from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import anyio
 import msgspec
@@ -204,18 +204,21 @@ class DirectWork(Protocol):
         ...
 
 
-class _Move:
-    """The wait of a request for aiohttp, from the import to its handler (`DirectWork`)."""
+class _NoWork:
+    """Work that cannot be cancelled: it is done, or another one is cancelled."""
 
     def cancel(self) -> None:
-        """Do nothing, because the handler is cancelled."""
+        """Do nothing."""
+
+
+ANSWERED: Final = _NoWork()
 
 
 class DirectHandler(Protocol):
     """Begins the answer to a plain request in callbacks."""
 
     def __call__(self, http: PlainRequest, connection: Connection, /) -> DirectWork | None:
-        """Return the work; None if a task must answer the request."""
+        """Return the work, or ANSWERED after a whole answer was written; None if a task must answer the request."""
         ...
 
 
@@ -370,6 +373,13 @@ class Connection(asyncio.Protocol):
         http = PlainRequest(self, head, data[begin:end], self._remote)
         if self._listener.direct is not None and self.certificate is None and self._admits(http):
             self.direct = self._listener.direct(http, self)
+            if self.direct is ANSWERED:
+                self.address.connections.begin_request(self)
+                if self._received:  # further ones are answered later, so that many do not fill the stack
+                    self._loop.call_soon(self.answered, http)
+                else:
+                    self.answered(http)
+                return
             if self.direct is not None:
                 self._listener.begin_direct(self.direct, self)
                 return
@@ -613,7 +623,7 @@ class Listener:
         if self._http is not None or hasattr(sys.modules.get(_AIOHTTP), _LAST):
             self._take_over(connection)
             return
-        connection.direct = _Move()
+        connection.direct = _NoWork()
         self._requests.add(connection.direct)
         self._moving.append(connection)
         if len(self._moving) == 1:
@@ -638,7 +648,7 @@ class Listener:
             self._end_move(connection)
 
     def _end_move(self, connection: Connection) -> None:
-        if isinstance(connection.direct, _Move):
+        if isinstance(connection.direct, _NoWork):
             self._forget(connection.direct)
             connection.direct = None
 

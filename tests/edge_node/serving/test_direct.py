@@ -35,7 +35,7 @@ CLOUD, EDGE = "".join(CLOUD_WORDS), "".join(EDGE_WORDS)
 LISTED = "/v1/chat/completions"
 # What differs between any two requests.
 _OWN = ("x-request-id", "request-id", "x-causeway-decision", "date")
-_TIMES = ("started_ms", "ttft_ms", "duration_ms", "total_ms", "id", "created", "snapshot")
+_TIMES = ("started_ms", "ttft_ms", "duration_ms", "total_ms", "cache_age_s", "id", "created", "snapshot")
 
 
 class Watched(DirectAnswers):
