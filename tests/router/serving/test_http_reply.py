@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from causeway_server.router.errors import CloudFailed
+from causeway_server.router.serving import responses
 from causeway_server.router.serving.aiohttp_connection import aiohttp_response
 from causeway_server.router.serving.responses import HttpReplyWriter, ServerResponse, header_lines
 from causeway_server.router.types import Chunk, Request
@@ -55,7 +56,9 @@ async def http_chunks(reader: asyncio.StreamReader) -> list[bytes]:
     return found
 
 
-async def test_chunks_that_come_together_leave_together() -> None:
+async def test_chunks_that_come_together_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "_TOGETHER_S", 60.0)
+
     async def answer(reply: HttpReplyWriter[Head]) -> ServerResponse:
         await reply.commit(Head())
         await send(reply, *(Chunk(text, tokens=1) for text in "abcd"), Chunk(finish_reason="stop"))
