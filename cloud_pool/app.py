@@ -91,6 +91,7 @@ from .serving.shadow import ShadowCopies
 from .serving.tokenizers import TierTokenizers
 from .serving.trimming import TrimmingService
 from .storage.config import JobsConfig, with_shared_redis
+from .storage.encryption import ContentCipher
 from .storage.stores import JobStores
 from .tiers.config import TierConfig
 from .tiers.tier import Tier, allowed_tiers, by_name, load_tiers
@@ -352,9 +353,14 @@ def build_cache(
     settings = config.cache if kind == "gateway" else config.cache.for_background()
     if not settings.enabled:
         return None
-    secret = read_secret(settings)
     return SharedCache(
-        settings, settings.redis or config.redis, tiers, metrics.registry, secret=secret, variants=variants
+        settings,
+        settings.redis or config.redis,
+        tiers,
+        metrics.registry,
+        secret=read_secret(settings),
+        variants=variants,
+        cipher=ContentCipher(config.jobs.encryption_key_file),
     )
 
 
@@ -685,6 +691,14 @@ def build_server(
         from .http.transcription_routes import TranscriptionRoutes  # imported where a tier understands audio clips
 
         transcription = TranscriptionRoutes(admission, runner, parts).transcription
+    erasure = None
+    if config.identity.receipt_key_file and jobs is not None:
+        from .accounts.identity.issuing import read_private
+        from .erasure import opened
+        from .http.erasure_route import ErasureRoute
+
+        key = read_private(Path(config.identity.receipt_key_file))
+        erasure = ErasureRoute(admission, key, partial(opened, config)).erase
     return Server(
         admission,
         GenerationRoutes(
@@ -707,6 +721,7 @@ def build_server(
         jobs=None if jobs is None else jobs.api,
         on_drain=on_drain,
         keys=None if accounts.api_keys is None else KeyRoutes(accounts.api_keys, accounts, admission),
+        erasure=erasure,
     )
 
 

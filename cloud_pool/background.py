@@ -37,6 +37,7 @@ from .jobs.worker.worker import Worker
 from .lifetime import Closing, StopSignal, keep_running, open_all, run_with_tasks
 from .storage.config import NO_CLUSTER, JobsConfig, with_shared_redis
 from .storage.durability import DurabilityCheck
+from .storage.encryption import ContentCipher
 from .storage.outboxes import AddUsage, UsageOutbox, WebhookDelivery
 from .storage.redis_client import RedisClient
 from .storage.stores import JobStores
@@ -268,7 +269,8 @@ async def run_pipeline(
         closing += [source.close, sink.close, dead.close, close_store, background.runtime.close]
         operator = await background.listen(closing) if serves_operators else ""
         owner = secrets.token_hex(8) if source.needs_lease else ""
-        effects = EffectStore(database, topics.name, owner, ttl_s=streams.effect_ttl_s)
+        cipher = ContentCipher(jobs.encryption_key_file)
+        effects = EffectStore(database, topics.name, owner, ttl_s=streams.effect_ttl_s, cipher=cipher)
         pipeline = _build_pipeline(background, topics, StreamPorts(source, sink, dead, effects))
         wait_until_durable = DurabilityCheck(database, jobs.durability).wait
         if await open_all(stop, wait_until_durable, source.open, sink.open, dead.open):

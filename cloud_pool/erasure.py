@@ -11,8 +11,8 @@ has the counts of both. An interruption may leave 32 erased items uncounted; ite
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final, Protocol, cast
 
@@ -20,59 +20,24 @@ import jwt
 import msgspec
 import redis.asyncio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from redis.exceptions import RedisError
 
-from causeway_server.router.errors import CausewayError, ConfigError
+from causeway_server.router.decision.sessions import client_of
+from causeway_server.router.errors import CausewayError, ConfigError, JobStoreUnavailable
 
+from .accounts.identity.api_keys import ApiKeyStore
+from .accounts.identity.config import IdentityConfig
 from .accounts.identity.key_set import Jwks, parse_keys, public_jwk
+from .config import Config
+from .core.subject import ErasureSubject
+from .degradation.tier_sessions import list_of
+from .redis.config import shown_address
+from .redis.connect import open_redis, redis_fault
 from .storage.batch_store import output_file_id
+from .storage.config import with_shared_redis
 from .storage.record import user_digest
 from .storage.redis_client import JobStoreRefused, RedisClient, as_fields, as_int, as_list, as_text
 from .storage.stores import JobStores
-
-
-class ErasureSubject(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tenant, or one of its devices or users. A user is the value of OpenAI's `user` field in requests."""
-
-    tenant: str
-    device: str = ""
-    user: str = ""
-
-    @classmethod
-    def parse(cls, tenant: str | None, device: str | None, user: str | None) -> ErasureSubject:
-        """Return the subject of the only option that is set: `T`, `T/DEVICE` or `T/USER`. Raises ConfigError."""
-        if sum(each is not None for each in (tenant, device, user)) != 1:
-            raise ConfigError("Give exactly one of --tenant, --device and --user.")
-        if tenant is not None:
-            if not tenant or "/" in tenant:
-                raise ConfigError(f"{tenant!r} is not a valid tenant name.", where="--tenant")
-            return cls(tenant)
-        option, text = ("--device", device) if device is not None else ("--user", user)
-        of, _, name = str(text).partition("/")
-        if not of or not name:
-            raise ConfigError(f"Write the tenant before the name, as acme/{name or of or 'kiosk-17'}.", where=option)
-        return cls(of, device=name) if device is not None else cls(of, user=name)
-
-    @property
-    def name(self) -> str:
-        """Human-readable name, such as `device acme/kiosk-17`."""
-        kind = "device " if self.device else "user " if self.user else "tenant "
-        return kind + "/".join(filter(None, (self.tenant, self.device, self.user)))
-
-    @property
-    def digest(self) -> str:
-        """Digest that identifies the subject in Redis without naming it."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:24]
-
-    @property
-    def user_digest(self) -> str:
-        """Digest of the user as stored in job records; "" unless the subject is a user."""
-        return user_digest(self.tenant, self.user)
-
-    def owns(self, owner: str) -> bool:
-        """Return whether everything of `owner` (tenant/device) belongs to the subject; always False for a user."""
-        tenant, _, device = owner.partition("/")
-        return tenant == self.tenant and not self.user and self.device in ("", device)
-
 
 _ALGORITHM = "EdDSA"
 _TYPE = "causeway-erasure"  # no token has it
@@ -96,7 +61,9 @@ class Receipt(msgspec.Struct, frozen=True):
     left: list[Retained]
 
 
-class _SignedReceipt(msgspec.Struct, frozen=True):
+class SignedReceipt(msgspec.Struct, frozen=True):
+    """The answer of an erasure."""
+
     receipt: Receipt
     jws: str  # the same receipt, signed: compact JWS, RFC 7515
 
@@ -105,13 +72,13 @@ def sign(receipt: Receipt, key: Ed25519PrivateKey) -> bytes:
     """Return the signed receipt as JSON."""
     headers = {"kid": public_jwk(key.public_key()).kid, "typ": _TYPE}
     jws = jwt.PyJWS().encode(msgspec.json.encode(receipt), key, _ALGORITHM, headers)
-    return msgspec.json.format(msgspec.json.encode(_SignedReceipt(receipt, jws))) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(SignedReceipt(receipt, jws))) + b"\n"
 
 
 def verify(data: bytes, keys: Jwks) -> Receipt:
     """Return the receipt if it is unchanged and signed by one of `keys`. Raises ConfigError."""
     try:
-        signed = msgspec.json.decode(data, type=_SignedReceipt)
+        signed = msgspec.json.decode(data, type=SignedReceipt)
         header = jwt.get_unverified_header(signed.jws)
         key = parse_keys(keys, "the key set").get(str(header.get("kid")))
         if key is None or header.get("typ") != _TYPE:
@@ -197,7 +164,7 @@ class Jobs(_JobKeys):
     """Jobs with request, result, text, events, idempotency key and dead letter. Batches belong to no user."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
-        wanted = subject.user_digest
+        wanted = user_digest(subject.tenant, subject.user)
         async for name, (owner, user, batch) in self._records():
             is_users = wanted and user == wanted and not batch and owner.partition("/")[0] == subject.tenant
             if is_users or subject.owns(owner):
@@ -208,9 +175,10 @@ class Responses(_JobKeys):
     """Stored responses, and conversations with all their turns, also if only one of them is the user's."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
-        self.fields = ("owner", f"u:{subject.user_digest}")
+        wanted = user_digest(subject.tenant, subject.user)
+        self.fields = ("owner", f"u:{wanted}")
         async for name, (owner, is_of_user) in self._records():
-            is_users = subject.user_digest and is_of_user and owner.partition("/")[0] == subject.tenant
+            is_users = wanted and is_of_user and owner.partition("/")[0] == subject.tenant
             if is_users or subject.owns(owner):
                 yield name
 
@@ -309,13 +277,47 @@ class TenantUsage(_SharedKeys):
 
 
 class CachedAnswers(_SharedKeys):
-    """The whole shared cache: a key is a one-way digest that does not reveal the owner of an answer."""
+    """Answers in the shared cache that were made for the subject."""
 
     prefix: str  # prefix of its keys
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
-        async for key in self._scan(f"{self.prefix.translate(_GLOB)}:{{*}}:*"):
+        async for key in self._scan(f"{self.prefix.translate(_GLOB)}:{{*}}:entry"):
+            marks = cast("bytes | None", await self.client.hget(key, "of"))
+            if marks is None or subject.digest.encode() in marks:  # an older version wrote no marks
+                yield key
+
+
+class SessionStates(_SharedKeys):
+    """Sessions of a tenant or a device."""
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        if subject.user:
+            return
+        owner = client_of(f"{subject.tenant}/{subject.device}").hex() if subject.device else ""
+        async for key in self._scan(f"{list_of(subject.tenant)}{owner and f':{owner}'}*"):
             yield key
+
+    async def erase(self, name: str) -> bool:
+        listed, _, state = name.rpartition(":")
+        if state[:1] != "{":
+            await self.client.zrem(listed, state)
+        return await super().erase(name)
+
+
+class TenantApiKeys(_SharedKeys):
+    """A tenant's API keys, which are refused from then on."""
+
+    identity: IdentityConfig
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        if not (subject.device or subject.user):
+            for key in await ApiKeyStore(self.client, self.identity).list(subject.tenant):
+                yield f"{key.tenant} {key.id}"
+
+    async def erase(self, name: str) -> bool:
+        await ApiKeyStore(self.client, self.identity).delete(*name.split(" "))
+        return True
 
 
 def job_kinds(stores: JobStores) -> tuple[ErasedKind, ...]:
@@ -339,11 +341,37 @@ def job_kinds(stores: JobStores) -> tuple[ErasedKind, ...]:
 
 
 def gateway_kinds(
-    shared: redis.asyncio.Redis, cache: redis.asyncio.Redis | None, cache_prefix: str
+    shared: redis.asyncio.Redis, cache: redis.asyncio.Redis, cache_prefix: str, identity: IdentityConfig
 ) -> tuple[ErasedKind, ...]:
-    """Return the kinds of the gateways' Redis and of the shared cache. `cache`: None if the cache is not erased."""
-    usage = TenantUsage(shared, "usage")
-    return (usage,) if cache is None else (usage, CachedAnswers(cache, "cached_answers", cache_prefix))
+    """Return the kinds of the gateways' Redis and of the shared cache."""
+    return (
+        TenantApiKeys(shared, "api_keys", identity),
+        TenantUsage(shared, "usage"),
+        SessionStates(shared, "sessions"),
+        CachedAnswers(cache, "cached_answers", cache_prefix),
+    )
+
+
+_ALWAYS_LEFT: Final = (
+    Retained("backups, and copies outside Causeway", "Causeway does not know them: delete them, or let them expire"),
+    Retained("devices, upstreams and brokers", "erase there what they keep"),
+    Retained("audit files, logs and traces", "ids and times, no content: they expire as you rotate these files"),
+    Retained("egress ledger, counts of trials and feedback", "they have no content and name no client"),
+    Retained("revocations of tokens", "kept, so that no revoked token works again"),
+    Retained("effects of streams", "keys are one-way digests: they expire after `streams.effect_ttl_s`"),
+    Retained("answers in progress, and the memory of gateways", "they end with the request, at most a minute later"),
+)
+
+
+def retained(subject: ErasureSubject) -> list[Retained]:
+    """Return what an erasure leaves."""
+    left = list(_ALWAYS_LEFT)
+    if subject.device or subject.user:
+        left.append(Retained("usage", "it is counted by tenant, tier and day, and an API key's budget by its id"))
+    if subject.user:
+        left.append(Retained("files and batches", "a file has lines of many users: erase the device"))
+        left.append(Retained("sessions", "digests without content, until `degradation.sessions.ttl_s`"))
+    return left
 
 
 _PASSES: Final = 3
@@ -352,7 +380,7 @@ _PROGRESS_TTL_MS: Final = 30 * 86_400_000
 _STARTED = "started"
 
 
-class ErasureConflict(CausewayError, code="erasure_incomplete"):
+class ErasureConflict(CausewayError, status=409, code="erasure_incomplete"):
     """New data of the subject arrives while it is erased."""
 
 
@@ -367,11 +395,8 @@ class Erasure:
         """Return the number of items of each kind, without changing anything."""
         return {kind.name: len({name async for name in kind.find(subject)}) for kind in self.kinds}
 
-    async def erase(self, subject: ErasureSubject, left: Sequence[Retained]) -> Receipt:
+    async def erase(self, subject: ErasureSubject) -> Receipt:
         """Erase everything and return the receipt, whose counts are kept until `forget`.
-
-        Args:
-            left: Kinds of data that are not erased.
 
         Raises:
             ErasureConflict: The subject still gets new data; the data found before is erased.
@@ -384,7 +409,9 @@ class Erasure:
             if not await self._pass(subject, progress):
                 break
         else:
-            raise ErasureConflict(f"{subject.name} still gets new data: revoke its tokens, then run the command again.")
+            raise ErasureConflict(
+                f"{subject.name} still gets new data: stop it, or revoke its tokens, then erase again."
+            )
         await self._db.replicate()
         counts = {name: int(value) for name, value in as_fields(await self._db.command("HGETALL", progress)).items()}
         return Receipt(
@@ -393,7 +420,7 @@ class Erasure:
             finished=_time(await self._db.now_ms()),
             resumed=not is_new,
             erased=counts,
-            left=[*left, await self._rewrite()],
+            left=[*retained(subject), await self._rewrite()],
         )
 
     async def forget(self, subject: ErasureSubject) -> None:
@@ -443,3 +470,38 @@ class Erasure:
 
 def _time(unix_ms: int) -> str:
     return datetime.fromtimestamp(unix_ms / 1000.0, UTC).isoformat(timespec="milliseconds")
+
+
+class StoreFailed(CausewayError):
+    """A store does not answer, or answers with an error."""
+
+
+@asynccontextmanager
+async def opened(config: Config) -> AsyncIterator[Erasure]:
+    """Open the stores of a configuration for a `with` block.
+
+    Raises:
+        ConfigError: No Redis of jobs is configured, or an address is unusable.
+        StoreFailed: A Redis does not answer, or answers with an error.
+    """
+    settings = with_shared_redis(config.jobs, config.redis)
+    if not settings.redis:
+        reason = "Name the Redis of jobs, which stores the progress (--redis or --config); it must not be a cluster."
+        raise ConfigError(reason, where="jobs.redis")
+    shared = config.redis or settings.redis
+    addresses = {"redis": shared, "cache.redis": config.cache.redis or shared}
+    async with AsyncExitStack() as closing:
+        stores = JobStores.open(settings)
+        closing.push_async_callback(stores.close)
+        clients = [open_redis(address, where) for where, address in addresses.items()]
+        for client in clients:
+            closing.push_async_callback(client.aclose)
+        of_gateways = gateway_kinds(clients[0], clients[1], config.cache.key_prefix, config.identity)
+        try:
+            await stores.database.ensure_layout()
+            yield Erasure(stores.database, (*job_kinds(stores), *of_gateways))
+        except JobStoreUnavailable as error:
+            raise StoreFailed(stores.database.explain(error)) from error
+        except (RedisError, OSError) as error:
+            shown = " or ".join(dict.fromkeys(map(shown_address, addresses.values())))
+            raise StoreFailed(redis_fault(error, shown)) from error

@@ -42,7 +42,9 @@ from causeway_server.router.variants.feedback import Feedback, FeedbackReceipt
 from .accounts.identity.api_keys import NewApiKey, Rotation
 from .admission import Priority
 from .batches.batch_api import BatchList, BatchRequest, BatchView, UploadPurpose
+from .erasure import ErasureConflict, SignedReceipt
 from .http.key_routes import KEYS, ApiKeyDeleted, ApiKeyList, ApiKeyView
+from .http.server import ERASURE
 from .jobs.http.job_api import JobList, WebhookDisabled
 from .jobs.submission import CloudJobFields
 from .jobs.worker.runner import TokenRevoked
@@ -173,6 +175,18 @@ def gateway_operations() -> list[Operation]:
         *_files(),
         *_batches(),
         *_api_keys(),
+        Operation(
+            method="DELETE",
+            path=ERASURE,
+            summary="Erase everything that is stored of a client or an end user.",
+            caller="client",
+            parameters=(
+                Parameter("client", "The client, with the scope `keys`; by default the caller itself."),
+                Parameter("user", "The end user, with the scope `keys`: the value of `user` in requests."),
+            ),
+            responses=(ApiResponse(200, {JSON: SignedReceipt}),),
+            errors=(*_JOBS, errors.InvalidRequest, errors.UnsupportedFeature, errors.RateLimited, ErasureConflict),
+        ),
         *_health(),
         openapi_operation(OPENAPI_PATH),
     ]

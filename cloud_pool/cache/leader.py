@@ -11,9 +11,9 @@ import anyio
 import msgspec
 
 from causeway_server.router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequest
-from causeway_server.router.types import Request
 
 from ..core.request_context import AnswerHead, Generate, RequestContext
+from ..core.subject import marks_of
 from .entry_codec import CorruptEntry, pack_batch, unpack_batch
 from .shared_cache import SharedCache
 from .shared_generation import CoalescedGeneration, CoalescedSubscriber, GenerationUsage
@@ -108,19 +108,20 @@ class GenerationLeader(msgspec.Struct):
             trace = context.trace
             span, outcome = None if trace is None else trace.cache("keep"), "redis_unavailable"
             try:
-                outcome = await self._store_answer(lease, context.request)
+                outcome = await self._store_answer(lease, context)
             finally:
                 if span is not None:
                     span.end(outcome=outcome)
 
-    async def _store_answer(self, lease: LeaderLease, request: Request) -> str:
+    async def _store_answer(self, lease: LeaderLease, context: RequestContext) -> str:
         """Store the answer and return the outcome for the trace. Raises RedisUnavailable."""
-        head, chunks = self.generation.head or AnswerHead(), self.generation.pieces()
+        head, chunks, request = self.generation.head or AnswerHead(), self.generation.pieces(), context.request
         value = self.cache.codec.pack(lease.key.cache_key, head, request, chunks) if head.keep else None
         if value is None:
             self.cache.metrics.fault("not_stored")
         rest = self._unpublished() if self.has_remote_followers else b""
-        if not await self.cache.store.finish(lease, value or b"", rest):
+        marks = marks_of(context.tenant, request.hints.client, request.user)
+        if not await self.cache.store.finish(lease, value or b"", rest, marks):
             self.cache.metrics.fault("lost_lease")
             return "lost_lease"
         return "not_stored" if value is None else "kept"

@@ -24,6 +24,7 @@ from causeway_server.router.types import Request, Usage, folded_tags
 
 from ..core.request_context import CachedAnswer
 from ..redis.config import RedisAddress
+from ..storage.encryption import NO_CIPHER, ContentCipher
 from ..tiers.tier import Tier
 from ..tiers.variants import TierVariants
 from .config import CacheConfig
@@ -106,6 +107,7 @@ class SharedCache:
     Args:
         secret: Content of `cache.secret_file`.
         variants: Variants of the tiers, which share no entries; None: there are none.
+        cipher: Cipher of stored answers.
         clock: Monotonic clock, in seconds.
         now_ms: Replacement for Redis's clock in tests; negative to use Redis's clock.
 
@@ -122,6 +124,7 @@ class SharedCache:
         *,
         secret: bytes = b"",
         variants: TierVariants | None = None,
+        cipher: ContentCipher = NO_CIPHER,
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: -1,
     ) -> None:
@@ -131,7 +134,14 @@ class SharedCache:
             secret, compress_above_bytes=config.compress_above_bytes, max_entry_bytes=config.max_entry_bytes
         )
         self.store = AnswerStore(
-            address, config, self.codec, self.metrics, gateway_id=secrets.token_hex(8), clock=clock, now_ms=now_ms
+            address,
+            config,
+            self.codec,
+            self.metrics,
+            gateway_id=secrets.token_hex(8),
+            cipher=cipher,
+            clock=clock,
+            now_ms=now_ms,
         )
         self._keys = CacheKeys(config, secret)
         self._tiers = tiers

@@ -3,7 +3,7 @@
 The scripts in `lua` run in Redis atomically, each behind `common.lua`; arguments and replies are in each file. KEYS[1]
 is `<prefix>:{<key>}`: all keys of one answer are in one hash slot.
 
-    ...:entry                 hash    at (ms), value: the answer
+    ...:entry                 hash    at (ms), value: the answer, sealed; of: marks of its subjects (`core.subject`)
     ...:lease:<rank>          hash    fence, open (1 while held), until (ms), home (channel of the leader's gateway),
                                       wanted (ms: a follower on another gateway waits until then). Fences never repeat
     ...:flow:<rank>:<fence>   stream  kind and data: `chunks`, `end` (the last chunks), `failed`, or `wake`, for an
@@ -27,10 +27,13 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter
 from redis.exceptions import RedisError
 
+from causeway_server.router.errors import JobStoreUnavailable, RecordUnreadable
+
 from ..core.request_context import CachedAnswer
 from ..redis.config import RedisAddress, shown_address
 from ..redis.connect import ConnectionOptions, is_unreachable, open_redis, redis_fault
 from ..redis.keys import load_script
+from ..storage.encryption import NO_CIPHER, ContentCipher
 from .config import CacheConfig
 from .entry_codec import CorruptEntry, EntryCodec
 
@@ -139,12 +142,14 @@ class AnswerStore:
         metrics: CacheMetrics,
         *,
         gateway_id: str,
+        cipher: ContentCipher = NO_CIPHER,
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: -1,
     ) -> None:
         self._config = config
         self._codec = codec
         self._metrics = metrics
+        self._cipher = cipher
         self._channel = f"{config.key_prefix}:home:{gateway_id}"  # of pub/sub, for wake-ups
         self._clock = clock
         self._now_ms = now_ms
@@ -182,7 +187,7 @@ class AnswerStore:
             outcome, value, more = _three(reply)
             if outcome == b"hit":
                 try:
-                    return self._codec.unpack(key.cache_key, value, int(more) / 1000.0)
+                    return self._codec.unpack(key.cache_key, self._open(key, value), int(more) / 1000.0)
                 except CorruptEntry as fault:
                     await self._drop(key, value, fault)
                     continue
@@ -198,7 +203,7 @@ class AnswerStore:
             return None
         value, age = _bytes(reply[0]), _bytes(reply[1])
         try:
-            return self._codec.unpack(cache_key, value, int(age) / 1000.0)
+            return self._codec.unpack(cache_key, self._open(key, value), int(age) / 1000.0)
         except CorruptEntry as fault:
             await self._drop(key, value, fault)
             return None
@@ -216,17 +221,21 @@ class AnswerStore:
 
     async def publish(self, lease: LeaderLease, data: bytes) -> bool | None:
         """Append chunks to the stream and renew the lease, with the same result as `renew`."""
-        return _interest(await self._run("publish", lease.key, lease.fence, self._lease_ms, data))
+        return _interest(
+            await self._run("publish", lease.key, lease.fence, self._lease_ms, self._seal(lease.key, data))
+        )
 
-    async def finish(self, lease: LeaderLease, value: bytes, rest: bytes) -> bool:
+    async def finish(self, lease: LeaderLease, value: bytes, rest: bytes, marks: str) -> bool:
         """End the lease with an answer. Return False if the lease was lost.
 
         Args:
             value: Entry to store; b"" to store none.
             rest: Chunks that were not published yet; b"" if no other gateway waits.
+            marks: Those of the subjects to which the answer belongs.
         """
         keep_ms = _ms(self._config.ttl_s + self._config.stale_if_error_s)
-        return bool(await self._run("keep", lease.key, lease.fence, value, keep_ms, rest))
+        value, rest = self._seal(lease.key, value), self._seal(lease.key, rest)
+        return bool(await self._run("keep", lease.key, lease.fence, value, keep_ms, rest, marks))
 
     async def release(self, lease: LeaderLease) -> None:
         """End the lease without an answer."""
@@ -243,7 +252,10 @@ class AnswerStore:
         return bool(await self._run("watch", leader.key, leader.fence, self._interest_ms))
 
     async def read(self, leader: RemoteLeader, after: bytes, wait_s: float) -> list[StreamEntry]:
-        """Read the leader's stream after entry `after`, waiting for about `wait_s`. Raises RedisUnavailable."""
+        """Read the leader's stream after entry `after`, waiting for about `wait_s`.
+
+        Raises RedisUnavailable or CorruptEntry.
+        """
         key = f"{self._base(leader.key)}:flow:{leader.key.rank}:{leader.fence}"
         blocking: tuple[Argument, ...] = ("BLOCK", max(1, _ms(wait_s))) if wait_s > 0 else ()
         self._check_available()
@@ -257,7 +269,10 @@ class AnswerStore:
         if not reply:
             return []
         ((_, rows),) = reply
-        return [StreamEntry(entry_id, *_fields(fields)) for entry_id, fields in rows]
+        return [self._entry(leader.key, entry_id, *_fields(fields)) for entry_id, fields in rows]
+
+    def _entry(self, key: GenerationKey, entry_id: bytes, kind: bytes, data: bytes) -> StreamEntry:
+        return StreamEntry(entry_id, kind, self._open(key, data))
 
     async def watch_wakeups(self, wake: Callable[[GenerationKey], None]) -> None:
         """Call `wake` whenever another gateway begins to wait for an answer of this one. Runs until cancelled."""
@@ -286,6 +301,18 @@ class AnswerStore:
     async def _ping(self) -> None:
         with suppress(RedisError, OSError):
             await self._redis.execute_command("PING")  # type: ignore[no-untyped-call]
+
+    # --- encryption --------------------------------------------------------------------------------------------------
+
+    def _seal(self, key: GenerationKey, data: bytes) -> bytes:
+        return self._cipher.seal(data, "cached", "", key.cache_key) if data else b""
+
+    def _open(self, key: GenerationKey, stored: bytes) -> bytes:
+        """Raise CorruptEntry for a value that was modified, or is sealed with a key that this gateway lacks."""
+        try:
+            return self._cipher.open(stored, "cached", "", key.cache_key)
+        except (JobStoreUnavailable, RecordUnreadable) as error:
+            raise CorruptEntry(error.message) from None
 
     # --- the call ----------------------------------------------------------------------------------------------------
 

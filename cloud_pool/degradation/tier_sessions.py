@@ -1,7 +1,7 @@
 """Sessions at a gateway: the tier that answers the turns of an agent, shared by all gateways of one Redis.
 
     causeway:sessions:{<digest>}        zset: keys of the tenant's sessions by their last turn
-    causeway:sessions:{<digest>}:<key>  string: state, without content (`router.decision.sessions`)
+    causeway:sessions:{<digest>}:<key>  string: state, without content (`router.decision.sessions`), by owner and turn
 
 Each gateway also remembers its own newest sessions: they are all there is without Redis, and while it is unavailable.
 """
@@ -64,13 +64,14 @@ class TierSessions:
         """Bind the session of a request that was read to the request's regions, whatever becomes of it."""
         if request.kind != "chat" or (regions := regions_of(request.hints.tags)) is None:
             return
-        keys = keys_of(request, owner).bindings
-        known = await self._read(tenant, keys)
-        own = {key: known.get(key, NO_SESSION) for key in keys}
+        keys = keys_of(request, owner)
+        known = await self._read(tenant, keys.owner, keys.bindings)
+        own = {key: known.get(key, NO_SESSION) for key in keys.bindings}
         states = {key: bound(state, on_device=False, regions=regions) for key, state in own.items()}
         if states != own:
             now = self._now()
-            await self._write(tenant, {key: msgspec.structs.replace(one, at=now) for key, one in states.items()})
+            stamped = {key: msgspec.structs.replace(one, at=now) for key, one in states.items()}
+            await self._write(tenant, keys.owner, stamped)
 
     async def find(
         self, request: Request, tenant: str, owner: str, tier: str, *, is_placed: bool = False
@@ -83,7 +84,7 @@ class TierSessions:
         if request.kind != "chat":
             return None
         keys = keys_of(request, owner)
-        known = await self._read(tenant, keys.known)
+        known = await self._read(tenant, keys.owner, keys.known)
         session = session_of(keys, known.get, self._now())
         turn = TierTurn(SessionTurn(keys, session), tenant)
         pinned = session.target and (self._config.pin == "conversation" or session.tool_result)
@@ -114,12 +115,13 @@ class TierSessions:
             tool_result=False,
             at=self._now(),
         )
-        states = turn.turn.states(state)
-        for key, known in (await self._read(turn.tenant, states)).items():  # another turn may have been bound since
-            states[key] = bound(state, on_device=False, regions=known.regions)
-        await self._write(turn.tenant, states)
+        states, owner = turn.turn.states(state), turn.turn.keys.owner
+        known = await self._read(turn.tenant, owner, states)  # another turn may have been bound since
+        for key, one in known.items():
+            states[key] = bound(state, on_device=False, regions=one.regions)
+        await self._write(turn.tenant, owner, states)
 
-    async def _write(self, tenant: str, states: Mapping[bytes, Session]) -> None:
+    async def _write(self, tenant: str, owner: bytes, states: Mapping[bytes, Session]) -> None:
         own = self._own.setdefault(tenant, OrderedDict())
         for key, state in states.items():
             own[key] = state
@@ -128,16 +130,16 @@ class TierSessions:
             own.popitem(last=False)
         if self._script is None:
             return
-        rows = [part for key, state in states.items() for part in (key.hex(), _encode(state))]
+        rows = [part for key, state in states.items() for part in ((owner + key).hex(), _encode(state))]
         arguments = [int(self._config.ttl_s * 1000), self._config.max_per_tenant, *rows]
         try:
             with anyio.fail_after(_TIMEOUT_S):
-                await self._script([_list_of(tenant)], arguments)
+                await self._script([list_of(tenant)], arguments)
             self.fault = ""
         except (RedisError, OSError, TimeoutError) as error:
             self._note(error)
 
-    async def _read(self, tenant: str, keys: Collection[bytes]) -> dict[bytes, Session]:
+    async def _read(self, tenant: str, owner: bytes, keys: Collection[bytes]) -> dict[bytes, Session]:
         """Return the states that are known; this gateway's own while Redis is unavailable."""
         oldest = self._now() - self._config.ttl_s
         own: Mapping[bytes, Session] = self._own.get(tenant, {})
@@ -146,7 +148,7 @@ class TierSessions:
             return found
         try:
             with anyio.fail_after(_TIMEOUT_S):
-                rows = await self._redis.mget([f"{_list_of(tenant)}:{key.hex()}" for key in keys])
+                rows = await self._redis.mget([f"{list_of(tenant)}:{(owner + key).hex()}" for key in keys])
         except (RedisError, OSError, TimeoutError) as error:
             self._note(error)
             return found
@@ -164,5 +166,6 @@ class TierSessions:
         self.fault = "Sessions are known to each gateway alone, because their Redis is unavailable."
 
 
-def _list_of(tenant: str) -> str:
+def list_of(tenant: str) -> str:
+    """Return the key of the list of a tenant's sessions, with which the keys of their states begin."""
     return f"causeway:sessions:{{{blake2b(tenant.encode('utf-8', 'replace'), digest_size=16).hexdigest()}}}"

@@ -8,7 +8,7 @@ import resource
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 from anyio import to_thread
@@ -74,6 +74,11 @@ from .request_admission import Parse, RequestAdmission, read_headers
 from .request_runner import RequestRunner
 from .stored_responses import GatewayResponses
 
+ERASURE: Final = "/v1/me/data"
+NO_RECEIPTS: Final = (
+    "This gateway signs no receipts of erasure. Its operator sets `identity.receipt_key_file` and a Redis of jobs, or "
+    "erases with `causeway-cloud erase`."
+)
 log = logging.getLogger(__name__)
 
 
@@ -106,6 +111,7 @@ class Server(msgspec.Struct):
     jobs: JobRoutes | None = None  # None: this gateway has none
     on_drain: Callable[[], object] | None = None  # called when draining begins
     keys: KeyRoutes | None = None  # None: API keys are not accepted
+    erasure: Handler | None = None  # None: no key signs receipts
     document: bytes = b""  # of OpenAPI, once it was asked for
     routes: Mapping[str, tuple[str, Handler]] = {}
 
@@ -122,6 +128,7 @@ class Server(msgspec.Struct):
             TOKENIZE: ("POST", self._tokenize),
             DETOKENIZE: ("POST", self._detokenize),
             "/v1/audio/transcriptions": ("POST", self.transcription or self._no_transcription),
+            ERASURE: ("DELETE", self.erasure or self._no_erasure),
             "/v1/feedback": ("POST", generations.feedback),
             "/v1/models": ("GET", self._models),
             "/v1/realtime": ("GET", self.sessions.connect),
@@ -209,7 +216,15 @@ class Server(msgspec.Struct):
         self.admission.principal(http)
         raise UnsupportedFeature(NO_AUDIO)
 
+<<<<<<< HEAD
     async def _models(self, http: AiohttpRequest) -> ServerResponse:
+=======
+    async def _no_erasure(self, http: web.BaseRequest) -> web.StreamResponse:
+        self.admission.principal(http)
+        raise UnsupportedFeature(NO_RECEIPTS)
+
+    async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
+>>>>>>> 07624fee (cloud_pool: DELETE /v1/me/data erases a client or an end user, with a signed receipt; cached answers are sealed and belong to somebody)
         return self.info.models(http, self.admission.allowed(self.admission.principal(http)))
 
     async def _model(self, http: AiohttpRequest) -> ServerResponse:

@@ -163,8 +163,8 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     encryption_key_file: Annotated[
         str,
         doc(
-            "File with the keys that encrypt stored requests, results and files. It must be equal for "
-            "all processes. Empty: no encryption."
+            "File with the keys that encrypt requests, results, files and cached answers in Redis. It must be equal "
+            "for all processes. Empty: no encryption."
         ),
     ] = ""
     max_body_bytes: Annotated[Positive, doc("Maximum size of one job's request.")] = 1024 * 1024

@@ -1,4 +1,4 @@
-"""Encryption of the requests, results and files of jobs, by a key file, in the form of `router.serving.at_rest`.
+"""Encryption of content in Redis, by a key file, in the form of `router.serving.at_rest`.
 
 A value's place is its kind, its tenant and its id. Values written before encryption was turned on are returned
 unchanged.
@@ -29,7 +29,7 @@ from causeway_server.router.serving.folders import file_version, write_atomicall
 
 from .record import tenant_of
 
-ContentKind = Literal["request", "result", "text", "file"]
+ContentKind = Literal["request", "result", "text", "file", "cached", "outcome"]
 WHERE: Final = "jobs.encryption_key_file"
 _LOOK_EVERY_S = 1.0  # at the file
 _ID = re.compile(r"[a-z0-9]{1,32}")

@@ -133,7 +133,15 @@ class FileStore:
     async def lookup(self, name: str) -> StoredFile | None:
         """Return a file of any owner and in any state."""
         fields = as_fields(await self.db.command("HGETALL", self.db.key("file", name)))
-        return _stored_file(fields) if fields else None
+        return self._stored_file(fields) if fields else None
+
+    def _stored_file(self, fields: dict[str, bytes]) -> StoredFile:
+        """Return a file by its record. A name that cannot be opened is empty: the file can be deleted all the same."""
+        with suppress(JobStoreUnavailable, RecordUnreadable):
+            name = self.cipher.open(fields.pop("filename", b""), "file", "", fields["id"].decode(), "filename")
+            fields["filename"] = name
+        plain = {key: value.decode("utf-8", "replace") for key, value in fields.items()}
+        return msgspec.convert(plain, StoredFile, strict=False)
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20, purpose: str = "") -> list[StoredFile]:
         """Return files of `owner`, newest first, starting after `after`; an unknown one starts at the newest.
@@ -141,7 +149,7 @@ class FileStore:
         This is one command, whose cost grows with the files returned and those of another `purpose` before them.
         """
         rows = as_list(await self.db.run("file_page", self.db.time, owner, after, limit, purpose))
-        return [_stored_file(as_fields(row)) for row in rows]
+        return [self._stored_file(as_fields(row)) for row in rows]
 
     async def delete(self, file: StoredFile) -> None:
         """Delete a file. Batches that read it continue."""
@@ -227,7 +235,8 @@ class FileStore:
         """Make a written file visible, for at most `file_ttl_s`. Returns False if its writer was presumed dead."""
         ttl, size = int((ttl_s or self.config.file_ttl_s) * 1000), sum(part.bytes for part in parts)
         rows = (f"{part.name}:{part.bytes}" for part in parts)
-        fields = (filename, purpose, size, ",".join(tags))
+        sealed = self.cipher.seal(filename.encode(), "file", "", name, "filename")
+        fields = (sealed, purpose, size, ",".join(tags))
         return as_int(await self.db.run("file_ready", self.db.time, name, ttl, *fields, *rows)) > 0
 
     async def usage(self, owner: str) -> FileUsage:
@@ -311,11 +320,6 @@ class FileWriter:
         part = FilePart(str(len(self._parts) + 1), len(data))
         await self._files.write_part(self.id, self._owner, part.name, data)
         self._parts.append(part)
-
-
-def _stored_file(fields: dict[str, bytes]) -> StoredFile:
-    plain = {key: value.decode("utf-8", "replace") for key, value in fields.items()}
-    return msgspec.convert(plain, StoredFile, strict=False)
 
 
 def too_many_files(config: BatchConfig) -> QuotaExceeded:

@@ -14,6 +14,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from causeway_server.router.errors import JobStoreUnavailable, RecordUnreadable
+
+from ..storage.encryption import NO_CIPHER, ContentCipher
 from ..storage.record import RunBill, encode_bill
 from ..storage.redis_client import RedisClient, as_bytes, as_int, as_list, as_text
 from ..storage.stores import SCRIPTS, load_with_shared
@@ -48,11 +51,14 @@ class EffectStore:
         owner: Name of this process, if it needs the lease to receive; else "".
     """
 
-    def __init__(self, database: RedisClient, name: str, owner: str, *, ttl_s: float) -> None:
+    def __init__(
+        self, database: RedisClient, name: str, owner: str, *, ttl_s: float, cipher: ContentCipher = NO_CIPHER
+    ) -> None:
         self._database = database
         self._name = name
         self._owner = owner
         self._ttl_ms = int(ttl_s * 1000)
+        self._cipher = cipher
 
     async def hold(self, lease_s: float) -> bool:
         """Take or renew the lease; with 0, return it. Return False if another process has it."""
@@ -65,10 +71,14 @@ class EffectStore:
         if len(rows) != len(effects):
             raise LeaseLost
         known = []
-        for row in rows:
-            attempts, state, outcome, position = as_list(row)
+        for effect, row in zip(effects, rows, strict=True):
+            attempts, state, stored, position = as_list(row)
+            try:
+                outcome = self._cipher.open(as_bytes(stored), "outcome", "", self._name, effect)
+            except RecordUnreadable as error:  # running the message again might answer it twice
+                raise JobStoreUnavailable(f"The outcome of message {effect}: {error.message}") from error
             effect_state = msgspec.convert(as_text(state), EffectState)
-            known.append(KnownEffect(as_int(attempts), effect_state, as_bytes(outcome), as_text(position)))
+            known.append(KnownEffect(as_int(attempts), effect_state, outcome, as_text(position)))
         return known
 
     async def count(self, effect: str, change: int, bill: RunBill | None = None) -> None:
@@ -80,6 +90,7 @@ class EffectStore:
 
         Returns False if another run's outcome is stored already. Raises LeaseLost.
         """
+        outcome = self._cipher.seal(outcome, "outcome", "", self._name, effect)
         arguments = (self._name, self._owner, self._ttl_ms, effect, run, outcome, position, encode_bill(bill))
         reply = as_int(await self._database.run("stream_record", *arguments))
         if reply < 0:

@@ -122,6 +122,13 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     issuers: Annotated[
         tuple[IssuerConfig, ...], doc("OpenID Connect issuers of the owner whose tokens are also accepted.")
     ] = ()
+    receipt_key_file: Annotated[
+        str,
+        doc(
+            "Private key that signs the receipts of `DELETE /v1/me/data`, from `causeway-cloud keys new`. Its public "
+            "key does not belong into `key_file`. Empty: clients cannot erase."
+        ),
+    ] = ""
     fleet: FleetIdentityConfig = FleetIdentityConfig()
     certificates: CertificateIdentityConfig = CertificateIdentityConfig()
     api_keys: ApiKeysConfig = ApiKeysConfig()

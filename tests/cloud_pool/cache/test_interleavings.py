@@ -137,7 +137,7 @@ class Leases(RuleBasedStateMachine):
         )
         assert value is not None
         held = self.holder == (name, lease)
-        assert self.loop.run_until_complete(self.stores[name].finish(lease, value, b"")) == held
+        assert self.loop.run_until_complete(self.stores[name].finish(lease, value, b"", "")) == held
         if held:
             self.holder = None
             self.kept = (text, self.now) if worth_keeping else self.kept

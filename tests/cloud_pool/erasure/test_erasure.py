@@ -12,14 +12,15 @@ import pytest
 import redis.asyncio
 from click.testing import CliRunner
 
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
 from causeway_server.cloud_pool.accounts.identity.issuing import new_key, read_private
 from causeway_server.cloud_pool.accounts.identity.key_set import read_jwks
 from causeway_server.cloud_pool.cli.erase import erase
+from causeway_server.cloud_pool.core.subject import ErasureSubject
 from causeway_server.cloud_pool.erasure import (
     ErasedKind,
     Erasure,
     ErasureConflict,
-    ErasureSubject,
     gateway_kinds,
     job_kinds,
     sign,
@@ -41,7 +42,7 @@ WEBHOOK = "https://hooks.example.com/"
 
 
 def every_kind(stores: JobStores, client: redis.asyncio.Redis) -> tuple[ErasedKind, ...]:
-    return (*job_kinds(stores), *gateway_kinds(client, client, f"{stores.database.prefix}-cache"))
+    return (*job_kinds(stores), *gateway_kinds(client, client, f"{stores.database.prefix}-cache", IdentityConfig()))
 
 
 async def fill(stores: JobStores, new_job: MakeJob, tenant: str) -> dict[str, str]:
@@ -102,7 +103,7 @@ async def test_nothing_of_an_erased_tenant_is_left(
     await client.hset(cached, "value", b"x")
     before, erasure = await contents(stores.database), Erasure(stores.database, every_kind(stores, client))
     counts = await erasure.count(ACME)
-    receipt = await erasure.erase(ACME, [])
+    receipt = await erasure.erase(ACME)
     after = await contents(stores.database)
     await erasure.forget(ACME)
     left = {name: count for name, count in counts.items() if count and not _is_followed(name)}
@@ -135,9 +136,9 @@ async def test_bills_that_no_worker_added_are_erased_with_their_tenant_only(
     for field in (*(f"{SECRET}|2026-11-21|large|{at}" for at in range(70)), *theirs):
         await client.hset(bills, field, "1")
     for subject in (ErasureSubject(SECRET, device="1"), ErasureSubject(SECRET, user="ann"), ErasureSubject("eras")):
-        assert "pending_usage" not in (await erasure.erase(subject, [])).erased
+        assert "pending_usage" not in (await erasure.erase(subject)).erased
     assert await client.hlen(bills) == 72
-    assert (await erasure.erase(ACME, [])).erased["pending_usage"] == 70
+    assert (await erasure.erase(ACME)).erased["pending_usage"] == 70
     assert [await client.hexists(bills, field) for field in theirs] == [True, True]
     assert await client.hlen(bills) == 2
 
@@ -149,8 +150,8 @@ async def test_a_dead_letter_whose_record_is_gone_is_erased_with_its_owner_only(
         ids = await fill(stores, new_job, tenant)
         await client.unlink(stores.database.key("job", ids["dead"]))
     erasure = Erasure(stores.database, job_kinds(stores))
-    assert "dead_letters" not in (await erasure.erase(ErasureSubject(SECRET, device="2"), [])).erased
-    assert (await erasure.erase(ErasureSubject(SECRET, device="1"), [])).erased["dead_letters"] == 1
+    assert "dead_letters" not in (await erasure.erase(ErasureSubject(SECRET, device="2"))).erased
+    assert (await erasure.erase(ErasureSubject(SECRET, device="1"))).erased["dead_letters"] == 1
     assert await client.xlen(stores.database.key("dead")) == 1
     assert [letter.owner for letter in await stores.jobs.dead_letters()] == ["rival/1"]
 
@@ -175,7 +176,7 @@ async def test_a_device_or_a_user_is_erased_alone(
     stores: JobStores, new_job: MakeJob, subject: ErasureSubject, left: set[str]
 ) -> None:
     ids = await fill(stores, new_job, SECRET)
-    await Erasure(stores.database, job_kinds(stores)).erase(subject, [])
+    await Erasure(stores.database, job_kinds(stores)).erase(subject)
     assert {state for state, job in ids.items() if await stores.jobs.lookup(job)} == left
 
 
@@ -185,8 +186,8 @@ async def test_an_interrupted_erasure_is_continued(stores: JobStores, new_job: M
     kinds = job_kinds(stores)
     for items in (0, 1):
         with pytest.raises(JobStoreUnavailable):
-            await Erasure(stores.database, [_Killed(kind, items) for kind in kinds]).erase(ACME, [])
-    receipt = await Erasure(stores.database, kinds).erase(ACME, [])
+            await Erasure(stores.database, [_Killed(kind, items) for kind in kinds]).erase(ACME)
+    receipt = await Erasure(stores.database, kinds).erase(ACME)
     assert receipt.resumed
     assert (receipt.erased["jobs"], receipt.erased["batches"], receipt.erased["files"]) == (5, 1, 1)
     assert set(of(await contents(stores.database), SECRET)) == set()
@@ -221,11 +222,11 @@ async def test_a_tenant_that_goes_on_working_gets_no_receipt(stores: JobStores, 
 
     kinds = [Restless(kind, 0) for kind in job_kinds(stores)]
     with pytest.raises(ErasureConflict, match="revoke its tokens"):
-        await Erasure(stores.database, kinds).erase(ACME, [])
+        await Erasure(stores.database, kinds).erase(ACME)
 
 
 async def test_a_changed_receipt_is_not_valid(stores: JobStores, tmp_path: Path) -> None:
-    receipt = await Erasure(stores.database, job_kinds(stores)).erase(ACME, [])
+    receipt = await Erasure(stores.database, job_kinds(stores)).erase(ACME)
     new_key(tmp_path / "private.pem", tmp_path / "keys.json")
     new_key(tmp_path / "other.pem", tmp_path / "others.json")
     signed = sign(receipt, read_private(tmp_path / "private.pem"))

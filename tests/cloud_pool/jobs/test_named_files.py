@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry
 
 from causeway_server.cloud_pool.app import JobsGateway
 from causeway_server.cloud_pool.batches.processor import BatchProcessor
-from causeway_server.cloud_pool.erasure import Erasure, ErasureSubject, job_kinds
+from causeway_server.cloud_pool.core.subject import ErasureSubject
+from causeway_server.cloud_pool.erasure import Erasure, job_kinds
 from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
 from causeway_server.cloud_pool.jobs.submission import NamedFileReader, SubmissionParser
 from causeway_server.cloud_pool.storage.config import JobsConfig
@@ -211,7 +212,7 @@ async def test_named_files_count_for_their_tenant_and_are_erased_with_it(url: st
     async with client_of(url) as client:
         file = await client.files.create(file=("note.txt", NOTE), purpose="user_data")
         assert (await stores.files.usage("acme/1")).bytes == len(NOTE)
-        receipt = await Erasure(stores.database, job_kinds(stores)).erase(ErasureSubject("acme"), [])
+        receipt = await Erasure(stores.database, job_kinds(stores)).erase(ErasureSubject("acme"))
         assert receipt.erased["files"] == 1
         assert (await stores.files.usage("acme/1")).store_bytes == 0
         with pytest.raises(openai.NotFoundError):

@@ -21,8 +21,9 @@ from causeway_server.cloud_pool.admission.peer_heartbeat import PeerHeartbeat, S
 from causeway_server.cloud_pool.app import JobsGateway
 from causeway_server.cloud_pool.background import WorkerRuntime
 from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.core.subject import ErasureSubject, marks_of
 from causeway_server.cloud_pool.dispatch.endpoint_selection import PoolCapacity
-from causeway_server.cloud_pool.erasure import ErasureSubject, gateway_kinds
+from causeway_server.cloud_pool.erasure import gateway_kinds
 from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
 from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
 from causeway_server.cloud_pool.redis.connect import open_redis
@@ -155,16 +156,21 @@ async def test_a_cluster_that_is_down_costs_only_the_sharing(cluster: ClusterDep
         assert alone.fault("redis_unavailable") > 0
 
 
+NAMES = ("usage", "cached_answers")
+
+
 async def test_usage_and_cached_answers_are_erased_on_every_node(client: redis.asyncio.Redis) -> None:
-    """Of one tenant the usage, whatever characters its name has, and the cache as a whole."""
+    """Of one tenant, whatever characters its name has; cached answers of an older version, too, which name none."""
     days = [
         f"causeway:tenant:{{{tenant}}}:usage:2026-11-{day}" for tenant in ("gone*", "gone", "kept") for day in "123"
     ]
     cached = [f"erased:cache:{{{number}}}:entry" for number in range(30)]
     for key in (*days, *cached):
         await client.hset(key, "a", "1")
-    kinds = gateway_kinds(client, client, "erased:cache")
-    for subject, erased in ((ErasureSubject("gone*"), (3, 30)), (ErasureSubject("gone", device="1"), (0, 0))):
+    for number, key in enumerate(cached[:20]):
+        await client.hset(key, "of", marks_of("gone*" if number < 10 else "kept", "1", None))
+    kinds = [kind for kind in gateway_kinds(client, client, "erased:cache", IdentityConfig()) if kind.name in NAMES]
+    for subject, erased in ((ErasureSubject("gone*"), (3, 20)), (ErasureSubject("gone", device="1"), (0, 0))):
         found = [[name async for name in kind.find(subject)] for kind in kinds]
         assert tuple(map(len, found)) == erased
         for kind, names in zip(kinds, found, strict=True):

@@ -8,7 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from causeway_server.cloud_pool.erasure import Erasure, ErasureSubject, job_kinds
+from causeway_server.cloud_pool.core.subject import ErasureSubject
+from causeway_server.cloud_pool.erasure import Erasure, job_kinds
 from causeway_server.cloud_pool.storage.stores import JobStores
 from causeway_server.router.openai.responses.compaction import Compacted
 from tests.cloud_pool.jobs.conftest import until
@@ -268,11 +269,11 @@ async def test_responses_are_erased_with_their_client_or_user(gateway: StoringGa
     stores = JobStores.open(gateway.config.jobs)
     try:
         erasure = Erasure(stores.database, job_kinds(stores))
-        receipt = await erasure.erase(ErasureSubject("default", user="ann"), ())
+        receipt = await erasure.erase(ErasureSubject("default", user="ann"))
         assert receipt.erased["responses"] == 1
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(of_user.id)
-        receipt = await erasure.erase(ErasureSubject("default", device="kiosk"), ())
+        receipt = await erasure.erase(ErasureSubject("default", device="kiosk"))
         assert receipt.erased["responses"] == 1
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(plain.id)

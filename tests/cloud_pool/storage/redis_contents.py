@@ -14,11 +14,11 @@ _READ = {
 }
 
 
-async def contents(database: RedisClient) -> dict[str, bytes]:
-    """Return the value of each key below the prefix, its parts one after the other."""
+async def contents(database: RedisClient, pattern: str = "") -> dict[str, bytes]:
+    """Return the value of each key below the prefix, or of `pattern`, its parts one after the other."""
     found, cursor = {}, "0"
     while True:
-        reply = await database.command("SCAN", cursor, "MATCH", f"{database.prefix}:*", "COUNT", 1000)
+        reply = await database.command("SCAN", cursor, "MATCH", pattern or f"{database.prefix}:*", "COUNT", 1000)
         cursor = as_text(as_list(reply)[0])
         for name in as_list(as_list(reply)[1]):
             key = as_text(name)

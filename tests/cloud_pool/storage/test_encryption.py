@@ -25,11 +25,12 @@ from causeway_server.cloud_pool.storage.encryption import (
 from causeway_server.cloud_pool.storage.file_contents import FileContentLost
 from causeway_server.cloud_pool.storage.job_store import JobStore
 from causeway_server.cloud_pool.storage.record import LiveText, NewJob
-from causeway_server.cloud_pool.storage.redis_client import as_bytes, as_text
+from causeway_server.cloud_pool.storage.redis_client import RedisClient, as_bytes, as_text
 from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.streams.effects import STREAM_SCRIPTS, EffectStore
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
-from causeway_server.router.errors import ConfigError, RecordUnreadable
+from causeway_server.router.errors import ConfigError, JobStoreUnavailable, RecordUnreadable
 from causeway_server.router.jobs.job import JobState
 from causeway_server.router.serving.at_rest.sealing import MAGIC
 from tests.cloud_pool.batches.batch_support import create_batch, process, rows, upload
@@ -255,6 +256,21 @@ async def test_swapped_requests_and_results_are_not_read(
             await stores.jobs.read_result(mine, OWNER)
         assert as_text(await database.command("HGET", database.key("job", mine), "body"))
     assert "secret" not in caplog.text
+
+
+async def test_an_outcome_that_waits_for_its_broker_is_sealed(encrypted: JobsConfig, key_file: Path) -> None:
+    """Another process with the keys publishes it; one that cannot read it does not run the message again."""
+    database = RedisClient(encrypted, STREAM_SCRIPTS)
+    effects = EffectStore(database, "p", "", ttl_s=60.0, cipher=ContentCipher(str(key_file)))
+    await effects.claim(["one"])
+    assert await effects.record("one", "run", b"an answer", "")
+    assert b"an answer" not in b"".join((await contents(database)).values())
+    assert (await effects.claim(["one"]))[0].outcome == b"an answer"
+    await database.command("COPY", database.key("effect", "p", "one"), database.key("effect", "p", "two"))
+    for reader, effect in ((effects, "two"), (EffectStore(database, "p", "", ttl_s=60.0), "one")):
+        with pytest.raises(JobStoreUnavailable):
+            await reader.claim([effect])
+    await database.close()
 
 
 async def _has_ended(store: JobStore, job: str, owner: str = OWNER) -> bool:
