@@ -14,7 +14,7 @@ import msgspec
 
 from causeway_server.models.parts.installed import NO_SPEECH
 from causeway_server.router.bundle.settings import RealtimeConfig
-from causeway_server.router.errors import ModelNotFound
+from causeway_server.router.errors import AuthenticationFailed, ModelNotFound
 from causeway_server.router.openai.audio import Transcript
 from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeAudio, TranscribePartial
 from causeway_server.router.realtime.session import RealtimeSession
@@ -78,6 +78,7 @@ class SessionAudio(msgspec.Struct, frozen=True):
 class DeviceClient(SessionClient, frozen=True):
     """The client of one connection. `traceparent`: its trace context; "" for none."""
 
+    authorization: str
     traceparent: str
 
 
@@ -98,7 +99,9 @@ class DeviceSessions(msgspec.Struct, frozen=True):
         """
         await self.reader.ready(authorization)
         hints = routing_hints(http.headers, self.reader.identify(authorization, http))
-        return DeviceClient(hints.client, network_of(hints.client), hints, read_traceparent(http.headers))
+        return DeviceClient(
+            hints.client, network_of(hints.client), hints, authorization, read_traceparent(http.headers)
+        )
 
     def open(
         self, session_id: str, model: str | None, client: DeviceClient
@@ -140,6 +143,14 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
                 trace=None if tracing is None else tracing.begin(start.request, traceparent, daemon.clock.unix()),
             )
         )
+
+    def refusal(self) -> AuthenticationFailed | None:
+        """Return why the token of the connection is no longer accepted; None if it is."""
+        try:
+            self._daemon.reader.check_again(self.client.authorization)
+        except AuthenticationFailed as error:
+            return error
+        return None
 
     def _voice(self, start: StartResponse) -> Callable[[str], Awaitable[bytes]] | None:
         if start.voice is None or not self._daemon.audio.speaks:

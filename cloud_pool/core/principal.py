@@ -79,6 +79,10 @@ class Principal(msgspec.Struct, frozen=True):
 
     def require(self, scope: Scope) -> None:
         """Raise PermissionDenied if the token lacks `scope`."""
+        if scope not in self.scopes and scope == "jobs" and self.usd_per_day:
+            raise PermissionDenied(
+                "An API key with a budget (`usd_per_day`) cannot submit jobs, because they run later."
+            )
         if scope not in self.scopes:
             raise PermissionDenied(f"This token does not permit this: it lacks the scope `{scope}`.")
 

@@ -28,7 +28,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast, get_args
@@ -42,6 +42,7 @@ from causeway_server.router.errors import (
     AuthenticationFailed,
     CausewayError,
     ClientGone,
+    IdentityUnavailable,
     MethodNotAllowed,
     NotFound,
     PermissionDenied,
@@ -329,6 +330,12 @@ class RequestReader:
         if not matches:
             raise AuthenticationFailed("This API key is unknown.")
         return matches[0]
+
+    def check_again(self, authorization: str) -> None:
+        """Check an accepted client again while it is served. Raises AuthenticationFailed if its token has expired."""
+        if self.issuers is not None:
+            with suppress(IdentityUnavailable):  # it was accepted
+                self.issuers.verify(authorization)
 
     def forget(self) -> None:
         """Forget the requests that were parsed of late."""

@@ -13,7 +13,7 @@ from causeway_server.router.errors import UnsupportedFeature
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_document
 from causeway_server.router.openai.responses.state import StoredTurn, Turn
 from causeway_server.router.residency import region_tags
-from causeway_server.router.serving.request import AiohttpRequest, HttpExchange
+from causeway_server.router.serving.request import AiohttpRequest, HttpExchange, read_credential
 from causeway_server.router.serving.responses import Handler, ServerResponse
 from causeway_server.router.serving.stored.api import PATHS, StoredResponseApi
 from causeway_server.router.session_tags import tags_of_session
@@ -74,7 +74,7 @@ class DeviceResponses:
             owner, turn, echo, request.model, partial(self.start, http, hints, caller.priority), tags
         )
         if turn.request.stream:
-            return await self.api.follow(http, owner, turn.id, self._served)
+            return await self.api.follow(http, owner, turn.id, partial(self._served, http))
         return await self.api.show(owner, turn.id)
 
     async def _handle(self, http: AiohttpRequest) -> ServerResponse:
@@ -82,7 +82,7 @@ class DeviceResponses:
         if http.method == "POST":
             self.service.admit(owner)
         read, bind = partial(self.reader.body, http), partial(self._bind, http)
-        return await self.api.handle(http, owner, read, self._served, bind)
+        return await self.api.handle(http, owner, read, partial(self._served, http), bind)
 
     async def _bind(self, http: HttpExchange, items: StoredTurn) -> StoredTurn:
         hints = routing_hints(http.headers, self.reader.caller(http))
@@ -91,5 +91,6 @@ class DeviceResponses:
         tags = region_tags(decision.regions)
         return msgspec.structs.replace(items, private=decision.on_device, tags=tags)
 
-    def _served(self) -> bool:
+    def _served(self, http: HttpExchange) -> bool:
+        self.reader.check_again(read_credential(http))
         return not self.service.draining

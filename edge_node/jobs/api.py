@@ -40,7 +40,7 @@ from causeway_server.router.openai.request_body import check_media_type
 from causeway_server.router.parts.uploads import FILE_MARK, named_files
 from causeway_server.router.policy.signals import modalities
 from causeway_server.router.residency import check_webhook_region, region_tags
-from causeway_server.router.serving.request import PRIORITY, AiohttpRequest, one_value, read_choice
+from causeway_server.router.serving.request import PRIORITY, AiohttpRequest, one_value, read_choice, read_credential
 from causeway_server.router.serving.responses import (
     STREAMED,
     EventStream,
@@ -123,7 +123,9 @@ class OutboxEventReader:
         self._last = last or (-1, 0)
 
     async def read(self, stopping: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
-        """Yield events until the one that ends the job, or until `stopping`. Raises NotFound, JobStoreUnavailable."""
+        """Yield events until the one that ends the job, or until `stopping`, which may raise CausewayError. Raises
+        NotFound or JobStoreUnavailable.
+        """
         silent = _SILENT_POLLS  # a client that is up to date gets the response's head at once
         while not stopping():
             job, result = await self._store.get(self._job_id, self._owner)
@@ -307,8 +309,16 @@ class OutboxApi:
             if http.method == "HEAD":
                 stream.send_head()
                 return stream
-            reader = OutboxEventReader(self._store, self._runner.feed, job_id, owner, last)
-            async for events in reader.read(lambda: self._service.draining):
+            credential, reader = (
+                read_credential(http),
+                OutboxEventReader(self._store, self._runner.feed, job_id, owner, last),
+            )
+
+            def stopping() -> bool:
+                self._reader.check_again(credential)
+                return self._service.draining
+
+            async for events in reader.read(stopping):
                 stream.send(events)
                 await stream.drain()
             stream.end()

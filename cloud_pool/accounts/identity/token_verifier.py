@@ -166,8 +166,8 @@ class TokenVerifier:
             IdentityUnavailable: The key may be the fleet's, whose keys have never been read.
             PermissionDenied: The fleet may not use the token's tenant.
         """
-        if len(token) > self._config.max_token_bytes:  # (1)
-            raise AuthenticationFailed("The token is too long.")
+        if len(token) > (most := self._config.max_token_bytes):  # (1)
+            raise AuthenticationFailed(f"The token has {len(token)} bytes; at most {most} are accepted.")
         self._keys.refresh(now)
         if self._key_revision != self._keys.revision:
             self._verified.clear()

@@ -165,11 +165,13 @@ class IssuerTokens(Generic[Identity]):
 
 
 def _bearer(authorization: str) -> str:
-    """Return the bearer token of a header if it may be one of an issuer (1); "" otherwise."""
+    """Return the bearer token of a header if it may be an issuer's; "" otherwise. Raises AuthenticationFailed (1)."""
     scheme, _, token = authorization.partition(" ")
     token = token.strip()
     is_jwt = token.startswith("eyJ") and scheme.lower() == "bearer"  # `{"` in base64
-    return token if is_jwt and len(token) <= MAX_TOKEN_BYTES else ""
+    if is_jwt and len(token) > MAX_TOKEN_BYTES:
+        raise AuthenticationFailed(f"The token has {len(token)} bytes; at most {MAX_TOKEN_BYTES} are accepted.")
+    return token if is_jwt else ""
 
 
 def _digest(token: str) -> bytes:

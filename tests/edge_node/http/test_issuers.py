@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from causeway_server.edge_node.config.schema import DeviceIdentityConfig, KeyConfig, ServerConfig
 from causeway_server.edge_node.http import api
+from causeway_server.router.realtime.event_log import CloseCode
 from causeway_server.router.serving.issuers.config import IssuerConfig
 from tests.router.issuers.oidc_issuer import AUDIENCE, OidcIssuer, SigningKey, serving_issuer
 
@@ -125,6 +127,26 @@ async def test_a_token_expires_on_an_open_connection(
         issuer.rotate("two", keep=False)
         assert (await device.ask(headers=bearer(issuer.token()))).status == 200
         assert (await device.ask(headers=bearer(token))).status == 401
+
+
+async def test_what_goes_on_ends_with_its_token(tmp_path: Path, issuer: OidcIssuer) -> None:
+    """A live session, a job's events and those of a response in the background say why."""
+    async with running(tmp_path, identity=identity(issuer)) as device:
+        token = issuer.token()
+        job = (await post(device, "/v1/jobs", token, not_before_ms=3_600_000)).json
+        device.engine.gate = asyncio.Event()
+        made = await post(device, "/v1/responses", token, input="hi", background=True, messages=None)
+        paths = (f"/v1/jobs/{job['id']}/events", f"/v1/responses/{made.json['id']}?stream=true")
+        streams = [await device.session.get(path, headers=bearer(token)) for path in paths]
+        async with device.session.ws_connect("/v1/realtime", headers=bearer(token)) as live:
+            assert (await live.receive_json())["type"] == "session.created"
+            issuer.rotate("two", keep=False)
+            assert (await device.ask(headers=bearer(issuer.token(sub="pia")), model="large")).status == 200
+            refused = await live.receive_json()
+            assert (await live.receive()).data == CloseCode.TOKEN_REFUSED
+        for words in (json.dumps(refused), *[await stream.text() for stream in streams]):
+            assert "No key of the issuer" in words
+        device.engine.gate.set()
 
 
 async def test_rotation_under_load_fails_no_request(tmp_path: Path, issuer: OidcIssuer) -> None:

@@ -188,8 +188,9 @@ async def test_malformed_tokens_are_refused(issuer: OidcIssuer) -> None:
             issuer.key.sign(issuer.claims(), typ="logout+jwt"),
         ):
             assert (await refused(tokens, token)).startswith("401 ")
-        for other in ("", "eyJ", "Basic", f"{head}.{deep}.{signature}", good + "x" * 20_000, "é" * 10):
+        for other in ("", "eyJ", "Basic", f"{head}.{deep}.{signature}", "é" * 10):
             assert await identity(tokens, other) is None, "not a token of this issuer"
+        assert "at most 16384 are accepted" in await refused(tokens, good + "x" * 20_000)
         assert tokens.verify(good) is None
         assert await identity(tokens, issuer.key.sign({**issuer.claims(), "iss": "https://other.example"})) is None
 

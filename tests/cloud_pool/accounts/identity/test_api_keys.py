@@ -244,6 +244,8 @@ async def test_a_key_has_a_budget_of_its_own(empty_redis: RedisServer, issuer: I
         admin = token(issuer)
         bounded = (await made(gateway, admin, usd_per_day=0.0105))["key"]
         free = (await made(gateway, admin))["key"]
+        with pytest.raises(PermissionDenied, match="with a budget"):
+            gateway.accounts.authenticator.principal(f"Bearer {bounded}").require("jobs")
         assert (await gateway.post(bounded, body))[0] == 200
         await gateway.accounts.ledger.flush()
         status, answer = await gateway.post(bounded, body)
