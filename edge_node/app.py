@@ -392,6 +392,9 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
         readiness=parts.readiness,
         describe=_describe,
     )
+    erasure = ErasureApi(parts, device.state_dir)
+    if parts.fleet is not None:
+        parts.fleet.erase = erasure.for_fleet
     return Api(
         service=parts.service,
         reader=reader,
@@ -405,7 +408,7 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
             **parts.jobs.paths(),
             **FileApi(parts.files, reader, config.server.read_timeout_s).paths(),
             **parts.responses.paths(),
-            **ErasureApi(parts, device.state_dir).paths(),
+            **erasure.paths(),
             **parts.audio.paths(),
             "/v1/realtime": ("GET", parts.sessions.connect),
         },

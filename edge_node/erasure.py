@@ -45,7 +45,7 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
     """The receipt of an erasure.
 
     Attributes:
-        client: The client.
+        client: The client; "": all of them.
         device: The device's name in its fleet; "" without one.
         started: UTC.
         finished: UTC.
@@ -87,11 +87,19 @@ class ErasureApi:
                 f"The API key of {caller.name!r} erases only its own data. To erase that of {client[:64]!r}, add "
                 "`rights: [erasure]` to it in server.keys."
             )
+        return json_response(await self.erase(client))
+
+    async def for_fleet(self, client: str) -> str:
+        """Carry out an order of the fleet, and return the signed receipt. Raises like `erase`."""
+        return (await self.erase(client)).jws
+
+    async def erase(self, client: str) -> SignedErasure:
+        """Erase what is stored of a client ("": of all). Raises JobStoreUnavailable or FileFolderUnavailable."""
         started, erased = self._now(), Counter[str]()
         for _ in range(2):
             await self._pass(client, erased)
         key, device = await asyncio.to_thread(self._signer)
-        return json_response(sign(ErasureReceipt(client, device, started, self._now(), erased, _LEFT), key))
+        return sign(ErasureReceipt(client, device, started, self._now(), erased, _LEFT), key)
 
     async def _pass(self, client: str, erased: Counter[str]) -> None:
         """Erase what is found, and count it. Raises JobStoreUnavailable or FileFolderUnavailable."""

@@ -278,11 +278,11 @@ class DeviceFileStore:
         return await self.on_disk(self._folder.reseal)
 
     async def erase(self, owner: str) -> int:
-        """Erase all files of a client; return their number. Raises FileFolderUnavailable."""
+        """Erase all files of a client ("": of all); return their number. Raises FileFolderUnavailable."""
         if not (self._has_folder and self._folder.path.is_dir()):
             return 0
         await self._open()
-        names = [file.id for file in self._files.values() if file.owner == owner]
+        names = [file.id for file in self._files.values() if owner in ("", file.owner)]
         for name in names:
             await self._delete(name)
         return len(names)

@@ -68,7 +68,7 @@ UNREADABLE = "unreadable"
 """The state, in its column only, of a row whose record this version cannot read."""
 _READABLE = f"state != '{UNREADABLE}'"
 LISTED = f"SELECT {RECORD} FROM jobs WHERE owner = keyed(?) AND seq < ? AND {_READABLE} ORDER BY seq DESC LIMIT ?"
-OWNED = f"SELECT seq, {RECORD} FROM jobs WHERE owner = keyed(?)"
+OWNED = f"SELECT seq, {RECORD} FROM jobs WHERE keyed(?) IN ('', owner)"
 DUE = (
     f"SELECT {RECORD}, {_BODY.format('requests')} FROM jobs JOIN requests USING (seq) "
     f"WHERE {WAITING} AND lane = ? AND due <= ? ORDER BY rank, seq LIMIT ?"

@@ -256,7 +256,7 @@ class JobOutbox:
 
     @transaction
     def erase(self, db: sqlite3.Connection, owner: str) -> tuple[list[EdgeJob], int]:
-        """Delete all jobs of an owner and its webhook secrets. Return the jobs, and how many secrets there were."""
+        """Delete all jobs and webhook secrets of an owner ("": of all). Return the jobs, and the number of secrets."""
         jobs = []
         for seq, record in db.execute(OWNED, (owner,)).fetchall():
             if (job := decoded(decode_job, record)) is None:
@@ -266,7 +266,7 @@ class JobOutbox:
                 self._cancel_revision(db, job)
                 self._rows.delete(db, job if job.has_ended else self._rows.end(db, job, JobEvent.CANCEL, {}))
             jobs.append(job)
-        secrets = db.execute("DELETE FROM webhook_secrets WHERE owner = keyed(?)", (owner,)).rowcount
+        secrets = db.execute("DELETE FROM webhook_secrets WHERE keyed(?) IN ('', owner)", (owner,)).rowcount
         self._rows.bodies.deletions += len(jobs) + secrets
         return jobs, secrets
 

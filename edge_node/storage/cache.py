@@ -37,7 +37,7 @@ CREATE INDEX IF NOT EXISTS answers_by_use ON answers (used_unix_s);
 """
 _PUT = "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)"
 _GET = "SELECT opened(value, 'answers', key), owner, boot, monotonic_s, unix_s FROM answers WHERE key = keyed(?)"
-_ERASE = "DELETE FROM answers WHERE owner = keyed(?) RETURNING key"
+_ERASE = "DELETE FROM answers WHERE keyed(?) IN ('', owner) RETURNING key"
 _TOUCH = "UPDATE answers SET used_unix_s = ? WHERE key = keyed(?)"
 _EVICT = "DELETE FROM answers WHERE key IN (SELECT key FROM answers ORDER BY used_unix_s LIMIT 64)"
 _ENTRY_OVERHEAD_BYTES = 256  # key, table slot and entry around the answer
@@ -206,13 +206,13 @@ class AnswerCache(SqliteStore):
             self.memory_bytes -= _cost_bytes(removed.answer)
 
     async def erase(self, owner: str) -> int:
-        """Erase the answers to a client's requests; return their number. Raises JobStoreUnavailable."""
+        """Erase the answers to a client's requests ("": of all); return their number. Raises JobStoreUnavailable."""
         erased, names = set[object](), {owner}
         keys = None if self.database is None else self.database.keys
         if self.database is not None and keys is not None:
             erased = {row[0] for row in await self.database.erase(_ERASE, (owner,))}
             names.add(str(keys.keyed(owner)))
-        for key in [key for key, entry in self._memory.items() if entry.owner in names]:
+        for key in [key for key, entry in self._memory.items() if not owner or entry.owner in names]:
             self._forget(key)
             erased.add(key if keys is None else keys.keyed(key))
         return len(erased)

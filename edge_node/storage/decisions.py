@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, mark BLOB NOT NULL);
 _RECORD = "opened(record, 'decisions', id)"
 _PUT = "INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?)"
 _READ = f"SELECT {_RECORD} FROM decisions WHERE created >= ? ORDER BY created, id"
-_ERASE = f"DELETE FROM decisions WHERE client_of({_RECORD}) = ? RETURNING id"
+_ERASE = f"DELETE FROM decisions WHERE ?1 IN ('', client_of({_RECORD})) RETURNING id"
 _EVICT = "DELETE FROM decisions WHERE id IN (SELECT id FROM decisions ORDER BY rowid LIMIT 256)"
 _AGES = 256  # number of records of the newest row, over `max_age_s`
 
@@ -160,8 +160,8 @@ class DecisionStore(SqliteStore):
         return (records + [record for record in older if record.id not in self.memory])[:limit]
 
     async def erase(self, client: str) -> int:
-        """Erase a client's records; return their number. Raises JobStoreUnavailable."""
-        ids = {record.id for record in self.memory.values() if record.request.client == client}
+        """Erase a client's records ("": of all); return their number. Raises JobStoreUnavailable."""
+        ids = {record.id for record in self.memory.values() if client in ("", record.request.client)}
         for decision_id in ids:
             del self.memory[decision_id]
         if self.database is not None:

@@ -101,8 +101,8 @@ class _Objects:
         return deleted > 0
 
     def erase(self, db: sqlite3.Connection, owner: str) -> int:
-        """Delete all objects of a client; return their number."""
-        erased = db.execute("DELETE FROM objects WHERE owner = keyed(?)", (owner,)).rowcount
+        """Delete all objects of a client ("": of all); return their number."""
+        erased = db.execute("DELETE FROM objects WHERE keyed(?) IN ('', owner)", (owner,)).rowcount
         self.deletions += erased
         return erased
 

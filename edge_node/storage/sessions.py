@@ -59,8 +59,8 @@ class _States:
                 del self._by_client[name[:KEY_BYTES]]
 
     def forget(self, client: bytes) -> list[bytes]:
-        """Forget a client's states, and return their names."""
-        names = list(self._by_client.pop(client, ()))
+        """Forget a client's states (b"": all), and return their names."""
+        names = [name for one in ([client] if client else [*self._by_client]) for name in self._by_client.pop(one, ())]
         self._count -= len(names)
         return names
 
@@ -142,8 +142,12 @@ class SessionStore:
         return written
 
     async def erase(self, owner: str) -> int:
-        """Erase a client's states; return their number. Raises JobStoreUnavailable."""
-        gone = [(name,) for states in (self._bound, self._others) for name in states.forget(client_of(owner))]
+        """Erase a client's states ("": of all); return their number. Raises JobStoreUnavailable."""
+        gone = [
+            (name,)
+            for states in (self._bound, self._others)
+            for name in states.forget(client_of(owner) if owner else b"")
+        ]
 
         def delete(db: sqlite3.Connection) -> None:
             db.executemany(_DELETE, gone)

@@ -52,7 +52,7 @@ SECTIONS = {
     "Sign": ("keys", "diff", "sign"),
     "Certificates": ("tls",),
     "Roll out": ("serve", "apply", "status", "pause", "resume", "accept", "abort"),
-    "Devices": ("enroll", "devices", "hold", "pin", "release", "revoke", "audit"),
+    "Devices": ("enroll", "devices", "hold", "pin", "release", "revoke", "erase", "audit"),
 }
 """The commands in the order of `--help`."""
 
@@ -84,7 +84,16 @@ def main() -> None:
 
 for _command in (
     *(rollouts.apply, rollouts.status, rollouts.pause, rollouts.resume, rollouts.accept, rollouts.abort),
-    *(devices.devices, devices.enroll, devices.revoke, devices.hold, devices.release, devices.pin, devices.audit),
+    *(
+        devices.devices,
+        devices.enroll,
+        devices.revoke,
+        devices.erase,
+        devices.hold,
+        devices.release,
+        devices.pin,
+        devices.audit,
+    ),
 ):
     main.add_command(_command)
 devices.audit.add_command(egress.egress)

@@ -1,8 +1,9 @@
-"""The commands `causeway-fleet devices | enroll | revoke | hold | release | pin | audit`."""
+"""The commands `causeway-fleet devices | enroll | revoke | erase | hold | release | pin | audit`."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -135,6 +136,39 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
     ask(PROGRAM, f"Revoke {device}?", yes=yes)
     client.post(f"{path}/revoke", DeviceAnswer, {"reason": reason})
     click.echo(f"{device} is revoked.")
+
+
+@click.command()
+@click.argument("device")
+@click.option(
+    "--client", "of", default="", metavar="NAME", help="Only what the device stores of this client; default: of all."
+)
+@click.option("--reason", default="", help="Reason for the audit log.")
+@click.option("--wait", default="60s", show_default=True, help="Maximum time to wait for the receipt.")
+@click.option("--status", is_flag=True, help="Order nothing: print the last order's receipt.")
+@yes_option
+@connected
+def erase(client: FleetClient, device: str, of: str, reason: str, wait: str, status: bool, yes: bool) -> None:
+    """Order DEVICE to erase what it stores of its clients, after asking, and print its signed receipt.
+
+    A device that is offline erases when it is back. Of a device that has erased everything the control plane keeps its
+    row and the audit log, no history and no counters. Exit code: 0 erased, 1 refused, or the answer is no, or not
+    erased yet; 2 bad arguments, or there is no terminal to ask at, and no --yes.
+    """
+    path, left_s = f"/v1/devices/{quote(device, safe='')}", seconds_of(wait)
+    if not left_s:
+        raise click.BadParameter(f"Expected a time such as 30s or 5m, not {wait!r}.", param_hint="--wait")
+    if not status:
+        ask(PROGRAM, f"Erase all data of {of or 'all clients'} on {device} permanently?", yes=yes)
+        client.post(f"{path}/erase", DeviceAnswer, {"client": of, "reason": reason})
+    until = time.monotonic() + left_s * (not status)
+    while (erasure := client.get(path, DeviceAnswer).erasure) is not None and erasure.finished is None:
+        if time.monotonic() >= until:
+            raise click.ClickException(f"{device} has not erased yet. Ask again with --status.")
+        time.sleep(min(1.0, left_s))
+    if erasure is None:
+        raise click.ClickException(f"{device} was never ordered to erase.")
+    click.echo(erasure.receipt)
 
 
 @click.command()

@@ -12,6 +12,7 @@ from anyio import to_thread
 from securesystemslib.signer import CryptoSigner
 
 from causeway_server.router.bundle.manifest import BundleManifest, RolloutPlan, decode_signed, encode_canonical
+from causeway_server.router.bundle.protocol import ErasureOrder, SignedOrder
 from causeway_server.router.documents.reader import read_struct
 from causeway_server.router.errors import ConfigError
 
@@ -22,8 +23,8 @@ from ..store.database import Store
 from ..store.generations import CohortPace, advance, read_generations, set_pace
 from ..store.rollouts import RolloutRecord, pins_and_holds
 from ..trust.keys import ONLINE, Trust, load_signer, read_trust
-from ..trust.online import publish_online, published_plans, renewal_due, signed_bundles
-from ..trust.published import PublishedFolder
+from ..trust.online import publish_online, published_plans, renewal_due, signed_bundles, signer_of
+from ..trust.published import ROLLOUT, PublishedFolder
 
 REVERTING = (RolloutState.ABORTED, RolloutState.REVERTING)
 
@@ -93,6 +94,12 @@ class Publisher:
         signers = self._signers(trust)
         publish_online(trust, self._folder, signers, at, wanted if changed else None, min_version)
         return tuple(problems)
+
+    def sign_order(self, order: ErasureOrder) -> SignedOrder:
+        """Sign an order to erase with the key of the role rollout. Raises ConfigError."""
+        text, trust = msgspec.json.encode(order), self._trust()
+        signature = signer_of(trust, ROLLOUT, self._signers(trust)).sign(text)
+        return SignedOrder(order=text.decode(), key=signature.keyid, signature=signature.signature)
 
     def _trust(self) -> Trust:
         trust, problems = read_trust(self._fleet)

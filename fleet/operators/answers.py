@@ -32,6 +32,22 @@ class OperatorReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: Reason = ""
 
 
+class ErasureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An order to erase what a device stores. `client`: "" for all its clients."""
+
+    client: Annotated[str, Meta(max_length=256)] = ""
+    reason: Reason = ""
+
+
+class ErasureAnswer(msgspec.Struct, frozen=True):
+    """The last order to erase. `finished`: when the device's receipt (a compact JWS) came; None: not yet."""
+
+    client: str
+    ordered: float
+    finished: float | None
+    receipt: str
+
+
 class PinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bundle: Sha256
     reason: Reason = ""
@@ -164,6 +180,7 @@ class DeviceAnswer(msgspec.Struct, frozen=True):
     quarantined: tuple[str, ...]
     unproven: bool
     history: tuple[DeviceEvent, ...] = ()
+    erasure: ErasureAnswer | None = None
 
 
 class DevicePage(msgspec.Struct, frozen=True):

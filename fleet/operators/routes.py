@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from aiohttp import web
 from anyio import to_thread
 
 from causeway_server.router.bundle.manifest import position
+from causeway_server.router.bundle.protocol import ErasureOrder
 from causeway_server.router.errors import InvalidRequest, NotFound
 from causeway_server.router.numbers import whole_number
 from causeway_server.router.serving.aiohttp_connection import json_response
@@ -24,15 +26,17 @@ from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit, audit_of, read_audit
 from ..store.devices import (
     Device,
+    Erasure,
     cohort_devices,
     count_devices,
     device_history,
+    lock_devices,
     page_of_devices,
     read_device,
     set_operator_columns,
 )
 from ..store.enrolment import new_join_token
-from ..store.generations import revoke
+from ..store.generations import advance, revoke
 from ..store.history import DeviceEvent
 from ..store.rollouts import (
     ENDED,
@@ -49,6 +53,8 @@ from .answers import (
     CohortAnswer,
     DeviceAnswer,
     DevicePage,
+    ErasureAnswer,
+    ErasureRequest,
     FleetAnswer,
     JoinTokenAnswer,
     LookAnswer,
@@ -142,6 +148,30 @@ class OperatorApi(msgspec.Struct, frozen=True):
             device = await read_device(connection, name)
         assert device is not None
         self.controller.notify()
+        return json_response(device_answer(device))
+
+    async def erase(self, http: web.Request) -> web.StreamResponse:
+        """Order a device to erase; an order for the same client that it has not carried out yet stays as it is."""
+        name, now = path_part(http), self.plane.clock()
+        operator = await self.sign_in.require(http, "operator")
+        request = decode_body(await read_body(http) or b"{}", ErasureRequest)
+        if not await to_thread.run_sync(self.publisher.published):
+            raise WrongState("No rollout was published yet, so devices cannot verify an order. Begin a rollout first.")
+        async with self.plane.store.write() as connection:
+            device = (await lock_devices(connection, [name])).get(name)
+            if device is None:
+                raise NotFound(f"Device {name} not found.")
+            before = device.erasure
+            if before is None or before.finished or before.client != request.client:
+                order = ErasureOrder(device=name, id=secrets.token_hex(8), at=now, client=request.client)
+                signed = await to_thread.run_sync(self.publisher.sign_order, order)
+                erasure = Erasure(order.id, order.client, now, signed)
+                text = msgspec.json.encode(erasure).decode()
+                await set_operator_columns(connection, name, erasure_json=text)
+                what = {"device": name, "client": request.client, "reason": request.reason}
+                await append_audit(connection, now, operator.name, "device.erase", what)
+                device = msgspec.structs.replace(device, erasure_json=text)
+                await advance(connection, device.cohort)  # wakes it
         return json_response(device_answer(device))
 
     async def join_token(self, http: web.Request) -> web.StreamResponse:
@@ -249,6 +279,8 @@ def operator_routes(api: OperatorApi) -> list[ApiRoute]:
                      errors=(*errors, NotFound, *((BundleUnknown,) if action == "pin" else ())))
             for action, summary in _ACTIONS.items()
         ),
+        ApiRoute("POST", "/v1/devices/{id}/erase", api.erase, "Order the device to erase what it stores.", "operator",
+                 ErasureRequest, DeviceAnswer, errors=(*errors, NotFound, WrongState)),
         ApiRoute("POST", "/v1/join-tokens", api.join_token, "Make a join token, which is shown only once.", "operator",
                  NewJoinToken, JoinTokenAnswer, 201, errors),
         ApiRoute("GET", "/v1/audit", api.audit, "Rows of the audit log, oldest first.", "viewer",
@@ -347,8 +379,12 @@ def rollout_detail(
 
 
 def device_answer(device: Device, history: tuple[DeviceEvent, ...] = ()) -> DeviceAnswer:
-    same = {name: getattr(device, name) for name in DeviceAnswer.__struct_fields__ if name != "history"}
-    return DeviceAnswer(**same, history=history)
+    more = ("history", "erasure")
+    same = {name: getattr(device, name) for name in DeviceAnswer.__struct_fields__ if name not in more}
+    erasure = None
+    if (one := device.erasure) is not None:
+        erasure = ErasureAnswer(one.client, one.ordered, one.finished or None, one.receipt)
+    return DeviceAnswer(**same, history=history, erasure=erasure)
 
 
 def _common(record: RolloutRecord) -> dict[str, Any]:

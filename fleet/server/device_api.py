@@ -15,6 +15,7 @@ from causeway_server.router.bundle.protocol import (
     SIGNATURE_HEADER,
     Enrolment,
     EnrolmentRequest,
+    ErasureDone,
     IssuedToken,
     StatusReply,
     StatusReport,
@@ -48,7 +49,7 @@ _SIGNED: Errors = (
     refusals.ForeignDevice,
 )
 _AWAY: Errors = (StoreUnavailable, TooManyMessages)
-_Message = TypeVar("_Message", StatusReport, Telemetry, TokenRequest)
+_Message = TypeVar("_Message", StatusReport, Telemetry, TokenRequest, ErasureDone)
 
 
 class DeviceApi:
@@ -103,6 +104,10 @@ class DeviceApi:
 
     async def telemetry(self, http: web.Request) -> web.StreamResponse:
         await self._submit(http, Telemetry)
+        return web.Response(status=204)
+
+    async def erased(self, http: web.Request) -> web.StreamResponse:
+        await self._submit(http, ErasureDone)
         return web.Response(status=204)
 
     async def wake(self, http: web.Request) -> web.StreamResponse:
@@ -207,6 +212,9 @@ def device_routes(plane: ControlPlane) -> list[ApiRoute]:
                  errors=(*_SIGNED, refusals.TokenExpired, refusals.StatusReplayed, *_AWAY)),
         ApiRoute("POST", "/v1/telemetry", api.telemetry, "Count requests; repeated telemetry is counted once.",
                  "device", request=Telemetry, status=204, headers=signature | mac,
+                 errors=(*_SIGNED, refusals.TokenExpired, *_AWAY)),
+        ApiRoute("POST", "/v1/erasures", api.erased, "Send the receipt of an ordered erasure.", "device",
+                 request=ErasureDone, status=204, headers=signature | mac,
                  errors=(*_SIGNED, refusals.TokenExpired, *_AWAY)),
         ApiRoute("GET", "/.well-known/jwks.json", api.jwks, "The public keys of the tokens.", response=dict),
         ApiRoute("GET", "/v1/revocations", api.revocations, "Devices whose tokens are refused, for gateways.",

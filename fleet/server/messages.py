@@ -17,6 +17,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from causeway_server.router.bundle.protocol import (
+    ErasureDone,
     StatusReply,
     StatusReport,
     Telemetry,
@@ -26,7 +27,7 @@ from causeway_server.router.bundle.protocol import (
 )
 from causeway_server.router.errors import CausewayError
 
-from ..store.devices import CHANGING, Device, changing_at, lock_devices, write_reports
+from ..store.devices import CHANGING, Device, changing_at, forget_device, lock_devices, write_reports
 from ..store.generations import CohortPace
 from ..store.history import DeviceEvent
 from ..store.telemetry import add_samples
@@ -39,7 +40,7 @@ _ARRIVALS = 8
 FRESH_S = 300.0
 """The maximum deviation of a token request's `sent`, in seconds."""
 _RETRY_S = 60.0
-Message = StatusReport | Telemetry | TokenRequest
+Message = StatusReport | Telemetry | TokenRequest | ErasureDone
 
 
 class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -142,6 +143,8 @@ class Messages(msgspec.Struct, frozen=True):
             await self._grant(connection, group, answers, asking)
         await write_reports(connection, group.changed, group.events)
         await add_samples(connection, group.samples, now)
+        for name in group.erased:
+            await forget_device(connection, name)
         return answers
 
     async def _grant(
@@ -164,7 +167,12 @@ class Messages(msgspec.Struct, frozen=True):
                 busy[device.id] = device.site
                 group.change(msgspec.structs.replace(device, granted=group.now))
             reply = StatusReply(
-                may_change=allowed, now=group.now, cohort=device.cohort, retry_after_s=_RETRY_S, cloned=device.cloned
+                may_change=allowed,
+                now=group.now,
+                cohort=device.cohort,
+                retry_after_s=_RETRY_S,
+                cloned=device.cloned,
+                erasure=None if (one := device.erasure) is None or one.finished else one.signed,
             )
             answers[index] = Answer(device, reply)
 
@@ -178,6 +186,7 @@ class _Group:
         self.now = now
         self.events: list[tuple[str, DeviceEvent]] = []
         self.samples: list[tuple[str, TelemetrySample]] = []
+        self.erased: list[str] = []  # devices that have erased everything
         self._changed: dict[str, None] = {}
 
     @property
@@ -196,6 +205,8 @@ class _Group:
             after = self._report(device, message)
         elif isinstance(message, Telemetry):
             after = self._telemetry(device, message)
+        elif isinstance(message, ErasureDone):
+            after = self._erased(device, message)
         else:
             after = self._token(device, message)
         if after is not device:
@@ -253,6 +264,18 @@ class _Group:
             return device
         self.samples += [(device.id, sample) for sample in telemetry.samples]
         return msgspec.structs.replace(device, last_seen=self.now, boots_json=msgspec.json.encode(history).decode())
+
+    def _erased(self, device: Device, done: ErasureDone) -> Device:
+        """Return the device after the receipt of an erasure; a repeated one changes nothing (4)."""
+        erasure = device.erasure
+        if erasure is None or erasure.finished or erasure.id != done.order:
+            return device
+        if not erasure.client:
+            self.erased.append(device.id)
+        erasure = msgspec.structs.replace(erasure, finished=self.now, receipt=done.receipt)
+        return msgspec.structs.replace(
+            device, last_seen=self.now, reason="", erasure_json=msgspec.json.encode(erasure).decode()
+        )
 
     def _token(self, device: Device, request: TokenRequest) -> Device:
         """Return the device after a token request (3, 4)."""

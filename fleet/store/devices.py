@@ -11,11 +11,11 @@ import msgspec
 from sqlalchemy import Dialect, Insert, Select, Update, bindparam, case, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from causeway_server.router.bundle.protocol import DeviceState
+from causeway_server.router.bundle.protocol import DeviceState, SignedOrder
 
 from .database import among, as_list, one_of
 from .history import DeviceEvent
-from .tables import device_events, devices
+from .tables import device_events, devices, telemetry, telemetry_marks
 
 T = TypeVar("T")
 CHANGING = (DeviceState.STAGE, DeviceState.ACTIVATE, DeviceState.TRIAL, DeviceState.ROLLBACK)
@@ -24,6 +24,17 @@ GRANT_S = 120.0
 """The time for which a device with permission counts as changing before it reports a change, in seconds."""
 EVENTS_KEPT = 100
 _COUNT_EVENTS_S = 30 * 86400.0
+
+
+class Erasure(msgspec.Struct, frozen=True):
+    """The last order to erase what a device stores. `finished`: when its receipt came, Unix s; 0: not yet."""
+
+    id: str
+    client: str
+    ordered: float
+    signed: SignedOrder
+    finished: float = 0.0
+    receipt: str = ""
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -72,6 +83,7 @@ class Device(msgspec.Struct, frozen=True):
     weekday: int = 1
     minute: int = 0
     granted: float = 0.0
+    erasure_json: str = ""
 
     @property
     def left_out(self) -> bool:
@@ -82,6 +94,11 @@ class Device(msgspec.Struct, frozen=True):
     def owner(self) -> str:
         """The device's name at the gateways, `tenant/device`."""
         return f"{self.tenant}/{self.id}"
+
+    @property
+    def erasure(self) -> Erasure | None:
+        """The last order to erase; None if there is none, or the row is damaged or of a newer version."""
+        return _decoded(self.erasure_json, Erasure)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -105,6 +122,7 @@ _COLUMNS = [devices.c[name] for name in Device.__struct_fields__]
 _REPORTED = (
     *("last_seen", "token_sent", "boots_json", "cloned", "daemon", "state", "state_since", "running", "running_since"),
     *("wanted", "rollout", "code", "reason", "quarantined_json", "unproven", "weekday", "minute", "granted"),
+    "erasure_json",
 )
 _reported = attrgetter(*_REPORTED, "id")
 _EVENT = ("device", *DeviceEvent.__struct_fields__)
@@ -245,9 +263,15 @@ async def device_history(connection: AsyncConnection, device: str, limit: int = 
 
 
 async def set_operator_columns(connection: AsyncConnection, device: str, **columns: Any) -> bool:
-    """Set `held`, `pin`, `cohort` or `cloned` of a device. Returns whether the device exists."""
+    """Set `held`, `pin`, `cohort`, `cloned` or `erasure_json` of a device. Returns whether the device exists."""
     done = await connection.execute(update(devices).where(devices.c.id == device).values(**columns))
     return done.rowcount > 0
+
+
+async def forget_device(connection: AsyncConnection, device: str) -> None:
+    """Delete a device's history and counters. Its row stays."""
+    for table in (device_events, telemetry, telemetry_marks):
+        await connection.execute(delete(table).where(table.c.device == device))
 
 
 async def forget_old_events(connection: AsyncConnection, now: float) -> None:

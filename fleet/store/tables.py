@@ -58,6 +58,7 @@ devices = Table(
     Column("weekday", Integer, nullable=False),  # at the device, ISO
     Column("minute", Integer, nullable=False),  # of the device's day
     Column("granted", Float, nullable=False),  # when it was last told that it may change
+    Column("erasure_json", Text, nullable=False, server_default=""),  # fleet.store.devices.Erasure; "": none
 )
 
 device_events = Table(

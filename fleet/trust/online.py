@@ -59,9 +59,9 @@ def publish_online(
         raise SignaturesMissing("Root and artifacts need their signatures first.")
     if not root.signed.get_verification_result("targets", artifacts.signed_bytes, artifacts.signatures).verified:
         raise SignaturesMissing("Root now names other keys, so artifacts needs their signatures first.")
-    signer = _signer(trust, ROLLOUT, signers)
+    signer = signer_of(trust, ROLLOUT, signers)
     for role in ("snapshot", "timestamp"):
-        _signer(trust, role, signers)  # all or nothing
+        signer_of(trust, role, signers)  # all or nothing
     rollout = _rollout(folder, artifacts.signed, plans, trust.roles[ROLLOUT].expiry(now))
     rollout.version = max(rollout.version, min_version)
     _publish(folder, ROLLOUT, Metadata(rollout), signer)
@@ -81,13 +81,13 @@ def publish_freshness(
     meta = {f"{role}.json": _meta(folder, role) for role in ("targets", ROLLOUT)}
     version = max(snapshot_version, min_version)
     snapshot = Snapshot(version=version, expires=trust.roles["snapshot"].expiry(now), meta=meta)
-    _publish(folder, "snapshot", Metadata(snapshot), _signer(trust, "snapshot", signers))
+    _publish(folder, "snapshot", Metadata(snapshot), signer_of(trust, "snapshot", signers))
     timestamp = Timestamp(
         version=max(timestamp_version, min_version),
         expires=trust.roles["timestamp"].expiry(now),
         snapshot_meta=_meta(folder, "snapshot"),
     )
-    _publish(folder, "timestamp", Metadata(timestamp), _signer(trust, "timestamp", signers))
+    _publish(folder, "timestamp", Metadata(timestamp), signer_of(trust, "timestamp", signers))
     return timestamp.version
 
 
@@ -164,7 +164,8 @@ def _rollout(
     return Targets(version=1 if current is None else current.signed.version + 1, expires=expires, targets=targets)
 
 
-def _signer(trust: Trust, role: str, signers: Sequence[CryptoSigner]) -> CryptoSigner:
+def signer_of(trust: Trust, role: str, signers: Sequence[CryptoSigner]) -> CryptoSigner:
+    """Return the signer of a role. Raises OnlineKeyMissing."""
     holders = {key.keyid for key in trust.roles[role].keys}
     for signer in signers:
         if signer.public_key.keyid in holders:

@@ -5,6 +5,7 @@
     GET  /v1/wake?wait=SECONDS If-None-Match → Wake + ETag, or 304     an unsigned hint that there is news
     POST /v1/status            StatusReport → StatusReply             after each change of state, and with each wake
     POST /v1/telemetry         Telemetry → 204                        counts of requests by bundle
+    POST /v1/erasures          ErasureDone → 204                      the receipt of an ordered erasure
     GET  /v1/revocations       If-None-Match → Revocations + ETag     for cloud gateways, as /.well-known/jwks.json
     GET  /tuf/… /blobs/…       static files, see `router.bundle.manifest`
 
@@ -192,6 +193,31 @@ class StatusReport(_Message, frozen=True):
     local_minute: Annotated[int, Meta(ge=0, lt=1440)] = 0
 
 
+class ErasureOrder(_Message, frozen=True):
+    """An operator's order to erase what a device stores of a client. `client`: "" for all; `at`: when it was given."""
+
+    device: Device
+    id: Annotated[str, Meta(max_length=64)]
+    at: float
+    client: Annotated[str, Meta(max_length=256)] = ""
+
+
+class SignedOrder(_Message, frozen=True):
+    """An `ErasureOrder` as JSON text, signed (Ed25519, hex) by a key of the fleet's role rollout. `key`: its keyid."""
+
+    order: str
+    key: str
+    signature: str
+
+
+class ErasureDone(_Message, frozen=True):
+    """A device has carried out an order. `receipt`: its receipt, as a compact JWS."""
+
+    device: Device
+    order: Annotated[str, Meta(max_length=64)]
+    receipt: Annotated[str, Meta(max_length=32 * 1024)]
+
+
 class StatusReply(_Message, frozen=True):
     """The answer to a status report: hints about the pace of changes, on which no device's safety depends.
 
@@ -201,6 +227,7 @@ class StatusReply(_Message, frozen=True):
         retry_after_s: The pause before the next request, if the device may not change yet.
         now: The control plane's clock.
         cloned: The control plane sees two devices with this identity.
+        erasure: An order that the device has not carried out yet. It obeys the signature, not the reply.
     """
 
     may_change: bool
@@ -208,6 +235,7 @@ class StatusReply(_Message, frozen=True):
     cohort: Name
     retry_after_s: float = 60.0
     cloned: bool = False
+    erasure: SignedOrder | None = None
 
 
 class TelemetrySample(_Message, frozen=True):

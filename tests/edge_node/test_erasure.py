@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from causeway_server.edge_node import app
 from causeway_server.edge_node.cli.main import main
 from causeway_server.edge_node.config.schema import DeviceFilesConfig, KeyConfig, ServerConfig
+from causeway_server.edge_node.erasure import ErasureApi
 from causeway_server.router.decision.sessions import client_of
 from tests.waiting import until
 
@@ -130,6 +131,15 @@ async def test_nothing_of_a_client_is_left_and_others_lose_nothing(
         assert stores_with(device, TILL) == STORES
         status, signed = await call(device, KIOSK, "DELETE", "/v1/me/data")
         assert set(verified(signed)["erased"].values()) == {0}
+
+
+async def test_the_fleet_may_order_to_erase_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with device_of(tmp_path, monkeypatch) as device:
+        for client in (KIOSK, TILL):
+            await plant(device, client)
+        receipt = verified({"jws": await ErasureApi(device.parts, tmp_path).for_fleet("")})
+        assert (receipt["client"], receipt["erased"]["jobs"], receipt["erased"]["files"]) == ("", 4, 2)
+        await until(lambda: stores_with(device, KIOSK) | stores_with(device, TILL) == set())
 
 
 async def test_a_running_job_is_stopped_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

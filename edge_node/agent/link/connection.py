@@ -4,6 +4,7 @@
     wakes       a long poll of uniform(150, 300) s; after a lost connection the next one begins uniform(0, 60) s later
     status      after each change of the agent's state, and with each wake
     telemetry   each minute
+    erasures    when a status reply has an order
 
 This module does not choose the bundle. Without its control plane the device continues with its present bundle.
 `link.json` records the state of the connection for `causeway-edge fleet status`.
@@ -24,7 +25,8 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from causeway_server.router.bundle.protocol import DeviceState, StatusReply, StatusReport
+from causeway_server.router.bundle.protocol import DeviceState, SignedOrder, StatusReply, StatusReport
+from causeway_server.router.errors import CausewayError
 from causeway_server.router.serving.logs import redacted
 
 from ... import daemon_version
@@ -35,6 +37,7 @@ from ..source import SourceWithImport
 from .certificate import CERTIFICATE, DeviceCertificate
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, write_identity, write_synced
+from .orders import Erase, OrderRefused, carry_out
 from .telemetry import TelemetryLog
 from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform
 
@@ -132,6 +135,9 @@ class FleetConnection:
         self._clone = Fault(log, logging.ERROR, self.clock.monotonic)
         self._agent_report: Callable[[], AgentReport] = AgentReport  # a device without an agent runs the factory files
         self._wake_agent: Callable[[], None] = lambda: None
+        self.erase: Erase | None = None  # None: this process erases nothing
+        self._order: SignedOrder | None = None
+        self._ordered = asyncio.Event()
 
     def follow(self, report: Callable[[], AgentReport], wake: Callable[[], None]) -> None:
         """Report this agent's state, and wake it when an update may be available."""
@@ -169,7 +175,7 @@ class FleetConnection:
         """Communicate with the control plane until cancelled."""
         self.telemetry.cut(self._agent_report().running)
         async with anyio.create_task_group() as tasks:
-            for work in (self.tokens.run, self._wakes, self._statuses, self._telemetries):
+            for work in (self.tokens.run, self._wakes, self._statuses, self._telemetries, self._erasures):
                 tasks.start_soon(self._repeated, work)
 
     async def close(self) -> None:
@@ -239,6 +245,20 @@ class FleetConnection:
             await self.check_import()
             self._keep_record()
 
+    async def _erasures(self) -> None:
+        """Carry out orders of the fleet; the next status report brings one again that failed."""
+        while True:
+            await self._ordered.wait()
+            self._ordered.clear()
+            if self._order is None or self.erase is None:
+                continue
+            try:
+                done = await carry_out(self.folder, self._order, self.identity.device, self.erase)
+                if done is not None:
+                    await self.plane.erased(done)
+            except (OrderRefused, FleetError, OSError, CausewayError) as error:
+                log.error("An order of the fleet to erase was not carried out: %s", error)
+
     async def check_import(self) -> None:
         """Wake the agent for a new import, and delete one that is already installed."""
         if (stamp := self.source.stamp) != self._seen_import:
@@ -273,6 +293,9 @@ class FleetConnection:
             )
         else:
             self._clone.end(f"Only one device reports as {self.identity.device} now")
+        if reply.erasure is not None:
+            self._order = reply.erasure
+            self._ordered.set()
         self._follow(reply.cohort)
         self._found()
         return reply

@@ -25,6 +25,7 @@ from causeway_server.router.bundle.protocol import (
     SIGNATURE_HEADER,
     Enrolment,
     EnrolmentRequest,
+    ErasureDone,
     IssuedToken,
     ReportKey,
     StatusReply,
@@ -121,6 +122,10 @@ class ControlPlane:
     async def telemetry(self, telemetry: Telemetry) -> None:
         """Send counts of the device's requests. Raises FleetError."""
         await self._report("/v1/telemetry", telemetry, None)
+
+    async def erased(self, done: ErasureDone) -> None:
+        """Send the receipt of an ordered erasure. Raises FleetError."""
+        await self._report("/v1/erasures", done, None)
 
     async def wake(self, etag: str, wait_s: float, token: str) -> Wake:
         """Wait until there may be an update, for at most `wait_s`. Raises FleetError."""

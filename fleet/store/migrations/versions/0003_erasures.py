@@ -1,0 +1,11 @@
+"""Orders to erase what a device stores."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    op.add_column("devices", sa.Column("erasure_json", sa.Text(), nullable=False, server_default=""))
