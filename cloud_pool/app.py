@@ -58,7 +58,7 @@ from .admission.division import PeerKind
 from .admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from .batches.batch_api import BatchApi
 from .cache.caching_service import CachingService
-from .cache.shared_cache import SharedCache, is_private, read_secret
+from .cache.shared_cache import CacheSecrets, SharedCache, is_private, read_secret
 from .config import Config
 from .core.principal import Principal
 from .core.request_context import Arrivals, BodyMemory
@@ -358,9 +358,8 @@ def build_cache(
         settings.redis or config.redis,
         tiers,
         metrics.registry,
-        secret=read_secret(settings),
+        secrets=CacheSecrets(read_secret(settings), ContentCipher(config.jobs.encryption_key_file)),
         variants=variants,
-        cipher=ContentCipher(config.jobs.encryption_key_file),
     )
 
 
@@ -698,7 +697,9 @@ def build_server(
         from .http.erasure_route import ErasureRoute
 
         key = read_private(Path(config.identity.receipt_key_file))
-        erasure = ErasureRoute(admission, key, partial(opened, config)).erase
+        erasure = ErasureRoute(
+            admission, key, partial(opened, config.jobs, config.redis, config.cache, config.identity)
+        ).erase
     return Server(
         admission,
         GenerationRoutes(

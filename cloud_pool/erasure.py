@@ -28,13 +28,13 @@ from causeway_server.router.errors import CausewayError, ConfigError, JobStoreUn
 from .accounts.identity.api_keys import ApiKeyStore
 from .accounts.identity.config import IdentityConfig
 from .accounts.identity.key_set import Jwks, parse_keys, public_jwk
-from .config import Config
+from .cache.config import CacheConfig
 from .core.subject import ErasureSubject
 from .degradation.tier_sessions import list_of
-from .redis.config import shown_address
+from .redis.config import RedisAddress, shown_address
 from .redis.connect import open_redis, redis_fault
 from .storage.batch_store import output_file_id
-from .storage.config import with_shared_redis
+from .storage.config import JobsConfig, with_shared_redis
 from .storage.record import user_digest
 from .storage.redis_client import JobStoreRefused, RedisClient, as_fields, as_int, as_list, as_text
 from .storage.stores import JobStores
@@ -477,26 +477,28 @@ class StoreFailed(CausewayError):
 
 
 @asynccontextmanager
-async def opened(config: Config) -> AsyncIterator[Erasure]:
-    """Open the stores of a configuration for a `with` block.
+async def opened(
+    jobs: JobsConfig, redis_of_all: RedisAddress, cache: CacheConfig, identity: IdentityConfig
+) -> AsyncIterator[Erasure]:
+    """Open the stores of these sections of a configuration for a `with` block.
 
     Raises:
         ConfigError: No Redis of jobs is configured, or an address is unusable.
         StoreFailed: A Redis does not answer, or answers with an error.
     """
-    settings = with_shared_redis(config.jobs, config.redis)
+    settings = with_shared_redis(jobs, redis_of_all)
     if not settings.redis:
         reason = "Name the Redis of jobs, which stores the progress (--redis or --config); it must not be a cluster."
         raise ConfigError(reason, where="jobs.redis")
-    shared = config.redis or settings.redis
-    addresses = {"redis": shared, "cache.redis": config.cache.redis or shared}
+    shared = redis_of_all or settings.redis
+    addresses = {"redis": shared, "cache.redis": cache.redis or shared}
     async with AsyncExitStack() as closing:
         stores = JobStores.open(settings)
         closing.push_async_callback(stores.close)
         clients = [open_redis(address, where) for where, address in addresses.items()]
         for client in clients:
             closing.push_async_callback(client.aclose)
-        of_gateways = gateway_kinds(clients[0], clients[1], config.cache.key_prefix, config.identity)
+        of_gateways = gateway_kinds(clients[0], clients[1], cache.key_prefix, identity)
         try:
             await stores.database.ensure_layout()
             yield Erasure(stores.database, (*job_kinds(stores), *of_gateways))

@@ -8,10 +8,10 @@ because prompts never enter the cache; and a key belongs to one tenant.
 from __future__ import annotations
 
 import hashlib
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from secrets import token_hex
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -101,13 +101,19 @@ def cached_usage(usage: Usage) -> Usage:
 _MIN_SECRET_BYTES = 16
 
 
+class CacheSecrets(msgspec.Struct, frozen=True):
+    """The content of `cache.secret_file`, and the cipher of stored answers."""
+
+    secret: bytes = b""
+    cipher: ContentCipher = NO_CIPHER
+
+
 class SharedCache:
     """The rules, the keys and the store of one gateway.
 
     Args:
-        secret: Content of `cache.secret_file`.
         variants: Variants of the tiers, which share no entries; None: there are none.
-        cipher: Cipher of stored answers.
+        secrets: Its secrets; none by default.
         clock: Monotonic clock, in seconds.
         now_ms: Replacement for Redis's clock in tests; negative to use Redis's clock.
 
@@ -122,28 +128,28 @@ class SharedCache:
         tiers: Mapping[str, Tier],
         registry: CollectorRegistry,
         *,
-        secret: bytes = b"",
+        secrets: CacheSecrets | None = None,
         variants: TierVariants | None = None,
-        cipher: ContentCipher = NO_CIPHER,
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: -1,
     ) -> None:
+        secrets = secrets or CacheSecrets()
         self.config = config
         self.metrics = CacheMetrics(registry)
         self.codec = EntryCodec(
-            secret, compress_above_bytes=config.compress_above_bytes, max_entry_bytes=config.max_entry_bytes
+            secrets.secret, compress_above_bytes=config.compress_above_bytes, max_entry_bytes=config.max_entry_bytes
         )
         self.store = AnswerStore(
             address,
             config,
             self.codec,
             self.metrics,
-            gateway_id=secrets.token_hex(8),
-            cipher=cipher,
+            gateway_id=token_hex(8),
+            cipher=secrets.cipher,
             clock=clock,
             now_ms=now_ms,
         )
-        self._keys = CacheKeys(config, secret)
+        self._keys = CacheKeys(config, secrets.secret)
         self._tiers = tiers
         self.variants = TierVariants() if variants is None else variants
 

@@ -231,7 +231,7 @@ class AnswerStore:
         Args:
             value: Entry to store; b"" to store none.
             rest: Chunks that were not published yet; b"" if no other gateway waits.
-            marks: Those of the subjects to which the answer belongs.
+            marks: Marks of the subjects to which the answer belongs.
         """
         keep_ms = _ms(self._config.ttl_s + self._config.stale_if_error_s)
         value, rest = self._seal(lease.key, value), self._seal(lease.key, rest)

@@ -78,15 +78,15 @@ def erase(
 
 
 async def _count(config: Config, subject: ErasureSubject) -> dict[str, int]:
-    async with opened(config) as erasure:
+    async with opened(config.jobs, config.redis, config.cache, config.identity) as erasure:
         return await erasure.count(subject)
 
 
 async def _erase(config: Config, subject: ErasureSubject) -> Receipt:
-    async with opened(config) as erasure:
+    async with opened(config.jobs, config.redis, config.cache, config.identity) as erasure:
         return await erasure.erase(subject)
 
 
 async def _forget(config: Config, subject: ErasureSubject) -> None:
-    async with opened(config) as erasure:
+    async with opened(config.jobs, config.redis, config.cache, config.identity) as erasure:
         await erasure.forget(subject)

@@ -19,7 +19,7 @@ import msgspec
 
 from causeway_server.cloud_pool.app import build_accounts, build_server
 from causeway_server.cloud_pool.cache.caching_service import CachingService
-from causeway_server.cloud_pool.cache.shared_cache import SharedCache, read_secret
+from causeway_server.cloud_pool.cache.shared_cache import CacheSecrets, SharedCache, read_secret
 from causeway_server.cloud_pool.config import Config, Flags, load_config
 from causeway_server.cloud_pool.core.request_context import BodyMemory, answer_head
 from causeway_server.cloud_pool.http.info_routes import Readiness
@@ -88,8 +88,10 @@ async def _serve(
     accounts = build_accounts(config, metrics)
     cache = None
     if config.cache.enabled:
-        secret = read_secret(config.cache)
-        cache = SharedCache(config.cache, config.redis, by_name(tiers), metrics.registry, secret=secret, now_ms=now_ms)
+        secrets = CacheSecrets(read_secret(config.cache))
+        cache = SharedCache(
+            config.cache, config.redis, by_name(tiers), metrics.registry, secrets=secrets, now_ms=now_ms
+        )
     caching_service = CachingService(cache, script)
     service = cast("Service", SimpleNamespace(answer=script))
     ready, bodies = Readiness({}, 1.0), BodyMemory()
