@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
-from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from causeway_server.router.errors import InvalidRequest, JobStoreUnavailable
-from causeway_server.router.serving.responses import body_response
+from causeway_server.router.serving.request import AiohttpRequest
+from causeway_server.router.serving.responses import ServerResponse, body_response
 
 from ..core.subject import ErasureSubject
 from ..erasure import Erasure, StoreFailed, sign
@@ -39,7 +39,7 @@ class ErasureRoute(msgspec.Struct, frozen=True):
     opened: Callable[[], AbstractAsyncContextManager[Erasure]]
     turn: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
-    async def erase(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def erase(self, http: AiohttpRequest) -> ServerResponse:
         principal = self.admission.principal(http)
         client, user = http.query.get("client", principal.device), http.query.get("user", "")
         if user and "client" in http.query:

@@ -216,15 +216,11 @@ class Server(msgspec.Struct):
         self.admission.principal(http)
         raise UnsupportedFeature(NO_AUDIO)
 
-<<<<<<< HEAD
-    async def _models(self, http: AiohttpRequest) -> ServerResponse:
-=======
-    async def _no_erasure(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _no_erasure(self, http: AiohttpRequest) -> ServerResponse:
         self.admission.principal(http)
         raise UnsupportedFeature(NO_RECEIPTS)
 
-    async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
->>>>>>> 07624fee (cloud_pool: DELETE /v1/me/data erases a client or an end user, with a signed receipt; cached answers are sealed and belong to somebody)
+    async def _models(self, http: AiohttpRequest) -> ServerResponse:
         return self.info.models(http, self.admission.allowed(self.admission.principal(http)))
 
     async def _model(self, http: AiohttpRequest) -> ServerResponse:

@@ -309,10 +309,8 @@ class OutboxApi:
             if http.method == "HEAD":
                 stream.send_head()
                 return stream
-            credential, reader = (
-                read_credential(http),
-                OutboxEventReader(self._store, self._runner.feed, job_id, owner, last),
-            )
+            credential = read_credential(http)
+            reader = OutboxEventReader(self._store, self._runner.feed, job_id, owner, last)
 
             def stopping() -> bool:
                 self._reader.check_again(credential)

@@ -40,6 +40,7 @@ async def test_an_older_database_gets_what_it_lacks(database: str) -> None:
     store = await Store.open(database)
     async with store.write() as connection:
         await connection.execute(text("ALTER TABLE rollouts DROP COLUMN without_replay"))
+        await connection.execute(text("ALTER TABLE devices DROP COLUMN erasure_json"))
         await connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
     await store.close()
     store = await Store.open(database)

@@ -8,4 +8,5 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    op.add_column("devices", sa.Column("erasure_json", sa.Text(), nullable=False, server_default=""))
+    if "erasure_json" not in {column["name"] for column in sa.inspect(op.get_bind()).get_columns("devices")}:
+        op.add_column("devices", sa.Column("erasure_json", sa.Text(), nullable=False, server_default=""))
