@@ -1,8 +1,8 @@
 """Places of personal values in a text, by class. Pure, in time that is linear in the text's length.
 
-Each class has a cheap test first, so that a text without any costs little. Numbers are checked: cards by the Luhn
-algorithm (ISO/IEC 7812-1) and their issuers' prefixes, IBANs by country, length and mod 97 (ISO 13616), telephone
-numbers by Google's metadata (`phonenumbers`, imported with the first candidate).
+A text without any costs little: one pass gives its shape, on which each class has a cheap test. Numbers are checked:
+cards by the Luhn algorithm (ISO/IEC 7812-1) and their issuers' prefixes, IBANs by country, length and mod 97 (ISO
+13616), telephone numbers by Google's metadata (`phonenumbers`, imported with the first candidate).
 
 A national telephone number is found after a word such as "phone" or "Handy", written like (212) 555-0123, or as a
 number of one of `regions`.
@@ -38,10 +38,13 @@ def find(text: str, regions: Sequence[str] = (), expired: Expired = lambda: Fals
         found.append(Found(start, end, "secret"))
     if "@" in text:
         found += _emails(text)
-    if _DIGIT.search(text) is not None:
-        found += _numbers(text, regions, expired)
-    elif text.count(":") >= 5:
-        found += _macs(text)
+    characters = text.encode("latin-1", "replace")
+    if characters.count(b"?") != text.count("?") and _WIDE_DIGIT.search(text) is not None:
+        characters = _WIDE_DIGIT.sub("0", text).encode("latin-1", "replace")
+    shape = characters.translate(_SHAPES)
+    if b"0" in shape:
+        found += _numbers(text, shape, regions, expired)
+    found += _addresses(text, characters)
     return found if len(found) < 2 else without_overlaps(found)
 
 
@@ -62,26 +65,73 @@ _STRICTEST_FIRST: Final[tuple[GuardClass, ...]] = (
 _RANK: Final = {kind: rank for rank, kind in enumerate(_STRICTEST_FIRST)}
 
 
-def _numbers(text: str, regions: Sequence[str], expired: Expired) -> Iterator[Found]:
-    """Yield the values of a text with digits."""
-    yield from _ibans(text, expired)
-    yield from _cards(text)
-    colons = text.count(":")
-    if colons >= 5 or text.count("-") >= 5:
+def _shape_of(character: str) -> str:
+    if character in "-./()+? ":
+        return character
+    if character == "\N{NO-BREAK SPACE}":
+        return " "
+    return "0" if character in "0123456789" else "a" if character.isalpha() or character == "_" else ","
+
+
+_SHAPES: Final = "".join(map(_shape_of, map(chr, range(256)))).encode()  # of a character in Latin 1
+_WIDE_DIGIT: Final = re.compile("[\u0660-\u1fff\ua620-\U0010ffff](?<=\\d)")
+_RUN: Final = re.compile(rb"0[-./()+? 0]{6,}")  # `?`: a character beyond Latin 1, such as a narrow space
+_HEXADECIMAL: Final = b"0123456789ABCDEFabcdef"
+_DATES: Final = frozenset(
+    date.replace("-", mark).encode() + hour
+    for date in "0000-00-00 0000-00-0 0000-0-00 0000-0-0 00-00-0000 00-0-0000 0-00-0000 0-0-0000".split()
+    for mark in "-./"
+    for hour in (b"", b" 0", b" 00")
+)
+
+
+def _numbers(text: str, shape: bytes, regions: Sequence[str], expired: Expired) -> Iterator[Found]:
+    """Yield the accounts, cards, telephone numbers and addresses (IPv4) of a text."""
+    if b"aa00" in shape:
+        yield from _ibans(text, shape, expired)
+    backwards, size = text[::-1], len(text)
+    has_prefix = "+" in text or "00" in text
+    may_be_american = _AMERICAN_SHAPE.search(shape) is not None
+    has_address = _IP4_SHAPE.search(shape) is not None
+    for run in _RUN.finditer(shape):
+        numbers = run[0]
+        start, end = run.span()
+        if has_address and numbers.count(b".") > 2:
+            yield from _addresses_4(text, start, end)
+        digits = numbers.count(b"0")
+        if digits < _FEWEST_OF_PHONE or numbers.rstrip(b" -./()?+") in _DATES:
+            continue
+        if digits >= _FEWEST_OF_CARD:
+            yield from _cards(text, start, end)
+        while start and shape[start - 1] in b"+( ":
+            start -= 1
+        if has_prefix and (text.find("+", start, end) >= 0 or text.find("00", start, end) >= 0):
+            yield from _international(text, start, end, expired)
+        if regions or may_be_american or _is_introduced(backwards, size - start):
+            yield from _national(text, backwards, start, end, regions, expired)
+
+
+def _addresses(text: str, characters: bytes) -> Iterator[Found]:
+    """Yield the addresses of networks in a text: without hexadecimal digits, their marks stand side by side."""
+    marks = characters.translate(None, _HEXADECIMAL)
+
+    def has(run: bytes) -> bool:
+        return run in marks and marks.count(run) > characters.count(run)
+
+    if has(b":::::") or has(b"-----"):
         yield from _macs(text)
-    if colons >= 7 or "::" in text:
-        yield from _addresses_6(text)
-    if text.count(".") >= 3:
-        yield from _addresses_4(text)
-    yield from _phones(text, regions, expired)
+    if has(b":::::::") or text.count("::") > 4:  # one pass costs less
+        yield from _addresses_6(text, 0, len(text))
+        return
+    at = text.find("::")
+    while at >= 0:
+        yield from _addresses_6(text, max(0, at - _LONGEST_IP6), at + _LONGEST_IP6)
+        at = text.find("::", at + 2)
 
 
 def _check(expired: Expired) -> None:
     if expired():
         raise TimeoutError("The time for the guard's detectors is over.")
-
-
-_DIGIT: Final = re.compile(r"\d")
 
 
 def _touches(text: str, start: int, end: int, joins: str) -> bool:
@@ -121,7 +171,6 @@ def _emails(text: str) -> Iterator[Found]:
 # --- bank accounts and cards ------------------------------------------------------------------------------------------
 
 _SPACES: Final = " \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"
-_COUNTRY_AND_CHECK: Final = re.compile(r"\d\d(?<=[A-Za-z]{2}\d\d)")
 _IBAN_LENGTHS: Final = {
     country: int(length)
     for length, countries in {
@@ -135,24 +184,30 @@ _IBAN_LENGTHS: Final = {
 }  # fmt: skip
 
 
-def _ibans(text: str, expired: Expired) -> Iterator[Found]:
-    for match in _COUNTRY_AND_CHECK.finditer(text):
-        start = match.start() - 2
+def _ibans(text: str, shape: bytes, expired: Expired) -> Iterator[Found]:
+    start = shape.find(b"aa00")
+    while start >= 0:
         length = _IBAN_LENGTHS.get(text[start : start + 2].upper())
-        if length is None or (start and (text[start - 1].isalnum() or text[start - 1] == "-")):
-            continue
-        _check(expired)
-        number, at = "", start
-        while at < len(text) and len(number) < length:
-            one = text[at]
-            if one.isascii() and one.isalnum():
-                number += one
-            elif len(number) % 4 or (one not in _SPACES and one != "-"):
-                break
-            at += 1
-        whole = len(number) == length and not text[at : at + 1].isalnum()
-        if whole and int("".join([str(int(one, 36)) for one in number[4:] + number[:4]])) % 97 == 1:
-            yield Found(start, at, "iban")
+        if length is not None and not (start and (text[start - 1].isalnum() or text[start - 1] == "-")):
+            _check(expired)
+            end = _end_of_iban(text, start, length)
+            if end:
+                yield Found(start, end, "iban")
+        start = shape.find(b"aa00", start + 1)
+
+
+def _end_of_iban(text: str, start: int, length: int) -> int:
+    """Return where the account number at a place ends; 0: there is none."""
+    number, at = "", start
+    while at < len(text) and len(number) < length:
+        one = text[at]
+        if one.isascii() and one.isalnum():
+            number += one
+        elif len(number) % 4 or (one not in _SPACES and one != "-"):
+            break
+        at += 1
+    is_whole = len(number) == length and not text[at : at + 1].isalnum()
+    return at if is_whole and int("".join([str(int(one, 36)) for one in number[4:] + number[:4]])) % 97 == 1 else 0
 
 
 _CARD: Final = re.compile(
@@ -166,8 +221,8 @@ _ISSUERS: Final = (
 )  # fmt: skip
 
 
-def _cards(text: str) -> Iterator[Found]:
-    for match in _CARD.finditer(text):
+def _cards(text: str, first: int, last: int) -> Iterator[Found]:
+    for match in _CARD.finditer(text, first, last):
         start, end = match.span()
         if _is_card(text, start, end):
             yield Found(start, end, "card")
@@ -178,7 +233,7 @@ def _cards(text: str) -> Iterator[Found]:
 def _is_card(text: str, start: int, end: int) -> bool:
     if _touches(text, start, end, ".,-"):
         return False
-    number = "".join([one for one in text[start:end] if one.isdigit()])
+    number = "".join([str(int(one)) for one in text[start:end] if one.isdecimal()])
     if not any(low <= number[: len(low)] <= high and len(number) in sizes for low, high, sizes in _ISSUERS):
         return False
     digits = [int(one) for one in reversed(number)]
@@ -191,13 +246,15 @@ _DOUBLED: Final = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
 
 _IP4: Final = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 _IP6: Final = re.compile(r"(?:[0-9A-Fa-f]{1,4}|:):(?:[0-9A-Fa-f]{0,4}:){0,7}[0-9A-Fa-f]{0,4}")
+_IP4_SHAPE: Final = re.compile(rb"0\.0{1,3}\.0{1,3}\.0")
 _MAC: Final = re.compile(r"[0-9A-Fa-f]{2}([:-])(?:[0-9A-Fa-f]{2}\1){4}[0-9A-Fa-f]{2}")
 _VERSION: Final = re.compile(r"(?i:\b(?:version|release|build|firmware|section|kapitel|chapter|rev)[ :=.]{0,3}|\w/)\Z")
+_LONGEST_IP6: Final = 45
 _SHORTEST_IP6: Final = 7  # `a::b1` is a name in code
 
 
-def _addresses_4(text: str) -> Iterator[Found]:
-    for match in _IP4.finditer(text):
+def _addresses_4(text: str, first: int, last: int) -> Iterator[Found]:
+    for match in _IP4.finditer(text, first, last):
         start, end = match.span()
         if _touches(text, start, end, ".-") or _VERSION.search(text, max(0, start - 16), start):
             continue
@@ -209,8 +266,8 @@ def _addresses_4(text: str) -> Iterator[Found]:
             yield Found(start, end, "ip")
 
 
-def _addresses_6(text: str) -> Iterator[Found]:
-    for match in _IP6.finditer(text):
+def _addresses_6(text: str, first: int, last: int) -> Iterator[Found]:
+    for match in _IP6.finditer(text, first, last):
         start, end = match.span()
         value = match[0]
         if ("::" not in value and value.count(":") != 7) or end - start < _SHORTEST_IP6:
@@ -244,7 +301,8 @@ _INTERNATIONAL: Final = re.compile(rf"(?:\+|00) ?\(?[1-9](?:{_BETWEEN}{{0,3}}\d)
 _NATIONAL: Final = re.compile(rf"\(?\d(?:{_BETWEEN}{{0,2}}\d){{6,12}}")
 _DATE: Final = re.compile(r"(?:\d{1,2}([./-])\d{1,2}\1\d{2,4}|\d{4}([./-])\d{1,2}\2\d{1,2})(?![./-]?\d)")
 _AMERICAN: Final = re.compile(r"(?:\([2-9]\d\d\) ?|[2-9]\d\d([.-]))[2-9]\d\d[.-]\d{4}")
-_WORDS: Final = re.compile(r"[^\W\d_]+|[\d\n]")
+_AMERICAN_SHAPE: Final = re.compile(rb"000(?:[-.]|\) ?)000[-.]0000")
+_BEFORE: Final = re.compile(r"(?:[^\w\n]|_)*+([^\W\d_]++)")
 _CALL: Final = re.compile(
     r"tel|tél|tel[eé]f[oó]n\w*|téléphone\w*|phone\w*|telem[oó]vel|mobil\w*|m[oó]vil|handy\w*|cell|cellulare|celular"
     r"|portable|fax|sms|whatsapp|call\w*|dial|reach|ruf\w*|anruf\w*|erreich\w*|r?appel\w*|joindre|ll[aá]m\w*"
@@ -255,22 +313,28 @@ _OWN: Final = frozenset("my new his her our their der die meine neue mi mon mio 
 _THEM: Final = frozenset("me us him her them".split())
 _SHORT: Final = 4  # letters of a word that may stand between: "call me at", "rufen Sie mich an: "
 _NEAR: Final = 48  # characters before a number that may tell that it is a telephone's
+_FEWEST_OF_PHONE: Final = 7
+_FEWEST_OF_CARD: Final = 14
 _FEWEST_DIGITS: Final = 9  # of a national number that neither a word nor a leading zero introduces
 
 
-def _phones(text: str, regions: Sequence[str], expired: Expired) -> Iterator[Found]:
-    if "+" in text or "00" in text:
-        for match in _INTERNATIONAL.finditer(text):
-            start = match.start()
-            if start and (text[start - 1].isalnum() or text[start - 1] in "+.,_-/"):
-                continue
-            if end := _valid_until(match[0], None, expired):
-                yield Found(start, start + end, "phone")
-    for match in _NATIONAL.finditer(text):
+def _international(text: str, first: int, last: int, expired: Expired) -> Iterator[Found]:
+    for match in _INTERNATIONAL.finditer(text, first, last):
+        start = match.start()
+        if start and (text[start - 1].isalnum() or text[start - 1] in "+.,_-/"):
+            continue
+        if end := _valid_until(match[0], None, expired):
+            yield Found(start, start + end, "phone")
+
+
+def _national(
+    text: str, backwards: str, first: int, last: int, regions: Sequence[str], expired: Expired
+) -> Iterator[Found]:
+    for match in _NATIONAL.finditer(text, first, last):
         start, end = match.span()
         if _touches(text, start, end, "-.,/:") or text[start - 1 : start] == "+" or _DATE.match(text, start):
             continue
-        if _is_introduced(text[max(0, start - _NEAR) : start]):
+        if _is_introduced(backwards, len(text) - start):
             yield Found(start, end, "phone")
             continue
         if _AMERICAN.fullmatch(match[0]) and _valid_until(match[0], "US", expired):
@@ -283,19 +347,18 @@ def _phones(text: str, regions: Sequence[str], expired: Expired) -> Iterator[Fou
                 yield Found(start, start + length, "phone")
 
 
-def _is_introduced(before: str) -> bool:
-    """Return whether the text before a number says that it is a telephone's."""
-    later = ""
-    for word in reversed(_WORDS.findall(before.lower())):
-        if not word.isalpha():  # of another number, or of another line
-            return False
+def _is_introduced(backwards: str, at: int) -> bool:
+    """Return whether the text before a number says that it is a telephone's. `backwards`: the text reversed."""
+    later, end = "", at + _NEAR
+    while (match := _BEFORE.match(backwards, at, end)) is not None:
+        word = match[1][::-1].lower()
         if later in _NUMBER and word in _OWN:
             return True
         if _CALL.fullmatch(word) or (word == "text" and later in _THEM):
             return True
         if len(word) > _SHORT and word not in _NUMBER and word != "unter":
             return False
-        later = word
+        later, at = word, match.end()
     return False
 
 

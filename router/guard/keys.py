@@ -38,12 +38,20 @@ _FORMS: Final = (
     ("-----BEGIN", _PRIVATE_KEY),
     ("://", r"\b[a-z][a-z0-9+.-]{1,15}://[^\s:/@]{0,64}:([^\s/@]{1,128})@"),  # a password in a URL
 )  # fmt: skip
-_KEYS: Final = tuple((marker, re.compile(pattern)) for marker, pattern in _FORMS)
+# What several markers have in common, or few texts have, is searched before them.
+_COMMON: Final = ("_", "~", "=", "-", "IA", "AI", "AT", "")
+_PATTERNS: Final = [(marker, re.compile(pattern)) for marker, pattern in _FORMS]
+_KEYS: Final = tuple(
+    (common, [form for form in _PATTERNS if common == next(one for one in _COMMON if one in form[0])])
+    for common in _COMMON
+)
 
 
 def find_keys(text: str) -> Iterator[tuple[int, int]]:
     """Yield the places of keys, not in order. Those of two forms may overlap."""
-    for marker, pattern in _KEYS:
-        if marker in text:
-            for match in pattern.finditer(text):
-                yield match.span(match.lastindex or 0)
+    for common, forms in _KEYS:
+        if common in text:
+            for marker, pattern in forms:
+                if marker in text:
+                    for match in pattern.finditer(text):
+                        yield match.span(match.lastindex or 0)

@@ -1,10 +1,11 @@
 """The guard's detectors on 20,000 generated texts, and masked answers in 100,000 random chunkings.
 
-    python -m tests.bed.pii                        recall and precision by class, set `b`
+    python -m tests.bed.pii                        recall and precision by class, set `c`
     python -m tests.bed.pii --templates a --misses 20
     python -m tests.bed.pii --chunkings 100000     answers whose chunks cut placeholders anywhere
 
-Detectors were chosen on set `a` with seed 1; set `b` with seed 2 is for reports (`pii_texts`).
+Detectors were chosen on set `a` with seed 1 and mended for set `b` with seed 2; set `c` with seed 3 is for reports
+(`pii_texts`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.tool import run_tool
 from .figures import table
 from .pii_texts import LANGUAGES, Text, Value, texts
 
-SEEDS = {"a": 1, "b": 2}
+SEEDS = {"a": 1, "b": 2, "c": 3}
 TEXTS = 20_000
 
 
@@ -155,7 +156,7 @@ def _said(document: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--templates", choices=("a", "b"), default="b")
+    parser.add_argument("--templates", choices=tuple(SEEDS), default="c")
     parser.add_argument("--count", type=int, default=TEXTS)
     parser.add_argument("--misses", type=int, default=0, help="mistakes to print")
     parser.add_argument("--chunkings", type=int, default=0)

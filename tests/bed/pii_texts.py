@@ -1,7 +1,8 @@
 """Texts of a device's users, with personal data whose place is known: the load of the guard's detectors.
 
 Written before the detectors, and without looking at them: log lines, mails, invoices, chat and code in six languages,
-in two sets. Detectors are chosen on set `a` and reported on set `b`. About half of the texts have no personal data, but
+in three sets. Detectors are chosen on set `a`; set `b` showed two mistakes, which were mended; set `c` was written
+later, and nothing was changed for it. About half of the texts have no personal data, but
 what looks like some: dates, order numbers, versions, hashes, ISBNs, tracking numbers, coordinates and assets.
 
 Slots are `{class}`; all others are harmless. Values come from public numbering plans and formats.
@@ -120,6 +121,62 @@ PERSONAL: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "iptables -A INPUT -s {ip} -j DROP  # mac {mac}",
         ),
     },
+    "c": {
+        "en": (
+            "Please update my contact details: {phone} (work), {email} (home). Effective {date}.",
+            "Hi, it's {first}. I left my umbrella in room {small}, could you ring {phone}?",
+            "Refund to the original card ending soon: {card}, amount {price}, case {order}.",
+            "Direct debit mandate\nAccount holder: {first}\nIBAN {iban}\nFirst collection {date}",
+            "cc: {email}; agenda attached, we start {time} sharp",
+        ),
+        "de": (
+            "Neuer Kontakt: {first}, {phone}, {email}",
+            "Könnten Sie mir die Rechnung {order} an {email} schicken? Danke!",
+            "SEPA-Mandat: {first}, {iban}, erste Abbuchung am {date} über {price}",
+            "Der Kunde möchte mit Karte {card} zahlen, Termin {date} {time}.",
+            "Rückfragen bitte telefonisch: {phone} (werktags bis {time})",
+        ),
+        "fr": (
+            "Nouveau contact : {first}, {phone}, {email}",
+            "Merci d'envoyer le devis {order} à l'adresse {email} avant {time}.",
+            "Mandat SEPA : {first}, {iban}, premier prélèvement le {date}, {price}",
+            "Le client souhaite payer avec la carte {card}, rendez-vous le {date}.",
+            "Pour toute question : tél. {phone}, du lundi au vendredi",
+        ),
+        "es": (
+            "Nuevo contacto: {first}, {phone}, {email}",
+            "¿Me puede enviar el presupuesto {order} a {email}? Gracias.",
+            "Mandato SEPA: {first}, {iban}, primer cargo el {date}, {price}",
+            "El cliente quiere pagar con la tarjeta {card}, cita el {date} a las {time}.",
+            "Para dudas, teléfono {phone}, de lunes a viernes",
+        ),
+        "it": (
+            "Nuovo contatto: {first}, {phone}, {email}",
+            "Può inviarmi il preventivo {order} a {email}? Grazie.",
+            "Mandato SEPA: {first}, {iban}, primo addebito il {date}, {price}",
+            "Il cliente vuole pagare con la carta {card}, appuntamento il {date}.",
+            "Per domande: tel. {phone}, dal lunedì al venerdì",
+        ),
+        "pt": (
+            "Novo contacto: {first}, {phone}, {email}",
+            "Pode enviar-me o orçamento {order} para {email}? Obrigado.",
+            "Mandato SEPA: {first}, {iban}, primeiro débito em {date}, {price}",
+            "O cliente quer pagar com o cartão {card}, marcação em {date} às {time}.",
+            "Em caso de dúvida: telefone {phone}, de segunda a sexta",
+        ),
+        "log": (
+            "{iso} INFO auth user={quote}{email}{quote} method=password result=ok peer={ip}",
+            "{iso} hostapd: wlan1: STA {mac} IEEE 802.11: authenticated",
+            "{iso} ntpd[{small}]: peer {ip6} unreachable for {small} polls",
+            "{iso} firewall DROP IN=eth0 SRC={ip} LEN={small} ID={order}",
+        ),
+        "code": (
+            "git remote set-url origin https://oauth2:{key}@git.example.com/app.git",
+            "env:\n  - name: AWS_ACCESS_KEY_ID\n    value: {aws}",
+            "assert parse({quote}{iban}{quote}).country == {quote}DE{quote}",
+            "ping -c {small} {ip} || mail -s down {email}",
+        ),
+    },
 }
 
 # --- clean ------------------------------------------------------------------------------------------------------------
@@ -207,6 +264,48 @@ CLEAN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "npm i react@{version} @types/node@{version} # {short}",
             "use crate::a1::b2; let id = Uuid::parse_str({quote}{uuid}{quote})?; // {small}",
             "SELECT * FROM t WHERE id = {snowflake} AND day = '{date}' LIMIT {small};",
+        ),
+    },
+    "c": {
+        "en": (
+            "Flight BA{small} on {date}: gate {small}, boarding {time}, reference {order}.",
+            "The recipe needs {small} eggs and {small} grams of yeast; bake at {small}0 degrees until {time}.",
+            "Model {version} of the firmware fixes issue {order}; serial {tracking}.",
+        ),
+        "de": (
+            "Flug LH{small} am {date}: Ausgang {small}, Einstieg {time}, Buchung {order}.",
+            "Das Rezept braucht {small} Eier und {small} Gramm Hefe; bei {small}0 Grad backen bis {time}.",
+            "Stand {version} der Software behebt Fehler {order}; Seriennummer {tracking}.",
+        ),
+        "fr": (
+            "Vol AF{small} le {date} : porte {small}, embarquement {time}, dossier {order}.",
+            "La recette demande {small} œufs et {small} grammes de levure ; cuire à {small}0 degrés jusqu'à {time}.",
+            "La version {version} du logiciel corrige le défaut {order} ; série {tracking}.",
+        ),
+        "es": (
+            "Vuelo IB{small} el {date}: puerta {small}, embarque {time}, localizador {order}.",
+            "La receta lleva {small} huevos y {small} gramos de levadura; hornear a {small}0 grados hasta las {time}.",
+            "La versión {version} del programa corrige el fallo {order}; serie {tracking}.",
+        ),
+        "it": (
+            "Volo AZ{small} il {date}: uscita {small}, imbarco {time}, codice {order}.",
+            "La ricetta vuole {small} uova e {small} grammi di lievito; cuocere a {small}0 gradi fino alle {time}.",
+            "La versione {version} del programma corregge il difetto {order}; serie {tracking}.",
+        ),
+        "pt": (
+            "Voo TP{small} em {date}: porta {small}, embarque {time}, código {order}.",
+            "A receita leva {small} ovos e {small} gramas de fermento; assar a {small}0 graus até às {time}.",
+            "A versão {version} do programa corrige o defeito {order}; série {tracking}.",
+        ),
+        "log": (
+            "{iso} kubelet: pulled image sha256:{sha} in {small}.{small}s",
+            "{iso} trace={uuid} span={short} duration_ns={snowflake}",
+            "{iso} gps fix {coordinate} alt={small}.{small} sats={small}",
+        ),
+        "code": (
+            "pip install app=={version} --hash=sha256:{sha}",
+            "INSERT INTO orders VALUES ({order}, '{date}', {epoch}, '{ean}');",
+            "@app.get({quote}/v{small}/items/{{id}}{quote})\nasync def item(id: int) -> Item: ...",
         ),
     },
 }
@@ -421,7 +520,7 @@ def texts(count: int, seed: int, templates: str) -> list[Text]:
     """Return texts of all languages and kinds; every second one has no personal data.
 
     Args:
-        templates: Set of templates, `a` or `b`.
+        templates: Set of templates, `a`, `b` or `c`.
     """
     rng, made = random.Random(seed), []
     for number in range(count):
