@@ -268,7 +268,7 @@ CLEAN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "c": {
         "en": (
-            "Flight BA{small} on {date}: gate {small}, boarding {time}, reference {order}.",
+            "Plane BA{small} on {date}: gate {small}, boarding {time}, reference {order}.",
             "The recipe needs {small} eggs and {small} grams of yeast; bake at {small}0 degrees until {time}.",
             "Model {version} of the firmware fixes issue {order}; serial {tracking}.",
         ),
