@@ -27,6 +27,7 @@ from causeway_server.cloud_pool.cli.main import main
 from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.http.config import ServerConfig
 from causeway_server.cloud_pool.parts.request_parts import FORGETS, TenantMemory
+from causeway_server.cloud_pool.serving.guard import GuardConfig
 from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.tiers.config import PartsConfig, TierConfig
 from causeway_server.models.parts.graph.branch import PartMemory, ReadPart
@@ -35,6 +36,7 @@ from causeway_server.models.parts.process.messages import Found
 from causeway_server.router.types import Fact
 from tests.cloud_pool.dispatch.replica import Replica
 from tests.cloud_pool.jobs.redis_server import RedisServer
+from tests.cloud_pool.serving.test_guard import ACTIONS, SECRET, rules
 from tests.cloud_pool.test_no_prompt_in_logs import serving
 from tests.cloud_pool.upstreams.test_triton_client import Reply, piece
 from tests.e2e.sessions.gateway import ECHO
@@ -116,6 +118,7 @@ async def running(
     jobs: JobsConfig | None = None,
     tenants: TenantsConfig | None = None,
     regions: Mapping[str, str] = {},
+    guard: GuardConfig | None = None,
 ) -> AsyncIterator[Gateway]:
     """`replica`: itself or its address; None: a gateway without encoders, whose Triton is away. `jobs`: a worker runs
     them. `regions`: those of tiers; the gateway is in `eu`.
@@ -140,6 +143,7 @@ async def running(
         parts=parts or PartsConfig(audio_timeout_s=PATIENCE_S, image_timeout_s=PATIENCE_S),
         jobs=jobs or JobsConfig(),
         tenants=tenants or TenantsConfig(),
+        guard=guard or GuardConfig(),
     )
     stop = asyncio.Event()
     async with anyio.create_task_group() as tasks:
@@ -193,6 +197,20 @@ async def test_an_encoder_outside_the_regions_gets_no_part(replica: Replica, tmp
         heard = await gateway.hear(WAV)
         assert heard.status == 503
         assert "bound to eu, and the tier speech (tiers.region) is in us" in heard.message
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+async def test_the_guard_reads_what_encoders_found(replica: Replica, tmp_path: Path, action: str) -> None:
+    """The text of a file, beside a transcript and an image: the model repeats its prompt."""
+    async with running(tmp_path, replica, guard=rules(action, "pii.count > 0")) as gateway:
+        answer = await gateway.ask(audio(WAV), image(PNG), file(SECRET))
+        assert answer.status == (400 if action == "refuse" else 200), answer.body
+        assert action == "refuse" or SECRET in answer.text
+        clean = await gateway.ask(audio(WAV), image(PNG))
+        assert "please open|the door" in clean.text
+    outcomes = [(record["outcome"], record["guard"]) for record in gateway.audit]
+    assert outcomes[0] == (("guard_refused", "") if action == "refuse" else ("ok", f"personal={action}"))
+    assert outcomes[1] == ("ok", "")
 
 
 async def test_a_part_is_read_once_and_a_private_one_is_never_remembered(replica: Replica, tmp_path: Path) -> None:

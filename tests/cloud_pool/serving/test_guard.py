@@ -13,6 +13,7 @@ import pytest
 from grpc import aio
 
 from causeway_server.cloud_pool.config import Flags, load_config
+from causeway_server.cloud_pool.grpc_api.messages import compiled
 from causeway_server.cloud_pool.http.config import GrpcConfig
 from causeway_server.cloud_pool.serving.guard import GuardConfig
 from causeway_server.router.errors import ConfigError
@@ -63,6 +64,10 @@ def post(path: str, body: dict[str, object], text: Callable[[Answer], str]) -> D
     return ask
 
 
+def _call(answer: Answer) -> str:
+    return str(json.loads(answer.json["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])["say"])
+
+
 def _called(answer: Answer) -> str:
     deltas = [event["choices"][0]["delta"] for event in answer.events if event["choices"]]
     calls = [one for delta in deltas for one in delta.get("tool_calls", ())]
@@ -98,14 +103,48 @@ MESSAGES: dict[str, object] = {"messages": [{"role": "user", "content": SECRET}]
 DOORS: dict[str, Door] = {
     "chat": post("/chat/completions", MESSAGES, lambda one: one.text),
     "chat, streamed": post("/chat/completions", {**MESSAGES, "stream": True}, lambda one: one.text),
+    "a call": post("/chat/completions", {**MESSAGES, "tools": TOOLS}, _call),
     "a call, streamed": post("/chat/completions", {**MESSAGES, "stream": True, "tools": TOOLS}, _called),
+    "completion, streamed": post(
+        "/completions",
+        {"prompt": SECRET, "stream": True},
+        lambda one: "".join(choice["text"] for event in one.events for choice in event["choices"]),
+    ),
+    "response, streamed": post(
+        "/responses",
+        {"input": SECRET, "stream": True},
+        lambda one: "".join(event["delta"] for event in one.events if event["type"] == "response.output_text.delta"),
+    ),
+    "message, streamed": post(
+        "/messages",
+        {"max_tokens": 99, "stream": True, **MESSAGES},
+        lambda one: "".join(event["delta"].get("text", "") for event in one.events if "delta" in event),
+    ),
     "completion": post("/completions", {"prompt": SECRET}, lambda one: str(one.json["choices"][0]["text"])),
     "response": post("/responses", {"input": SECRET}, lambda one: str(one.json["output"][-1]["content"][0]["text"])),
     "message": post("/messages", {"max_tokens": 99, **MESSAGES}, lambda one: str(one.json["content"][0]["text"])),
     "embedding": post("/embeddings", {"input": SECRET}, lambda one: str(one.json["data"][0]["embedding"])),
+    "compaction": post("/responses/compact", {"input": SECRET}, lambda one: str(one.json["output"])),
     "live session": session,
     "gRPC": grpc,
 }
+COUNTS = ("/tokenize", "/messages/count_tokens")
+PATHS: dict[str, tuple[str, ...]] = {
+    "/v1/chat/completions": ("chat", "chat, streamed", "a call", "a call, streamed"),
+    "/v1/completions": ("completion", "completion, streamed"),
+    "/v1/responses": ("response", "response, streamed"),
+    "/v1/responses/compact": ("compaction",),
+    "/v1/messages": ("message", "message, streamed"),
+    "/v1/embeddings": ("embedding",),
+    "/v1/realtime": ("live session",),
+}
+# Jobs and batches run as chats do (`tests.cloud_pool.streams.test_guard`), parts of chats are in `parts.test_parts`,
+# and a transcript is its caller's alone.
+ELSEWHERE = {"/v1/jobs", "/v1/batches", "/v1/files", "/v1/audio/transcriptions", "/v1/detokenize"}
+STAYS = {
+    "/v1/feedback", "/v1/webhooks/secret", "/v1/jobs/{id}/retry", "/v1/responses/{id}/cancel", "/v1/batches/{id}/cancel",
+    "/v1/conversations", "/v1/conversations/{id}", "/v1/conversations/{id}/items",
+}  # fmt: skip
 ACTIONS = ("refuse", "audit", "mask")
 
 
@@ -126,16 +165,30 @@ def check(action: str, said: Said, cloud: EchoCloud, audit: Mapping[str, object]
 async def test_every_door_has_every_action(tmp_path: Path, door: str, action: str) -> None:
     async with guarded(tmp_path, rules(action), grpc=GrpcConfig(port=0)) as (gateway, cloud):
         said = await DOORS[door](gateway)
-    check(action, said, cloud, gateway.audit[-1], vector=door == "embedding")
+    check(action, said, cloud, gateway.audit[-1], vector=door in ("embedding", "compaction"))
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("path", ["/tokenize", "/messages/count_tokens"])
+@pytest.mark.parametrize("path", COUNTS)
 async def test_a_tokenizer_of_a_tiers_server_is_a_door_too(tmp_path: Path, path: str, action: str) -> None:
     async with guarded(tmp_path, rules(action)) as (gateway, cloud):
         answer = await gateway.post(path, {"model": "large", **MESSAGES})
         assert answer.status == (400 if action == "refuse" else 200), answer.body
         assert (MAIL in cloud.asked, "<EMAIL_1>" in cloud.asked) == (action == "audit", action == "mask")
+
+
+def check_paths(paths: Mapping[str, str]) -> None:
+    """Every path of a gateway is a door of a table, or sends nothing to a tier."""
+    served = {path for path, methods in paths.items() if "POST" in methods} | {"/v1/realtime"}
+    assert served <= PATHS.keys() | ELSEWHERE | STAYS | {f"/v1{path}" for path in COUNTS}, sorted(served)
+    assert PATHS.keys() <= served
+
+
+async def test_every_path_of_a_gateway_is_a_door_or_sends_nothing(tmp_path: Path) -> None:
+    async with guarded(tmp_path, GuardConfig()) as (gateway, _):
+        check_paths(gateway.app.paths)
+    assert DOORS.keys() == {"gRPC", *(door for doors in PATHS.values() for door in doors)}
+    assert [method.name for method in compiled().service[0].method] == ["Generate"]
 
 
 async def test_without_rules_requests_pass_as_they_are(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.http.config import OperatorConfig
 from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.streams.config import StreamsConfig
-from tests.cloud_pool.serving.test_guard import ACTIONS, rules
+from tests.cloud_pool.serving.test_guard import ACTIONS, check_paths, rules
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
 from tests.edge_node.echoing import EchoCloud
 from tests.edge_node.guard.test_doors import MAIL, SECRET
@@ -87,6 +87,7 @@ async def test_a_job_has_every_action(jobs: JobsConfig, tmp_path: Path, action: 
     config, stop = config_of(cloud, jobs, action, tmp_path), asyncio.Event()
     sections: dict[str, Any] = {"guard": config.guard, "redis": config.redis, "jobs": config.jobs}
     async with serving(tmp_path, *config.tiers, **sections) as gateway:
+        check_paths(gateway.app.paths)
         worker = asyncio.ensure_future(run_worker(config, stop))
         accepted = await gateway.post("/jobs", {"model": "large", "messages": MESSAGES})
         assert accepted.status == 202, accepted.body

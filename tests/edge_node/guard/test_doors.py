@@ -137,6 +137,7 @@ DOORS: dict[str, Door] = {
         {"input": SECRET, "stream": True},
         lambda one: "".join(event["delta"] for event in one.events if event["type"] == "response.output_text.delta"),
     ),
+    "compaction": post("/v1/responses/compact", {"input": SECRET}, lambda one: str(one.json["output"])),
     "message": post(
         "/v1/messages",
         {"max_tokens": 99, "messages": [{"role": "user", "content": SECRET}]},
@@ -154,7 +155,25 @@ DOORS: dict[str, Door] = {
     "job": job,
     "live session": session,
 }
-BROKER = "message of a broker"
+PATHS: dict[str, tuple[str, ...]] = {
+    "/v1/chat/completions": (
+        "chat", "chat, streamed", "a call", "a call, streamed", "transcript", "text of an image", "text file",
+    ),
+    "/v1/completions": ("completion", "completion, streamed"),
+    "/v1/responses": ("response", "response, streamed"),
+    "/v1/responses/compact": ("compaction",),
+    "/v1/messages": ("message", "message, streamed"),
+    "/v1/embeddings": ("embedding",),
+    "/v1/jobs": ("job",),
+    "/v1/realtime": ("live session",),
+}  # fmt: skip
+STAYS = {  # on this device
+    "/v1/messages/count_tokens", "/v1/tokenize", "/v1/detokenize", "/v1/route", "/v1/feedback", "/console/what-if",
+    "/v1/audio/transcriptions", "/v1/audio/speech", "/v1/webhooks/secret",
+    "/v1/jobs/{id}/retry", "/v1/jobs/{id}/purge", "/v1/responses/{id}/cancel",
+    # Its texts leave with a response that names them.
+    "/v1/files", "/v1/conversations", "/v1/conversations/{id}", "/v1/conversations/{id}/items",
+}  # fmt: skip
 WITH_PARTS = {"transcript", "text of an image", "text file"}
 SLOW = {*WITH_PARTS, "job"}
 
@@ -196,7 +215,14 @@ async def test_every_door_has_every_action(tmp_path: Path, door: str, action: st
         tmp_path, policy=policy(action), cloud=cloud, encoders=readers, parts=PATIENT, jobs=PROMPT
     ) as device:
         said = await DOORS[door](device)
-        check(action, said, device, cloud, vector=door == "embedding")
+        check(action, said, device, cloud, vector=door in ("embedding", "compaction"))
+
+
+async def test_every_path_of_a_device_is_a_door_or_sends_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, cloud=EchoCloud(), jobs=PROMPT) as device:
+        served = {path for path, methods in device.app.api.paths.items() if "POST" in methods}
+    assert served | {"/v1/realtime"} == PATHS.keys() | STAYS
+    assert DOORS.keys() == {door for doors in PATHS.values() for door in doors}
 
 
 @pytest.mark.mosquitto
