@@ -18,10 +18,8 @@ from causeway_server.router.errors import (
     SessionTargetUnavailable,
     Shed,
 )
-from causeway_server.router.ledger.log import HEADER as EGRESS
 from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.logs import REQUEST
-from causeway_server.router.serving.request import TAGS, HttpExchange, members
 from causeway_server.router.trackers import FairShare
 from causeway_server.router.types import Chunk, Request, folded_tags
 
@@ -193,11 +191,8 @@ class Arrivals:
     def __init__(self, ledger: EgressLedger, region: str) -> None:
         self.ledger, self._region = ledger, region
 
-    def note(self, http: HttpExchange, body: bytes, principal: Principal) -> None:
-        """Record a body, and keep the receipt for the answer."""
-        tags = members(http.headers.getall(TAGS, ()))
-        private = any(tag.casefold() == "private" for tag in tags)
-        claim = http.headers.get(EGRESS, "")
+    def note(self, body: bytes, principal: Principal, *, private: bool, claim: str = "") -> None:
+        """Record a body, and keep the receipt for the answer. `claim`: the device's header."""
         receipt = self.ledger.arrived(claim, body, REQUEST.get(), principal.owner, self._region, private=private)
         RECEIPT.set(receipt)
 

@@ -141,6 +141,8 @@ class GenerateCalls(msgspec.Struct):
         inbound = _with_deadline(read_headers(_lines(call)), call.time_remaining())
         collected = await self._collect(incoming.chunks, principal, call)
         body, parse = collected.body()
+        if (arrivals := self.admission.bodies.arrivals) is not None:
+            arrivals.note(body, principal, private="private" in inbound.tags)
         body = await self.admission.with_files(body, principal, call)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
         return await self.admission.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)

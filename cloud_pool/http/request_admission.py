@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from causeway_server.router.errors import BodyTooLarge, Draining
+from causeway_server.router.ledger.log import HEADER as EGRESS
 from causeway_server.router.openai.audio import check_form
 from causeway_server.router.openai.request_body import check_header_names, check_media_type
 from causeway_server.router.parts.reading import text_bytes
@@ -134,7 +135,8 @@ async def read_body(
     else:
         hold(len(body))
     if memory.arrivals is not None:
-        memory.arrivals.note(http, body, principal)
+        private = any(tag.casefold() == "private" for tag in members(http.headers.getall(TAGS, ())))
+        memory.arrivals.note(body, principal, private=private, claim=http.headers.get(EGRESS, ""))
     return body
 
 

@@ -201,6 +201,8 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         authenticator, client = self._gateway.authenticator, self.client
         principal = entry.principal = authenticator.principal(client.authorization, client.certificate)
         principal.require("chat")
+        if (arrivals := self._gateway.bodies.arrivals) is not None:
+            arrivals.note(b"", principal, private="private" in request.hints.tags)
         admitted = await self._gateway.admission.admit_parsed(
             request, client.headers, size_bytes, principal, arrived_at, entry
         )

@@ -29,15 +29,15 @@ def verify(key: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def read_folder(folder: Path) -> list[tuple[list[Path], Log]]:
-    """Return the logs in a folder, with their files: its own, else those of its folders. Raises ClickException."""
+    """Return the logs in a folder, with their files: its own, else those of its folders. Raises UsageError."""
     found = sorted(folder.glob("*.log")) or sorted(folder.glob("*/*.log"))
     by_folder = [[*files] for _, files in groupby(found, lambda path: path.parent)]
     if not found:
-        raise click.ClickException(f"{folder} has no egress ledger: no *.log in it, or in a folder of it.")
+        raise click.UsageError(f"{folder} has no egress ledger: no *.log in it, or in a folder of it.")
     try:
         return [(files, read_log([(str(path), path.read_bytes()) for path in files], verify)) for files in by_folder]
     except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.UsageError(str(error)) from error
 
 
 @click.command()
@@ -53,8 +53,8 @@ def egress(folders: tuple[Path, ...], heads: Path) -> None:
     """Compare copies of devices' and gateways' egress ledgers: what left, what arrived, and what was tampered with.
 
     Each argument is a folder `egress` of a state folder, in any order. Without faults the tree heads are noted for the
-    next audit. Exit code: 0 no faults, 1 tampered with, private, or arrived without the device's ledger, 2 bad
-    arguments.
+    next audit. Exit code: 0 no faults, 1 tampered with, private, arrived without the device's ledger, or undecided for
+    longer than an interval of commits, 2 bad arguments.
     """
     logs = [log for folder in folders for _, log in read_folder(folder)]
     if len({log.id for log in logs}) < len(logs):
@@ -62,10 +62,11 @@ def egress(folders: tuple[Path, ...], heads: Path) -> None:
     try:
         noted = msgspec.json.decode(heads.read_bytes(), type=dict[str, NotedHead]) if heads.exists() else {}
     except (OSError, msgspec.MsgspecError) as error:
-        raise click.ClickException(f"{heads}: {error}") from error
+        raise click.UsageError(f"{heads}: {error}") from error
     report = reconcile(logs, noted)
     _print(logs, report)
-    if any(report.counts[verdict] for verdict in ("tampered", "private", "unlogged")):
+    is_long = any(gap.is_long for gap in report.gaps.values())
+    if is_long or any(report.counts[verdict] for verdict in ("tampered", "private", "unlogged")):
         raise SystemExit(1)
     noted |= {log.id: NotedHead(log.frontier.size, log.frontier.root().hex()) for log in logs}
     write_atomically(heads, msgspec.json.format(msgspec.json.encode(noted)))
@@ -91,7 +92,7 @@ def _print(logs: list[Log], report: Report) -> None:
 def proof(folder: Path, name: str, since: int | None) -> None:
     """Print the proof that the record of a decision or request ID is in a log, as JSON for `router/ledger/proofs.py`.
 
-    Exit code: 0 printed, 1 there is no such record.
+    Exit code: 0 printed, 1 there is no such record, 2 bad arguments.
     """
     for files, log in read_folder(folder):
         lines = [line for path in files for line in path.read_bytes().split(b"\n") if line.startswith(b'["')]

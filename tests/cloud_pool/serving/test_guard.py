@@ -142,7 +142,8 @@ PATHS: dict[str, tuple[str, ...]] = {
 # and a transcript is its caller's alone.
 ELSEWHERE = {"/v1/jobs", "/v1/batches", "/v1/files", "/v1/audio/transcriptions", "/v1/detokenize"}
 STAYS = {
-    "/v1/feedback", "/v1/webhooks/secret", "/v1/jobs/{id}/retry", "/v1/responses/{id}/cancel", "/v1/batches/{id}/cancel",
+    "/v1/feedback", "/v1/webhooks/secret",
+    "/v1/jobs/{id}/retry", "/v1/responses/{id}/cancel", "/v1/batches/{id}/cancel",
     "/v1/conversations", "/v1/conversations/{id}", "/v1/conversations/{id}/items",
 }  # fmt: skip
 ACTIONS = ("refuse", "audit", "mask")
