@@ -36,10 +36,11 @@ from causeway_server.models.parts.process.messages import Found
 from causeway_server.router.types import Fact
 from tests.cloud_pool.dispatch.replica import Replica
 from tests.cloud_pool.jobs.redis_server import RedisServer
-from tests.cloud_pool.serving.test_guard import ACTIONS, SECRET, rules
+from tests.cloud_pool.serving.test_guard import ACTIONS, rules
 from tests.cloud_pool.test_no_prompt_in_logs import serving
 from tests.cloud_pool.upstreams.test_triton_client import Reply, piece
 from tests.e2e.sessions.gateway import ECHO
+from tests.edge_node.guard.test_doors import SECRET
 from tests.edge_node.parts.test_fusion import audio, image, text
 from tests.models.parts.files import HOSTILE_CLIPS, HOSTILE_IMAGES, HOSTILE_TEXTS, png, tone, wav
 from tests.models.parts.test_files import file
