@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -14,11 +15,14 @@ from causeway_server.cloud_pool.app import App, build
 from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.http.config import GrpcConfig, OperatorConfig
 from causeway_server.cloud_pool.http.config import ServerConfig as GatewayServer
+from causeway_server.cloud_pool.upstreams.config import UpstreamConfig
 from causeway_server.edge_node.config.schema import ServerConfig as EdgeServer
 from causeway_server.router.config import ListenerTls
 from tests.certificates import Authority, Issued
 from tests.cloud_pool.upstreams.http_gateway import http_tier
+from tests.cloud_pool.upstreams.http_gateway import serving as http_gateway
 from tests.edge_node.device import running
+from tests.edge_node.scripted import ScriptedCloud
 from tests.fleet.server.conftest import fleet_folder, serving
 
 __all__ = ["fleet_folder"]
@@ -114,6 +118,25 @@ async def test_a_listener_answers_its_clients_alone(tmp_path: Path, fleet_folder
         while _body(renewed) not in (printed := await s_client(port, asks, *usual)):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         assert answer in printed
+
+
+@pytest.mark.parametrize("fault", ["", "foreign server", "no certificate"])
+async def test_a_gateway_and_its_upstream_check_each_other(tmp_path: Path, fault: str) -> None:
+    ca, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other", "other")
+    own, client = ca.issue("server"), ca.issue("gateway")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(ca.file))
+    tls.load_cert_chain(own.cert, own.key)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    cloud = await ScriptedCloud().start(tls=tls)
+    files = (
+        {} if fault == "no certificate" else {"client_cert_file": str(client.cert), "client_key_file": str(client.key)}
+    )
+    trusted = str((other if fault == "foreign server" else ca).file)
+    upstream = UpstreamConfig(kind="openai", urls=(cloud.url,), verify_features=False, ca_file=trusted, **files)
+    async with http_gateway(tmp_path, http_tier(cloud.url, upstream=upstream)) as served:
+        answer = await served.ask()
+    assert (answer.status == 200, len(cloud.bodies)) == ((True, 1) if not fault else (False, 0)), answer.body
+    await cloud.stop()
 
 
 def _of(issued: Issued) -> tuple[str, ...]:

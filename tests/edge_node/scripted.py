@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from typing import Literal
 
@@ -166,16 +167,20 @@ class ScriptedCloud:
         assert self._runner.server is not None
         return self._runner.server.connections
 
-    async def start(self, port: int = 0, sock: socket.socket | None = None) -> ScriptedCloud:
+    async def start(
+        self, port: int = 0, sock: socket.socket | None = None, tls: ssl.SSLContext | None = None
+    ) -> ScriptedCloud:
         """Listen on `sock`, which is bound, or on a port."""
         app = web.Application()
         self.routes(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port) if sock is None else web.SockSite(self._runner, sock)
+        site: web.BaseSite = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls)
+        if sock is not None:
+            site = web.SockSite(self._runner, sock, ssl_context=tls)
         await site.start()
         self.port = int(self._runner.addresses[0][1])
-        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self.url = f"http{'s' * (tls is not None)}://127.0.0.1:{self.port}/v1"
         return self
 
     def routes(self, app: web.Application) -> None:

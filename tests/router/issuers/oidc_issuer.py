@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -99,12 +100,12 @@ class OidcIssuer:
 
 
 @asynccontextmanager
-async def serving_issuer(issuer: OidcIssuer) -> AsyncIterator[OidcIssuer]:
+async def serving_issuer(issuer: OidcIssuer, tls: ssl.SSLContext | None = None) -> AsyncIterator[OidcIssuer]:
     """Serve an issuer on a free port of loopback."""
     runner = web.AppRunner(issuer.app())
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    issuer.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    issuer.url = f"http{'s' * (tls is not None)}://127.0.0.1:{runner.addresses[0][1]}"
     try:
         yield issuer
     finally:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hmac
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ from causeway_server.router.serving.issuers.claims import TokenIdentity
 from causeway_server.router.serving.issuers.config import ClaimsConfig, IssuerConfig, check_issuers
 from causeway_server.router.serving.issuers.keys import parse_jwks
 from causeway_server.router.serving.issuers.tokens import IssuerTokens
+from tests.certificates import Authority
 
 from .oidc_issuer import AUDIENCE, OidcIssuer, SigningKey, serving_issuer
 
@@ -352,6 +354,22 @@ async def test_an_issuer_that_lies_changes_no_key(issuer: OidcIssuer, lie: Calla
     assert one.last_error
     assert tokens.verify(f"Bearer {good}") is not None
     await tokens.close()
+
+
+@pytest.mark.parametrize("fault", ["", "foreign", "expired"])
+async def test_keys_come_only_from_the_server_that_its_certificate_names(tmp_path: Path, fault: str) -> None:
+    ca = Authority(tmp_path / "ca")
+    own = ca.issue("issuer", begins=-3, ends=-1 if fault == "expired" else 30)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(own.cert, own.key)
+    trusted = Authority(tmp_path / "other", "other") if fault == "foreign" else ca
+    async with serving_issuer(OidcIssuer(), tls) as issuer:
+        config = IssuerConfig(issuer.url, AUDIENCE, ("acme",), ClaimsConfig(), ca_file=str(trusted.file))
+        tokens: Tokens = IssuerTokens([config], told, None, max_lifetime_s=86400.0)
+        [one] = tokens.issuers.values()
+        await one.refresh()
+        assert (issuer.reads, one.last_error == "") == ((0, False) if fault else (1, True))
+        await tokens.close()
 
 
 async def test_a_clock_in_2015_accepts_no_token(issuer: OidcIssuer) -> None:
