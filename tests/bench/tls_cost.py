@@ -1,19 +1,22 @@
-"""`python -m tests.bench.tls_cost [--rounds 7]`: processor time that TLS adds to a request that is passed on.
+"""`python -m tests.bench.tls_cost [--rounds 7] [--envoy]`: processor time that TLS adds to a request that is passed on.
 
 Daemons run side by side: without TLS, with TLS to the client, with TLS to the client and to the cloud, and a second one
-without TLS, which shows the noise. They pass on the same requests over one kept connection, in turns. A figure is a
-daemon's processor time a request over that of the first daemon in the same round: the median over the rounds, the
-lowest and the highest.
+without TLS, which shows the noise; with `--envoy` also Envoy (`make bench-peers` sets it up), without and with TLS to
+the client. They pass on the same requests over one kept connection, in turns, with one cipher. A figure is a daemon's
+processor time a request over that of the first daemon in the same round: the median over the rounds, the lowest and the
+highest.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,13 +25,16 @@ import msgspec
 from tests.bed.figures import table
 from tests.bench.whole.load import Contestant, Plan
 from tests.certificates import Authority
+from tests.ports import free_port
 from tests.tool import run_tool
 
 from . import bench_edge
+from .peers.programs import set_up
+from .peers.servers import Start, envoy
 
 ROOT = Path(__file__).parents[2]
 REQUESTS = 1000
-PLAIN = "no TLS"
+PLAIN, ENVOY = "no TLS", "Envoy"
 
 
 class _Daemon(msgspec.Struct, frozen=True):
@@ -46,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turns", type=int, default=4, help="of a daemon in a round")
+    parser.add_argument("--envoy", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
         ca = Authority(Path(folder) / "ca")
@@ -69,14 +76,24 @@ def main() -> None:
             )
             for number, (name, settings) in enumerate(kinds.items())
         }
+        if arguments.envoy:
+            programs = set_up(["envoy"], agreed=False)
+            for name, pem_file in ((ENVOY, ""), (f"{ENVOY}, TLS to the client", str(both))):
+                (own_folder := Path(folder) / name).mkdir()
+                start = Start(own_folder, free_port(), plain, programs)
+                daemons[name] = servers.enter_context(_envoy(start, pem_file, str(ca.file) if pem_file else ""))
         rounds = [_play(daemons, arguments.turns) for _ in range(arguments.rounds + 1)][1:]  # the first warms up
         base_us = statistics.median(one[PLAIN] for one in rounds)
         print(f"{base_us:.0f} us of processor time a request without TLS")
         print(table(("daemon", "times"), [(name, _interval(rounds, name)) for name in daemons]), flush=True)
+        if arguments.envoy:
+            print(
+                f"TLS to the client: {_interval(rounds, 'TLS to the client', f'{ENVOY}, TLS to the client')} x Envoy's"
+            )
 
 
-def _interval(rounds: list[dict[str, float]], name: str) -> str:
-    ratios = [one[name] / one[PLAIN] for one in rounds]
+def _interval(rounds: list[dict[str, float]], name: str, base: str = PLAIN) -> str:
+    ratios = [one[name] / one[base] for one in rounds]
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
@@ -107,6 +124,17 @@ def _daemon(folder: Path, settings: Mapping[str, object], ca_file: str) -> Itera
         assert process.stdout is not None
         url = next(line for line in process.stdout if line.startswith(b"ready url=")).decode().strip()
         yield _Daemon(int(url.rpartition(":")[2]), process.pid, ca_file)
+
+
+@contextlib.contextmanager
+def _envoy(start: Start, pem_file: str, ca_file: str) -> Iterator[_Daemon]:
+    with _process(envoy(start, pem_file)) as process:
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", start.port), 1.0).close()
+                break
+            time.sleep(0.05)
+        yield _Daemon(start.port, process.pid, ca_file)
 
 
 @contextlib.contextmanager

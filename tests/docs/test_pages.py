@@ -17,6 +17,7 @@ PAGES = pages()
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in zip(NAMES, PAGES, strict=True)}
 RUNNABLE = [name for name in NAMES if any(b.language in ("sh", "python") and not b.needs for b in blocks(TEXTS[name]))]
+TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)[^)]*\)")
 
 
@@ -63,6 +64,23 @@ def test_each_top_folder_has_its_page_and_the_readme_leads_to_it(folder: str) ->
 def test_links_lead_somewhere(name: str) -> None:
     folder = (ROOT / name).parent
     assert [target for target in LINK.findall(TEXTS[name]) if not (folder / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tests_that_a_page_names_exist(name: str) -> None:
+    for file, function in TEST.findall(TEXTS[name]):
+        path = ROOT / file
+        assert path.exists(), file
+        assert not function or f"def {function}(" in path.read_text(encoding="utf-8"), f"{file}::{function}"
+
+
+def test_each_claim_of_the_threat_model_names_its_test() -> None:
+    is_claim, bare = False, []
+    for line in TEXTS["router/THREATS.md"].splitlines():
+        is_claim = line.endswith("| test |") or (is_claim and line.startswith("|"))
+        if is_claim and not line.endswith(("| test |", "---|")) and not any(name for _, name in TEST.findall(line)):
+            bare.append(line)
+    assert bare == []
 
 
 @pytest.mark.slow

@@ -127,12 +127,17 @@ async def test_a_gateway_and_its_upstream_check_each_other(tmp_path: Path, fault
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(ca.file))
     tls.load_cert_chain(own.cert, own.key)
     tls.verify_mode = ssl.CERT_REQUIRED
-    cloud = await ScriptedCloud().start(tls=tls)
-    files = (
-        {} if fault == "no certificate" else {"client_cert_file": str(client.cert), "client_key_file": str(client.key)}
+    cloud = ScriptedCloud()
+    cloud.tls = tls
+    await cloud.start()
+    upstream = UpstreamConfig(
+        kind="openai",
+        urls=(cloud.url,),
+        verify_features=False,
+        ca_file=str((other if fault == "foreign server" else ca).file),
+        client_cert_file="" if fault == "no certificate" else str(client.cert),
+        client_key_file="" if fault == "no certificate" else str(client.key),
     )
-    trusted = str((other if fault == "foreign server" else ca).file)
-    upstream = UpstreamConfig(kind="openai", urls=(cloud.url,), verify_features=False, ca_file=trusted, **files)
     async with http_gateway(tmp_path, http_tier(cloud.url, upstream=upstream)) as served:
         answer = await served.ask()
     assert (answer.status == 200, len(cloud.bodies)) == ((True, 1) if not fault else (False, 0)), answer.body

@@ -146,6 +146,7 @@ class ScriptedCloud:
     def __init__(self) -> None:
         self.fault: Fault = "none"
         self.status = 200
+        self.tls: ssl.SSLContext | None = None
         self.error: dict[str, object] = {}
         self.headers: dict[str, str] = {}
         self.resume = ""  # cuts its answers short, and gives this token for the rest
@@ -167,20 +168,18 @@ class ScriptedCloud:
         assert self._runner.server is not None
         return self._runner.server.connections
 
-    async def start(
-        self, port: int = 0, sock: socket.socket | None = None, tls: ssl.SSLContext | None = None
-    ) -> ScriptedCloud:
+    async def start(self, port: int = 0, sock: socket.socket | None = None) -> ScriptedCloud:
         """Listen on `sock`, which is bound, or on a port."""
         app = web.Application()
         self.routes(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site: web.BaseSite = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls)
+        site: web.BaseSite = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self.tls)
         if sock is not None:
-            site = web.SockSite(self._runner, sock, ssl_context=tls)
+            site = web.SockSite(self._runner, sock, ssl_context=self.tls)
         await site.start()
         self.port = int(self._runner.addresses[0][1])
-        self.url = f"http{'s' * (tls is not None)}://127.0.0.1:{self.port}/v1"
+        self.url = f"http{'s' * (self.tls is not None)}://127.0.0.1:{self.port}/v1"
         return self
 
     def routes(self, app: web.Application) -> None:

@@ -48,7 +48,8 @@ static_resources:
   listeners:
     - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
       filter_chains:
-        - filters:
+        - {tls}
+          filters:
             - name: envoy.filters.network.http_connection_manager
               typed_config:
                 "@type": {extensions}.network.http_connection_manager.v3.HttpConnectionManager
@@ -135,10 +136,19 @@ def _nginx(start: Start) -> list[str]:
     return [str(start.programs.nginx), "-c", str(config), "-p", str(start.folder)]
 
 
-def _envoy(start: Start) -> list[str]:
+def envoy(start: Start, pem_file: str = "") -> list[str]:
+    """Return Envoy's command. `pem_file`: certificate and key of its listener; "": no TLS."""
     config = start.folder / "envoy.yaml"
-    extensions = "type.googleapis.com/envoy.extensions.filters"
-    config.write_text(_ENVOY.format(upstream=start.upstream, port=start.port, extensions=extensions))
+    extensions = "type.googleapis.com/envoy.extensions"
+    tls = ""
+    if pem_file:
+        files = f"{{certificate_chain: {{filename: {pem_file}}}, private_key: {{filename: {pem_file}}}}}"
+        context = f'"@type": {extensions}.transport_sockets.tls.v3.DownstreamTlsContext'
+        typed = f"{{{context}, common_tls_context: {{tls_certificates: [{files}]}}}}"
+        tls = f"transport_socket: {{name: tls, typed_config: {typed}}}"
+    config.write_text(
+        _ENVOY.format(upstream=start.upstream, port=start.port, extensions=f"{extensions}.filters", tls=tls)
+    )
     flags = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
     return [str(start.programs.envoy), "-c", str(config), *flags]
 
@@ -173,7 +183,7 @@ COMMANDS: Mapping[str, Callable[[Start], list[str]]] = {
     "constant": _aiohttp_constant,
     "smg": _smg,
     "vllm-router": _vllm_router,
-    "envoy": _envoy,
+    "envoy": envoy,
     "nginx": _nginx,
     "litellm": _litellm,
 }
