@@ -114,6 +114,7 @@ class HttpResponse:
         owner: The receiver of every change; None: tasks wait for them.
         lines: The header lines of its request, if `OpenAIServer.begin` sent it.
         sent: The whole request, if `HttpClient.begin` sent it.
+        known: The same head, but for its length, of an answer before; None: there was none.
     """
 
     def __init__(self, connection: HttpConnection) -> None:
@@ -124,6 +125,7 @@ class HttpResponse:
         self.owner: ResponseOwner | None = None
         self.lines = ""
         self.sent = b""
+        self.known: KnownAnswer | None = None
         self.headers: dict[bytes, bytes] = {}
         """The first value of each header, by lower-case name."""
         self._connection = connection
@@ -240,7 +242,7 @@ class HttpResponse:
 
     def take_known(self, head: KnownAnswer, body: bytes) -> None:
         """Take a whole answer, whose head was read before."""
-        self.headers = {**head.headers, b"content-length": b"%d" % len(body)}
+        self.headers, self.known = {**head.headers, b"content-length": b"%d" % len(body)}, head
         self.status, self.complete = 200, True
         self.add(body)
 

@@ -15,7 +15,13 @@ from yarl import URL
 
 from causeway_server.router.ledger.log import HEADER as EGRESS
 from causeway_server.router.residency import region_tags
-from causeway_server.router.serving.http_client import ConnectError, HttpClientError, HttpResponse, field_lines
+from causeway_server.router.serving.http_client import (
+    ConnectError,
+    HttpClientError,
+    HttpResponse,
+    KnownAnswer,
+    field_lines,
+)
 from causeway_server.router.serving.request import TAGS
 from causeway_server.router.serving.responses import SERVER
 from causeway_server.router.serving.tls.contexts import TlsFiles
@@ -176,6 +182,7 @@ class CloudProbe:
         self._rtt_ms = Ewma(_RTT_HALF_LIFE_S)
         self._last_response = float("-inf")
         self.tier: str | None = None  # the tier that answered last
+        self._known: KnownAnswer | None = None  # the head of the last response, if it had come before
         self.is_gateway = False  # whether a response came from a gateway of ours
 
     def rtt_ms(self, now: float) -> float | None:
@@ -185,8 +192,10 @@ class CloudProbe:
     def answered(self, response: HttpResponse, *, probe: bool = False) -> None:
         self._health.answered(response.status, probe=probe)
         self._last_response = self._now()
-        self.tier = response.header(b"x-causeway-tier") or self.tier
-        self.is_gateway = self.is_gateway or self.tier is not None or response.header(b"server") == SERVER
+        if response.known is None or response.known is not self._known:
+            self._known = response.known
+            self.tier = response.header(b"x-causeway-tier") or self.tier
+            self.is_gateway = self.is_gateway or self.tier is not None or response.header(b"server") == SERVER
         if self._ledger is not None and (receipt := response.header(_EGRESS)):
             self._ledger.confirmed(receipt)
 
