@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from causeway_server.router.bundle.protocol import base64url
-from causeway_server.router.errors import PermissionDenied
+from causeway_server.router.errors import InvalidRequest, PermissionDenied
 from causeway_server.router.serving.request import AiohttpRequest
 from causeway_server.router.serving.responses import Handler, ServerResponse, json_response
 
@@ -81,7 +81,9 @@ class ErasureApi:
 
     async def _erase(self, http: AiohttpRequest) -> ServerResponse:
         caller = self._parts.reader.caller(http)
-        client = http.query.get("client", "") or caller.name
+        client = http.query.get("client", caller.name)
+        if not client:  # it would be all of them
+            raise InvalidRequest("`client` is empty: name one, or leave it out for your own data.", param="client")
         if client != caller.name and not caller.erases_all:
             raise PermissionDenied(
                 f"The API key of {caller.name!r} erases only its own data. To erase that of {client[:64]!r}, add "

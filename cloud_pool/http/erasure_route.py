@@ -42,6 +42,9 @@ class ErasureRoute(msgspec.Struct, frozen=True):
     async def erase(self, http: AiohttpRequest) -> ServerResponse:
         principal = self.admission.principal(http)
         client, user = http.query.get("client", principal.device), http.query.get("user", "")
+        for name in ("client", "user"):
+            if http.query.get(name) == "":  # it would be the whole tenant
+                raise InvalidRequest(f"`{name}` is empty: name one, or leave it out for your own data.", param=name)
         if user and "client" in http.query:
             raise InvalidRequest("Name a client or a user, not both.", param="user")
         if user or client != principal.device:

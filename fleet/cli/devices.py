@@ -140,15 +140,13 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
 
 @click.command()
 @click.argument("device")
-@click.option(
-    "--client", "of", default="", metavar="NAME", help="Only what the device stores of this client; default: of all."
-)
+@click.option("--client", "of", metavar="NAME", help="Only what the device stores of this client; default: of all.")
 @click.option("--reason", default="", help="Reason for the audit log.")
 @click.option("--wait", default="60s", show_default=True, help="Maximum time to wait for the receipt.")
 @click.option("--status", is_flag=True, help="Order nothing: print the last order's receipt.")
 @yes_option
 @connected
-def erase(client: FleetClient, device: str, of: str, reason: str, wait: str, status: bool, yes: bool) -> None:
+def erase(client: FleetClient, device: str, of: str | None, reason: str, wait: str, status: bool, yes: bool) -> None:
     """Order DEVICE to erase what it stores of its clients, after asking, and print its signed receipt.
 
     A device that is offline erases when it is back. Of a device that has erased everything the control plane keeps its
@@ -156,6 +154,8 @@ def erase(client: FleetClient, device: str, of: str, reason: str, wait: str, sta
     erased yet; 2 bad arguments, or there is no terminal to ask at, and no --yes.
     """
     path, left_s = f"/v1/devices/{quote(device, safe='')}", seconds_of(wait)
+    if of == "":
+        raise click.BadParameter("The name is empty.", param_hint="--client")
     if not left_s:
         raise click.BadParameter(f"Expected a time such as 30s or 5m, not {wait!r}.", param_hint="--wait")
     if not status:

@@ -33,9 +33,9 @@ class OperatorReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ErasureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An order to erase what a device stores. `client`: "" for all its clients."""
+    """An order to erase what a device stores. `client`: None for all its clients."""
 
-    client: Annotated[str, Meta(max_length=256)] = ""
+    client: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     reason: Reason = ""
 
 

@@ -155,6 +155,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
         name, now = path_part(http), self.plane.clock()
         operator = await self.sign_in.require(http, "operator")
         request = decode_body(await read_body(http) or b"{}", ErasureRequest)
+        client = request.client or ""
         if not await to_thread.run_sync(self.publisher.published):
             raise WrongState("No rollout was published yet, so devices cannot verify an order. Begin a rollout first.")
         async with self.plane.store.write() as connection:
@@ -162,13 +163,13 @@ class OperatorApi(msgspec.Struct, frozen=True):
             if device is None:
                 raise NotFound(f"Device {name} not found.")
             before = device.erasure
-            if before is None or before.finished or before.client != request.client:
-                order = ErasureOrder(device=name, id=secrets.token_hex(8), at=now, client=request.client)
+            if before is None or before.finished or before.client != client:
+                order = ErasureOrder(device=name, id=secrets.token_hex(8), at=now, client=client)
                 signed = await to_thread.run_sync(self.publisher.sign_order, order)
                 erasure = Erasure(order.id, order.client, now, signed)
                 text = msgspec.json.encode(erasure).decode()
                 await set_operator_columns(connection, name, erasure_json=text)
-                what = {"device": name, "client": request.client, "reason": request.reason}
+                what = {"device": name, "client": client, "reason": request.reason}
                 await append_audit(connection, now, operator.name, "device.erase", what)
                 device = msgspec.structs.replace(device, erasure_json=text)
                 await advance(connection, device.cohort)  # wakes it

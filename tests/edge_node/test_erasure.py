@@ -160,6 +160,8 @@ async def test_another_client_s_data_needs_the_right(tmp_path: Path, monkeypatch
         till = await plant(device, TILL)
         status, refused = await call(device, KIOSK, "DELETE", f"/v1/me/data?client={TILL}")
         assert (status, refused["error"]["code"]) == (403, "permission_denied")
+        for caller in (KIOSK, OFFICE):  # an empty name is not all of them
+            assert (await call(device, caller, "DELETE", "/v1/me/data?client="))[0] == 400
         assert await statuses(device, TILL, till) == {200}
         url = f"http://127.0.0.1:{device.app.port}"
         options = ["--url", url, "--api-key", OFFICE, "--client", TILL, "--yes"]

@@ -74,6 +74,7 @@ async def test_a_device_erases_once_and_the_control_plane_gets_the_receipt(tmp_p
 
         device.link.erase = erase
         assert (await server.ask("POST", f"{PATH}/erase", {}, as_="vera")).code == "permission_denied"
+        assert (await server.ask("POST", f"{PATH}/erase", {"client": ""}, as_="olga")).status == 400
         await server.post(f"{PATH}/erase", {"reason": "returned"}, as_="olga")
         first = await order()
         await server.post(f"{PATH}/erase", {}, as_="olga")
@@ -121,6 +122,7 @@ async def _check_command(server: Server) -> None:
         (("--client", "office"), 2, "Nothing was changed: there is no terminal"),
         (("--client", "office", "--yes", "--wait", "100ms"), 1, f"{NAME} has not erased yet. Ask again with --status."),
         (("--status",), 1, "has not erased yet"),
+        (("--client", "", "--yes"), 2, "The name is empty."),
         (("--wait", "soon"), 2, "Expected a time such as 30s or 5m"),
     ):
         found = await asyncio.to_thread(run, *arguments)
