@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
-from aiohttp import web
 
 from causeway_server.edge_node.daemon import lifecycle
 from causeway_server.edge_node.http import api
@@ -44,19 +43,6 @@ def _without_body_memo() -> None:
     vars(api)["_SHORT_BYTES"] = -1
 
 
-def _without_ready_response() -> None:
-    """aiohttp's own response instead of one write of head and body."""
-
-    class PlainResponse(web.Response):
-        def __init__(self, http: web.BaseRequest, lines: str, body: bytes) -> None:
-            headers = dict(line.split(": ", 1) for line in lines.split("\r\n") if line)
-            super().__init__(body=body, headers=headers)
-
-        def end(self) -> None: ...
-
-    vars(responses)["PrebuiltResponse"] = PlainResponse
-
-
 def _without_gc_settings() -> None:
     """Python's own thresholds, and all objects of the start in each full collection."""
     vars(lifecycle)["tune_garbage_collector"] = lambda: None
@@ -66,7 +52,6 @@ PATCHES: Mapping[str, Callable[[], None]] = {
     EVERYTHING: lambda: None,
     "reply header cache": _without_header_cache,
     "body memo": _without_body_memo,
-    "ready response": _without_ready_response,
     "gc settings": _without_gc_settings,
 }
 
