@@ -18,8 +18,8 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import aiohttp
 import anyio
 import msgspec
 from anyio import to_thread
@@ -28,11 +28,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from causeway_server.router.bundle.protocol import Revocations
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
 from causeway_server.router.serving.folders import write_atomically
-from causeway_server.router.serving.issuers.documents import UNREACHABLE, UNREADABLE, read_bounded
+from causeway_server.router.serving.issuers.documents import UNREADABLE, read_bounded, unreachable
 from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 
 from .config import MAX_TOKEN_LIFETIME_S, FleetIdentityConfig
 from .key_set import Jwks, parse_keys
+
+if TYPE_CHECKING:
+    import aiohttp
 
 KEYS_PATH, REVOCATIONS_PATH = "/.well-known/jwks.json", "/v1/revocations"
 REVOCATION_RETENTION_S = 600.0  # after a token's expiry: more than the largest `clock_skew_s`
@@ -152,7 +155,7 @@ class FleetTrust:
             with anyio.fail_after(_READ_S):
                 await self._read_revocations()
                 await self._read_keys()
-        except (*UNREADABLE, *UNREACHABLE, ConfigError) as error:
+        except (*UNREADABLE, *unreachable(), ConfigError) as error:
             if not self.last_error:
                 log.warning("Keys and revocations of the fleet at %s cannot be read: %s", self._url, error)
             self.last_error = str(error) or type(error).__name__
@@ -200,6 +203,8 @@ class FleetTrust:
 
     async def _get(self, path: str, limit_bytes: int) -> bytes | None:
         """Return the body; None if it has not changed. Raises ClientError, OSError, TimeoutError or ValueError."""
+        import aiohttp
+
         if self._session is None:
             # Proxies of the environment are ignored and redirects are not followed: keys come from this host alone.
             self._session = aiohttp.ClientSession(

@@ -7,21 +7,29 @@ document that says where another one is must name our issuer, and its URLs are h
 from __future__ import annotations
 
 import ssl
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-import aiohttp
 import anyio
 import msgspec
 
 from ...errors import ConfigError
 from .config import check_url
 
+if TYPE_CHECKING:  # imported for the first document
+    import aiohttp
+
 MAX_BYTES: Final = 256 * 1024
 TIMEOUT_S: Final = 10.0
 Document = TypeVar("Document")
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 """Exceptions raised by a document that is malformed or nested too deeply."""
-UNREACHABLE: Final = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+def unreachable() -> tuple[type[Exception], type[OSError], type[TimeoutError]]:
+    """Return the exceptions raised if a server does not answer."""
+    from aiohttp import ClientError
+
+    return ClientError, OSError, TimeoutError
 
 
 class DocumentsUnavailable(Exception):
@@ -95,11 +103,13 @@ class IssuerDocuments:
         try:
             with anyio.fail_after(TIMEOUT_S):
                 return msgspec.json.decode(await self._content(url, form), type=kind)
-        except (*UNREADABLE, *UNREACHABLE) as error:
+        except (*UNREADABLE, *unreachable()) as error:
             reason = str(error) or f"no answer within {TIMEOUT_S:g} s"
             raise DocumentsUnavailable(f"The issuer's answer at {url} is invalid: {reason}.") from error
 
     async def _content(self, url: str, form: dict[str, str] | None) -> bytes:
+        import aiohttp
+
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=self._tls), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
