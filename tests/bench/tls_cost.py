@@ -2,7 +2,7 @@
 
 Daemons run side by side: without TLS, with TLS to the client, with TLS to the client and to the cloud, and a second one
 without TLS, which shows the noise; with `--envoy` also Envoy (`make bench-peers` sets it up), without and with TLS to
-the client. They pass on the same requests over one kept connection, in turns, with one cipher. A figure is a daemon's
+the client. They pass on the same requests over kept connections, in turns, with one cipher. A figure is a daemon's
 processor time a request over that of the first daemon in the same round: the median over the rounds, the lowest and the
 highest.
 """
@@ -30,7 +30,7 @@ from tests.tool import run_tool
 
 from . import bench_edge
 from .peers.programs import set_up
-from .peers.servers import Start, envoy
+from .peers.servers import POLICY, Start, envoy
 
 ROOT = Path(__file__).parents[2]
 REQUESTS = 1000
@@ -53,11 +53,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turns", type=int, default=4, help="of a daemon in a round")
     parser.add_argument("--envoy", action="store_true")
+    parser.add_argument("--connections", type=int, default=bench_edge.ONE)
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="of a turn")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
         ca = Authority(Path(folder) / "ca")
         issued = ca.issue("server")
-        both = Path(folder) / "both.pem"
+        both, policy = Path(folder) / "both.pem", Path(folder) / "policy.yaml"
+        policy.write_text(POLICY)
         both.write_bytes(issued.cert.read_bytes() + issued.key.read_bytes())
         plain = servers.enter_context(_upstream(""))
         over_tls = servers.enter_context(_upstream(str(both)))
@@ -72,7 +75,11 @@ def main() -> None:
         }
         daemons = {
             name: servers.enter_context(
-                _daemon(Path(folder) / str(number), settings, str(ca.file) if own.items() <= settings.items() else "")
+                _daemon(
+                    Path(folder) / str(number),
+                    {"policy": policy, **settings},
+                    str(ca.file) if own.items() <= settings.items() else "",
+                )
             )
             for number, (name, settings) in enumerate(kinds.items())
         }
@@ -82,7 +89,8 @@ def main() -> None:
                 (own_folder := Path(folder) / name).mkdir()
                 start = Start(own_folder, free_port(), plain, programs)
                 daemons[name] = servers.enter_context(_envoy(start, pem_file, str(ca.file) if pem_file else ""))
-        rounds = [_play(daemons, arguments.turns) for _ in range(arguments.rounds + 1)][1:]  # the first warms up
+        plan = Plan((), arguments.connections, arguments.requests, arguments.turns)
+        rounds = [_play(daemons, plan) for _ in range(arguments.rounds + 1)][1:]  # the first warms up
         base_us = statistics.median(one[PLAIN] for one in rounds)
         print(f"{base_us:.0f} us of processor time a request without TLS")
         print(table(("daemon", "times"), [(name, _interval(rounds, name)) for name in daemons]), flush=True)
@@ -97,14 +105,14 @@ def _interval(rounds: list[dict[str, float]], name: str, base: str = PLAIN) -> s
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
-def _play(daemons: Mapping[str, _Daemon], turns: int) -> dict[str, float]:
+def _play(daemons: Mapping[str, _Daemon], plan: Plan) -> dict[str, float]:
     """Return the processor time of a request by the daemon's name, us."""
     before = {name: daemon.cpu_s for name, daemon in daemons.items()}
     contestants = tuple(Contestant(name, one.port, bench_edge.PASSED, one.ca_file) for name, one in daemons.items())
-    plan = Plan(contestants, bench_edge.ONE, REQUESTS, turns)
     command = [sys.executable, "-m", "tests.bench.whole.load"]
-    subprocess.run(command, input=msgspec.json.encode(plan), cwd=ROOT, capture_output=True, check=True, timeout=300)
-    return {name: 1e6 * (one.cpu_s - before[name]) / REQUESTS / (turns + 1) for name, one in daemons.items()}
+    played = msgspec.json.encode(msgspec.structs.replace(plan, contestants=contestants))
+    subprocess.run(command, input=played, cwd=ROOT, capture_output=True, check=True, timeout=300)
+    return {name: 1e6 * (one.cpu_s - before[name]) / plan.requests / (plan.rounds + 1) for name, one in daemons.items()}
 
 
 @contextlib.contextmanager
@@ -117,7 +125,7 @@ def _upstream(pem_file: str) -> Iterator[int]:
 @contextlib.contextmanager
 def _daemon(folder: Path, settings: Mapping[str, object], ca_file: str) -> Iterator[_Daemon]:
     folder.mkdir()
-    common = {"policy": bench_edge.POLICY, "state_dir": folder / "state", "server.port": 0, "log": "warning"}
+    common = {"state_dir": folder / "state", "server.port": 0, "log": "warning"}
     values = {**common, "engine.enabled": "false", **settings}
     flags = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     with _process([sys.executable, "-m", "causeway_server.edge_node", "serve", *flags]) as process:
