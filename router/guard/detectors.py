@@ -76,6 +76,7 @@ def _shape_of(character: str) -> str:
 _SHAPES: Final = "".join(map(_shape_of, map(chr, range(256)))).encode()  # of a character in Latin 1
 _WIDE_DIGIT: Final = re.compile("[\u0660-\u1fff\ua620-\U0010ffff](?<=\\d)")
 _RUN: Final = re.compile(rb"0[-./()+? 0]{6,}")  # `?`: a character beyond Latin 1, such as a narrow space
+_LETTER: Final = ord("a")
 _HEXADECIMAL: Final = b"0123456789ABCDEFabcdef"
 _DATES: Final = frozenset(
     date.replace("-", mark).encode() + hour
@@ -103,11 +104,12 @@ def _numbers(text: str, shape: bytes, regions: Sequence[str], expired: Expired) 
             continue
         if digits >= _FEWEST_OF_CARD:
             yield from _cards(text, start, end)
+        may_begin = start == 0 or shape[start - 1] != _LETTER
         while start and shape[start - 1] in b"+( ":
             start -= 1
         if has_prefix and (text.find("+", start, end) >= 0 or text.find("00", start, end) >= 0):
             yield from _international(text, start, end, expired)
-        if regions or may_be_american or _is_introduced(backwards, size - start):
+        if regions or may_be_american or (may_begin and _is_introduced(backwards, size - start)):
             yield from _national(text, backwards, start, end, regions, expired)
 
 
@@ -231,7 +233,7 @@ def _cards(text: str, first: int, last: int) -> Iterator[Found]:
 
 
 def _is_card(text: str, start: int, end: int) -> bool:
-    if _touches(text, start, end, ".,-"):
+    if text[start] in "01789" or _touches(text, start, end, ".,-"):  # no issuer's
         return False
     number = "".join([str(int(one)) for one in text[start:end] if one.isdecimal()])
     if not any(low <= number[: len(low)] <= high and len(number) in sizes for low, high, sizes in _ISSUERS):
