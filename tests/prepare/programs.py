@@ -167,4 +167,7 @@ _ELSEWHERE = "(Debian), chromium-browser (Ubuntu), dnf install chromium (Fedora)
 CHROMIUM = Package("chromium", "chromium", _CHROMIUM, _ELSEWHERE)
 # Debian's npm brings Node.js; `node.py` says which version is new enough.
 NODE = Package("node", "npm", ["node", "nodejs"], "(Debian, Ubuntu), dnf install nodejs (Fedora)")
-PACKAGES = (REDIS, NATS, MOSQUITTO, POSTGRES, CHROMIUM, NODE)
+SWTPM = Package("swtpm", "swtpm", ["swtpm"], "(Debian, Ubuntu), dnf install swtpm (Fedora)")
+# It brings the libraries by which systemd speaks to a TPM.
+TPM2 = Package("tpm2", "tpm2-tools", ["tpm2"], "(Debian, Ubuntu), dnf install tpm2-tools (Fedora)")
+PACKAGES = (REDIS, NATS, MOSQUITTO, POSTGRES, CHROMIUM, NODE, SWTPM, TPM2)
