@@ -80,7 +80,7 @@ def test_what_is_not_signed_is_not_applied(process: Process) -> None:
     assert "kiosk: the folder differs from the signed bundle. Run `causeway-fleet sign`." in result.output
 
 
-ASKS = {"abort", "apply", "revoke"}
+ASKS = {"abort", "apply", "erase", "revoke"}
 HARMLESS = {
     "they only read": {"audit proof", "devices", "diff", "lint", "replay", "route", "schema", "status", "test"},
     "they refuse to overwrite a file, or keep a copy": {"init", "keys new", "migrate", "tls init"},
