@@ -359,7 +359,8 @@ _ALWAYS_LEFT: Final = (
     Retained("egress ledger, counts of trials and feedback", "they have no content and name no client"),
     Retained("revocations of tokens", "kept, so that no revoked token works again"),
     Retained("effects of streams", "keys are one-way digests: they expire after `streams.effect_ttl_s`"),
-    Retained("answers in progress, and the memory of gateways", "they end with the request, at most a minute later"),
+    Retained("answers in progress at other gateways", "they expire a minute later"),
+    Retained("memory of gateways", "facts of parts for `parts.fact_cache_ttl_s`, digests of sessions as in Redis"),
 )
 
 

@@ -111,6 +111,8 @@ class ErasureApi:
         parts.reader.forget()
         erased["cached_answers"] += await parts.cache.erase(client)
         parts.service.sources.semantic.clear()
+        if parts.encoders is not None:
+            parts.encoders.forget()
         erased["files"] += await parts.files.erase(client)
         erased["responses"] += await parts.response_store.erase(client)
         erased["sessions"] += await parts.service.sessions.store.erase(client)

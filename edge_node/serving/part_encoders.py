@@ -84,9 +84,10 @@ class PartEncoders:
             config.fact_cache_entries,
             config.image_timeout_s,
         )
+        self._memory = PartMemory(config.fact_cache_entries)
         self.graph = EncoderGraph(
             self._branches,
-            PartMemory(config.fact_cache_entries),
+            self._memory,
             max_parts=config.max_parts,
             clock=clock.monotonic,
             projectors=self.projectors,
@@ -96,6 +97,11 @@ class PartEncoders:
         self._config = config
         self._clock = clock
         self._transcripts = transcripts
+
+    def forget(self) -> None:
+        """Forget what was read of all parts."""
+        self._memory.clear()
+        self.projectors.forget()
 
     def concerns(self, request: Request) -> bool:
         """Return whether the request has a part that an encoder of this device reads."""
@@ -265,6 +271,10 @@ class Projectors:
         self._reading: Counter[str] = Counter()  # number of images that a worker is reading, or that wait for it
         self._remembered: OrderedDict[tuple[str, str], SoftTokens] = OrderedDict()
         self._former_starts = 0  # starts of workers that have been dropped
+
+    def forget(self) -> None:
+        """Forget the soft tokens of all images."""
+        self._remembered.clear()
 
     @property
     def starts(self) -> int:

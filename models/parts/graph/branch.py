@@ -167,6 +167,10 @@ class PartMemory:
         if len(self._kept) > self._limit:
             self._kept.popitem(last=False)
 
+    def clear(self) -> None:
+        """Forget all parts."""
+        self._kept.clear()
+
 
 class ContinuedReadings:
     """Readings that may continue after their request. Equal parts are read once."""

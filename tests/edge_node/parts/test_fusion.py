@@ -100,6 +100,9 @@ async def test_a_spoken_command_reaches_the_device_as_a_typed_one_and_its_record
         assert again.text == answer.text
         assert again.headers["x-causeway-modalities"] == "audio=ok"
         assert (await device.record(again)).parts[0].cached
+        async with device.session.delete("/v1/me/data") as erased:
+            assert erased.status == 200
+        assert not (await device.record(await ask(device, audio(), stream=True))).parts[0].cached, "an erasure forgets"
         device.assert_nothing_leaks()
 
 
