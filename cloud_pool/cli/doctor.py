@@ -11,12 +11,13 @@ import msgspec
 from redis.exceptions import RedisError
 
 from causeway_server.router.errors import CausewayError, ConfigError, JobStoreUnavailable
+from causeway_server.router.serving.process import format_option
 from causeway_server.router.serving.tls.contexts import server_tls
 
 from ..config import Config
 from ..redis.connect import client_fault, eviction_fault, open_redis
 from ..storage.config import with_shared_redis
-from .process import ConfigSource, format_option, redis_options
+from .process import ConfigSource, redis_options
 
 
 class CheckResult(msgspec.Struct, frozen=True):

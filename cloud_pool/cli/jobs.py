@@ -12,12 +12,12 @@ import click
 import msgspec
 
 from causeway_server.router.errors import ConfigError, JobStoreUnavailable
-from causeway_server.router.serving.process import ask
+from causeway_server.router.serving.process import ask, format_option
 
 from ..config import Config
 from ..storage.config import with_shared_redis
 from ..storage.job_store import JobStore
-from .process import PROGRAM, ConfigSource, format_option, redis_options, refuse, report_errors
+from .process import PROGRAM, ConfigSource, redis_options, refuse, report_errors
 
 if TYPE_CHECKING:
     from ..storage.stores import JobStores

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.process import format_option
 
 from ..planning import (
     CapacityPlan,
@@ -28,7 +29,6 @@ from ..planning import (
     measure,
     plan,
 )
-from .process import format_option
 
 
 class _LengthsType(click.ParamType[Lengths]):

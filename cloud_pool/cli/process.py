@@ -50,18 +50,6 @@ def report_errors(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-format_option = click.option(
-    "--format",
-    "as_json",
-    type=click.Choice(["human", "json"]),
-    default="human",
-    show_default=True,
-    callback=lambda _context, _option, value: value == "json",
-    help="Output for people, or JSON.",
-)
-"""The option `--format human|json`; the command gets `as_json`."""
-
-
 class ConfigSource(NamedTuple):
     """The options that name the gateways' Redis, read at first use: some commands need none of them."""
 

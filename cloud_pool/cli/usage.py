@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from causeway_server.router.errors import CausewayError, ConfigError
+from causeway_server.router.serving.process import format_option
 
 from ..accounts.tenants.usage import UsageRow, read_usage
 from ..config import Config
 from ..redis.connect import client_fault, open_redis
 from ..storage.config import JobsConfig, with_shared_redis
-from .process import OTHER_NAMES, ConfigSource, format_option, redis_options
+from .process import OTHER_NAMES, ConfigSource, redis_options
 
 
 @asynccontextmanager

@@ -54,7 +54,7 @@ _NO_MICROPHONE = (
 @click.argument("text")
 @request_options
 @click.option("--no-stream", is_flag=True, help="Wait for the whole answer.")
-def ask(text: str, url: str, api_key: str, output_format: str, no_stream: bool, **flags: Any) -> None:
+def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **flags: Any) -> None:
     """Send a prompt to the running daemon.
 
     TEXT `-` reads stdin. The answer goes to stdout, its route and reason to stderr. Exit codes: 0 answered, 1 rejected
@@ -64,12 +64,12 @@ def ask(text: str, url: str, api_key: str, output_format: str, no_stream: bool, 
     with _daemon(url, api_key) as (causeway, console):
         if no_stream:
             answer = causeway.chat(prompt, **arguments)
-        elif output_format == "json":
+        elif as_json:
             answer = causeway.chat(prompt, stream=True, **arguments).answer()
         else:
             _write_stream(causeway, prompt, arguments, console)
             return
-        if output_format == "json":
+        if as_json:
             _write_json(_answer_document(answer))
         else:
             _write_answer(answer, console)
@@ -93,7 +93,7 @@ def route(
     text: str,
     url: str,
     api_key: str,
-    output_format: str,
+    as_json: bool,
     policy_path: Path | None,
     settings: tuple[str, ...],
     **flags: Any,
@@ -111,7 +111,7 @@ def route(
         with _daemon(url, api_key) as (causeway, _):
             document = causeway.route(prompt, **arguments)
     out = Console()
-    if output_format == "json":
+    if as_json:
         out.print_json(msgspec.json.encode(document).decode())
         return
     for line in explain(msgspec.convert(document, RouteExplanation)):
@@ -128,7 +128,7 @@ def route(
     show_default=True,
     help="Length of the recording in seconds, if there is no AUDIO.",
 )
-def listen(audio: str, url: str, api_key: str, output_format: str, duration_s: float, **flags: Any) -> None:
+def listen(audio: str, url: str, api_key: str, as_json: bool, duration_s: float, **flags: Any) -> None:
     """Send a spoken request to the running daemon.
 
     AUDIO is an audio file, or `-` for stdin; without it the microphone is recorded. The answer goes to stdout; its
@@ -139,7 +139,7 @@ def listen(audio: str, url: str, api_key: str, output_format: str, duration_s: f
         part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
         answer = causeway.chat([{"role": "user", "content": [part]}], **request_arguments(flags))
         transcript, parts = _transcript(causeway, data), _parts(causeway, answer.decision.id)
-        if output_format == "json":
+        if as_json:
             _write_json({"transcript": transcript, "parts": parts, **_answer_document(answer)})
             return
         words = transcript or "none: this device understands no speech"

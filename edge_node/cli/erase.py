@@ -18,7 +18,7 @@ from .options import connect, daemon_options
 @daemon_options
 @click.option("--client", required=True, help="Name of the client, as in decision records.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def erase(url: str, api_key: str, output_format: str, client: str, *, yes: bool) -> None:
+def erase(url: str, api_key: str, as_json: bool, client: str, *, yes: bool) -> None:
     """Erase everything that the device stores of a client, and print the signed receipt.
 
     A daemon with API keys needs one with the right `erasure`. Exit codes: 0 erased, 1 refused, 2 usage error, 3
@@ -31,7 +31,7 @@ def erase(url: str, api_key: str, output_format: str, client: str, *, yes: bool)
     except CausewayError as error:
         click.echo(f"causeway-edge: {error}", err=True)
         sys.exit(1 if isinstance(error, CausewayAPIError) else 3)
-    if output_format == "json":
+    if as_json:
         click.echo(msgspec.json.encode(signed))
         return
     receipt: Any = signed["receipt"]

@@ -15,10 +15,10 @@ import msgspec
 
 from causeway_server.router.bundle.refusals import UpdateRefused
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.process import ask
+from causeway_server.router.serving.process import ask, format_option
 
 from ..config.schema import Config
-from .options import PATH, config_options, output_format_option, read_prompt, usage_error
+from .options import PATH, config_options, read_prompt, usage_error
 
 if TYPE_CHECKING:
     from ..agent.link.connection import LinkRecord
@@ -156,8 +156,8 @@ def import_(config: Config, medium: Path) -> None:
 
 @fleet.command()
 @config_options
-@output_format_option
-def status(config: Config, output_format: str) -> None:
+@format_option
+def status(config: Config, as_json: bool) -> None:
     """Print this device's identity, its bundle and its problems.
 
     They are as the daemon last recorded them. Exit code: 0 in a fleet, 1 not in a fleet or with problems, 2 usage
@@ -172,7 +172,7 @@ def status(config: Config, output_format: str) -> None:
     except ConfigError as error:
         usage_error(str(error))
     record = read_record(folder)
-    if output_format == "json":
+    if as_json:
         click.echo(msgspec.json.encode(_document(identity, record)).decode())
     else:
         for line in _lines(identity, record, folder):

@@ -36,7 +36,7 @@ def jobs() -> None:
 @click.option(
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Maximum number of jobs, newest first."
 )
-def list_(url: str, api_key: str, output_format: str, status: str | None, limit: int) -> None:
+def list_(url: str, api_key: str, as_json: bool, status: str | None, limit: int) -> None:
     """Print id, status, attempts and last error of each job, newest first."""
 
     def run(causeway: Causeway) -> list[Job]:
@@ -47,36 +47,36 @@ def list_(url: str, api_key: str, output_format: str, status: str | None, limit:
             after = page[-1].id
         return found[:limit]
 
-    _print(_ask(url, api_key, run), output_format=output_format)
+    _print(_ask(url, api_key, run), as_json=as_json)
 
 
 @jobs.command()
 @daemon_options
 @click.argument("job")
-def show(url: str, api_key: str, output_format: str, job: str) -> None:
+def show(url: str, api_key: str, as_json: bool, job: str) -> None:
     """Print one job with its webhook and its answer."""
     (shown,) = _ask(url, api_key, lambda causeway: [causeway.job(job)])
-    _print([shown], output_format=output_format)
-    if shown.webhook and output_format == "human":
+    _print([shown], as_json=as_json)
+    if shown.webhook and not as_json:
         click.echo(f"webhook {shown.webhook_status or 'after its end'}: {shown.webhook}")
-    if shown.answer is not None and output_format == "human":
+    if shown.answer is not None and not as_json:
         click.echo(shown.answer.text)
 
 
 @jobs.command()
 @daemon_options
 @click.argument("job")
-def retry(url: str, api_key: str, output_format: str, job: str) -> None:
+def retry(url: str, api_key: str, as_json: bool, job: str) -> None:
     """Queue a dead letter again, with all attempts and a new deadline."""
-    _print(_ask(url, api_key, lambda causeway: [causeway.retry(job)]), output_format=output_format)
+    _print(_ask(url, api_key, lambda causeway: [causeway.retry(job)]), as_json=as_json)
 
 
 @jobs.command()
 @daemon_options
 @click.argument("job")
-def purge(url: str, api_key: str, output_format: str, job: str) -> None:
+def purge(url: str, api_key: str, as_json: bool, job: str) -> None:
     """Delete a job that has ended, with its request and its answer."""
-    _print(_ask(url, api_key, lambda causeway: [causeway.purge(job)]), output_format=output_format)
+    _print(_ask(url, api_key, lambda causeway: [causeway.purge(job)]), as_json=as_json)
 
 
 def _ask(url: str, api_key: str, run: Callable[[Causeway], list[Job]]) -> list[Job]:
@@ -89,9 +89,9 @@ def _ask(url: str, api_key: str, run: Callable[[Causeway], list[Job]]) -> list[J
         sys.exit(REFUSED if isinstance(error, CausewayAPIError) else UNREACHABLE)
 
 
-def _print(jobs: list[Job], *, output_format: str) -> None:
+def _print(jobs: list[Job], *, as_json: bool) -> None:
     for job in jobs:
-        if output_format == "json":
+        if as_json:
             click.echo(json.dumps(asdict(job)))
             continue
         click.echo(

@@ -14,11 +14,11 @@ from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError, PolicyError
 from causeway_server.router.policy.file import seconds
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
-from causeway_server.router.serving.process import ProgramGroup, begin_imports
+from causeway_server.router.serving.process import ProgramGroup, begin_imports, format_option
 
 from ..config.loader import config_variable
 from ..config.schema import Config
-from .options import CONFIG_VARIABLE, PATH, command_line, config_options, output_format_option, usage_error
+from .options import CONFIG_VARIABLE, PATH, command_line, config_options, usage_error
 
 _CLIENTS = {
     "ask": "ask",
@@ -66,15 +66,15 @@ def serve(config: Config) -> None:
 
 @main.command()
 @config_options
-@output_format_option
-def doctor(config: Config, output_format: str) -> None:
+@format_option
+def doctor(config: Config, as_json: bool) -> None:
     """Check everything that the daemon needs and say how to fix it.
 
     Exit code 1 if a check fails.
     """
     from .doctor.report import run
 
-    sys.exit(run(config, as_json=output_format == "json"))
+    sys.exit(run(config, as_json=as_json))
 
 
 def _list_keys(context: click.Context, _option: click.Parameter, wanted: bool) -> None:

@@ -13,7 +13,7 @@ import click
 
 from causeway_server.router.config import keys_of
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.process import refuse
+from causeway_server.router.serving.process import format_option, refuse
 from causeway_server.router.types import Prefer
 
 from ..config.loader import load_config, schema_key
@@ -86,16 +86,6 @@ def command_line(flags: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(part for name, value in pairs if value is not None for part in (name, str(value)))
 
 
-output_format_option = click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["human", "json"]),
-    default="human",
-    show_default=True,
-    help="Output for people, or JSON.",
-)
-
-
 def request_options(command: F) -> F:
     """Add the flags of the commands that send one request to a running daemon."""
     options = [
@@ -118,7 +108,7 @@ def daemon_options(command: F) -> F:
     options = [
         click.option("--url", default="", help="URL of the daemon; unix:///path for a Unix socket. [$CAUSEWAY_URL]"),
         click.option("--api-key", default="", help="API key, if the daemon requires one. [$CAUSEWAY_API_KEY]"),
-        output_format_option,
+        format_option,
     ]
     return _with_options(command, options)
 

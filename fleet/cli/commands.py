@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
 
 import click
 import msgspec
@@ -23,7 +22,7 @@ from causeway_server.router.policy.file import policy_schema
 from causeway_server.router.policy.signals import SIGNALS, find_signal
 from causeway_server.router.renames import advice
 from causeway_server.router.serving.logs import start_log
-from causeway_server.router.serving.process import ProgramGroup, migrate_file, run_fast
+from causeway_server.router.serving.process import ProgramGroup, format_option, migrate_file, run_fast
 from causeway_server.router.types import NowSignals
 
 from ..operators.operators_file import OperatorsDoc
@@ -55,16 +54,6 @@ SECTIONS = {
     "Devices": ("enroll", "devices", "hold", "pin", "release", "revoke", "erase", "audit"),
 }
 """The commands in the order of `--help`."""
-
-
-_format_option = click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["human", "json"]),
-    default="human",
-    show_default=True,
-    help="Output for people, or one JSON object.",
-)
 
 
 class _Sections(ProgramGroup):
@@ -120,7 +109,7 @@ def init(folder: Path) -> None:
 
 @main.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@_format_option
+@format_option
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.option(
     "--signals",
@@ -131,9 +120,7 @@ def init(folder: Path) -> None:
     ),
 )
 @click.option("--fix", is_flag=True, help="First replace the names of the previous version, also in test cases.")
-def lint(
-    paths: tuple[Path, ...], output_format: Literal["human", "json"], strict: bool, signals: str | None, fix: bool
-) -> None:
+def lint(paths: tuple[Path, ...], as_json: bool, strict: bool, signals: str | None, fix: bool) -> None:
     """Check policy files, folders of policies, or a fleet with its fleet.yaml.
 
     With --fix, files are rewritten with their layout and comments; each original is saved as FILE.before. Problems are
@@ -143,7 +130,7 @@ def lint(
         _migrate([file for path in paths for file in documents(path)])
     checked = _checked(paths, None if signals is None else _readable(signals))
     report = lint_report(checked)
-    if output_format == "json":
+    if as_json:
         click.echo(msgspec.json.encode(report))
     else:
         print_lint(new_console(), checked)
@@ -218,8 +205,8 @@ def test(folder: Path) -> None:
         "or down=TARGET. Repeatable. All other signals are absent."
     ),
 )
-@_format_option
-def route(policy: Path, text: str, settings: tuple[str, ...], output_format: str) -> None:
+@format_option
+def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> None:
     """Show how POLICY would route a request of this TEXT, and why.
 
     Exit code: 0 decided, 1 the policy has errors or lacks the model, 2 bad arguments.
@@ -236,7 +223,7 @@ def route(policy: Path, text: str, settings: tuple[str, ...], output_format: str
         raise _Usage(error.message) from error
     except ModelNotFound as error:
         raise click.ClickException(error.message) from error
-    if output_format == "json":
+    if as_json:
         click.echo(msgspec.json.encode(explanation))
         return
     for line in explain(explanation):
@@ -258,11 +245,11 @@ def route(policy: Path, text: str, settings: tuple[str, ...], output_format: str
     metavar="RECORDS",
     help="Files or folders of JSON lines from `causeway-edge decisions export`; - is stdin. Repeatable.",
 )
-@_format_option
+@format_option
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True,
               help="Maximum number of requests listed as leaving the device; 0: all. JSON lists all.")  # fmt: skip
 def replay(
-    new: Path, more: tuple[str, ...], old: Path | None, over: tuple[str, ...], output_format: str, limit: int
+    new: Path, more: tuple[str, ...], old: Path | None, over: tuple[str, ...], as_json: bool, limit: int
 ) -> None:
     """Replay recorded decisions under the policy NEW, and report what changes. The report has moves, requests that
     leave the device, cost and latency.
@@ -280,7 +267,7 @@ def replay(
     print_bad_lines(new_console(stderr=True), reader)
     if not report.requests and not report.undecided:
         raise _Usage(f"No decision records in {', '.join((*over, *more))}.")
-    if output_format == "json":
+    if as_json:
         click.echo(msgspec.json.encode(replay_document(report, reader)))
     else:
         print_replay(new_console(), report, reader, limit=limit)

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from causeway_server.router.bundle.manifest import BundleManifest
-from causeway_server.router.serving.process import ask
+from causeway_server.router.serving.process import ask, format_option
 
 from ..operators.answers import FleetAnswer, RolloutDetail, RolloutStatus
 from ..repository.build import BuiltBundle, build_bundles
@@ -112,9 +112,9 @@ def apply(
 
 @click.command()
 @click.argument("rollout", default="")
-@click.option("--format", "output_format", type=click.Choice(["human", "json"]), default="human", show_default=True)
+@format_option
 @connected
-def status(client: FleetClient, rollout: str, output_format: str) -> None:
+def status(client: FleetClient, rollout: str, as_json: bool) -> None:
     """Show the fleet and its rollouts, or one ROLLOUT with its last look. A cohort's name stands for its newest
     rollout.
 
@@ -122,7 +122,7 @@ def status(client: FleetClient, rollout: str, output_format: str) -> None:
     """
     if rollout:
         detail = client.get(f"/v1/rollouts/{_find(client, rollout)}", RolloutDetail)
-        if output_format == "json":
+        if as_json:
             click.echo(msgspec.json.encode(detail))
         else:
             for line in detail_lines(detail):
@@ -130,7 +130,7 @@ def status(client: FleetClient, rollout: str, output_format: str) -> None:
         return
     fleet = client.get("/v1/fleet", FleetAnswer)
     rollouts = client.get("/v1/rollouts", tuple[RolloutStatus, ...])
-    if output_format == "json":
+    if as_json:
         click.echo(msgspec.json.encode({"fleet": fleet, "rollouts": rollouts}))
         return
     for line in overview(fleet, rollouts[:_SHOWN]):

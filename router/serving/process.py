@@ -125,6 +125,18 @@ def run_fast(main: Coroutine[None, None, T]) -> T:
 # --- names of the version before --------------------------------------------------------------------------------------
 
 
+format_option = click.option(
+    "--format",
+    "as_json",
+    type=click.Choice(["human", "json"]),
+    default="human",
+    show_default=True,
+    callback=lambda _context, _option, value: value == "json",
+    help="Output for people, or JSON.",
+)
+"""The option `--format human|json`; the command gets `as_json`."""
+
+
 class ProgramGroup(click.Group):
     """The commands of one program, whose name the group has. Refuses old ones with what to write instead."""
 

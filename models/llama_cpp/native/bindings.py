@@ -12,9 +12,12 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import llama_cpp
 import llama_cpp.llama_cpp as native
+
+from causeway_server.router.errors import EngineUnavailable
 
 log = logging.getLogger(__name__)
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}  # ggml.h, enum ggml_log_level
@@ -77,6 +80,19 @@ def start_backend() -> None:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     native.llama_log_set(on_log, ctypes.c_void_p(0))
     native.llama_backend_init()
+
+
+def load_model(path: Path, **params: int) -> Pointer:
+    """Load a GGUF file, with these fields of `llama_model_params`. Raises EngineUnavailable."""
+    start_backend()
+    clear_errors()
+    settings = native.llama_model_default_params()
+    for name, value in params.items():
+        setattr(settings, name, value)
+    model: Pointer = native.llama_model_load_from_file(str(path).encode(), settings)
+    if not model:
+        raise EngineUnavailable(f"{path}: llama.cpp cannot load it: {last_errors() or 'it does not say why'}")
+    return model
 
 
 def clear_errors() -> None:

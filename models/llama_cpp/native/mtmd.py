@@ -31,11 +31,11 @@ class VisionEncoder:
 
     def __init__(self, mmproj: Path, model: Path, threads: int) -> None:
         """Load both files. Raises EngineUnavailable: llama.cpp cannot read them, or they do not fit each other."""
-        bindings.start_backend()
         mtmd.mtmd_log_set(bindings.on_log, ctypes.c_void_p(0))
-        bindings.clear_errors()
         with contextlib.ExitStack() as on_error:
-            self._model = _open_model(model)
+            # For its header: the weights are never read here, and repacked ones would be a copy. The engine shares the
+            # pages.
+            self._model = bindings.load_model(model, n_gpu_layers=0, use_extra_bufts=False)
             on_error.callback(native.llama_model_free, self._model)
             params = mtmd.mtmd_context_params_default()
             params.use_gpu = params.print_timings = params.warmup = False
@@ -126,13 +126,3 @@ class VisionEncoder:
             raise EngineUnavailable(f"{self._path}: positions of four parts, which this version does not support.")
         rows = np.array([[place.t, place.y, place.x] for place in places], np.int32)
         return SoftRun(tokens, count, rows.T.tobytes(), int(mtmd.mtmd_input_chunk_get_n_pos(chunk)), whole)
-
-
-def _open_model(path: Path) -> int:
-    """Map a model for its header. Its weights are never read here; their pages are shared with the engine."""
-    params = native.llama_model_default_params()
-    params.n_gpu_layers, params.use_extra_bufts = 0, False  # repacked weights would be a copy
-    model = native.llama_model_load_from_file(str(path).encode(), params)
-    if not model:
-        raise EngineUnavailable(f"{path}: llama.cpp cannot load it: {bindings.last_errors()}")
-    return int(model)

@@ -80,14 +80,7 @@ class Vocabulary:
     @classmethod
     def of_file(cls, path: Path) -> Vocabulary:
         """Read the vocabulary of a GGUF file, which stays open, without its weights. Raises EngineUnavailable."""
-        bindings.start_backend()
-        bindings.clear_errors()
-        params = native.llama_model_default_params()
-        params.vocab_only = True
-        model: bindings.Pointer = native.llama_model_load_from_file(str(path).encode(), params)
-        if not model:
-            raise EngineUnavailable(f"{path}: llama.cpp cannot load its tokenizer: {bindings.last_errors()}")
-        return cls(model)
+        return cls(bindings.load_model(path, vocab_only=True))
 
     def name(self, token: int) -> str:
         """Return a token as the vocabulary spells it, for templates (`bos_token`); "" for a negative id."""

@@ -38,15 +38,7 @@ class Weights:
         self.path = path
         self.size_bytes = _check_header(path)
         resources.check_weights_fit(path, self.size_bytes, resources.free_bytes())
-        bindings.start_backend()
-        bindings.clear_errors()
-        params = native.llama_model_default_params()
-        params.n_gpu_layers = gpu_layers
-        self.pointer: bindings.Pointer = native.llama_model_load_from_file(str(path).encode(), params)
-        if not self.pointer:
-            raise EngineUnavailable(
-                f"{path}: llama.cpp cannot load it: {bindings.last_errors() or 'it does not say why'}"
-            )
+        self.pointer = bindings.load_model(path, n_gpu_layers=gpu_layers)
         if not native.llama_model_has_decoder(self.pointer) or native.llama_model_is_diffusion(self.pointer):
             self.close()
             raise EngineUnavailable(f"{path}: the model does not generate token by token.")
