@@ -234,21 +234,12 @@ def _plain(tree: strict_yaml.Tree, positions: dict[str, str], folder: Path) -> o
 
 def _scalar(scalar: strict_yaml.Scalar) -> object:
     """Convert a scalar. Raises ConfigError for YAML types that are not used (dates, octal numbers)."""
-    text, kind = scalar.text, scalar.kind
-    try:
-        if kind == "int":
-            return int(text.replace("_", ""))
-        if kind == "float":
-            return float(text.replace("_", ""))
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not a plain number.", where=str(scalar.location)) from error
-    if kind == "bool":
-        return text.lower() in ("true", "yes", "on")
-    if kind == "null":
-        return None
-    if kind == "other":
-        raise ConfigError(f"{text!r} is a YAML date or binary; quote it if text is meant.", where=str(scalar.location))
-    return text
+    value = scalar.value()
+    if scalar.kind in ("int", "float") and isinstance(value, str):
+        raise ConfigError(f"{value!r} is not a plain number.", where=str(scalar.location))
+    if scalar.kind == "other":
+        raise ConfigError(f"{value!r} is a YAML date or binary; quote it if text is meant.", where=str(scalar.location))
+    return value
 
 
 def _absolute(key: str, value: object, folder: Path) -> object:

@@ -105,18 +105,7 @@ def plain_value(tree: strict_yaml.Tree) -> object:
         return {key.text: without_unit(key.text, plain_value(value)) for key, value in items}
     if isinstance(tree, strict_yaml.Sequence):
         return [plain_value(item) for item in tree.items]
-    if tree.kind == "null":
-        return None
-    if tree.kind == "bool":
-        return tree.text.lower() in ("true", "yes", "on")
-    try:
-        if tree.kind == "int":
-            return int(tree.text.replace("_", ""))
-        if tree.kind == "float":
-            return float(tree.text.replace("_", ""))
-    except ValueError:
-        return tree.text
-    return tree.text
+    return tree.value()
 
 
 def read_list(text: str) -> object:

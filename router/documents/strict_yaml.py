@@ -56,6 +56,19 @@ class Scalar(msgspec.Struct, frozen=True):
     kind: ScalarKind
     offset: int | None  # columns from the location to the text's first character; None if the text spans lines
 
+    def value(self) -> str | int | float | bool | None:
+        """Return what the scalar stands for. Dates, and numbers in octal or base 60, stay text."""
+        if self.kind == "null":
+            return None
+        if self.kind == "bool":
+            return self.text.lower() in ("true", "yes", "on")
+        try:
+            if self.kind in ("int", "float"):
+                return (int if self.kind == "int" else float)(self.text.replace("_", ""))
+        except ValueError:
+            pass
+        return self.text
+
 
 class Sequence(msgspec.Struct, frozen=True):
     location: SourceLocation
