@@ -61,7 +61,7 @@ from .cache.caching_service import CachingService
 from .cache.shared_cache import CacheSecrets, SharedCache, is_private, read_secret
 from .config import Config
 from .core.principal import Principal
-from .core.request_context import Arrivals, BodyMemory
+from .core.request_context import Arrivals, BodyMemory, Generate
 from .degradation.continue_token import load_continue_tokens
 from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals, TierWarmer
 from .degradation.tier_attempt import TierRuntime
@@ -69,6 +69,7 @@ from .degradation.tier_sessions import TierSessions
 from .dispatch.dispatcher import Dispatcher, RetryBudget
 from .dispatch.metrics import DispatchMetrics
 from .dispatch.pool import Pools
+from .http.direct import DirectChats
 from .http.info_routes import InfoRoutes, Readiness
 from .http.key_routes import KeyRoutes
 from .http.operator import MAX_CONNECTIONS, OperatorRoutes
@@ -210,7 +211,7 @@ def build_runtime(
         guard=guard,
         shadow=ShadowCopies(variants, tasks, partial(is_private, config=config.cache)).answer,
     )
-    answer = service.answer
+    answer: Generate = service.answer
     if any(tier.config.context_overflow != "refuse" for tier in tiers):
         answer = TrimmingService(answer, TierTokenizers(pools.by_tier, guard)).answer
     models = {tier.name: tier.model for tier in tiers}
@@ -636,10 +637,19 @@ def build(
         server=server,
         more=(lambda _: None) if jobs is None else jobs.dead_letters.handler,
     )
-    listener = gateway_listener(config.server, server.handle, config.web_origins)
+    direct = DirectChats(server.generations).begin if is_direct(runtime, server) else None
+    listener = gateway_listener(config.server, server.handle, config.web_origins, direct=direct)
     return App(
         config, runtime, server, listener, operator_listener(config, routes), runner, jobs, grpc, detector, arrivals
     )
+
+
+def is_direct(runtime: Runtime, server: Server) -> bool:
+    """Return whether chats may be answered in callbacks: a tier is over HTTP, and no rule of the gateway is for all."""
+    admission = server.admission
+    rules = (admission.tracing, admission.authenticator.issuers, admission.sessions, admission.bodies.arrivals)
+    has_http = any(tier.config.upstream.kind == "openai" for tier in runtime.tiers.values())
+    return has_http and runtime.caching_service.is_plain(runtime.service) and rules == (None,) * 4
 
 
 def build_arrivals(config: Config) -> Arrivals | None:

@@ -45,11 +45,6 @@ class FairShare:
         self._by_caller: dict[str, int] = {}
         self._by_holder: dict[Hashable, tuple[str, int]] = {}
 
-    @property
-    def most(self) -> int:
-        """The maximum that a caller may hold."""
-        return max(1, self.capacity // 2)
-
     def held_by(self, caller: str) -> int:
         return self._by_caller.get(caller, 0)
 
@@ -60,7 +55,11 @@ class FairShare:
         before = self._by_holder.get(holder, ("", 0))[1]
         others = self._by_caller.get(caller, 0) - before
         free = self.capacity - self.held + before - amount
-        if free < 0 or others + amount > self.most or (others and amount > before and others + amount > free + amount):
+        if (
+            free < 0
+            or others + amount > max(1, self.capacity // 2)
+            or (others and amount > before and others + amount > free + amount)
+        ):
             return False
         self._set(holder, caller, amount - before, amount)
         return True

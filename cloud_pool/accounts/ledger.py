@@ -40,10 +40,10 @@ _POLICY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,64})?")
 class LedgerEntry:
     """Entry of one request. The owner fills it in as facts become known and calls `Ledger.close` exactly once."""
 
-    def __init__(self, route: str, policy: str = "") -> None:
+    def __init__(self, route: str, policy: str = "", request_id: str = "") -> None:
         self.route = route  # chat, completion, embedding, response, transcription, generate, realtime, job or stream
         self.policy = policy
-        self.id = ""
+        self.id = request_id
         self.principal: Principal | None = None
         self.tier = ""
         self.response_headers: dict[str, str] = {}
@@ -74,10 +74,10 @@ class Ledger(msgspec.Struct, frozen=True):
     metrics: TenantMetrics
     wall_clock: Callable[[], float] = time.time  # unix, s
 
-    def open(self, route: str, headers: Mapping[str, str]) -> LedgerEntry:
+    def open(self, route: str, headers: Mapping[str, str], request_id: str = "") -> LedgerEntry:
         """Open an entry. The policy comes from `x-causeway-policy` (name@revision), which is recorded, not trusted."""
         policy = headers.get("x-causeway-policy", "")
-        return LedgerEntry(route, policy if _POLICY.fullmatch(policy) else "")
+        return LedgerEntry(route, policy if policy and _POLICY.fullmatch(policy) else "", request_id)
 
     def limits(self, principal: Principal) -> TenantLimits:
         """Return the limits of the principal's tenant."""

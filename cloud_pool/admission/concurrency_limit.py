@@ -326,7 +326,7 @@ class StandingQueue:
             self._above_since = math.inf
         else:
             self._above_since = min(self._above_since, now)
-        if self.since(now) is None:
+        if self._since < math.inf and self.since(now) is None:
             self._since = math.inf
         if seconds >= target_s / 2:
             self._long_wait_at = now
@@ -355,7 +355,7 @@ class OverloadDetector:
         return self._objective_s * _TARGETS[priority]
 
     def record_wait(self, now: float, priority: Priority, seconds: float) -> None:
-        self._queues[priority].record_wait(now, seconds, self.target_s(priority))
+        self._queues[priority].record_wait(now, seconds, self._objective_s * _TARGETS[priority])
 
     def is_standing(self, now: float, priority: Priority) -> bool:
         return self._queues[priority].since(now) is not None

@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -47,28 +46,36 @@ class Permit:
         self._task: asyncio.Task[Any] | None = None  # what works while the permit is held
         self._cancelling = 0  # times that the task was cancelled before
         self._stopped = False
-        self._grant: asyncio.Future[QueueFull | None] | None = None  # until it is granted, or granted again
+        self.grant: asyncio.Future[QueueFull | None] | None = None  # until it is granted, or granted again
         self._is_reported = False
         self._lost_s = admission.lost_s()
+        self.on_revoked: Callable[[], object] | None = None
+        """Called when the permit is revoked from work that is not a task's."""
         self.used_tokens: float | None = None
         """Tokens that the sequence used, prompt and answer together; None: not reported."""
 
     def wait_for(self, grant: asyncio.Future[QueueFull | None]) -> None:
         """Stop the work in progress, and make `granted` wait until `grant` is done."""
-        self._grant = grant
+        self.grant = grant
         if self._task is not None and not self._stopped:
             self._stopped = True
             self._task.cancel()
+        elif self.on_revoked is not None:
+            self.on_revoked()
 
     async def granted(self) -> None:
         """Wait until the permit is granted; after Preempted, at the head of the tenant's queue again.
 
         Raises like `AdmissionController.acquire`.
         """
-        while self._grant is not None:
-            grant, self._grant = self._grant, None
+        while self.grant is not None:
+            grant, self.grant = self.grant, None
             await self._admission.wait(self._ticket, grant)
             self._lost_s = self._admission.lost_s()
+        self.report_wait()
+
+    def report_wait(self) -> None:
+        """Report how long it took until the permit was first granted, once."""
         if not self._is_reported:
             self._is_reported = True
             self._admission.report_wait(self._ticket)
@@ -87,7 +94,7 @@ class Permit:
         self._admission.failed(self._ticket)
 
     def __enter__(self) -> None:
-        if self._grant is not None:
+        if self.grant is not None:
             raise Preempted
         self._lost_s, self._stopped = self._admission.lost_s(), False
         task = self._task = asyncio.current_task()
@@ -99,12 +106,12 @@ class Permit:
         assert task is not None
         if self._stopped and task.uncancel() > self._cancelling:
             return  # the task itself is cancelled, too
-        if self._grant is not None and (kind is None or (self._stopped and kind is asyncio.CancelledError)):
+        if self.grant is not None and (kind is None or (self._stopped and kind is asyncio.CancelledError)):
             raise Preempted from error
 
 
-class _Acquired:
-    """The permits of a request, for as long as the context is open."""
+class Acquired:
+    """The permits of a request, for as long as the context is open, or from `enter` to `leave`."""
 
     __slots__ = ("_admission", "_tickets")
 
@@ -113,16 +120,21 @@ class _Acquired:
         self._tickets = tickets
 
     async def __aenter__(self) -> Sequence[Permit]:
+        return self.enter()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.leave()
+
+    def enter(self) -> Sequence[Permit]:
+        """Return the permits, which may be granted later."""
         try:
             return self._admission.arrive(self._tickets)
         except BaseException:
-            self._release()
+            self.leave()
             raise
 
-    async def __aexit__(self, *_: object) -> None:
-        self._release()
-
-    def _release(self) -> None:
+    def leave(self) -> None:
+        """Return the permits."""
         for ticket in reversed(self._tickets):  # those that wait first: a sibling's permit is for others
             self._admission.release(ticket)
 
@@ -179,7 +191,7 @@ class AdmissionController:
         tokens: float = 1.0,
         *,
         preemptible: bool = False,
-    ) -> AbstractAsyncContextManager[Sequence[Permit]]:
+    ) -> Acquired:
         """Ask for the permits of a request, and hold them. Call it before any costly work for the request.
 
         The context provides the permits before they are granted. The caller starts a sequence when its `Permit.granted`
@@ -199,12 +211,14 @@ class AdmissionController:
         tickets = [Ticket(priority, tenant, weight, tokens, now, now + left_s, preemptible) for _ in range(sequences)]
         for ticket in tickets if sequences > 1 else ():
             ticket.siblings = tickets
-        return _Acquired(self, tickets)
+        return Acquired(self, tickets)
 
     def arrive(self, tickets: Sequence[Ticket]) -> Sequence[Permit]:
         """Register a request by its tickets, and return their permits. Raises like `acquire`."""
-        permits = [Permit(self, ticket) for ticket in tickets]
-        self._permits.update(zip(tickets, permits, strict=True))
+        permits = []
+        for ticket in tickets:
+            permit = self._permits[ticket] = Permit(self, ticket)
+            permits.append(permit)
         self._arrive(tickets[0])
         return permits
 
@@ -252,7 +266,7 @@ class AdmissionController:
             raise
         for each in moved:
             self._make_room(each)
-        for each in ticket.of_request:
+        for each in ticket.siblings or (ticket,):
             if each.state is TicketState.WAITING:
                 self._permits[each].wait_for(self._future(each))
 

@@ -130,8 +130,8 @@ class PermitAllocator:
         tenant = self._forget(ticket.tenant) or self._new(ticket, now)
         tenant.weight = ticket.weight
         self._add(tenant, now, rate)
-        sequences = len(ticket.of_request)
-        for rank in range(ticket.rank, len(RANK)):
+        sequences = len(ticket.siblings) or 1
+        for rank in range(RANK[ticket.priority], len(RANK)):
             tenant.credits[rank] = max(-self.credit, tenant.credits[rank] - sequences)
         if ticket.priority == "interactive":
             self._urgent_at = now
@@ -181,7 +181,7 @@ class PermitAllocator:
 
     def _add_held(self, ticket: Ticket, permits: int) -> None:
         if (tenant := self._tenants.get(ticket.tenant)) is not None:
-            for rank in range(ticket.rank, len(RANK)):
+            for rank in range(RANK[ticket.priority], len(RANK)):
                 tenant.held[rank] += permits
 
     def preempt(self, victim: Ticket) -> None:
@@ -199,7 +199,7 @@ class PermitAllocator:
             jobs: Permits that jobs hold; they are reserved too, except for one that every request may have.
         """
         are_priorities_mixed = now - min(self._urgent_at, self._other_at) <= _PRESENT_S
-        if not are_priorities_mixed and not self._are_tenants_mixed:
+        if not are_priorities_mixed and len(self._tenants) < 2:
             return 0
         return max(self._base_reserve(limit), min(self._base_reserve(limit) + jobs, limit - 1))
 

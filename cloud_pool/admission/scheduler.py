@@ -88,6 +88,11 @@ class AdmissionScheduler:
         return self.waiting > 0 or self._limit.is_late(now)
 
     @property
+    def has_room(self) -> bool:
+        """Whether no request waits, and a permit is free."""
+        return self._permits.running < self._limit.value + self._away and not len(self._waiting)
+
+    @property
     def running(self) -> int:
         return self._permits.running
 
@@ -137,10 +142,11 @@ class AdmissionScheduler:
         """
         self._tick(now)
         held_s = self._release_rate.held_s
-        self._permits.record_arrival(ticket, now, self.limit / held_s if held_s else 0.0)
+        limit = self._limit.value + self._away
+        self._permits.record_arrival(ticket, now, limit / held_s if held_s else 0.0)
         if ticket.deadline <= now:
             raise DeadlineExceeded("The request's deadline has passed.")  # (1)
-        tickets = ticket.of_request
+        tickets = ticket.siblings or (ticket,)
         if len(tickets) > 1 and len(tickets) > (free := self._count_free(ticket, now)):
             self._check(ticket, now, free)
         entered, moved = self._enter(tickets, now)  # (2)
@@ -221,7 +227,7 @@ class AdmissionScheduler:
                 moved += preempted
             if not count:
                 self._overload.record_wait(now, ticket.priority, 0.0)
-            self._waiting.of(ticket).charge(ticket)
+            self._waiting.queues[ticket.priority].charge(ticket)
             self._permits.enter(ticket, now)
         return len(tickets), moved
 
@@ -229,11 +235,12 @@ class AdmissionScheduler:
         """Return the number of permits that are certainly free for the request of this ticket."""
         if self._waiting.count_at_or_above(ticket.priority):
             return 0
-        return max(0, self.limit - self.running - self._reserve(now))
+        return max(0, self.limit - self.running - self._reserve(now, self.limit))
 
     def _may_enter(self, ticket: Ticket, now: float) -> bool:
-        free = self.limit - self.running
-        if free <= self._reserve(now):
+        limit = self._limit.value + self._away
+        free = limit - self._permits.running
+        if free <= self._reserve(now, limit):
             return free > 0 and self._permits.may_take_last(ticket, self.limit, now)
         return not self._waiting.count_at_or_above(ticket.priority)
 
@@ -303,7 +310,7 @@ class AdmissionScheduler:
         return admitted
 
     def _next(self, now: float) -> Ticket | None:
-        if self.limit - self.running <= self._reserve(now):
+        if self.limit - self.running <= self._reserve(now, self.limit):
             for_reserved = (
                 queue.first(lambda candidate: self._permits.may_take_last(candidate, self.limit, now))
                 for queue in self._waiting.queues.values()
@@ -328,13 +335,13 @@ class AdmissionScheduler:
         by = now + turns_s + (self._limit.base_s or 0.0)
         return any(ticket.deadline < by for ticket in self._waiting.more_urgent(below))
 
-    def _reserve(self, now: float) -> int:
-        reserve = self._permits.reserve(self.limit, now, self._jobs)
+    def _reserve(self, now: float, limit: int) -> int:
+        reserve = self._permits.reserve(limit, now, self._jobs)
         if not reserve:
             return 0
         pending_share = self._release_rate.pending_share
-        if pending_share is not None and self._permits.is_bunched(pending_share * self.limit):
-            return self.limit
+        if pending_share is not None and self._permits.is_bunched(pending_share * limit):
+            return limit
         return min(reserve, self._limit.headroom) if self._limit.is_untried(now) else reserve
 
     # --- books -------------------------------------------------------------------------------------------------------
@@ -345,7 +352,7 @@ class AdmissionScheduler:
         return max(0, self.running - self._away)
 
     def _tick(self, now: float) -> None:
-        waiting = self.waiting
+        waiting = len(self._waiting)
         self._release_rate.tick(now, full=waiting > 0)
         if waiting and waiting >= self.limit / 2:
             self._permits.note_crowding(now)

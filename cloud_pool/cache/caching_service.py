@@ -159,6 +159,10 @@ class CachingService:
         self._running = 0
         self._generation_ended = anyio.Event()
 
+    def is_plain(self, service: object) -> bool:
+        """Return whether each answer is just what this service's `answer` yields."""
+        return self._cache is None and getattr(self._generate, "__self__", None) is service
+
     def start(self, tasks: TaskGroup) -> None:
         """Make `tasks` the parent of all generations from now on."""
         self._tasks = tasks

@@ -197,7 +197,7 @@ class TierFallback:
     """Plans each request's fallback steps, and records their outcomes.
 
     `signals`: signals by the tier's name; a tier outside the configured order has no fallback. `chains`: the tiers that
-    may answer for each, in order.
+    may answer for each, in order. `sole`: the steps of the tiers without fallback.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class TierFallback:
         self._tiers = {name: _Tier(each) for name, each in signals.items()}
         self.chains = {name: _from(config.tiers, name) for name in signals}
         # Outside the order there is nothing to choose, and so nothing to observe.
-        self._sole = {
+        self.sole = {
             name: (FallbackStep(name, last=True, forced=True),) for name in signals if name not in config.tiers
         }
         # By priority: many bulk requests say nothing about the more urgent ones, which are admitted before them.
@@ -220,7 +220,7 @@ class TierFallback:
 
     def fallback_steps(self, request: FallbackRequest, priority: Priority) -> tuple[FallbackStep, ...]:
         """Return the steps to try for this request, in order; never empty."""
-        if not request.resumable and (sole := self._sole.get(request.tier)) is not None:
+        if not request.resumable and (sole := self.sole.get(request.tier)) is not None:
             return sole
         now = self._clock()
         first = request.pinned or request.tier

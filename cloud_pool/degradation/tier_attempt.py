@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -29,7 +29,9 @@ from causeway_server.router.errors import (
 from causeway_server.router.residency import check_region, regions_of
 
 from ..admission import AdmissionController, Permit, Preempted, Priority
+from ..admission.controller import Acquired
 from ..core.request_context import RequestContext
+from ..dispatch.dispatcher import EndpointAttempt
 from ..tiers.tier import Tier
 from ..upstreams.inference import Delta, InferenceRequest
 from .fallback import FallbackRequest, FallbackStep, TierFallback
@@ -42,7 +44,14 @@ T = TypeVar("T")
 class TierDispatch(Protocol):
     """Interface of `dispatch.dispatcher.Dispatcher`."""
 
-    def generate(self, ask: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]: ...
+    @property
+    def by_prefix(self) -> bool: ...
+
+    def begin(self, request: InferenceRequest, key: bytes = b"") -> EndpointAttempt | None: ...
+
+    def generate(
+        self, request: InferenceRequest, key: bytes = b"", begun: EndpointAttempt | None = None
+    ) -> AsyncGenerator[Delta, None]: ...
 
 
 class TierRuntime(msgspec.Struct, frozen=True):
@@ -83,8 +92,11 @@ class TierAttempt:
     ) -> None:
         self.stream: AsyncGenerator[Delta, None] | None = None
         self.merged: AsyncGenerator[tuple[int, Delta], None] = merge_streams([])
-        self._permits: AbstractAsyncContextManager[Sequence[Permit]] | None = None
-        self._permit: Permit | None = None
+        self.permit: Permit | None = None  # the first one
+        self.call: EndpointAttempt | None = None  # of `begin_now`
+        self._permits: Acquired | None = None
+        self._began: float | None = None  # when `begin_now` did
+        self._refusal: CausewayError | None = None  # by admission, in `begin_now`
         self._sent_at: float | None = None  # when Triton got the request, or the first of its sequences
         self._first_took_s: float | None = None  # until the first token of all sequences, from its own start
         self._fallback = fallback
@@ -102,9 +114,52 @@ class TierAttempt:
     ) -> None:
         try:
             await (self.merged if self.stream is None else self.stream).aclose()
+            if self.call is not None:
+                await self.call.close()
         finally:
-            if self._permits is not None:
-                await self._permits.__aexit__(kind, error, trace)
+            self.leave()
+
+    def begin_now(self, context: RequestContext, build_requests: BuildRequests, key: bytes) -> EndpointAttempt | None:
+        """Do what `begin` does for one sequence until it waits; `begin` goes on from there.
+
+        Returns:
+            The attempt at an endpoint, whose request is yet to be sent; None: `begin` must do the rest.
+        """
+        now, scheduler = self._clock(), self._admission.scheduler
+        left_s = context.deadline - now
+        if left_s <= 0.0 or not scheduler.has_room:
+            return None
+        if not self._fallback.may_try(self._step):
+            return None
+        self._began = now
+        try:
+            if self._arrive(context, left_s)[0].grant is None:
+                self.call = self._dispatch.begin(build_requests()[0], key)
+        except CausewayError as error:
+            self._refusal = error if self.permit is None else None
+        return self.call
+
+    def got_first_token(self, took_s: float) -> None:
+        """Report the first token of a call in callbacks."""
+        assert self.permit is not None
+        self.permit.first_token(took_s)
+        self._fallback.on_first_token(self._step.tier, took_s)
+
+    def rest(self) -> AsyncGenerator[Delta, None]:
+        """Return what follows the first token of a call in callbacks, as `stream`."""
+        begun, self.call = self.call, None
+        assert begun is not None
+        self.stream = self._dispatch.generate(begun.request, begun=begun)
+        return self.stream
+
+    def leave(self) -> None:
+        """Return the permits."""
+        if self._permits is not None:
+            self._permits.leave()
+
+    def timeout_s(self, context: RequestContext, left_s: float) -> float:
+        """Return the time that the step has for its first token, with `left_s` until the deadline."""
+        return self._fallback.first_token_timeout_s(self._step, context.priority, left_s)
 
     async def begin(self, context: RequestContext, build_requests: BuildRequests, key: bytes) -> tuple[int, Delta]:
         """Return the first delta and its sequence's number. Call it once, in the attempt's context.
@@ -118,21 +173,22 @@ class TierAttempt:
             TierFailed: Another tier may succeed; also where this one is outside the regions that bind the request.
             CausewayError: No other tier would succeed. Faults of the request itself are reported by the requested tier.
         """
-        tier, began = self._step.tier, self._clock()
+        tier, now = self._step.tier, self._clock()
+        began = now if self._began is None else self._began
         if context.request.hints.tags:
             self._check_region(context)
-        if not self._fallback.may_try(self._step):
+        if self._began is None and not self._fallback.may_try(self._step):
             wait_s = self._fallback.retry_after_s(tier)
             raise TierFailed(
                 BreakerOpen(f"{tier} failed repeatedly, so its breaker is open.", retry_after_s=wait_s), "broken"
             )
         left_s = context.deadline - began
-        timeout_s = self._fallback.first_token_timeout_s(self._step, context.priority, left_s)
+        timeout_s = self.timeout_s(context, left_s)
         try:
             if timeout_s >= left_s:
                 return await self._first(context, build_requests, key)
             # Not anyio's cancel scope: the generators that begin in here have scopes of their own and outlive it.
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s - (now - began)):
                 return await self._first(context, build_requests, key)
         except TimeoutError:
             if self._step.trial:
@@ -166,8 +222,8 @@ class TierAttempt:
 
     def report_tokens(self, tokens: int) -> None:
         """Report the tokens of the whole answer at its end, prompt included."""
-        if self._permit is not None:
-            self._permit.used_tokens = tokens
+        if self.permit is not None:
+            self.permit.used_tokens = tokens
 
     @property
     def _in_triton_s(self) -> float | None:
@@ -178,7 +234,7 @@ class TierAttempt:
 
         Requests that were admitted with little time left are ignored.
         """
-        seconds, permit = self._in_triton_s, self._permit
+        seconds, permit = self._in_triton_s, self.permit
         if permit is not None and seconds is not None and (full or self._fallback.is_late(self._step.tier, seconds)):
             permit.failed()
 
@@ -190,15 +246,16 @@ class TierAttempt:
 
     async def _first(self, context: RequestContext, build_requests: BuildRequests, key: bytes) -> tuple[int, Delta]:
         """Return the first delta. Each of several sequences is a separate call, started when its permit is granted."""
-        sequences, left_s = context.request.sequences, context.deadline - self._clock()
+        sequences = context.request.sequences
         if sequences > 1:
             self._tier.check_sequences(context.request)
-        waiting = self._admission.acquire(
-            sequences, context.priority, left_s, context.tenant, context.weight, context.tokens, preemptible=True
-        )
-        permits = await waiting.__aenter__()
-        self._permits = waiting
-        self._permit = permits[0]
+        if self._refusal is not None:
+            raise self._refusal
+        permit = self.permit
+        permits: Sequence[Permit] = ()
+        if permit is None:
+            permits = self._arrive(context, context.deadline - self._clock())
+            permit = permits[0]
         requests: list[InferenceRequest] = []
 
         def build(index: int) -> InferenceRequest:
@@ -209,8 +266,9 @@ class TierAttempt:
             return requests[index]
 
         if sequences == 1:
-            await self._permit.granted()
-            self.stream, delta, self._first_took_s = await self._send(self._permit, partial(build, 0), key)
+            if self.call is None:  # else it was granted, and may be revoked by now
+                await permit.granted()
+            self.stream, delta, self._first_took_s = await self._send(permit, partial(build, 0), key)
             first = 0, delta
         else:
             self.merged = merge_streams(
@@ -220,6 +278,16 @@ class TierAttempt:
         assert self._first_took_s is not None
         self._fallback.on_first_token(self._step.tier, self._first_took_s)
         return first
+
+    def _arrive(self, context: RequestContext, left_s: float) -> Sequence[Permit]:
+        """Return the permits of the request, which may be granted later. Raises as `AdmissionController.acquire`."""
+        sequences, tokens = context.request.sequences, context.tokens
+        acquired = self._admission.acquire(
+            sequences, context.priority, left_s, context.tenant, context.weight, tokens, preemptible=True
+        )
+        permits = acquired.enter()
+        self._permits, self.permit = acquired, permits[0]
+        return permits
 
     async def _sequence(
         self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes
@@ -250,10 +318,11 @@ class TierAttempt:
         """Send a sequence, again after each preemption. Return its deltas, the first one and its delay."""
         while True:
             stream: AsyncGenerator[Delta, None] | None = None
+            begun, self.call = self.call, None
             try:
                 with permit:
-                    stream = self._dispatch.generate(build(), key)
-                    sent_at = self._clock()
+                    request, sent_at = (build(), self._clock()) if begun is None else (begun.request, begun.began_at)
+                    stream = self._dispatch.generate(request, key, begun)
                     self._sent_at = self._sent_at or sent_at
                     delta = await anext(stream, None)
                     if delta is None:
@@ -264,6 +333,8 @@ class TierAttempt:
             except BaseException as error:
                 if stream is not None:
                     await stream.aclose()
+                elif begun is not None:
+                    await begun.close()
                 if not isinstance(error, Preempted):
                     raise
             self._sent_at = None

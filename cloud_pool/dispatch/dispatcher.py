@@ -42,6 +42,7 @@ from causeway_server.router.errors import (
 from causeway_server.router.trackers import Window
 
 from ..upstreams.inference import Delta, InferenceRequest
+from ..upstreams.openai_http import HttpCall, OpenAIUpstream
 from .endpoint_selection import NO_PROMPT, Prompt
 from .prefix_index import prompt_blocks
 
@@ -232,13 +233,29 @@ class EndpointAttempt:
         self._trace = None if request.trace is None else request.trace.call(request.model, lease.endpoint)
         if self._trace is not None:
             request = msgspec.structs.replace(request, traceparent=self._trace.traceparent)
+        self.request = request
         self.deltas = lease.upstream.generate(request)
+        self.began_at = clock()
+        self.call: HttpCall | None = None
+        self.has_first_token = False
         self._latency = latency
         self._clock = clock
 
+    def send(self) -> tuple[OpenAIUpstream, HttpCall] | None:
+        """Send the request at once, for callbacks (`OpenAIUpstream.begin`); `deltas` can go on from it at any time.
+
+        Returns:
+            The server and the call; None: it cannot be sent without waiting.
+        """
+        upstream = self._lease.upstream
+        if not isinstance(upstream, OpenAIUpstream) or (call := upstream.begin(self.request)) is None:
+            return None
+        self.call, self.deltas = call, upstream.generate(self.request, call)
+        return upstream, call
+
     async def begin(self) -> Delta:
         """Return the first delta; an attempt without one is closed. Raises CausewayError."""
-        began_at, first = self._clock(), None
+        first = None
         try:
             first = await anext(self.deltas, None)
             if first is None:
@@ -249,12 +266,16 @@ class EndpointAttempt:
         finally:
             if first is None:
                 await self.close()
-        now = self._clock()
-        self._lease.first_token(now - began_at)
-        self._latency.first_token(self.endpoint, now - began_at, now)
+        self.first_token(self._clock() - self.began_at)
+        return first
+
+    def first_token(self, seconds: float) -> None:
+        """Report the first token, `seconds` after the attempt began."""
+        self.has_first_token = True
+        self._lease.first_token(seconds)
+        self._latency.first_token(self.endpoint, seconds, self._clock())
         if self._trace is not None:
             self._trace.first_token()
-        return first
 
     def succeeded(self) -> None:
         """Report that the whole answer arrived."""
@@ -267,9 +288,16 @@ class EndpointAttempt:
         try:
             await self.deltas.aclose()
         finally:
-            self._lease.close()
+            self.end()
             if self._trace is not None:
                 self._trace.end(ClientGone.code)  # No effect on a trace that has already ended.
+
+    def end(self) -> None:
+        """Do what `close` does for an attempt whose deltas were never asked for."""
+        upstream = self._lease.upstream
+        if self.call is not None and isinstance(upstream, OpenAIUpstream):
+            upstream.end(self.call)
+        self._lease.close()
 
     def failed(self, error: CausewayError) -> None:
         """Report how the answer broke."""
@@ -296,19 +324,35 @@ class Dispatcher(msgspec.Struct, frozen=True):
         """Extra attempts that the retry budget allows now."""
         return max(0.0, self.retry_budget.left(self.clock()))
 
-    async def generate(self, request: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]:
+    def begin(self, request: InferenceRequest, key: bytes = b"") -> EndpointAttempt | None:
+        """Return a first attempt, whose request is yet to be sent; None, and nothing was done, if none is possible."""
+        try:
+            lease = self._lease(request, self._prompt(request, key), RetryState(self.max_attempts))
+        except CausewayError:
+            return None
+        self.retry_budget.count_request(self.clock())
+        return EndpointAttempt(lease, request, self.latency, self.clock)
+
+    async def generate(
+        self, request: InferenceRequest, key: bytes = b"", begun: EndpointAttempt | None = None
+    ) -> AsyncGenerator[Delta, None]:
         """Yield the deltas of one endpoint's answer. Closing the generator cancels all work upstream.
 
         Args:
             key: Key of the prompt's conversation, for the pool.
+            begun: The attempt of `begin`, which goes on; after its first token with what follows.
 
         Raises:
             CausewayError: The error of the last attempt, or the reason why no attempt was possible.
         """
-        self.retry_budget.count_request(self.clock())
-        attempt, first = await self._first_delta(request, key)
+        if begun is None:
+            self.retry_budget.count_request(self.clock())
+        attempt, first = begun, None
+        if attempt is None or not attempt.has_first_token:
+            attempt, first = await self._first_delta(request, key, begun)
         try:
-            yield first
+            if first is not None:
+                yield first
             async for delta in attempt.deltas:
                 yield delta
         except CausewayError as error:
@@ -319,14 +363,19 @@ class Dispatcher(msgspec.Struct, frozen=True):
         finally:
             await attempt.close()
 
-    async def _first_delta(self, request: InferenceRequest, key: bytes) -> tuple[EndpointAttempt, Delta]:
+    def _prompt(self, request: InferenceRequest, key: bytes) -> Prompt:
+        return Prompt(request.estimated_tokens, key, prompt_blocks(request) if self.by_prefix else ())
+
+    async def _first_delta(
+        self, request: InferenceRequest, key: bytes, begun: EndpointAttempt | None
+    ) -> tuple[EndpointAttempt, Delta]:
         """Return an attempt and its first delta. Raises CausewayError."""
-        retry_state = RetryState(self.max_attempts)
-        prompt = Prompt(request.estimated_tokens, key, prompt_blocks(request) if self.by_prefix else ())
-        lease = self._lease(request, prompt, retry_state)  # (1)
+        retry_state, prompt = RetryState(self.max_attempts), self._prompt(request, key)
+        attempt = begun
+        if attempt is None:
+            attempt = self._attempt(self._lease(request, prompt, retry_state), request)  # (1)
         while True:
-            retry_state.begin_attempt(lease.endpoint)
-            attempt = EndpointAttempt(lease, request, self.latency, self.clock)
+            retry_state.begin_attempt(attempt.endpoint)
             try:
                 return attempt, await attempt.begin()  # (2), (3)
             except CausewayError as error:
@@ -335,7 +384,10 @@ class Dispatcher(msgspec.Struct, frozen=True):
                     raise  # (5)
                 log.debug("%s: %s, retried on %s", request.request_id, error.code, next_lease.endpoint)
                 self.retried(error.code)
-                lease = next_lease
+                attempt = self._attempt(next_lease, request)
+
+    def _attempt(self, lease: EndpointLease, request: InferenceRequest) -> EndpointAttempt:
+        return EndpointAttempt(lease, request, self.latency, self.clock)
 
     async def _retry_lease(
         self, error: CausewayError, request: InferenceRequest, prompt: Prompt, retry_state: RetryState

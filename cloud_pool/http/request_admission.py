@@ -133,7 +133,8 @@ async def read_body(
         assert not isinstance(http, PlainRequest)  # its body is here
         body = await receive_body(http, max_bytes, timeout_s, hold)
     else:
-        hold(len(body))
+        if len(body) > FREE_BYTES or not isinstance(http, PlainRequest):
+            hold(len(body))
     if memory.arrivals is not None:
         private = any(tag.casefold() == "private" for tag in members(http.headers.getall(TAGS, ())))
         memory.arrivals.note(body, principal, private=private, claim=http.headers.get(EGRESS, ""))
@@ -241,6 +242,10 @@ class RequestAdmission(msgspec.Struct):
 
     async def admit(self, http: HttpExchange, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
         """Authenticate, parse and admit a request of `arrived_at` (monotonic s). Raises CausewayError."""
+        return await self.admit_caller(http, parse, arrived_at, entry, *self.identify(http, entry))
+
+    def identify(self, http: HttpExchange, entry: LedgerEntry) -> tuple[Principal, RequestHeaders]:
+        """Authenticate a request that generates, and parse its headers. Raises as `caller`, and InvalidRequest."""
         head = http.head if isinstance(http, PlainRequest) else None
         facts = None if head is None else head.facts
         known = facts if isinstance(facts, CallerFacts) else None
@@ -250,7 +255,25 @@ class RequestAdmission(msgspec.Struct):
         if head is not None and known is None:
             is_static = not principal.token_id and client_certificate(http) is None
             head.facts = CallerFacts(credential, inbound, principal if is_static else None)
-        body = await self.read(http, principal)
+        return principal, inbound
+
+    def admits_now(self, http: PlainRequest, principal: Principal) -> bool:
+        """Return whether `admit_caller` waits for nothing."""
+        names_files = self.inline_files is not None and FILE_MARK in http.body
+        return self.sessions is None and not names_files and self.ledger.limiter.decides_now(principal)
+
+    async def admit_caller(
+        self,
+        http: HttpExchange,
+        parse: Parse,
+        arrived_at: float,
+        entry: LedgerEntry,
+        principal: Principal,
+        inbound: RequestHeaders,
+    ) -> RequestContext:
+        """Parse and admit a request of an authenticated caller. Raises CausewayError."""
+        max_bytes = self.ledger.config.limits(principal.tenant).body_bytes(self.config.max_body_bytes)
+        body = await read_body(http, max_bytes, self.config.read_timeout_s, self.bodies, principal)
         if self.inline_files is not None:
             body = await self.with_files(body, principal, http)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
@@ -272,13 +295,16 @@ class RequestAdmission(msgspec.Struct):
         """
         if self.sessions is not None:
             await self.sessions.bind(parsed, principal.tenant, principal.owner)
-        limits = self.ledger.config.limits(principal.tenant)
-        allowed = allowed_tiers(self.tiers, limits.models, principal.grants.models)
+        limits, models = self.ledger.config.limits(principal.tenant), principal.grants.models
+        allowed = None
+        if limits.models or models is not None:
+            allowed = allowed_tiers(self.tiers, limits.models, models)
         max_bytes = limits.body_bytes(self.config.max_body_bytes)
         if size_bytes > max_bytes:  # of a live session or a call, whose requests are read from no body
             raise BodyTooLarge(f"The request has {size_bytes} bytes; at most {max_bytes} are allowed.")
         tier = find_tier(self.tiers, parsed.model, allowed)
-        principal.grants.require_modalities(parsed)
+        if principal.grants.modalities is not None:
+            principal.grants.require_modalities(parsed)
         limits.check_request(parsed)
         request = limits.bounded(parsed)
         session = None
@@ -289,7 +315,7 @@ class RequestAdmission(msgspec.Struct):
             regions = regions_of(request.hints.tags)
             check_region(regions, self.region, "this gateway (identity.region)")
             allowed = in_regions(self.tiers, allowed, regions)
-        entry.tier = tier.name
+        entry.tier = tier.config.name
         tier.check_sequences(request)
         size_bytes = text_bytes(request, size_bytes)  # the model gets a part as some words
         deadline_s, max_tokens = self.deadline_s(request), tier.max_tokens
@@ -305,7 +331,7 @@ class RequestAdmission(msgspec.Struct):
             trace=None if self.tracing is None else self.tracing.begin(request, entry.id, inbound.traceparent),
             tenant=principal.tenant,
             weight=limits.weight,
-            tokens=size_bytes / BYTES_PER_TOKEN * request.n / request.sequences + answer_tokens,
+            tokens=size_bytes / BYTES_PER_TOKEN / (len(request.prompts) or 1) + answer_tokens,
             critical=(inbound.critical and principal.grants.critical) or principal.tenant in self.critical_tenants,
             allowed_tiers=allowed,
             session=session,

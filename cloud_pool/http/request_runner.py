@@ -34,7 +34,7 @@ from ..cache.caching_service import Billing, CachingService
 from ..core.request_context import VARIANT_HEADER, AnswerHead, RequestContext
 from ..degradation.tier_sessions import TierSessions
 from ..observability.metrics import Metrics
-from ..serving.service import Service
+from ..serving.service import BegunAnswer, Service
 from ..tiers.variants import MAX_ANSWERS, ScorableAnswer, TierVariants
 from ..upstreams.inference import Consumption
 
@@ -43,6 +43,14 @@ log = logging.getLogger(__name__)
 _REFUSED = frozenset(
     kind.code for kind in (InvalidRequest, UnsupportedFeature, ContextLengthExceeded, InvalidGrammar, ModelNotFound)
 )
+
+
+class BegunRun(msgspec.Struct, frozen=True):
+    """A request that is answered alone, whose answer was begun in callbacks."""
+
+    measured: RequestMetrics
+    billing: Billing
+    answer: BegunAnswer
 
 
 class RequestRunner(msgspec.Struct):
@@ -63,13 +71,14 @@ class RequestRunner(msgspec.Struct):
         self.cancelled_outcome = Draining.code
 
     @contextmanager
-    def ledger_entry(self, route: str, request_id: str, headers: Mapping[str, str]) -> Iterator[LedgerEntry]:
+    def ledger_entry(
+        self, route: str, request_id: str, headers: Mapping[str, str], begun: LedgerEntry | None = None
+    ) -> Iterator[LedgerEntry]:
         """Open a request's entry in the ledger; close it at the end, or with the shared generation that answers it.
 
-        An error before the request is answered counts as a rejection.
+        An error before the request is answered counts as a rejection. `begun`: the entry, if it is open already.
         """
-        entry = self.ledger.open(route, headers)
-        entry.id = request_id
+        entry = begun or self.ledger.open(route, headers, request_id)
         try:
             yield entry
         except asyncio.CancelledError:
@@ -86,29 +95,43 @@ class RequestRunner(msgspec.Struct):
                 self.ledger.close(entry)
 
     async def run(
-        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, reply: ClientReply[AnswerHead]
+        self,
+        entry: LedgerEntry,
+        context: RequestContext,
+        arrived_at: float,
+        reply: ClientReply[AnswerHead],
+        begun: BegunRun | None = None,
     ) -> None:
-        """Answer an admitted request. Raises CausewayError if the client has no answer or only a part of it."""
-        measured = RequestMetrics(self.metrics, context.request.kind, context.tier.name, arrived_at, self.clock)
-        billing, answer = self.caching_service.reply(context, measured.first_token)
+        """Answer an admitted request. Raises CausewayError if the client has no answer or only a part of it.
+
+        Args:
+            begun: The answer that was begun in callbacks, which goes on.
+        """
+        if begun is None:
+            measured = self.measure(context, arrived_at)
+            billing, answer = self.caching_service.reply(context, measured.first_token)
+        else:
+            measured, billing = begun.measured, begun.billing
+            answer = self.service.answer(context, begun.answer)
         with self._settled(entry, context, measured, billing, reply):
             async with aclosing(answer) as pieces:
-                head = await anext(pieces)
-                assert isinstance(head, AnswerHead)
-                if context.session is not None and self.sessions is not None:
-                    head = self.sessions.decided(context.session, head)
-                entry.tier = measured.tier = head.model
-                entry.response_headers = dict(head.headers)
-                self._note(context, head)
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # only the first piece is a head
-                first = await anext(chunks)  # until it is there, an error is a status
-                self._on_chunk(entry, measured, billing, first, context)
-                await reply.commit(head)
-                if (slow := reply.send(first)) is not None:
-                    await slow
+                if begun is None or begun.answer.builder is None:
+                    head = await anext(pieces)
+                    assert isinstance(head, AnswerHead)
+                    if context.session is not None and self.sessions is not None:
+                        head = self.sessions.decided(context.session, head)
+                    self.on_head(entry, measured, context, head)
+                    first = await anext(chunks)  # until it is there, an error is a status
+                    self.on_chunk(entry, measured, billing, first, context)
+                    await reply.commit(head)
+                    if (slow := reply.send(first)) is not None:
+                        await slow
+                else:
+                    head = begun.answer.head
                 try:
                     async for chunk in chunks:
-                        self._on_chunk(entry, measured, billing, chunk, context)
+                        self.on_chunk(entry, measured, billing, chunk, context)
                         if (slow := reply.send(chunk)) is not None:
                             await slow
                     await self._keep(context, head)
@@ -128,8 +151,14 @@ class RequestRunner(msgspec.Struct):
         if context.session is not None and self.sessions is not None:
             await self.sessions.keep(context.session, head, context.request)
 
-    def _note(self, context: RequestContext, head: AnswerHead) -> None:
-        """Remember an answer that its client may score."""
+    def measure(self, context: RequestContext, arrived_at: float) -> RequestMetrics:
+        """Return the measurements of a request of `arrived_at` (monotonic s)."""
+        return RequestMetrics(self.metrics, context.request.kind, context.tier.config.name, arrived_at, self.clock)
+
+    def on_head(self, entry: LedgerEntry, measured: RequestMetrics, context: RequestContext, head: AnswerHead) -> None:
+        """Take note of the tier that answers, and of an answer that its client may score."""
+        entry.tier = measured.tier = head.model
+        entry.response_headers = dict(head.headers)
         variants, tier = self.variants, head.model
         group = variants.group(tier, context.request) if variants.active else None
         client = context.tenant, context.request.hints.client
@@ -137,14 +166,14 @@ class RequestRunner(msgspec.Struct):
         if len(variants.answers) > MAX_ANSWERS:
             variants.answers.popitem(last=False)
 
-    def _on_chunk(
+    def on_chunk(
         self, entry: LedgerEntry, measured: RequestMetrics, billing: Billing, chunk: Chunk, context: RequestContext
     ) -> None:
         """Count a chunk. Raises AuthenticationFailed once the caller's token is revoked."""
         if context.session is not None:
             context.session.turn.add(chunk)
-        if self.callers is not None and entry.principal is not None:
-            self.callers.check_again(entry.principal)
+        if self.callers is not None and (principal := entry.principal) is not None and principal.token_id:
+            self.callers.check_again(principal)
         measured.on_chunk(billing, chunk)
 
     async def embed(
@@ -168,7 +197,7 @@ class RequestRunner(msgspec.Struct):
 
         Yields the callback for each chunk before it is sent; an answer without tokens has none.
         """
-        measured = RequestMetrics(self.metrics, context.request.kind, context.tier.name, arrived_at, self.clock)
+        measured = self.measure(context, arrived_at)
         billing = Billing(measured.first_token, "")
         with self._settled(entry, context, measured, billing):
             yield partial(measured.on_chunk, billing)
@@ -207,11 +236,12 @@ class RequestRunner(msgspec.Struct):
             log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(fault))
             raise CausewayError("The gateway failed.") from fault
         finally:
-            self._settle(entry, billing, measured, outcome, context)
+            self.settle(entry, billing, measured, outcome, context)
 
-    def _settle(
+    def settle(
         self, entry: LedgerEntry, billing: Billing, measured: RequestMetrics, outcome: str, context: RequestContext
     ) -> None:
+        """Bill and measure a request with its outcome: "ok" or an error's code."""
         entry.outcome, entry.cache, entry.billable = outcome, billing.status, billing.billable
         measured.stop()
         closed = False

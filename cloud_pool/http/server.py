@@ -26,7 +26,7 @@ from causeway_server.router.openai.responses.request import parse_compaction, pa
 from causeway_server.router.openai.tokens import DETOKENIZE, TOKENIZE, DetokenizedText, parse_detokenize, parse_tokenize
 from causeway_server.router.parts.reading import first_part
 from causeway_server.router.residency import region_tags, regions_of
-from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
+from causeway_server.router.serving.listener import Address, ConnectionTable, DirectHandler, Listener
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.logs import REQUEST, redacted
 from causeway_server.router.serving.request import (
@@ -67,11 +67,12 @@ from ..tiers.config import NO_AUDIO
 from ..tiers.tier import Tier
 from ..tiers.variants import MAX_ANSWERS
 from .config import ServerConfig
+from .direct import DirectChat
 from .info_routes import MODELS, InfoRoutes
 from .key_routes import PATHS as API_KEYS
 from .key_routes import KeyRoutes
 from .request_admission import Parse, RequestAdmission, read_headers
-from .request_runner import RequestRunner
+from .request_runner import BegunRun, RequestRunner
 from .stored_responses import GatewayResponses
 
 ERASURE: Final = "/v1/me/data"
@@ -159,7 +160,8 @@ class Server(msgspec.Struct):
 
     async def handle(self, http: HttpExchange) -> ServerResponse:
         """Handle one request. Every error becomes its dialect's object, with its own status and the request's id."""
-        request_id = read_request_id(http.headers)
+        begun = begun_of(http)
+        request_id = read_request_id(http.headers) if begun is None else begun.context.id
         REQUEST.set(request_id)  # the requests of a connection share a task
         RECEIPT.set("")
         try:
@@ -342,7 +344,8 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
             context = await self.admission.admit_parsed(
                 parsed.request, parsed.headers, parsed.size_bytes, parsed.principal, arrived_at, entry
             )
-            return await self._reply(http, context, entry, arrived_at, parsed.echo, responses.keep(parsed))
+            reply = self.new_reply(http, context, parsed.echo, responses.keep(parsed))
+            return await self._answer(entry, context, arrived_at, reply)
 
     async def feedback(self, http: HttpExchange) -> ServerResponse:
         """Score one of the caller's own answers."""
@@ -358,22 +361,22 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         self, http: HttpExchange, parse: Parse, route: str, echoes: Sequence[Echo] = ()
     ) -> ServerResponse:
         """Answer a request. `echoes`: what a response or message takes from its body, filled by `parse`."""
+        if (begun := begun_of(http)) is not None:
+            http.begun = None  # type: ignore[union-attr]  # a cycle would keep the body
+            with self.runner.ledger_entry(route, REQUEST.get(), http.headers, begun.entry) as entry:
+                return await self._answer(entry, begun.context, begun.arrived_at, begun.reply, begun.run)
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry(route, REQUEST.get(), http.headers) as entry:
             context = await self.admission.admit(http, parse, arrived_at, entry)
-            return await self._reply(http, context, entry, arrived_at, next(iter(echoes), None))
+            reply = self.new_reply(http, context, next(iter(echoes), None))
+            return await self._answer(entry, context, arrived_at, reply)
 
-    async def _reply(
-        self,
-        http: HttpExchange,
-        context: RequestContext,
-        entry: LedgerEntry,
-        arrived_at: float,
-        echo: Echo | None,
-        keep: KeepResponse | None = None,
-    ) -> ServerResponse:
+    def new_reply(
+        self, http: HttpExchange, context: RequestContext, echo: Echo | None = None, keep: KeepResponse | None = None
+    ) -> HttpReplyWriter[AnswerHead]:
+        """Return the reply to an admitted request."""
         request = context.request
-        reply = HttpReplyWriter(
+        return HttpReplyWriter(
             request,
             http,
             partial(_header_lines, context.id),
@@ -385,16 +388,34 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
             compacted=lambda: (False, region_tags(regions_of(request.hints.tags))),
             temperature=lambda _: context.tier.chat_format.temperature,
         )
-        run = self.runner.embed if request.kind == "embedding" else self.runner.run
-        answer = run(entry, context, arrived_at, reply)
+
+    async def _answer(
+        self,
+        entry: LedgerEntry,
+        context: RequestContext,
+        arrived_at: float,
+        reply: HttpReplyWriter[AnswerHead],
+        begun: BegunRun | None = None,
+    ) -> ServerResponse:
+        if context.request.kind == "embedding":
+            answer = self.runner.embed(entry, context, arrived_at, reply)
+        else:
+            answer = self.runner.run(entry, context, arrived_at, reply, begun)
         try:
-            # In a task of its own a token resumes fewer coroutines: those from the connection to here stay asleep.
-            await (asyncio.create_task(answer) if request.stream else answer)
+            # In a task of its own a token resumes fewer coroutines: those from the connection to here stay asleep. What
+            # was begun must be taken over at once.
+            await (asyncio.create_task(answer) if context.request.stream and begun is None else answer)
         except ClientGone:
             raise
         except CausewayError as error:
             return await reply.fail(error, _id_fields(context.id))
         return reply.response
+
+
+def begun_of(http: HttpExchange) -> DirectChat | None:
+    """Return what was done in callbacks for a request that a task answers now."""
+    begun = http.begun if isinstance(http, PlainRequest) else None
+    return begun if isinstance(begun, DirectChat) else None
 
 
 def _header_lines(request_id: str, head: AnswerHead, media_type: str) -> str:
@@ -417,6 +438,7 @@ def gateway_listener(
     origins: WebOrigins,
     key: str = "server.port",
     plain: Collection[tuple[str, str]] = PLAIN,
+    direct: DirectHandler | None = None,
 ) -> Listener:
     """Return the listener of one address; the caller starts and closes it. Raises ConfigError for bad certificates.
 
@@ -424,11 +446,12 @@ def gateway_listener(
         origins: Web origins whose pages may send requests.
         key: Configuration key of the address, for errors; `tls` is beside it.
         plain: Method and path of the requests of which `handle` takes a plain one.
+        direct: Begins answers in callbacks.
     """
     connections = ConnectionTable("tcp", allowed_connections(config.max_connections), time.monotonic)
     tls = server_tls(config.tls, key.replace("port", "tls"))
     address = Address(connections, origins, key, config.host, config.port, tls=tls)
-    return Listener(handle, (address,), config.read_timeout_s, plain)
+    return Listener(handle, (address,), config.read_timeout_s, plain, direct=direct)
 
 
 def allowed_connections(most: int) -> int:

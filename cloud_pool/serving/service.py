@@ -77,6 +77,15 @@ async def nothing_stale(request: Request, tenant: str) -> CachedAnswer | None:
     return None
 
 
+class BegunAnswer(msgspec.Struct, eq=False):
+    """An answer that was begun in callbacks. `builder` and `head` are there from the first token on."""
+
+    steps: tuple[FallbackStep, ...]
+    attempt: TierAttempt
+    builder: AnswerBuilder | None = None
+    head: AnswerHead = AnswerHead()
+
+
 class _Uncounted(nullcontext[None]):
     """The arm of an answer where no tier has variants."""
 
@@ -130,14 +139,47 @@ class Service(msgspec.Struct, frozen=True):
         head = head if guarded is None else guarded.mark(head)
         return head, Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
 
-    def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
+    def answer(self, context: RequestContext, begun: BegunAnswer | None = None) -> AsyncGenerator[Piece, None]:
         """Return the generator of an answer, as `_answer`; a tier with shadow variants copies the request."""
-        if self.shadow is not None and self.variants.copies:
+        if self.shadow is not None and self.variants.copies and begun is None:
             return self.shadow(self._answer, context)
-        return self._answer(context)
+        return self._answer(context, begun) if begun is None or begun.builder is None else _rest(begun, begun.builder)
 
-    async def _answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
+    def begin(self, context: RequestContext) -> BegunAnswer | None:
+        """Begin an answer that one server streams over HTTP, without waiting, as `_answer` would.
+
+        Returns:
+            What was begun, for callbacks and for `go_on`; None, and nothing was done, for any other answer.
+        """
+        request, tier = context.request, context.tier
+        if tier.config.upstream.kind != "openai" or request.kind != "chat" or request.n > 1 or request.resume:
+            return None
+        if request.hints.tags or context.session is not None or self.variants.active:
+            return None
+        for message in request.messages:
+            if type(message.content) is tuple:
+                return None
+        sole = None if self.continue_tokens is not None else self.fallback.sole.get(tier.config.name)
+        key = b"" if sole and not self.runtimes[tier.config.name].dispatch.by_prefix else prefix_key(request)
+        steps = sole or self._steps(context, None, key)
+        runtime = self.runtimes[steps[0].tier]
+        tier = tier if runtime.tier.config.name == tier.config.name else runtime.tier
+        attempt = TierAttempt(self.fallback, steps[0], runtime, self.clock)
+        if tier.config.upstream.kind == "openai":
+            attempt.begin_now(context, partial(_http_requests, context, request, tier), key)
+        return BegunAnswer(steps, attempt)
+
+    def first_token(self, context: RequestContext, begun: BegunAnswer) -> AnswerBuilder:
+        """Set head and builder of a begun answer, whose first token is here. Returns the builder."""
+        begun.head = self._head(context, begun.steps[0], {}, None, None, "", "")
+        begun.builder = builder = AnswerBuilder(context.request, answer_id=context.id)
+        return builder
+
+    async def _answer(self, context: RequestContext, begun: BegunAnswer | None = None) -> AsyncGenerator[Piece, None]:
         """Yield the AnswerHead, then the chunks. Closing the generator stops the work in Triton and frees the permit.
+
+        Args:
+            begun: The answer of `begin`, which goes on.
 
         Raises:
             CausewayError: No tier answered, or the answer broke.
@@ -146,14 +188,15 @@ class Service(msgspec.Struct, frozen=True):
         parts_at = PartsByTier(context, self.parts)
         partial_answer = self._partial_answer(context)
         key = prefix_key(context.request)
-        fallback_request = self._fallback_request(context, partial_answer, key)
         stress: dict[str, Stress] = {}
         failures: list[TierFailed] = []
-        steps = self.fallback.fallback_steps(fallback_request, context.priority)
+        steps = self._steps(context, partial_answer, key) if begun is None else begun.steps
+        first = None if begun is None else begun.attempt
         for step, tier in ((one, model) for one in steps for model in self._tried(one, context)):
             truncator = self._truncator(context, step, tier, partial_answer)
             tried = msgspec.structs.replace(step, trial=True, last=False) if tier.variant else step
-            attempt = TierAttempt(self.fallback, tried, self.runtimes[step.tier], self.clock)
+            attempt = first or TierAttempt(self.fallback, tried, self.runtimes[step.tier], self.clock)
+            first = None
             enforceable = await _enforceable(context.request, tier)
             arm = self.variants.arm(tier, context.request, self.clock) if self.variants.active else _UNCOUNTED
             async with attempt:
@@ -219,9 +262,9 @@ class Service(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"This gateway does not continue answers: remove `{PARAM}`.", param=PARAM)
         return self.continue_tokens.read(context.tenant, _question(context))
 
-    def _fallback_request(
+    def _steps(
         self, context: RequestContext, partial_answer: PartialAnswer | None, key: bytes
-    ) -> FallbackRequest:
+    ) -> tuple[FallbackStep, ...]:
         # The tier that gave the first part continues it best.
         first = partial_answer.tier if partial_answer else ""
         allowed = context.allowed_tiers is None or first in context.allowed_tiers
@@ -235,7 +278,8 @@ class Service(msgspec.Struct, frozen=True):
                 raise session.gone("It is not among the tiers that this request may use.")
         resumable = self.continue_tokens is not None and is_resumable(context.request)
         left_s = context.deadline - self.clock()
-        return FallbackRequest(tier, left_s, position, only, context.allowed_tiers, pinned, resumable)
+        request = FallbackRequest(tier, left_s, position, only, context.allowed_tiers, pinned, resumable)
+        return self.fallback.fallback_steps(request, context.priority)
 
     def _truncator(
         self, context: RequestContext, step: FallbackStep, tier: Tier, partial_answer: PartialAnswer | None
@@ -404,6 +448,17 @@ class PartsByTier:
         return await self._parts.read(self._context, native) if first_part(request, native)[0] else None
 
 
+async def _rest(begun: BegunAnswer, builder: AnswerBuilder) -> AsyncGenerator[Piece, None]:
+    """Yield what follows of a begun answer after the chunks that were sent."""
+    async with begun.attempt as attempt:
+        with builder.unless_ended():
+            async for delta in attempt.rest():
+                for chunk in builder.add(0, delta):
+                    yield chunk
+        attempt.report_tokens(builder.tokens)
+        yield builder.end()
+
+
 async def _enforceable(request: Request, tier: Tier) -> EnforceableRequest:
     """Check the schemas for a tier of our engine; others enforce what they support. Raises InvalidGrammar."""
     if not tier.chat_format.is_ours or not (request.tools or request.response_format is not None):
@@ -467,18 +522,21 @@ def _question(context: RequestContext) -> Request:
 def _http_requests(context: RequestContext, request: Request, tier: Tier) -> list[InferenceRequest]:
     """Return the requests for a server with OpenAI's API, one for each sequence. Raises UnsupportedFeature."""
     tier.check_ability(request.kind)
-    check_features(request, tier.name, tier.config.upstream)
-    made, limit = [], request.max_tokens or tier.config.max_tokens or None
+    if tier.config.upstream.without:
+        check_features(request, tier.name, tier.config.upstream)
+    made, sequences, limit = [], request.sequences, request.max_tokens or tier.config.max_tokens or None
     if limit is not None and tier.config.context_tokens:
         limit = min(limit, tier.config.context_tokens)  # vLLM refuses more, and no answer is longer
-    for sequence in range(request.sequences):
-        prompt, seed = sequence // request.n, request.sampling.seed
+    for sequence in range(sequences):
+        prompt, sampling = sequence // request.n, request.sampling
+        if sampling.seed is not None:
+            sampling = msgspec.structs.replace(sampling, seed=sampling.seed + sequence)
         asked = msgspec.structs.replace(
             request,
             prompts=request.prompts[prompt : prompt + 1],
             n=1,
             max_tokens=limit,
-            sampling=msgspec.structs.replace(request.sampling, seed=None if seed is None else seed + sequence),
+            sampling=sampling,
             echo=False,  # the builder of the answer repeats the prompt
             stream=True,
         )
@@ -489,7 +547,7 @@ def _http_requests(context: RequestContext, request: Request, tier: Tier) -> lis
                 parameters=SamplingParameters(),
                 openai=asked,
                 deadline=context.deadline,
-                request_id=context.id if request.sequences == 1 else f"{context.id}-{sequence}",
+                request_id=context.id if sequences == 1 else f"{context.id}-{sequence}",
                 traceparent=context.traceparent,
                 trace=context.trace,
                 meter=context.meter.sequence(sequence, prompt),
@@ -558,18 +616,19 @@ class AnswerBuilder:
         try:
             yield
         except CausewayError:
-            if not self._ended:
+            if not self.ended:
                 raise
 
     @property
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
+        """Whether every choice has its finish reason."""
         return all(choice.ended for choice in self._choices)
 
     def end(self) -> Chunk:
         """Return the usage chunk. Raises StreamBroken if a choice has no finish reason."""
-        if not self._ended:
+        if not self.ended:
             raise StreamBroken("The model ended without a finish reason.", phase="stream")
-        thoughts = sum(choice.reasoning_tokens for choice in self._choices)
+        thoughts = sum([choice.reasoning_tokens for choice in self._choices])
         return Chunk(usage=Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens, thoughts))
 
 

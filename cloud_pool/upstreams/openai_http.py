@@ -38,7 +38,7 @@ from causeway_server.router.errors import (
 from causeway_server.router.openai.embeddings import decode_embeddings
 from causeway_server.router.openai.tokens import DetokenizedText, TokenizeRequest, TokenList
 from causeway_server.router.openai.upstream.wire import encode_request
-from causeway_server.router.serving.http_client import HttpResponse, field_lines
+from causeway_server.router.serving.http_client import ChunkTaker, HttpResponse, field_lines
 from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 from causeway_server.router.serving.upstream.responses import UpstreamCall, read_error, read_whole
 from causeway_server.router.serving.upstream.server import (
@@ -90,18 +90,21 @@ def read_credentials(config: UpstreamConfig, where: str = "") -> Credentials:
         raise ConfigError(f"The token cannot be read: {error}", where=f"{where}.key_file") from error
 
 
-class _Call(msgspec.Struct, eq=False):
-    """A call in progress. `OpenAIUpstream.generate` owns it; others may only `fail` it."""
+class HttpCall(msgspec.Struct, eq=False):
+    """A call in progress. `OpenAIUpstream.generate` owns it, or what has begun it; others may only `fail` it."""
 
-    model: str
-    task: asyncio.Task[Any]  # that waits for the response's head
+    request: InferenceRequest
+    terms: UpstreamCall
     meter: CallMeter | None
+    task: asyncio.Task[Any] | None = None  # that waits for the response's head
     response: HttpResponse | None = None
-    has_tokens: bool = False
+    reader: StreamReader | None = None  # once the head of a stream is here
+    counted: int = 0  # tokens
     ended_by: CausewayError | None = None
 
     def count(self, delta: Delta) -> Delta:
         """Count a delta, and return it."""
+        self.counted += delta.new_tokens
         if self.meter is not None:
             self.meter.output_tokens += delta.new_tokens
             self.meter.input_tokens = max(self.meter.input_tokens, delta.input_tokens)
@@ -111,7 +114,7 @@ class _Call(msgspec.Struct, eq=False):
         """End the call with an error. The first error counts."""
         if self.response is not None:
             self.response.bound(asyncio.get_running_loop().time())
-        elif self.ended_by is None:
+        elif self.ended_by is None and self.task is not None:
             self.task.cancel()
         self.ended_by = self.ended_by or error
 
@@ -153,33 +156,35 @@ class OpenAIUpstream:
         self._base = URL(url).raw_path.rstrip("/")
         self._pause_s = config.token_timeout_s
         self._clock = clock
-        self._calls: set[_Call] = set()
+        self._calls: set[HttpCall] = set()
         self._received_at: dict[str, float] = {}
         self._skip_until: dict[str, float] = {}  # time until which a model is skipped, from Retry-After
 
-    async def generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
-        """Yield the deltas of one sequence. Raises CausewayError; closing the generator stops the server's work."""
-        left_s = request.deadline - self._clock()
-        if left_s <= 0.0:
-            raise DeadlineExceeded("The time for this request is over.")
-        self._refuse_skipped(request.model)
-        meter = None if request.meter is None else request.meter.begin(request.estimated_tokens)
-        task, reader, counted = asyncio.current_task(), None, 0
+    async def generate(self, request: InferenceRequest, call: HttpCall | None = None) -> AsyncGenerator[Delta, None]:
+        """Yield the deltas of one sequence. Raises CausewayError; closing the generator stops the server's work.
+
+        Args:
+            call: The call of `begin`, which goes on.
+        """
+        if call is None:
+            if request.deadline - self._clock() <= 0.0:
+                raise DeadlineExceeded("The time for this request is over.")
+            self._refuse_skipped(request.model)
+            call = self._new_call(request)
+        task = asyncio.current_task()
         assert task is not None
-        call, cancelling = _Call(request.model, task, meter), task.cancelling()
-        self._calls.add(call)
-        terms = UpstreamCall(request.request_id, request.model, request.deadline)
+        call.task, cancelling = task, task.cancelling()
         try:
-            call.response = await self._post(request, terms)
-            if request.embed:
-                yield call.count(await self._vector(call.response, terms, request.model))
-                return
-            reader = StreamReader(call.response, terms, request.deadline, pause_s=self._pause_s)
-            while chunks := await reader.next():
-                self._received_at[request.model] = self._clock()
-                call.has_tokens = True
-                for delta in _deltas_of(chunks, counted):
-                    counted += delta.new_tokens
+            if call.reader is None:
+                begun, call.response = call.response, None
+                call.response = await self._post(call, begun)
+                if request.embed:
+                    yield call.count(await self._vector(call.response, call.terms, request.model))
+                    return
+                self.new_reader(call)
+            assert call.reader is not None
+            while chunks := await call.reader.next():
+                for delta in self.received(call, chunks):
                     yield call.count(delta)
         except CausewayError as error:
             raise self._translated(error, request, call) from error
@@ -188,11 +193,64 @@ class OpenAIUpstream:
                 raise call.ended_by from None  # `fail` ended the wait for the response's head
             raise
         finally:
-            if reader is not None:
-                reader.close()  # closes the connection unless the answer is complete, which stops the work
-            self._calls.discard(call)
-            if meter is not None:
-                meter.end()
+            self.end(call)
+
+    # --- a call in callbacks, which `generate` can go on with at any time ---------------------------------------------
+
+    def begin(self, request: InferenceRequest) -> HttpCall | None:
+        """Send a request for a stream on an idle connection. Returns the call, with its response; None, and nothing was
+        done, if it cannot be sent without waiting.
+        """
+        asked = request.openai
+        if asked is None or request.model in self._skip_until:
+            return None
+        response = self._server.begin_request(asked, request.model, request.deadline, self._lines(request))
+        if response is None:
+            return None
+        call = self._new_call(request)
+        call.response = response
+        return call
+
+    def new_reader(self, call: HttpCall) -> StreamReader:
+        """Return the reader of a good response, whose head is here."""
+        assert call.response is not None
+        call.reader = StreamReader(call.response, call.terms, call.request.deadline, pause_s=self._pause_s)
+        return call.reader
+
+    def received(self, call: HttpCall, chunks: Sequence[Chunk]) -> list[Delta]:
+        """Return the deltas of chunks, for `HttpCall.count`."""
+        self._received_at[call.request.model] = self._clock()
+        return _deltas_of(chunks, call.counted)
+
+    def noting(self, call: HttpCall, response: HttpResponse, take: ChunkTaker) -> ChunkTaker:
+        """Return `take` with the note that what it takes, without its being read, was received."""
+        received_at, clock, pause_s = self._received_at, self._clock, self._pause_s
+        model, deadline = call.request.model, call.request.deadline
+
+        def noted(data: bytes, /) -> bool:
+            if not take(data):
+                return False
+            now = received_at[model] = clock()
+            response.extend(min(deadline, now + pause_s))
+            return True
+
+        return noted
+
+    def end(self, call: HttpCall) -> None:
+        """End a call. Closes the connection unless the answer is complete, which stops the server's work."""
+        if call.reader is not None:
+            call.reader.close()
+        elif call.response is not None:
+            call.response.release()
+        self._calls.discard(call)
+        if call.meter is not None:
+            call.meter.end()
+
+    def _new_call(self, request: InferenceRequest) -> HttpCall:
+        meter = None if request.meter is None else request.meter.begin(request.estimated_tokens)
+        call = HttpCall(request, UpstreamCall(request.request_id, request.model, request.deadline), meter)
+        self._calls.add(call)
+        return call
 
     async def probe(self, model: str, timeout_s: float = PROBE_S, *, embed: bool = False) -> None:
         """Run a tiny inference, because only that proves that the model works. Raises CausewayError."""
@@ -296,7 +354,7 @@ class OpenAIUpstream:
         return self._received_at.get(model, -math.inf)
 
     def fail_calls(self, model: str, error: CausewayError, *, begun: bool = True) -> None:
-        for call in [one for one in self._calls if one.model == model and (begun or not one.has_tokens)]:
+        for call in [one for one in self._calls if one.request.model == model and (begun or not one.counted)]:
             call.fail(error)
 
     def renew(self) -> None:
@@ -316,15 +374,18 @@ class OpenAIUpstream:
 
     # --- one call ----------------------------------------------------------------------------------------------------
 
-    async def _post(self, request: InferenceRequest, terms: UpstreamCall) -> HttpResponse:
-        asked = request.openai
+    async def _post(self, call: HttpCall, begun: HttpResponse | None) -> HttpResponse:
+        request, terms = call.request, call.terms
+        asked, lines = request.openai, self._lines(request)
         assert asked is not None, "The tier builds requests of its own kind."
-        # No x-request-id: llama_cpp.server answers 400 to one that is not a UUID.
-        lines = _JSON_LINES + (field_lines({"traceparent": request.traceparent}) if request.traceparent else "")
         if not request.embed:
-            return await self._server.post_stream(terms, asked, request.model, request.deadline, lines)
+            return await self._server.post_stream(terms, asked, request.model, request.deadline, lines, begun=begun)
         body = encode_request(asked, request.model, stream=False)
         return await self._server.post(terms, "embedding", body, request.deadline, lines)
+
+    def _lines(self, request: InferenceRequest) -> str:
+        # No x-request-id: llama_cpp.server answers 400 to one that is not a UUID.
+        return _JSON_LINES + (field_lines({"traceparent": request.traceparent}) if request.traceparent else "")
 
     async def _vector(self, response: HttpResponse, terms: UpstreamCall, model: str) -> Delta:
         try:
@@ -342,7 +403,7 @@ class OpenAIUpstream:
             raise CloudSaturated(f"{model} asked to be tried again later.", phase="connect", retry_after_s=left_s)
         self._skip_until.pop(model, None)
 
-    def _translated(self, error: CausewayError, request: InferenceRequest, call: _Call) -> CausewayError:
+    def _translated(self, error: CausewayError, request: InferenceRequest, call: HttpCall) -> CausewayError:
         """Return the error of a call as the pool and the client should see it."""
         if call.ended_by is not None:
             return call.ended_by

@@ -172,6 +172,10 @@ class HttpResponse:
         if not self.complete and self.error is None:
             self._connection.bound(until)
 
+    def extend(self, until: float) -> None:
+        """Move the bound of an answer that is arriving to a later time."""
+        self._connection.until = until
+
     def peek(self) -> bytes:
         """Return the bytes that `take` would return; b"" where the body is compressed."""
         if len(self._pieces) > 1:
@@ -360,7 +364,7 @@ class HttpConnection(asyncio.Protocol):
         self._fault: MalformedError | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._until = 0.0
+        self.until = 0.0
 
     def begin(self, data: bytes, until: float) -> HttpResponse:
         """Send a request. Returns its response, whose head is yet to arrive."""
@@ -380,7 +384,7 @@ class HttpConnection(asyncio.Protocol):
 
     def bound(self, until: float) -> None:
         """Set the time at which the answer fails."""
-        self._until = until
+        self.until = until
         if self._timer is not None and until < self._timer_at:
             self._timer.cancel()
             self._timer = None
@@ -419,8 +423,8 @@ class HttpConnection(asyncio.Protocol):
         self._timer = None
         if self._response is None:
             return
-        if self.loop.time() < self._until - _TIMER_STEP_S:
-            self.bound(self._until)
+        if self.loop.time() < self.until - _TIMER_STEP_S:
+            self.bound(self.until)
         else:
             self._fail(TimeoutError())
 

@@ -99,7 +99,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise PermissionDenied(message, param="input")
         if self.max_tokens and (request.max_tokens or 0) > self.max_tokens:
             raise InvalidRequest(f"Your limit is {self.max_tokens} tokens an answer.", param=request.limit_name)
-        if request.sequences > 1:
+        if self.max_sequences or self.requests_per_s:
             self._check_sequences(request)
 
     def check_regions(self, region: str, models: Mapping[str, str], where: str) -> None:

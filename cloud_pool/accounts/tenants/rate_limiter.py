@@ -243,6 +243,13 @@ class TenantRateLimiter:
         self._unsettled: dict[str, int] = {}
         self.local_checks = 0
 
+    def decides_now(self, principal: Principal) -> bool:
+        """Return whether a reservation waits for nothing: no limit, or no Redis to ask."""
+        if self._alone:
+            return True
+        limits = self._config.limits(principal.tenant)
+        return not (limits.requests_per_s or limits.tokens_per_minute or limits.usd_per_day or principal.usd_per_day)
+
     async def reserve(self, tenant: str, demand: Demand) -> Reservation:
         """Take a request's sequences, its tokens (at most a full bucket) and its cost.
 

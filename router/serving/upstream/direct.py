@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ...errors import ClientGone
+from ...errors import CausewayError
 from ...types import Chunk
 from ..http_client import ChunkTaker, HttpResponse
 from ..logs import redacted
@@ -56,7 +56,7 @@ class DirectResponse:
             if not self._advance(response):
                 self._hand_over()
         except Exception as failure:
-            if not isinstance(failure, ClientGone):
+            if not isinstance(failure, CausewayError):  # one of ours is raised again in the task
                 log.error("A direct answer failed unexpectedly: %s", redacted(failure))
             if response.owner is self:
                 self._hand_over()
@@ -97,13 +97,10 @@ class DirectStreaming(DirectResponse):
     def changed(self) -> None:
         self._settle()
         self._reply.flush(holds=True)
-        reader, response = self._reader, self._response
-        ends = response.complete or response.error is not None
-        if reader is None or ends or not reader.arrived() or self._connection.writing_paused:
-            super().changed()
+        super().changed()
         self._reply.flush()
-        if self._exchange is not None and reader is not None:
-            self._exchange.left_bytes = reader.left_bytes
+        if self._exchange is not None and self._reader is not None:
+            self._exchange.left_bytes = self._reader.left_bytes
 
     def _advance(self, response: HttpResponse) -> bool:
         reader = self._reader
@@ -141,7 +138,7 @@ class DirectStreaming(DirectResponse):
         return exchange.take
 
     def _new_reader(self, response: HttpResponse) -> StreamReader:
-        """Return the reader of a good answer, whose head has arrived. Its call has a relay."""
+        """Return the reader of a good answer, whose head has arrived."""
         raise NotImplementedError
 
     def _send(self, chunks: Sequence[Chunk]) -> None:

@@ -414,7 +414,7 @@ class StreamReader:
                 chunks = self._take(data)
         except CausewayError as error:
             self._error = error
-        self._offer_text()
+        self._expect()
         return chunks
 
     def arrived(self) -> bool:
@@ -445,9 +445,7 @@ class StreamReader:
 
     async def _read(self) -> bytes:
         """Return the next bytes; none at the end, or if only the end of the body is missing."""
-        if self._pause_s < math.inf and self._phase == "stream" and not self._decoder.whole:
-            self._response.bound(min(self._call.deadline, asyncio.get_running_loop().time() + self._pause_s))
-        self._offer_text()
+        self._expect()
         try:
             data = await self._response.read()
         except (TimeoutError, HttpClientError) as error:
@@ -458,8 +456,10 @@ class StreamReader:
             raise client_error(error, self._call.name, "stream") from error
         return self._counted(data)
 
-    def _offer_text(self) -> None:
-        """Let text that arrives be taken without its being decoded, where it may."""
+    def _expect(self) -> None:
+        """Bound the wait for what arrives next, and let text be taken without its being decoded, where it may."""
+        if self._pause_s < math.inf and self._phase == "stream" and not self._decoder.whole:
+            self._response.bound(min(self._call.deadline, asyncio.get_running_loop().time() + self._pause_s))
         relays = self._phase == "stream" and self._document is None and self._parser.idle
         self._template = self._decoder.text_template if relays else None
 

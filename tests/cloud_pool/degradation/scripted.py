@@ -40,7 +40,14 @@ class ScriptedTriton:
         self.open = 0
         self.hangs = anyio.Event()
 
-    async def generate(self, request: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]:
+    by_prefix = False
+
+    def begin(self, request: InferenceRequest, key: bytes = b"") -> None:
+        return None
+
+    async def generate(
+        self, request: InferenceRequest, key: bytes = b"", begun: object = None
+    ) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
         self.open += 1
         try:

@@ -49,7 +49,9 @@ async def test_the_requested_tier_answers() -> None:
 class Silent(ScriptedTriton):
     """Ends each answer before its first delta."""
 
-    async def generate(self, request: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]:
+    async def generate(
+        self, request: InferenceRequest, key: bytes = b"", begun: object = None
+    ) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
         deltas: tuple[Delta, ...] = ()
         for delta in deltas:

@@ -130,10 +130,11 @@ class StreamingCloud(ScriptedCloud):
     script: Script = ()
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        if not self.script:
+        script = self.script
+        if not script:
             return await super()._stream(request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **self.headers})
-        for piece in self.script:
+        for piece in script:
             if piece is STALL:
                 await asyncio.Event().wait()
             elif piece is CUT:
@@ -144,7 +145,7 @@ class StreamingCloud(ScriptedCloud):
                 if not response.prepared:
                     await response.prepare(request)
                 await response.write(piece)
-            for _ in range(_TURNS if piece is not self.script[-1] else 0):  # the end follows the last one at once
+            for _ in range(_TURNS if piece is not script[-1] else 0):  # the end follows the last one at once
                 await asyncio.sleep(0)
         if not response.prepared:
             await response.prepare(request)
