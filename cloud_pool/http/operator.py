@@ -26,7 +26,7 @@ from causeway_server.router.serving.request import AiohttpRequest, allowed_metho
 from causeway_server.router.serving.responses import (
     Handler,
     ServerResponse,
-    WholeResponse,
+    body_response,
     error_response,
     json_response,
 )
@@ -95,10 +95,10 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
             log.warning("%s by %s", http.path, caller.owner)
         return handler
 
-    async def _get_metrics(self) -> WholeResponse:
-        return WholeResponse(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+    async def _get_metrics(self) -> ServerResponse:
+        return body_response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def _get_readiness(self) -> WholeResponse:
+    async def _get_readiness(self) -> ServerResponse:
         assert self.readiness is not None
         draining = self.server is not None and self.server.draining
         checked = {} if draining else await self.readiness.check()
@@ -116,7 +116,7 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
         }
         return json_response(found, 200 if ready else 503)
 
-    async def _post_reload(self) -> WholeResponse:
+    async def _post_reload(self) -> ServerResponse:
         assert self.reload is not None
         try:
             self.reload()
@@ -124,7 +124,7 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"The configuration is faulty, the endpoints stay as they are: {error}") from None
         return json_response({"reloaded": True})
 
-    async def _post_drain(self) -> WholeResponse:
+    async def _post_drain(self) -> ServerResponse:
         assert self.server is not None
         self.server.begin_draining()
         return json_response({"draining": True})

@@ -25,7 +25,7 @@ from causeway_server.router.serving.responses import (
     STREAMED,
     EventStream,
     ServerResponse,
-    WholeResponse,
+    body_response,
     header_lines,
 )
 from causeway_server.router.types import RoutingHints
@@ -59,7 +59,7 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
                 with self.runner.responding(entry, context, arrived_at):
                     transcript = await self.parts.transcribe(context, request)
                     headers["Content-Type"] = JSON if request.format in JSON_FORMATS else TEXT
-                    return WholeResponse(body=encode_transcript(transcript, request), headers=headers)
+                    return body_response(encode_transcript(transcript, request), headers=headers)
             stream = EventStream(http, header_lines({**STREAMED, **headers}))
             try:
                 with self.runner.responding(entry, context, arrived_at):

@@ -22,7 +22,7 @@ from causeway_server.router.errors import NotFound
 from causeway_server.router.openai.request_body import check_media_type, load, validate
 from causeway_server.router.serving.console import HEADERS, file_response, page_files
 from causeway_server.router.serving.request import AiohttpRequest
-from causeway_server.router.serving.responses import JSON, Handler, ServerResponse, WholeResponse
+from causeway_server.router.serving.responses import Handler, ServerResponse, json_response
 from causeway_server.router.types import Snapshot
 
 from ..daemon.components import Components
@@ -83,9 +83,8 @@ class Console:
         return _json(what_if(parts.policies.active, record, question.signals))
 
 
-def _json(value: object) -> WholeResponse:
-    headers = {**HEADERS, "Content-Type": JSON, "Cache-Control": "no-store"}
-    return WholeResponse(body=msgspec.json.encode(value), headers=headers)
+def _json(value: object) -> ServerResponse:
+    return json_response(value, headers={**HEADERS, "Cache-Control": "no-store"})
 
 
 class FleetState(msgspec.Struct, frozen=True):

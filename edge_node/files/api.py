@@ -12,7 +12,7 @@ from causeway_server.router.errors import InvalidRequest, UnsupportedFeature
 from causeway_server.router.numbers import read_page
 from causeway_server.router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 from causeway_server.router.serving.request import TAGS, AiohttpRequest, check_upload, read_upload, send_continue
-from causeway_server.router.serving.responses import Handler, ServerResponse, WholeResponse, json_response
+from causeway_server.router.serving.responses import Handler, ServerResponse, json_response
 
 from ..http.api import RequestReader, routing_hints
 from .store import DeviceFileStore
@@ -53,7 +53,7 @@ class FileApi:
             file = await writer.finish(form.filename, terms, hints)
         return json_response(self._store.view(file))
 
-    def _list(self, http: AiohttpRequest) -> WholeResponse:
+    def _list(self, http: AiohttpRequest) -> ServerResponse:
         owner = self._reader.caller(http).name
         limit, after = read_page(http.query)
         views = [self._store.view(file) for file in self._store.list_owned(owner)]

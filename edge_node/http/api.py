@@ -96,7 +96,6 @@ from causeway_server.router.serving.responses import (
     Handler,
     HttpReplyWriter,
     ServerResponse,
-    WholeResponse,
     device_header_lines,
     json_response,
     refusal,
@@ -769,7 +768,7 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{\w+\}", "[^/]+", path.replace(_ANY_ID, ".*")))
 
 
-def _refusal(http: HttpExchange, error: CausewayError) -> WholeResponse:
+def _refusal(http: HttpExchange, error: CausewayError) -> ServerResponse:
     """Return the answer to a request that has no decision, and log both under one id."""
     request_id = new_decision_id()
     log.debug("%s refused: %s (%s) request=%s.", http.path, error.status, error.code, request_id)

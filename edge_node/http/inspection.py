@@ -25,13 +25,7 @@ from causeway_server.router.errors import InvalidRequest, ModelNotFound, NotFoun
 from causeway_server.router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
 from causeway_server.router.serving.metrics import CONTENT_TYPE
 from causeway_server.router.serving.request import AiohttpRequest, HttpExchange, read_choice
-from causeway_server.router.serving.responses import (
-    Handler,
-    ServerResponse,
-    WholeResponse,
-    body_response,
-    json_response,
-)
+from causeway_server.router.serving.responses import Handler, ServerResponse, body_response, json_response
 from causeway_server.router.types import AUTO, Route
 
 from ..clock import Clock
@@ -156,7 +150,7 @@ class Inspection:
 
     async def _prometheus(self, http: HttpExchange) -> ServerResponse:
         await asyncio.to_thread(import_module, "prometheus_client")  # requests go on while the first scrape imports it
-        return WholeResponse(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return body_response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _openapi(self, http: AiohttpRequest) -> ServerResponse:
         if not self._document:

@@ -45,7 +45,6 @@ from causeway_server.router.serving.responses import (
     STREAMED,
     EventStream,
     ServerResponse,
-    WholeResponse,
     body_response,
     header_lines,
     json_response,
@@ -256,7 +255,7 @@ class OutboxApi:
             SubmittedJob(body, hints, priority, key, endpoint=endpoint, most=caller.priority)
         )
 
-    def _accepted(self, accepted: Accepted, headers: Mapping[str, str] = {}) -> WholeResponse:
+    def _accepted(self, accepted: Accepted, headers: Mapping[str, str] = {}) -> ServerResponse:
         replayed = {"Idempotent-Replayed": "true"} if accepted.known else {}
         located = {"Location": f"{PATH}/{accepted.job.id}", **replayed, **headers}
         return self._response(accepted.job, status=202, headers=located)
@@ -338,7 +337,7 @@ class OutboxApi:
     def _view(self, job: EdgeJob, result: bytes = b"") -> EdgeJobView:
         return edge_job_view(job, self._store.time.now(), self._store.time.unix(), result)
 
-    def _response(self, job: EdgeJob, *, status: int = 200, headers: Mapping[str, str] = {}) -> WholeResponse:
+    def _response(self, job: EdgeJob, *, status: int = 200, headers: Mapping[str, str] = {}) -> ServerResponse:
         return json_response(self._view(job), status=status, headers=headers)
 
 

@@ -56,7 +56,7 @@ from causeway_server.router.serving.responses import (
     STREAMED,
     EventStream,
     ServerResponse,
-    WholeResponse,
+    body_response,
     error_response,
     header_lines,
 )
@@ -409,7 +409,7 @@ class AudioApi:
         hints = routing_hints(http.headers, self._reader.caller(http))
         return AudioCall(self._new_id(), hints, self._clock.monotonic())
 
-    async def _answer(self, call: AudioCall, answer: Callable[[], Awaitable[tuple[bytes, str]]]) -> WholeResponse:
+    async def _answer(self, call: AudioCall, answer: Callable[[], Awaitable[tuple[bytes, str]]]) -> ServerResponse:
         ids = self._ids(call)
         try:
             body, media_type = await answer()
@@ -418,4 +418,4 @@ class AudioApi:
         except CausewayError as error:
             return error_response(error, ids)
         headers = {"Content-Type": media_type, "x-causeway-route": "edge", **ids}
-        return WholeResponse(body=body, headers=headers)
+        return body_response(body, headers=headers)

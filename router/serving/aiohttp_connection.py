@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_protocol import RequestHandler
 
 from ..errors import CausewayError, InvalidRequest
 from . import responses
 from .logs import redacted
 from .request import MAX_HEADERS, NO_HEADERS, has_response_begun, plain_path
-from .responses import SERVER, ServerResponse, WholeResponse, WrittenResponse, error_response
+from .responses import SERVER, ServerResponse, WholeResponse, error_response
 
 log = logging.getLogger(__name__)
 
@@ -130,31 +129,9 @@ def with_plain_path(message: Any) -> Any:
     return message._replace(url=url.with_path(path, encoded=True, keep_query=True))
 
 
-class _Written(web.StreamResponse):
-    """A response that is written without aiohttp, which only ends it if necessary."""
-
-    prepared = True  # nothing may change its head
-
-    def __init__(self, response: WrittenResponse) -> None:
-        self._written = response
-
-    @property
-    def keep_alive(self) -> bool | None:
-        return self._written.keep_alive
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Do nothing, because the head is sent with the first bytes."""
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        await self._written.write_eof()
-
-
 def aiohttp_response(response: ServerResponse) -> web.StreamResponse:
-    """Return aiohttp's form of a response."""
-    if isinstance(response, WrittenResponse):
-        return _Written(response)
-    return whole_response(response) if isinstance(response, WholeResponse) else response
+    """Return aiohttp's form of a response. Of one that is written without it, it calls `prepare` and `write_eof`."""
+    return whole_response(response) if isinstance(response, WholeResponse) else cast("web.StreamResponse", response)
 
 
 def whole_response(response: WholeResponse) -> web.Response:

@@ -37,6 +37,7 @@ from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import anyio
@@ -627,16 +628,17 @@ class Listener:
         self._requests.add(connection.direct)
         self._moving.append(connection)
         if len(self._moving) == 1:
-            importing = asyncio.get_running_loop().run_in_executor(None, _import_aiohttp)
+            importing = asyncio.get_running_loop().run_in_executor(None, import_module, _AIOHTTP)
             importing.add_done_callback(self._imported)
 
-    def _imported(self, importing: asyncio.Future[None]) -> None:
+    def _imported(self, importing: asyncio.Future[ModuleType]) -> None:
         moving, self._moving = self._moving, []
         if (failure := importing.exception()) is not None:
             log.error("The HTTP server could not be imported: %s.", redacted(failure))
             for connection in moving:
                 connection.force_close()
             return
+        gc.freeze()  # as `tune_garbage_collector` does
         for connection in moving:
             self._take_over(connection)
 
@@ -723,11 +725,6 @@ class Listener:
             self._requests.discard(work)
         if self._idle is not None and not self._requests:
             self._idle.set()
-
-
-def _import_aiohttp() -> None:
-    import_module(_AIOHTTP)
-    gc.freeze()  # as `tune_garbage_collector` does
 
 
 def _refusal() -> bytes:

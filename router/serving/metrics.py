@@ -11,14 +11,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
 from ..types import OPERATIONS, Kind, Usage
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 else:  # it is imported for the first scrape
     Collector = object
@@ -30,6 +31,7 @@ _MODEL = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_response_mode
 
 
 MetricKind = Literal["gauge", "counter"]
+Registry: TypeAlias = "CollectorRegistry | LateRegistry"
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -40,14 +42,6 @@ class Sample(msgspec.Struct, frozen=True):
     value: float
     labels: tuple[tuple[str, str], ...] = ()
     kind: MetricKind = "gauge"
-
-
-class Registry(Protocol):
-    """Keeps the metrics of a process."""
-
-    def register(self, collector: Collector) -> None:
-        """Add a metric."""
-        ...
 
 
 class LateRegistry:
@@ -115,16 +109,13 @@ class Counter(Collector):
     def items(self) -> Iterable[tuple[tuple[str, ...], float]]:
         return [(labels, value) for labels, (value,) in self._sums.items()]
 
-    def _family(self) -> CounterMetricFamily:
-        from prometheus_client.metrics_core import CounterMetricFamily
-
-        return CounterMetricFamily(*self._terms, labels=self._labels)
-
     def describe(self) -> Iterable[Metric]:
-        return (self._family(),)
+        return ()
 
     def collect(self) -> Iterable[Metric]:
-        family = self._family()
+        from prometheus_client.metrics_core import CounterMetricFamily
+
+        family = CounterMetricFamily(*self._terms, labels=self._labels)
         for labels, value in self.items():
             family.add_metric(labels, value)
         return (family,)
@@ -155,16 +146,13 @@ class Histogram(Collector):
         """Return for each label values the count of each bucket, and the sum at the end."""
         return self._series.values()
 
-    def _family(self) -> HistogramMetricFamily:
-        from prometheus_client.metrics_core import HistogramMetricFamily
-
-        return HistogramMetricFamily(*self._terms, labels=self._labels)
-
     def describe(self) -> Iterable[Metric]:
-        return (self._family(),)
+        return ()
 
     def collect(self) -> Iterable[Metric]:
-        family = self._family()
+        from prometheus_client.metrics_core import HistogramMetricFamily
+
+        family = HistogramMetricFamily(*self._terms, labels=self._labels)
         names = [*map(str, self._bounds), "+Inf"]
         for labels, series in self._series.items():
             family.add_metric(labels, list(zip(names, accumulate(series[:-1]), strict=True)), series[-1])

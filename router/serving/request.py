@@ -29,7 +29,7 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 import anyio
 import msgspec
@@ -371,13 +371,6 @@ PLAIN: Final = (
 NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
-class HttpVersion(NamedTuple):
-    """A version of HTTP, as aiohttp has it."""
-
-    major: int
-    minor: int
-
-
 class PlainTransport(Protocol):
     """The connection of a plain request."""
 
@@ -407,7 +400,7 @@ class PlainRequest:
     """
 
     __slots__ = ("begun", "body", "cors", "head", "headers", "method", "output_size", "path", "protocol", "remote")
-    version: Final = HttpVersion(1, 1)
+    version: Final[tuple[int, int]] = (1, 1)
     query: Final = NO_HEADERS
     keep_alive: Final = True
 

@@ -415,6 +415,9 @@ class WrittenResponse:
         except ConnectionError as error:
             raise ClientGone(str(error)) from error
 
+    async def prepare(self, request: object) -> None:
+        """Do nothing for aiohttp, because the head is sent with the first bytes."""
+
     async def write_eof(self) -> None:
         """Finish the response, after waiting for a slow client, so that the next request waits, too. Raises
         ConnectionResetError.
@@ -439,10 +442,10 @@ class WrittenResponse:
         connection = ""
         if not self.keep_alive:
             connection = "Connection: close\r\n"
-        elif http.version.minor == 0:
+        elif http.version[1] == 0:
             connection = "Connection: keep-alive\r\n"
         date = _date(int(time.time()))
-        status = f"HTTP/1.{http.version.minor} {self.status_line}\r\n"
+        status = f"HTTP/1.{http.version[1]} {self.status_line}\r\n"
         head = f"{status}{self._lines}{body}Date: {date}\r\nServer: {SERVER}\r\n"
         cors = header_lines(cors_headers(http)) if _ORIGIN in http.headers else ""
         written = f"{head}{cors}{connection}\r\n".encode()
@@ -472,7 +475,7 @@ class EventStream(WrittenResponse):
     def __init__(self, http: HttpExchange, lines: str) -> None:
         super().__init__(http, lines)
         self._loop = asyncio.get_running_loop()
-        self._chunked = http.version.minor > 0
+        self._chunked = http.version[1] > 0
         self._ready: list[bytes] = []
         self._ready_bytes = 0
         self._written_at = -math.inf

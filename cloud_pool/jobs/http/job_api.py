@@ -38,7 +38,6 @@ from causeway_server.router.serving.responses import (
     STREAMED,
     Handler,
     ServerResponse,
-    WholeResponse,
     body_response,
     json_response,
 )
@@ -429,5 +428,5 @@ class JobApi:
         return json_response(body, headers={"Cache-Control": "no-store"})
 
 
-def _accepted_response(record: JobRecord, headers: Mapping[str, str]) -> WholeResponse:
+def _accepted_response(record: JobRecord, headers: Mapping[str, str]) -> ServerResponse:
     return json_response(job_view(record), 202, {"location": f"/v1/jobs/{record.id}", **headers})
