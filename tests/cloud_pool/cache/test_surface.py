@@ -90,7 +90,17 @@ def events(text: str) -> list[str]:
     return [event.removeprefix("data: ") for event in text[:-2].split("\n\n")]
 
 
-async def test_whole_answer_streams_from_the_cache(two: Two, issuer: Issuer, clock: Clock) -> None:
+async def stored(config: Config) -> None:
+    """Wait until an answer is in the cache, which may be after its client has it."""
+    assert isinstance(config.redis, str)
+    async with redis.asyncio.Redis.from_url(config.redis) as client:
+        while not await client.keys(f"{config.cache.key_prefix}:*:entry"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_whole_answer_streams_from_the_cache(
+    two: Two, issuer: Issuer, clock: Clock, whole_config: Config
+) -> None:
     """The hit has its own id and time, and its usage is all cached."""
     one, other = two
     one.script.permit(9)
@@ -98,6 +108,7 @@ async def test_whole_answer_streams_from_the_cache(two: Two, issuer: Issuer, clo
         first = ChatCompletion.model_validate(await made.json())
     assert (made.headers["x-causeway-cache"], "age" in made.headers) == ("miss", False)
     await until(lambda: bool(one.metric("causeway_gateway_cache_requests_total", outcome="miss")))
+    await stored(whole_config)
     clock.move(3.0)
     async with other.post(token(issuer), stream=True, stream_options={"include_usage": True}) as found:
         text = await found.text()
