@@ -329,6 +329,7 @@ def _devices(random_: random.Random, count: int) -> dict[str, dict[str, Any]]:
             "quarantined": [bundle("b4")] if bad else [],
             "unproven": random_.random() < 0.01,
             "revoked": None,
+            "erasure": None,
             "held": random_.random() < 0.004,
             "pin": None,
             "cloned": random_.random() < 0.002,
