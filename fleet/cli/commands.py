@@ -31,7 +31,7 @@ from ..repository.folder import CheckedFleet, check_fleet, documents, is_fleet, 
 from ..repository.policies import CASES, CheckedPolicy, check_file, policy_files, run_file, yaml_in
 from ..repository.records import RecordReader, record_files
 from ..trust.keys import TrustDoc
-from . import devices, egress, rollouts, signing
+from . import devices, egress, proofs, rollouts, signing
 from .output import (
     Checked,
     lint_report,
@@ -47,7 +47,7 @@ from .output import (
 OK, FOUND, USAGE = 0, 1, 2
 """Exit codes: no errors; errors in a policy or a case; nothing to check, or bad arguments."""
 SECTIONS = {
-    "Write and check": ("init", "lint", "test", "route", "replay", "schema", "migrate"),
+    "Write and check": ("init", "lint", "test", "prove", "route", "replay", "schema", "migrate"),
     "Sign": ("keys", "diff", "sign"),
     "Certificates": ("tls",),
     "Roll out": ("serve", "apply", "status", "pause", "resume", "accept", "abort"),
@@ -87,7 +87,7 @@ for _command in (
     main.add_command(_command)
 devices.audit.add_command(egress.egress)
 devices.audit.add_command(egress.proof)
-for _command in (signing.keys, signing.sign, signing.diff, signing.tls):
+for _command in (proofs.prove, signing.keys, signing.sign, signing.diff, signing.tls):
     main.add_command(_command)
 
 
@@ -123,12 +123,15 @@ def init(folder: Path) -> None:
 def lint(paths: tuple[Path, ...], as_json: bool, strict: bool, signals: str | None, fix: bool) -> None:
     """Check policy files, folders of policies, or a fleet with its fleet.yaml.
 
-    With --fix, files are rewritten with their layout and comments; each original is saved as FILE.before. Problems are
-    printed with file, line, column and key. Exit code: 0 no errors, 1 errors found, 2 nothing to check.
+    With the extra `fleet`, each policy is proved, too (see `prove`). With --fix, files are rewritten with their layout
+    and comments; each original is saved as FILE.before. Problems are printed with file, line, column and key.
+
+    Exit code: 0 no errors, 1 errors found, 2 nothing to check.
     """
     if fix:
         _migrate([file for path in paths for file in documents(path)])
-    checked = _checked(paths, None if signals is None else _readable(signals))
+    found = _checked(paths, None if signals is None else _readable(signals))
+    checked = [proofs.with_proofs(one) if isinstance(one, CheckedPolicy) else one for one in found]
     report = lint_report(checked)
     if as_json:
         click.echo(msgspec.json.encode(report))

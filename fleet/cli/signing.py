@@ -18,6 +18,7 @@ from causeway_server.router.errors import ConfigError
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.folder import CheckedFleet, check_fleet
 from .output import new_console, print_problems
+from .proofs import print_comparison
 from .rollout_output import manifest_changes
 
 if TYPE_CHECKING:
@@ -149,9 +150,9 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
 @click.command()
 @click.argument("folder", type=_Folder)
 def diff(folder: Path) -> None:
-    """Show the changes of the fleet in FOLDER against the last signed bundles.
+    """Show the changes of the fleet in FOLDER against the last signed bundles, and prove what may leave the device.
 
-    Exit code: 0 compared, 1 the fleet has errors.
+    Exit code: 0 nothing more may leave, 1 more may leave, or the fleet has errors, 3 this is undecided.
     """
     checked = valid_fleet(folder)
     with readable_errors():
@@ -161,6 +162,7 @@ def diff(folder: Path) -> None:
         published = PublishedFolder(folder)
         signed = signed_manifests(published)
         built = build_bundles(checked, signed, int(datetime.now(UTC).timestamp()))
+        codes = {0}
         for name, bundle in built.items():
             old = signed.get(name)
             changes = manifest_changes(old, bundle.manifest)
@@ -168,9 +170,10 @@ def diff(folder: Path) -> None:
             for change in changes:
                 click.echo(f"  {change}")
             if old is not None and old.policy != bundle.manifest.policy:
-                _print_policy_diff(published.path / "blobs" / old.policy.sha256, bundle)
+                codes.add(_print_policy_diff(published.path / "blobs" / old.policy.sha256, bundle))
         for name in sorted(set(signed) - set(built)):
             click.echo(f"{name}: removed from fleet.yaml; its devices keep the bundle that they run.")
+        raise SystemExit(1 if 1 in codes else max(codes))
 
 
 def valid_fleet(folder: Path) -> CheckedFleet:
@@ -212,13 +215,14 @@ def _describe(report: RoleReport) -> str:
     return f"{report.role} version {report.version}: {have}{by}; may still sign: {', '.join(report.waiting)}"
 
 
-def _print_policy_diff(old: Path, bundle: BuiltBundle) -> None:
+def _print_policy_diff(old: Path, bundle: BuiltBundle) -> int:
     new = bundle.files[bundle.manifest.policy.sha256]
     if not old.is_file():
-        return
+        return 0
     before, after = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in (old, new))
     for line in difflib.unified_diff(before, after, "signed", str(new), lineterm="", n=1):
         click.echo(f"    {line}")
+    return print_comparison(old, new)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -12,10 +13,12 @@ from causeway_server.router.checks.replay import replay
 from causeway_server.router.errors import PolicyError
 from causeway_server.router.policy.compiled import Policy, check_policy, with_adapters
 
+from ..prover.proof import is_refused, prove
 from ..repository.records import RecordReader, record_files
 from ..rollout.rollout import Rollout
 from .publisher import Publisher
 
+_PROVED: Final = ("keep", "claim", "compare")  # a rule that is never reached does no harm
 RECORDS = "records"
 """The fleet's folder of decision records, records/COHORT/*.jsonl, from `causeway-edge decisions export`."""
 
@@ -48,6 +51,30 @@ def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
         for blob in manifest.cases
         for problem in ([] if policy is None else _cases(publisher.blob(blob.sha256), policy))
     ]  # (3)
+
+
+def prove_bundle(publisher: Publisher, rollout: Rollout, *, may_leave: bool) -> Check:
+    """Prove the promises of the new bundle's policy, and that no more may leave than under the policy it replaces.
+
+    1. A refuted statement is a problem.
+    2. While one is undecided the policy counts as not checked: an approver may accept it.
+
+    Args:
+        may_leave: An approver accepts that more requests may leave the device.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    policy, old = _policy_of(publisher, rollout.to_bundle), _policy_of(publisher, rollout.from_bundle)
+    if policy is None:
+        return Check()  # `replay_bundle` tells why
+    proofs = prove(policy, None if old is None or old.revision == policy.revision else old, kinds=_PROVED)
+    refused = [f"{one.name} is refuted: {one.text}" for one in proofs if is_refused(one, may_leave=may_leave)]
+    if refused:
+        return Check(tuple([f"{one}; `causeway-fleet prove` shows a request" for one in refused]))  # (1)
+    undecided = [f"{one.name} ({one.why})" for one in proofs if one.status == "undecided"]
+    unproven = f"not proved: {', '.join(undecided)}. Accept the rollout, or change the policy" if undecided else ""
+    return Check(unproven=unproven)  # (2)
 
 
 def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout) -> Check:
@@ -87,6 +114,13 @@ def _no_records(cohort: str, reader: RecordReader) -> str:
         f"output of `causeway-edge decisions export` into {RECORDS}/{cohort}/*.jsonl and resume, or "
         "accept the rollout without a replay"
     )
+
+
+def _policy_of(publisher: Publisher, bundle: str | None) -> Policy | None:
+    manifest = None if bundle is None else publisher.manifest(bundle)
+    if manifest is None or not publisher.blob(manifest.policy.sha256).is_file():
+        return None
+    return _policy(publisher.blob(manifest.policy.sha256), manifest.adapters)[0]
 
 
 def _policy(path: Path, adapters: Mapping[str, Sequence[str]]) -> tuple[Policy | None, list[str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -40,7 +41,7 @@ from ..store.rollouts import (
 )
 from ..store.telemetry import forget_mark, mark, since_mark
 from ..trust.published import PUBLISHED
-from .checks import Check, lint_bundle, replay_bundle
+from .checks import Check, lint_bundle, prove_bundle, replay_bundle
 from .publisher import Plans, Publisher, newest_begun
 from .step import CHECKED, RolloutObservations, Step, adopted, ahead_count, checked, needs_devices, paused_behind, step
 
@@ -272,8 +273,11 @@ class Controller:
         if rollout.state is S.LINT:
             found = await to_thread.run_sync(lint_bundle, self._publisher, rollout.cohort, rollout.to_bundle)
             return Check(tuple(found))
-        if record.allow_leaving:
-            return Check()
+        proof = await to_thread.run_sync(
+            partial(prove_bundle, self._publisher, rollout, may_leave=record.allow_leaving)
+        )
+        if proof.problems or proof.unproven or record.allow_leaving:
+            return proof
         check = await to_thread.run_sync(replay_bundle, self._publisher, self._folder, rollout)
         return msgspec.structs.replace(check, unproven="") if record.without_replay else check
 

@@ -10,26 +10,32 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ..decision.attempts import join_token
 from ..decision.decide import decide, plan_cache
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem, SourceLocation
-from ..errors import ModelNotFound
+from ..errors import InvalidRequest, ModelNotFound
 from ..guard.classes import GuardClass, PiiClass
+from ..policy.cel_source import ExpressionError
 from ..policy.compiled import Policy
-from ..policy.file import seconds
+from ..policy.file import Condition, seconds
+from ..policy.outcomes import Claim, compile_claim, outcome_values
 from ..types import (
     AUTO,
     AudioPart,
     CachePlan,
+    Candidate,
     CloudSignals,
     Decision,
     DeviceSetup,
     DeviceSignals,
     EdgeSignals,
     Estimates,
+    FilePart,
     ImagePart,
     Kind,
     Message,
+    Modality,
     NowSignals,
     Part,
     Prefer,
@@ -42,6 +48,7 @@ from ..types import (
     Snapshot,
     SpendSignals,
     Tool,
+    ToolChoice,
 )
 
 
@@ -63,10 +70,14 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     json: bool = False
     image: bool = False
     image_pixels: int | None = None  # size of the request's image
+    file: bool = False
     audio: bool = False
     audio_s: float | None = None  # length of the request's audio
     language: str | None = None  # the language spoken in the audio
     logprobs: bool = False
+    tool_choice: Literal["auto", "none"] = "auto"  # with `tools`
+    prompts: int = 0  # number of prompts of a completion or an embedding
+    continues: str | None = None  # target whose answer it continues
 
     def build(self) -> Request:
         parts: list[Part] = []
@@ -74,20 +85,25 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             parts.append(ImagePart("https://example.org/a.png"))
         if self.audio or self.audio_s is not None or self.language is not None:
             parts.append(AudioPart("", "wav"))
+        if self.file:
+            parts.append(FilePart("{}"))
         return Request(
             kind=self.kind,
             model=self.model,
             messages=(Message("user", tuple(parts) or "…"),),
+            prompts=("…",) * self.prompts,
             max_tokens=self.max_tokens,
             sampling=Sampling(temperature=self.temperature),
             n=self.n,
             stream=self.stream,
             tools=(Tool("tool"),) if self.tools else (),
+            tool_choice=ToolChoice(self.tool_choice),
             response_format=ResponseFormat("json_object") if self.json else None,
             logprobs=0 if self.logprobs else None,
             hints=RoutingHints(
                 prefer=self.prefer, tags=tuple(sorted(self.tags)), client=self.client, deadline_ms=self.deadline_ms
             ),
+            resume="" if self.continues is None else join_token(self.continues, "token"),
         )
 
 
@@ -127,11 +143,16 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spend: SpendSignals = SpendSignals()
     now: NowSignals = NowSignals()
     down: frozenset[str] = frozenset()
+    encoders: tuple[Modality, ...] = ()  # kinds of parts that the device turns into text
+    projectors: dict[str, tuple[Modality, ...]] = {}  # kinds that it turns into soft tokens, by model
+    candidates: tuple[Candidate, ...] | None = None  # estimates of the targets of `best_of`
 
     def build(self) -> Snapshot:
         edge = EdgeSignals(self.edge.queue, self.edge.tokens_per_s, self.edge.loaded, self.edge.feedback)
         clouds = tuple({**self.clouds, **self.regions})
-        setup = DeviceSetup(engine=True, cloud=True, clouds=clouds, regions=self.regions) if self.regions else None
+        setup = None
+        if self.regions or self.encoders or self.projectors:
+            setup = DeviceSetup(True, True, {}, self.encoders, self.projectors, clouds, self.regions)
         return Snapshot(self.device, edge, self.cloud, self.spend, self.now, self.down, setup=setup, clouds=self.clouds)
 
 
@@ -148,6 +169,7 @@ def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:
         pii_classes=snapshot.pii.classes,
         pii_count=snapshot.pii.count,
         key_count=snapshot.secrets.count,
+        candidates=snapshot.candidates,
     )
 
 
@@ -168,6 +190,7 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) = UNSET
     cache_reasons: tuple[Reason, ...] = ()
     error: Literal["model_not_found"] | UnsetType = UNSET
+    holds: Condition | UnsetType = UNSET  # a condition over its signals and `outcome.*`, as in `claims`
 
 
 class CaseSession(Session, frozen=True, forbid_unknown_fields=True):
@@ -219,16 +242,51 @@ def run_cases(cases: CaseFile, locations: KeyLocations, policy: Policy) -> list[
     ]
 
 
-def _compare(case: Case, policy: Policy) -> list[Difference]:
-    request, snapshot = case.request.build(), case.snapshot.build()
-    estimates = msgspec.structs.replace(estimates_of(case.request, case.snapshot), session=case.session)
+class Decided(msgspec.Struct, frozen=True):
+    """The decisions of a policy for a case. `decision`: None if it refuses the request, for the reason `error`."""
+
+    request: Request
+    snapshot: Snapshot
+    estimates: Estimates
+    decision: Decision | None
+    plan: CachePlan
+    error: str = ""
+
+    def keeps(self, policy: Policy, claim: Claim) -> bool:
+        """Return whether a claim is true for the case."""
+        outcome = outcome_values(self.decision, self.plan, self.request, self.snapshot.setup)
+        facts = (self.request, self.snapshot, self.estimates)
+        return claim.is_kept(outcome, *facts, policy.default_temperature) is True
+
+
+def decide_case(policy: Policy, request: CaseRequest, snapshot: CaseSnapshot, session: Session | None) -> Decided:
+    """Decide the request of a case."""
+    built, facts = request.build(), snapshot.build()
+    estimates = msgspec.structs.replace(estimates_of(request, snapshot), session=session)
+    plan = plan_cache(policy, built, facts, estimates)
     try:
-        decision = decide(policy, request, snapshot, estimates)
-    except ModelNotFound as error:
-        return _differ("error", case.expect.error, error.code)
-    plan = plan_cache(policy, request, snapshot, estimates)
-    expect = case.expect
+        return Decided(built, facts, estimates, decide(policy, built, facts, estimates), plan)
+    except (ModelNotFound, InvalidRequest) as error:
+        return Decided(built, facts, estimates, None, plan, error.code)
+
+
+def _holds(expect: Expect, policy: Policy, decided: Decided) -> list[Difference]:
+    if isinstance(expect.holds, UnsetType):
+        return []
+    try:
+        claim = Claim("", None, compile_claim(expect.holds))
+    except ExpressionError as error:
+        return [Difference("holds", "a condition over signals and outcome.*", error.message)]
+    return [] if decided.keeps(policy, claim) else [Difference("holds", expect.holds, "not true")]
+
+
+def _compare(case: Case, policy: Policy) -> list[Difference]:
+    decided, expect = decide_case(policy, case.request, case.snapshot, case.session), case.expect
+    decision, plan = decided.decision, decided.plan
+    if decision is None:
+        return [*_differ("error", expect.error, decided.error), *_holds(expect, policy, decided)]
     return [
+        *_holds(expect, policy, decided),
         *_differ("error", expect.error, "none"),
         *_differ("route", expect.route, decision.rule),
         *_differ("targets", _target_list(expect.targets), _target_list(tuple(a.target.key for a in decision.attempts))),

@@ -96,7 +96,7 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         ModelNotFound: No target has the name, or serves the model, that the client asked for.
         InvalidRequest: The continue token belongs to no target of this policy.
     """
-    named = _named(policy, request)
+    named = named_route(policy, request)
     kinds = modalities(request)
     values = (policy.route_needs if named is None else policy.constraint_needs).read(request, snapshot, estimates)
     reasons: list[Reason] = []
@@ -219,8 +219,8 @@ def bound_at_arrival(policy: Policy, request: Request, snapshot: Snapshot) -> tu
     return request.hints.prefer == "only_on_device" or any(map(holds, policy.constraints)), regions
 
 
-def _named(policy: Policy, request: Request) -> Route | None:
-    """Return the targets that the client named; None if the policy's routes choose."""
+def named_route(policy: Policy, request: Request) -> Route | None:
+    """Return the targets that the client named; None if the policy's routes choose. Raises as `decide`."""
     named = None
     if request.model != AUTO:
         named = policy.named.get(request.model)

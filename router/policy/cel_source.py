@@ -68,17 +68,23 @@ def scan(source: str) -> list[Token]:
     return tokens
 
 
-def rewrite(tokens: list[Token]) -> tuple[list[Token], frozenset[str], frozenset[str]]:
+def rewrite(
+    tokens: list[Token], more: Mapping[str, SignalSpec] = {}
+) -> tuple[list[Token], frozenset[str], frozenset[str]]:
     """Replace signals by flat variables. Returns the tokens, the signals, and the signals inside `has()`.
+
+    Args:
+        more: Signals beside those of policies.
 
     Raises:
         ExpressionError: A signal, a function or a name does not exist.
     """
-    return _Rewriter(tokens).run()
+    return _Rewriter(tokens, more).run()
 
 
 class _Rewriter:
-    def __init__(self, tokens: list[Token]) -> None:
+    def __init__(self, tokens: list[Token], more: Mapping[str, SignalSpec]) -> None:
+        self.more = more
         self.tokens = [token for token in tokens if token.kind != "space"]
         self.bound = self._bound_names()
         self.out: list[Token] = []
@@ -135,7 +141,7 @@ class _Rewriter:
         group, dot, name = text_at(self.tokens, at), text_at(self.tokens, at + 1), text_at(self.tokens, at + 2)
         path = f"{group}.{name}" if dot == "." else group
         offset = self.tokens[min(at, len(self.tokens) - 1)].offset
-        if (spec := find_signal(path)) is not None:
+        if (spec := self.more.get(path) or find_signal(path)) is not None:
             return spec, 3
         if group == "cloud" and dot == "." and text_at(self.tokens, at + 3) == ".":
             path = f"{path}.{text_at(self.tokens, at + 4)}"
@@ -146,7 +152,9 @@ class _Rewriter:
             raise ExpressionError(f"`{group}` is a group of signals, name one: {members}", offset)
         if message := advice("signal", path):
             raise ExpressionError(message, offset)
-        near = did_you_mean(path, SIGNALS) or did_you_mean(path, {known.partition(".")[2] for known in SIGNALS})
+        near = did_you_mean(path, {**SIGNALS, **self.more}) or did_you_mean(
+            path, {known.partition(".")[2] for known in SIGNALS}
+        )
         raise ExpressionError(f"unknown signal `{path}`{near}", offset)
 
     def _bound_names(self) -> frozenset[str]:

@@ -52,9 +52,11 @@ from .file import (
     used,
 )
 from .lint import Conditions, check_meaning
+from .outcomes import Claim, compile_claim
 from .signals import AUDIO_S, GUARD_SIGNALS, OPENAI_TEMPERATURE, Expression, RequiredSignals
 
 NAME = "policy.yaml"
+_CLAIMS = "claims["
 
 ModelTemperature = Callable[[str], float | None]
 """A function that returns the temperature that a model on the device uses by default; None if unknown."""
@@ -148,6 +150,7 @@ class Policy:
     places: Mapping[str, TrialPlace] = field(default_factory=dict)  # the targets with variants
     overflow: Overflow = "refuse"
     base: Policy | None = None  # the policy without variants, of one made by `with_variants`
+    claims: tuple[Claim, ...] = ()  # of its owner; nothing reads them where requests are decided
     constraint_needs: RequiredSignals = field(init=False)  # of `decide` with a named model: constraints only
     route_needs: RequiredSignals = field(init=False)  # of `decide` with model `auto`: constraints and routes
     cache_needs: RequiredSignals = field(init=False)  # of `plan_cache`: constraints and cache rules
@@ -307,7 +310,8 @@ def check_policy(
         return None, problems
     found = list(problems)
     conditions = _compile(doc, locations, found)
-    found += check_meaning(doc, locations, conditions, readable)
+    of_rules = {path: one for path, one in conditions.items() if not path.startswith(_CLAIMS)}
+    found += check_meaning(doc, locations, of_rules, readable)
     found.sort(key=lambda problem: (problem.location.line, problem.location.column))
     broken = any(problem.severity == "error" for problem in found)
     return None if broken else _build(doc, conditions, model_temperature), tuple(found)
@@ -315,20 +319,25 @@ def check_policy(
 
 def _compile(doc: PolicyDoc, locations: KeyLocations, problems: list[Problem]) -> Conditions:
     """Compile every `when`, by its path. Invalid conditions are reported and left out."""
-    compiled: dict[str, Expression] = {}
+    sources: dict[str, str] = {}
     for part, listed in rules(doc).items():
         for index, rule in enumerate(listed):
-            path = f"{part}[{index}].when"
-            if isinstance(rule.when, UnsetType):
-                continue
-            try:
-                compiled[path] = compile_expression(rule.when)
-            except ExpressionError as error:
-                scalar = locations.scalars[path]
-                location = scalar.location
-                if error.offset is not None and scalar.offset is not None:
-                    location = location.shifted(scalar.offset + error.offset)
-                problems.append(Problem(location, error.message))
+            if not isinstance(rule.when, UnsetType):
+                sources[f"{part}[{index}].when"] = rule.when
+    for index, claim in enumerate(doc.claims):
+        sources[f"claims[{index}].holds"] = claim.holds
+        if not isinstance(claim.when, UnsetType):
+            sources[f"claims[{index}].when"] = claim.when
+    compiled: dict[str, Expression] = {}
+    for path, source in sources.items():
+        try:
+            compiled[path] = compile_claim(source) if path.startswith(_CLAIMS) else compile_expression(source)
+        except ExpressionError as error:
+            scalar = locations.scalars[path]
+            location = scalar.location
+            if error.offset is not None and scalar.offset is not None:
+                location = location.shifted(scalar.offset + error.offset)
+            problems.append(Problem(location, error.message))
     return compiled
 
 
@@ -366,6 +375,10 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
             guard_rule(rule, conditions.get(f"guard.rules[{index}].when")) for index, rule in enumerate(doc.guard.rules)
         ),
         guard_settings=guard_settings(doc.guard),
+        claims=tuple(
+            Claim(claim.name, conditions.get(f"claims[{index}].when"), conditions[f"claims[{index}].holds"])
+            for index, claim in enumerate(doc.claims)
+        ),
         places={name: TrialPlace(t.model, t.variants, t.trial) for name, t in doc.targets.items() if t.variants},
     )
 

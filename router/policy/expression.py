@@ -195,14 +195,18 @@ def _is_pattern(tokens: list[Token], at: int) -> bool:
 MAX_LENGTH = 2000
 
 
-def compile_expression(source: str) -> Expression:
-    """Compile and check a condition. Raises ExpressionError, with the offset in the source where it is known."""
+def compile_expression(source: str, more: Mapping[str, SignalSpec] = {}) -> Expression:
+    """Compile and check a condition. Raises ExpressionError, with the offset in the source where it is known.
+
+    Args:
+        more: Signals that it may name beside those of policies.
+    """
     if len(source) > MAX_LENGTH:
         raise ExpressionError(f"longer than {MAX_LENGTH} characters")
     tokens = scan(source)
     try:
         _compile(source)  # the original first, so that the binding's message points into the written text
-        flat, signals, presences = rewrite(tokens)
+        flat, signals, presences = rewrite(tokens, more)
     except ExpressionError as error:
         habit = find_habit(tokens)
         if habit is None:

@@ -272,6 +272,20 @@ class CacheDoc(_Doc, frozen=True):
     allow_tools: Annotated[bool, doc("Also cache answers to requests that offer tools.")] = False
 
 
+class ClaimDoc(_Doc, frozen=True):
+    """A promise of the policy, which `causeway-fleet prove` checks for all requests."""
+
+    name: Annotated[Name, doc("Name of the claim.")]
+    holds: Annotated[
+        Condition,
+        doc("Condition that is true for each request: over its signals and `outcome.*`, which tells what is decided."),
+    ]
+    when: Annotated[
+        Condition | UnsetType,
+        doc("Requests that it is about; also those for which it cannot be evaluated. Default: all."),
+    ] = UNSET
+
+
 class LimitsDoc(_Doc, frozen=True):
     """Limits on admission. Above them a request gets 429 with Retry-After."""
 
@@ -368,6 +382,9 @@ class PolicyDoc(_Doc, frozen=True):
     ] = ()
     guard: Annotated[GuardDoc, doc("Rules about personal data and keys in requests.")] = GuardDoc()
     cache: Annotated[tuple[CacheDoc, ...], doc("Rules of the response cache; the first that applies decides.")] = ()
+    claims: Annotated[
+        tuple[ClaimDoc, ...], doc("Promises of the policy; `causeway-fleet prove` checks them. Devices ignore them.")
+    ] = ()
     limits: Annotated[LimitsDoc, doc("Limits on admission.")] = LimitsDoc()
     context: Annotated[ContextDoc, doc("Chats that do not fit a model's context.")] = ContextDoc()
     shadow: Annotated[

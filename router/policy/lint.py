@@ -151,7 +151,7 @@ class _Checks:
                 )
 
     def names(self) -> Iterator[Problem]:
-        for part, listed in rules(self.doc).items():
+        for part, listed in {**rules(self.doc), "claims": self.doc.claims}.items():
             seen: set[str] = set()
             for index, rule in enumerate(listed):
                 if isinstance(rule.name, UnsetType):
@@ -453,7 +453,7 @@ def _conflict(found: list[_Comparison]) -> str:
     needed = [one for one in found if one.sign != "has is"]
     if absent and needed:
         return f"`{needed[0].written}` needs the signal that `{absent[0].written}` requires to be absent"
-    low, high = _range(spec)
+    low, high = signal_range(spec)
     bounds = [(one, *_interval(one)) for one in found if isinstance(one.value, float)]
     for one, least, most in bounds:
         if max(low, least) > min(high, most):
@@ -475,7 +475,8 @@ def _interval(comparison: _Comparison) -> tuple[float, float]:
     return least, {"<": below, "<=": value, "==": value}.get(sign, math.inf)
 
 
-def _range(spec: SignalSpec) -> tuple[float, float]:
+def signal_range(spec: SignalSpec) -> tuple[float, float]:
+    """Return the least and the greatest value of a signal with a number; infinite where nothing bounds it."""
     match = _RANGE.fullmatch(spec.unit)
     if match is not None:
         return float(match[1]), float(match[2])

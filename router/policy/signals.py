@@ -377,7 +377,8 @@ class RequiredSignals:
 
     def __init__(self, expressions: Iterable[Expression], default_temperature: float = OPENAI_TEMPERATURE) -> None:
         expressions = list(expressions)
-        self.signals: frozenset[str] = frozenset().union(*(expression.signals for expression in expressions))
+        named: frozenset[str] = frozenset().union(*(expression.signals for expression in expressions))
+        self.signals = frozenset(name for name in named if find_signal(name) is not None)  # others: of an outcome
         presences: frozenset[str] = frozenset().union(*(expression.presences for expression in expressions))
         self._readers = tuple(
             (name, signal_spec(name).variable, _reader(name, default_temperature)) for name in sorted(self.signals)

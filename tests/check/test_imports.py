@@ -70,6 +70,7 @@ BROUGHT_BY = {
     "causeway_sdk": "causeway-sdk",
     "phonenumbers": "phonenumberslite",
     "yaml": "pyyaml",
+    "z3": "z3-solver",
     "PIL": "pillow",
     "google": "protobuf",
     "grpc": "grpcio-health-checking",
@@ -286,3 +287,16 @@ def test_commands_choose_how_grpc_polls_before_they_import_it(module: str) -> No
     program = f"import {module}, sys; print([name for name in sys.modules if name.partition('.')[0] == 'grpc'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_device_has_no_solver() -> None:
+    """z3 comes with the extra of the fleet alone, and only its prover imports it."""
+    extras = _project(ROOT)["optional-dependencies"]
+    assert [name for name, texts in extras.items() if "z3-solver" in _names(texts)] == ["fleet"]
+    importing = {
+        path.relative_to(ROOT).parts[:2]
+        for package in FOLDERS
+        for path in python_files(package)
+        if any(name.split(".")[0] == "z3" for _, name in absolute_imports(parse(path)))
+    }
+    assert importing == {("fleet", "prover")}

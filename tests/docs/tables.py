@@ -26,6 +26,7 @@ from causeway_server.router import errors
 from causeway_server.router.bundle import refusals
 from causeway_server.router.config import default_text, keys_of
 from causeway_server.router.policy.file import PolicyDoc
+from causeway_server.router.policy.outcomes import OUTCOMES
 from causeway_server.router.policy.signals import SIGNALS
 from causeway_server.router.realtime.event_log import MEANING as CLOSE_CODES
 from causeway_server.router.realtime.event_log import CloseCode
@@ -203,6 +204,12 @@ def signal_table() -> str:
     return table(("signal", "type", "meaning", "absent when"), rows)
 
 
+def outcome_table() -> str:
+    return table(
+        ("signal", "type", "meaning"), [(f"`{name}`", one.type, one.meaning) for name, one in OUTCOMES.items()]
+    )
+
+
 def close_code_table() -> str:
     """Why a server closes a live session."""
     assert set(CLOSE_CODES) == set(CloseCode)
@@ -239,5 +246,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "message-refusals": message_refusal_table,
     "device-states": device_states,
     "signals": signal_table,
+    "outcomes": outcome_table,
     "policy-keys": lambda: key_table(PolicyDoc),
 }

@@ -233,6 +233,75 @@ async def test_a_policy_that_sends_recorded_private_requests_away_stops_before_a
             assert bed.publisher().published() == {}
 
 
+LEAKING = """
+version: 1
+name: kiosk
+targets: {small: {at: edge, model: assistant}, large: {at: cloud, model: large}}
+constraints: [{name: private-stays, keep: on_device, when: '"private" in request.tags && device.battery > 0.5'}]
+routes: [{name: device, use: [small, large]}]
+claims: [{name: promise, when: '"private" in request.tags', holds: '!outcome.leaves'}]
+"""
+UNPROVABLE = LEAKING.replace(" && device.battery > 0.5", "").replace(
+    "!outcome.leaves'}", '!outcome.leaves && request.tags.map(t, t + "x") != ["ax"]\'}'
+)
+CASES_OF_LEAKING = "policy: ../kiosk.yaml\ncases: [{name: plain, expect: {route: device}}]\n"
+
+
+@pytest.mark.parametrize("allow", [False, True], ids=["refused", "an approver allows more to leave"])
+async def test_a_policy_that_breaks_its_claim_stops_by_name_before_any_device(bed: Bed, allow: bool) -> None:
+    (bed.signed.path / "policies" / "kiosk.yaml").write_text(LEAKING)
+    (bed.signed.path / "policies" / "cases" / "kiosk.yaml").write_text(CASES_OF_LEAKING)
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 2)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None)
+        record = await bed.record(store, "r1")
+        async with store.write() as connection:
+            await change_rollout(connection, msgspec.structs.replace(record, allow_leaving=allow))
+        ended = await bed.until(store, controller, "r1", "draft", "stage")
+        assert (ended.state, "promise is refuted" in ended.reason) == ("draft", True)
+        assert ("tag-private is refuted" in ended.reason) != allow
+        assert bed.publisher().published() == {}
+
+
+@pytest.mark.parametrize("allow", [False, True], ids=["refused", "an approver allows more to leave"])
+async def test_a_policy_that_lets_more_leave_than_the_one_before_stops(bed: Bed, allow: bool) -> None:
+    first = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 2)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", first, None)
+        await bed.until(store, controller, "r1", "done")
+        free = "\n".join(line for line in LEAKING.splitlines() if not line.startswith(("constraints", "claims")))
+        (bed.signed.path / "policies" / "kiosk.yaml").write_text(free)
+        (bed.signed.path / "policies" / "cases" / "kiosk.yaml").write_text(CASES_OF_LEAKING)
+        await bed.begin(store, "r2", bed.release(), first)
+        record = await bed.record(store, "r2")
+        async with store.write() as connection:
+            await change_rollout(connection, msgspec.structs.replace(record, allow_leaving=allow))
+        ended = await bed.until(store, controller, "r2", "draft", "stage")
+        assert ended.state == ("stage" if allow else "draft")
+        assert ("leaves-no-more is refuted" in ended.reason) != allow
+
+
+async def test_an_undecided_proof_pauses_until_an_approver_accepts(bed: Bed) -> None:
+    """Also where no replay is needed: that permission says nothing about proofs."""
+    (bed.signed.path / "policies" / "kiosk.yaml").write_text(UNPROVABLE)
+    (bed.signed.path / "policies" / "cases" / "kiosk.yaml").write_text(CASES_OF_LEAKING)
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 2)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None, without_replay=True)
+        paused = await bed.until(store, controller, "r1", "paused", "draft", "stage")
+        assert (paused.state, "not proved: promise (it depends on" in paused.reason) == ("paused", True)
+        assert bed.publisher().published() == {}
+        await bed.decide(store, "r1", RolloutEvent.ACCEPT)
+        await bed.turn(store, controller)
+        assert (await bed.rollout(store, "r1")).state == "stage"
+
+
 @pytest.mark.parametrize("files", ["no folder", "no files", "no lines", "unreadable", "undecided"])
 async def test_a_replay_without_records_pauses_and_goes_on_when_they_are_there(bed: Bed, files: str) -> None:
     """Nothing is published meanwhile. With records the same policy passes."""
