@@ -599,33 +599,30 @@ class Api:
 
     def begin(self, http: PlainRequest, connection: DirectConnection) -> DirectWork | None:
         """Begin the answer to a chat in callbacks, or send it; None: `handle` must, with `http.begun`."""
+        policy, clock = self.service.direct_policy, self.records.clock
+        if policy is None or http.path not in (_CHAT, MESSAGES) or self.tracing is not None:
+            return None
         try:
-            return self._begin(http, connection)
+            if _may_be_cached(http.body, policy):
+                return self._begin_hit(http, connection)
+            arrived, facts = clock.monotonic(), self.reader.facts(http)
+            parsed = self.reader.sampled_chat(http, facts)
+            if parsed is None:
+                return None
+            http.begun = parsed
+            if log.isEnabledFor(logging.DEBUG):
+                return None
+            decision_id, unix = new_decision_id(), clock.unix()
+            terms = parsed.echo if isinstance(parsed.echo, MessageTerms) else None
+            arrival = Arrival(
+                decision_id, parsed.request, parsed.memo, facts.traceparent, arrived, unix, parsed.encoded, terms
+            )
+            return self.direct.begin(arrival, http, connection)
         except CausewayError:
             return None  # `handle` refuses it
         except Exception as failure:  # `handle` meets it again, and can answer
             log.error("A direct answer could not begin: %s", redacted(failure))
             return None
-
-    def _begin(self, http: PlainRequest, connection: DirectConnection) -> DirectWork | None:
-        policy, clock = self.service.direct_policy, self.records.clock
-        if policy is None or http.path not in (_CHAT, MESSAGES) or self.tracing is not None:
-            return None
-        if _may_be_cached(http.body, policy):
-            return self._begin_hit(http, connection)
-        arrived, facts = clock.monotonic(), self.reader.facts(http)
-        parsed = self.reader.sampled_chat(http, facts)
-        if parsed is None:
-            return None
-        http.begun = parsed
-        if log.isEnabledFor(logging.DEBUG):
-            return None
-        decision_id, unix = new_decision_id(), clock.unix()
-        terms = parsed.echo if isinstance(parsed.echo, MessageTerms) else None
-        arrival = Arrival(
-            decision_id, parsed.request, parsed.memo, facts.traceparent, arrived, unix, parsed.encoded, terms
-        )
-        return self.direct.begin(arrival, http, connection)
 
     def _begin_hit(self, http: PlainRequest, connection: DirectConnection) -> DirectWork | None:
         """Answer a chat from memory, if that has a fresh answer."""

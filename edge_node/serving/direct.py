@@ -217,7 +217,7 @@ class DirectAnswer(DirectResponse):
         if not response.complete:
             return not response.is_crowded
         body, connection, plan = response.peek(), self._connection, self._plan
-        if not self._takes_bytes:
+        if connection.writing_paused:
             return False
         arrival, target, info = self.arrival, plan.target, upstream_info(response)
         chunk = _answer_of(body, arrival.id)
@@ -226,9 +226,14 @@ class DirectAnswer(DirectResponse):
             return False
         if target.price is not FREE and not (usage.prompt_tokens or usage.completion_tokens):
             return False  # its cost is estimated
-        answer = self._encode(chunk, usage)
+        created, terms = int(arrival.unix), arrival.terms
+        if terms is None:
+            answer = encode_whole(arrival.request, f"chatcmpl-{arrival.id}", target.model, created, (chunk,))
+        else:
+            encoder = MessageEncoder(arrival.request, terms, f"msg_{arrival.id}", target.model)
+            answer = encoder.whole((chunk,), usage)
         lines = plan.lines if info is NO_INFO else shared_header_lines(plan.head(info), JSON)
-        send_plain(self._http, lines + id_lines(arrival.id) + request_id_line(arrival.id, arrival.terms), answer)
+        send_plain(self._http, lines + id_lines(arrival.id) + request_id_line(arrival.id, terms), answer)
         self._disown()
         plan.cloud.answered(response)
         plan.cloud.succeeded(self._call)
@@ -240,12 +245,6 @@ class DirectAnswer(DirectResponse):
         loop.call_soon(self._record, told, usage, now, now, self._service.records.clock.monotonic())
         connection.answered(self._http)
         return True
-
-    def _encode(self, chunk: Chunk, usage: Usage) -> bytes:
-        arrival, model = self.arrival, self._plan.target.model
-        if arrival.terms is None:
-            return encode_whole(arrival.request, f"chatcmpl-{arrival.id}", model, int(arrival.unix), (chunk,))
-        return MessageEncoder(arrival.request, arrival.terms, f"msg_{arrival.id}", model).whole((chunk,), usage)
 
     def _record(self, told: tuple[int, str, str], usage: Usage, first: float, last: float, ended: float) -> None:
         """Record the answer: its tokens, note and finish reason, and when its first and its last token came, and when

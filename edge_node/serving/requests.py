@@ -280,7 +280,8 @@ class Admission:
 
     def _release(self) -> None:
         self.running -= 1
-        self._start_waiting()
+        if self.waiting:
+            self._start_waiting()
         if self._idle and not self.running:
             turns, self._idle = self._idle, []
             for turn in turns:

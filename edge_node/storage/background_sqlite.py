@@ -105,7 +105,8 @@ class SqliteThread:
         self.keys: StateKeys | None = None
         if path.name in SEALED:
             self.keys = keys or StateKeys(path.parent)
-        self._ready = threading.Condition()
+        self._lock = threading.RLock()  # of `_ready`, whose own `with` takes two calls more
+        self._ready = threading.Condition(self._lock)
         self._closing = False  # guarded by `_ready`
         self._database: sqlite3.Connection | None = None  # used by the thread only
         self._fault = Fault(log, logging.ERROR, monotonic)
@@ -234,7 +235,7 @@ class BackgroundSqlite(SqliteThread):
 
     def write(self, write: Write) -> bool:
         """Queue one write. Returns False if it was dropped because the queue is full or closed."""
-        with self._ready:
+        with self._lock:
             if self._closing or self._pending_bytes + write.size_bytes > _PENDING_BYTES:
                 self._lost_writes += 1
                 return False

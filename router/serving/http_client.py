@@ -94,13 +94,16 @@ class ResponseOwner(Protocol):
 
 
 class KnownAnswer(KnownHead):
-    """The head of a good answer that came in one read, with a length, over a connection that is kept."""
+    """The head of a good answer that came in one read, with a length, over a connection that is kept. `facts`: the
+    caller's reading of it, for the next answer with it.
+    """
 
-    __slots__ = ("headers",)
+    __slots__ = ("facts", "headers")
 
     def __init__(self, before: bytes, after: bytes, headers: dict[bytes, bytes]) -> None:
         super().__init__(before, after)
         self.headers = headers
+        self.facts: object = None
 
 
 class HttpResponse:

@@ -441,6 +441,16 @@ def _is_server_failure(error: CausewayError, took_s: float, timeout_s: float) ->
 
 def upstream_info(response: HttpResponse) -> UpstreamInfo:
     """Return what a gateway's headers say about an answer."""
+    known = response.known
+    if known is not None and isinstance(known.facts, UpstreamInfo):
+        return known.facts
+    info = _read_info(response)
+    if known is not None:
+        known.facts = info
+    return info
+
+
+def _read_info(response: HttpResponse) -> UpstreamInfo:
     if b"x-causeway-" not in b" ".join(response.headers):
         return NO_INFO
     return UpstreamInfo(
