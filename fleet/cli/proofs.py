@@ -13,7 +13,7 @@ import yaml
 from rich.text import Text
 
 from causeway_server.router.documents.reader import read_struct
-from causeway_server.router.documents.strict_yaml import Problem, Severity
+from causeway_server.router.documents.strict_yaml import Problem, Severity, SourceLocation
 from causeway_server.router.policy.compiled import Policy, check_policy
 from causeway_server.router.policy.file import PolicyDoc
 
@@ -133,8 +133,13 @@ def _filled(value: object) -> object:
 
 def with_proofs(checked: CheckedPolicy) -> CheckedPolicy:
     """Return a checked policy with a problem for each statement that is not proved; as it is without z3."""
-    if checked.policy is None or find_spec("z3") is None:
+    if checked.policy is None:
         return checked
+    if find_spec("z3") is None:
+        if not checked.policy.claims:
+            return checked
+        unproved = Problem(SourceLocation(str(checked.path)), f"`claims` are not proved: {_MISSING}", "warning")
+        return msgspec.structs.replace(checked, problems=(*checked.problems, unproved))
     from ..prover.proof import is_refused
     from ..prover.proof import prove as run
 
@@ -157,7 +162,8 @@ def print_comparison(old: Path, new: Path) -> int:
     """Prove that no more may leave under the policy `new` than under `old`, and return the exit code."""
     after, before = (check_policy(path.read_bytes().decode("utf-8", "replace"))[0] for path in (new, old))
     if after is None or before is None:
-        return PROVED
+        click.echo("    Not proved: one of both policies has errors.")
+        return UNDECIDED
     if find_spec("z3") is None:
         click.echo(f"    Not proved: {_MISSING}.")
         return UNDECIDED

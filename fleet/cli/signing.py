@@ -218,7 +218,8 @@ def _describe(report: RoleReport) -> str:
 def _print_policy_diff(old: Path, bundle: BuiltBundle) -> int:
     new = bundle.files[bundle.manifest.policy.sha256]
     if not old.is_file():
-        return 0
+        click.echo(f"    Not compared: {old} is missing, which has the signed policy.")
+        return 3
     before, after = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in (old, new))
     for line in difflib.unified_diff(before, after, "signed", str(new), lineterm="", n=1):
         click.echo(f"    {line}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from causeway_server.router.checks.cases import read_cases, run_cases
 from causeway_server.router.checks.replay import replay
 from causeway_server.router.errors import PolicyError
 from causeway_server.router.policy.compiled import Policy, check_policy, with_adapters
+from causeway_server.router.serving.logs import redacted
 
 from ..prover.proof import is_refused, prove
 from ..repository.records import RecordReader, record_files
@@ -19,6 +21,8 @@ from ..rollout.rollout import Rollout
 from .publisher import Publisher
 
 _PROVED: Final = ("keep", "claim", "compare")  # a rule that is never reached does no harm
+_ALL_S: Final = 60.0  # for all statements of a policy, in which other rollouts make no step
+log = logging.getLogger(__name__)
 RECORDS = "records"
 """The fleet's folder of decision records, records/COHORT/*.jsonl, from `causeway-edge decisions export`."""
 
@@ -67,12 +71,19 @@ def prove_bundle(publisher: Publisher, rollout: Rollout, *, may_leave: bool) -> 
     """
     policy, old = _policy_of(publisher, rollout.to_bundle), _policy_of(publisher, rollout.from_bundle)
     if policy is None:
-        return Check()  # `replay_bundle` tells why
-    proofs = prove(policy, None if old is None or old.revision == policy.revision else old, kinds=_PROVED)
+        return Check((f"the policy of bundle {rollout.to_bundle} cannot be read",))
+    replaced = None if old is None or old.revision == policy.revision else old
+    try:
+        proofs = prove(policy, replaced, kinds=_PROVED, all_s=_ALL_S)
+    except Exception as failure:  # of the solver, on which no other cohort's rollout may wait
+        log.error("The policy of bundle %s could not be proved: %s", rollout.to_bundle, redacted(failure))
+        return Check(unproven=f"the proof failed ({type(failure).__name__}). Accept the rollout, or change the policy")
     refused = [f"{one.name} is refuted: {one.text}" for one in proofs if is_refused(one, may_leave=may_leave)]
     if refused:
         return Check(tuple([f"{one}; `causeway-fleet prove` shows a request" for one in refused]))  # (1)
     undecided = [f"{one.name} ({one.why})" for one in proofs if one.status == "undecided"]
+    if rollout.from_bundle is not None and old is None and not may_leave:
+        undecided.append("that no more may leave than before (the policy that it replaces cannot be read)")
     unproven = f"not proved: {', '.join(undecided)}. Accept the rollout, or change the policy" if undecided else ""
     return Check(unproven=unproven)  # (2)
 

@@ -276,10 +276,11 @@ class Controller:
         proof = await to_thread.run_sync(
             partial(prove_bundle, self._publisher, rollout, may_leave=record.allow_leaving)
         )
-        if proof.problems or proof.unproven or record.allow_leaving:
+        if proof.problems or record.allow_leaving:
             return proof
         check = await to_thread.run_sync(replay_bundle, self._publisher, self._folder, rollout)
-        return msgspec.structs.replace(check, unproven="") if record.without_replay else check
+        unreplayed = "" if record.without_replay else check.unproven
+        return Check(check.problems, "; ".join(filter(None, (proof.unproven, unreplayed))))
 
     async def _situation(self, rollout: Rollout) -> RolloutObservations:
         async with self._store.read() as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -55,7 +56,11 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 def prove(
-    policy: Policy, old: Policy | None = None, timeout_s: float = TIMEOUT_S, kinds: Collection[str] = KINDS
+    policy: Policy,
+    old: Policy | None = None,
+    timeout_s: float = TIMEOUT_S,
+    kinds: Collection[str] = KINDS,
+    all_s: float = math.inf,
 ) -> tuple[Proof, ...]:
     """Return the proof of each statement about a policy. One thread proves at a time, as z3 has one context.
 
@@ -63,9 +68,10 @@ def prove(
         old: The policy that it replaces, beyond which nothing more may leave.
         timeout_s: Maximum time for each statement, seconds.
         kinds: The statements to prove.
+        all_s: Maximum time for all of them, seconds; the rest is undecided.
     """
     with _ONE:
-        return tuple(_proofs(policy, old, timeout_s, kinds))
+        return tuple(_proofs(policy, old, timeout_s, kinds, time.monotonic() + all_s))
 
 
 def is_refused(proof: Proof, *, may_leave: bool) -> bool:
@@ -74,7 +80,9 @@ def is_refused(proof: Proof, *, may_leave: bool) -> bool:
     return proof.status == "refuted" and proof.kind != "reach" and not accepted
 
 
-def _proofs(policy: Policy, old: Policy | None, timeout_s: float, kinds: Collection[str]) -> Iterator[Proof]:
+def _proofs(
+    policy: Policy, old: Policy | None, timeout_s: float, kinds: Collection[str], until: float
+) -> Iterator[Proof]:
     world = World([policy] if old is None else [policy, old])
     new = Outcome(world, policy)
     before = None if old is None else Outcome(world, old)
@@ -83,7 +91,7 @@ def _proofs(policy: Policy, old: Policy | None, timeout_s: float, kinds: Collect
         if statement.kind not in kinds:
             continue
         began = time.monotonic()
-        proof = prover.proof(statement, began + timeout_s)
+        proof = prover.proof(statement, min(began + timeout_s, until))
         yield msgspec.structs.replace(proof, duration_s=time.monotonic() - began)
 
 
@@ -113,7 +121,9 @@ class _Prover:
             return None, ""
         excluded = [statement.sought, *exact]
         few = [facts.variables["tags.more"] <= _FEW] if "tags.more" in facts.variables else []
+        tried = ""
         for stage in ([z3.Not(one) for one in facts.beyond], *([few] if few else []), []):
+            tried = ""
             for _ in range(_TRIES):
                 found, model = self._solve([*excluded, *stage], until)
                 if found == z3.unknown:
@@ -132,7 +142,9 @@ class _Prover:
                         return setting, ""
                     why = f"it depends on {', '.join(f'`{one}`' for one in self._world.facts.opaque) or 'a text'}"
                 excluded.append(self._other_than(model))
-        return None, why
+            else:  # there may be a request beyond those
+                tried = f"the first {_TRIES} answers of the solver are no requests"
+        return None, why or tried
 
     def _solve(self, formulas: Sequence[Formula], until: float) -> tuple[z3.CheckSatResult, z3.ModelRef | None]:
         facts = self._world.facts

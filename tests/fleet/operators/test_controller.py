@@ -12,6 +12,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from causeway_server.fleet.controller import checks
 from causeway_server.fleet.controller.checks import lint_bundle
 from causeway_server.fleet.controller.loop import Controller
 from causeway_server.fleet.rollout.settings import RolloutEvent
@@ -300,6 +301,36 @@ async def test_an_undecided_proof_pauses_until_an_approver_accepts(bed: Bed) -> 
         await bed.decide(store, "r1", RolloutEvent.ACCEPT)
         await bed.turn(store, controller)
         assert (await bed.rollout(store, "r1")).state == "stage"
+
+
+async def test_records_count_although_a_proof_is_undecided(bed: Bed) -> None:
+    """An approver who accepts the proof would otherwise accept what the records show, too."""
+    (bed.signed.path / "policies" / "kiosk.yaml").write_text(UNPROVABLE.replace("[small, large]", "[large]"))
+    (bed.signed.path / "policies" / "cases" / "kiosk.yaml").write_text(CASES_OF_LEAKING)
+    folder = bed.signed.path / "records" / "kiosk"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_records(folder / "device-1.jsonl", records())
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 2)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None, without_replay=False)
+        ended = await bed.until(store, controller, "r1", "paused", "draft", "stage")
+        assert (ended.state, "recorded requests stayed on the device" in ended.reason) == ("draft", True)
+
+
+async def test_a_solver_that_fails_pauses_its_own_rollout(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(checks, "prove", fail)
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 2)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None)
+        paused = await bed.until(store, controller, "r1", "paused", "draft", "stage")
+        assert (paused.state, "the proof failed (RecursionError)" in paused.reason) == ("paused", True)
 
 
 @pytest.mark.parametrize("files", ["no folder", "no files", "no lines", "unreadable", "undecided"])

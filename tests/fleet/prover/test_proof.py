@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+import z3
 
 from causeway_server.fleet.cli.proofs import case_text
 from causeway_server.fleet.prover.proof import Proof, prove
+from causeway_server.fleet.prover.witness import Excluded, Witness
 from causeway_server.fleet.repository.policies import policy_files
 from causeway_server.router.checks.cases import read_cases, run_cases
 from causeway_server.router.policy.compiled import Policy, parse_policy
@@ -265,3 +267,19 @@ def test_a_hundred_drawn_policies() -> None:
             assert proof.case is None or is_failing(proof, policy), msgspec.to_builtins(proof)
     assert len(proofs) > 100
     assert sum(proof.status == "undecided" for proof in proofs) <= 0.02 * len(proofs)
+
+
+def test_models_that_are_no_requests_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver may have more of them than are tried."""
+
+    def unreal(_: Witness) -> None:
+        raise Excluded(z3.BoolVal(True))
+
+    monkeypatch.setattr(Witness, "setting", unreal)
+    policy = policy_with(claims=[{"name": "never", "holds": "!request.stream"}])
+    (proof,) = prove(policy, kinds=("claim",))
+    assert (proof.status, proof.why) == ("undecided", "the first 20 answers of the solver are no requests")
+
+
+def test_statements_beyond_the_time_of_all_are_undecided() -> None:
+    assert {proof.status for proof in prove(policy_with(), all_s=0.0)} == {"undecided"}
