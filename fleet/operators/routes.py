@@ -87,6 +87,7 @@ _ACTIONS = {
     "pin": "Let the device run a given bundle.",
 }
 _MOST = 1000
+_LATER_S = 0.001  # a device carries out no order that is as old as its last one
 RECENT_S = 900.0
 _EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {
     "pause": (RolloutEvent.PAUSE, "operator", "Pause a stage; its devices keep the bundle."),
@@ -163,10 +164,14 @@ class OperatorApi(msgspec.Struct, frozen=True):
             if device is None:
                 raise NotFound(f"Device {name} not found.")
             before = device.erasure
+            if before is not None and not before.finished and client and before.client != client:
+                waiting = before.client or "all clients"
+                raise WrongState(f"{name} has not carried out the order for {waiting} yet. Order again after it.")
             if before is None or before.finished or before.client != client:
-                order = ErasureOrder(device=name, id=secrets.token_hex(8), at=now, client=client)
+                at = now if before is None else max(now, before.ordered + _LATER_S)
+                order = ErasureOrder(device=name, id=secrets.token_hex(8), at=at, client=client)
                 signed = await to_thread.run_sync(self.publisher.sign_order, order)
-                erasure = Erasure(order.id, order.client, now, signed)
+                erasure = Erasure(order.id, order.client, at, signed)
                 text = msgspec.json.encode(erasure).decode()
                 await set_operator_columns(connection, name, erasure_json=text)
                 what = {"device": name, "client": client, "reason": request.reason}
