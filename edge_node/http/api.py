@@ -635,6 +635,8 @@ class Api:
     async def handle(self, http: HttpExchange) -> ServerResponse:
         """Handle one request. Raises only CancelledError, when the client disconnects."""
         try:
+            if isinstance(http, PlainRequest) and isinstance(begun := http.begun, DirectAnswer):
+                return await self._reply(*begun.context(), is_begun=True)  # it was admitted when it was begun
             if self.reader.issuers is not None:
                 await self.reader.ready(read_credential(http))
             return await self._handler(http)(http)
@@ -682,8 +684,6 @@ class Api:
             check_version(http.headers)
         facts = self.reader.facts(http)
         begun = http.begun if isinstance(http, PlainRequest) else None
-        if isinstance(begun, DirectAnswer):
-            return await self._reply(*begun.context(), is_begun=True)
         parsed = begun if isinstance(begun, ParsedRequest) else None
         parsed = parsed or await self.reader.request(http, kind, facts, compacts=compacts)
         turn = parsed.turn

@@ -235,11 +235,11 @@ class DirectAnswer(DirectResponse):
         lines = plan.lines if info is NO_INFO else shared_header_lines(plan.head(info), JSON)
         send_plain(self._http, lines + id_lines(arrival.id) + request_id_line(arrival.id, terms), answer)
         self._disown()
-        plan.cloud.answered(response)
-        plan.cloud.succeeded(self._call)
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._service.admission.release(now - self.started)
+        plan.cloud.answered(response)
+        plan.cloud.succeeded(self._call)
         # As after other answers, the response leaves first.
         told = chunk.tokens, chunk.note, chunk.finish_reason or ""
         loop.call_soon(self._record, told, usage, now, now, self._service.records.clock.monotonic())
@@ -442,8 +442,8 @@ class DirectStream(DirectAnswer):
         reader.close()
         self._stop_heartbeat()
         now, usage, first = loop.time(), self._usage or _NO_USAGE, self._first
-        self._plan.cloud.succeeded(self._call)
         service.admission.release(now - self.started)
+        self._plan.cloud.succeeded(self._call)
         told = usage.prompt_tokens or usage.completion_tokens
         is_known = told or (self._plan.target.price is FREE and service.admission.budgets is None)
         if is_known and first is not None and not self._info.degraded:

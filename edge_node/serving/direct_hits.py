@@ -56,10 +56,10 @@ class DirectHits:
         target = next((one for one in policy.targets if one.name == answer.target), None)
         variant = "" if target is None else target.variant
         lines = _lines(policy_label(policy), answer.target, answer.model, variant, is_stream=request.stream)
-        send_plain(http, lines + id_lines(decision_id), data)
         features = memo.features
         if features is None:
             features = memo.features = features_of(request)
+        send_plain(http, lines + id_lines(decision_id), data)
         total_ms = (clock.monotonic() - arrived) * 1000.0
         told = decision_id, variant, body.usage, body.choices[0].finish_reason or "", total_ms
         asyncio.get_running_loop().call_soon(self._record, told, features, *found)

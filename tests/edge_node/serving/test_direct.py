@@ -20,10 +20,12 @@ import pytest
 from causeway_server.edge_node.backends.backend import BackendRequest, UpstreamInfo
 from causeway_server.edge_node.backends.cloud.backend import CloudBackend
 from causeway_server.edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.http.api import HeadFacts
 from causeway_server.edge_node.serving.direct import Arrival, DirectAnswer, DirectAnswers
 from causeway_server.router.anthropic.replies import MESSAGES
+from causeway_server.router.errors import AuthenticationFailed
 from causeway_server.router.policy.compiled import Policy
-from causeway_server.router.serving.request import PlainRequest
+from causeway_server.router.serving.request import HttpExchange, PlainRequest
 from causeway_server.router.serving.upstream.direct import DirectConnection
 from causeway_server.router.types import DecisionRecord
 from tests.waiting import until
@@ -462,7 +464,7 @@ def test_what_policies_and_calls_have_is_known_here() -> None:
     """A new field fails here: say in `Service.use` or `DirectAnswers` what it means for the plain case, then add it."""
     policy = (
         "name revision targets constraints part_constraints region_constraints routes cache limits shadow "
-        "default_temperature own_temperature session adapted guard guard_settings places overflow base "
+        "default_temperature own_temperature session adapted guard guard_settings places overflow base claims "
         "constraint_needs route_needs cache_needs offered compared target_names priced reads_only_features "
         "decisions named"
     ).split()
@@ -472,3 +474,33 @@ def test_what_policies_and_calls_have_is_known_here() -> None:
     ).split()
     assert [one.name for one in fields(Policy)] == policy
     assert [*BackendRequest.__struct_fields__] == call
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_answer_that_has_begun_goes_on_although_its_token_has_expired(
+    device: Device, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was admitted when it was begun: its permit is given back, and it is recorded."""
+    watched = Watched.of(device)
+    reader = device.app.api.reader
+    async with client(device) as asking:
+        await chat(asking, stream=stream)
+        await chat(device)
+        device.cloud.status = 503
+        facts = reader.facts
+
+        def once(http: HttpExchange) -> HeadFacts:
+            monkeypatch.setattr(reader, "facts", expired)
+            return facts(http)
+
+        def expired(_: HttpExchange) -> HeadFacts:
+            raise AuthenticationFailed("The token has expired.")
+
+        monkeypatch.setattr(reader, "facts", once)
+        watched.begun.clear()
+        answer = await chat(asking, stream=stream)
+        assert len(watched.begun) == 1
+        monkeypatch.setattr(reader, "facts", facts)
+    assert (answer.status, answer.text) == (200, EDGE)
+    assert (await device.record(answer)).outcome.status == "ok"
+    device.assert_nothing_leaks()
