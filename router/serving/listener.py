@@ -264,6 +264,11 @@ class Connection(asyncio.Protocol):
         return not self._is_busy and not self._received
 
     @property
+    def _is_moving(self) -> bool:
+        """Whether it waits for aiohttp, which gets all bytes."""
+        return isinstance(self.direct, _NoWork) and self.direct is not ANSWERED
+
+    @property
     def _is_busy(self) -> bool:
         return self.task is not None or self.direct is not None
 
@@ -315,7 +320,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.task is None and self.direct is None:
             self._begin(self._received + data if self._received else data)
-        elif not self._ends:
+        elif not self._ends or self._is_moving:
             self._received += data
             if len(self._received) > _AHEAD_BYTES and not self.reading_paused and self.transport is not None:
                 self.reading_paused = True
@@ -485,6 +490,9 @@ class Connection(asyncio.Protocol):
         """Let aiohttp read `data` and all later bytes, once it is imported."""
         if self.transport is not None:
             self._received, self._head = data, None
+            if self._rest_timer is not None:
+                self._rest_timer.cancel()
+                self._rest_timer = None
             self._listener.move(self)
 
     def take_over(self, moved: AiohttpConnection) -> bool:

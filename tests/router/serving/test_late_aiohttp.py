@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from causeway_server.router.serving.listener import Connection
 from tests.waiting import until
 
 from .test_plain_connection import CHAT, CLOSING, Server, connected, read_to_end, serving
@@ -128,3 +130,24 @@ async def test_an_import_that_fails_ends_the_connection_and_is_tried_again(execu
         async with connected(server) as (reader, writer):
             writer.write(OTHER)
             await reader.readuntil(b"b'{}'")
+
+
+async def test_the_rest_of_a_body_that_comes_meanwhile_is_read_although_the_server_ends(executor: HeldExecutor) -> None:
+    async with serving() as server, connected(server) as (reader, writer):
+        writer.write(CHAT[:-1])
+        (connection,) = await _connections(server)
+        await until(lambda: not connection.is_idle)
+        server.listener.stop_accepting()
+        await until(lambda: server.listener.in_flight == 1)
+        writer.write(CHAT[-1:])
+        late = time.monotonic() + 0.06  # a request waits no longer for its rest
+        await until(lambda: time.monotonic() > late)
+        assert server.listener.in_flight == 1
+        executor.release.set()
+        assert (await read_to_end(reader)).count(b"HTTP/1.1 200 ") == 1
+        assert await server.listener.drain(20.0)
+
+
+async def _connections(server: Server) -> tuple[Connection, ...]:
+    await until(lambda: len(server.listener.connections) == 1)
+    return tuple(server.listener.connections)
