@@ -359,7 +359,7 @@ _ALWAYS_LEFT: Final = (
     Retained("egress ledger, counts of trials and feedback", "they have no content and name no client"),
     Retained("revocations of tokens", "kept, so that no revoked token works again"),
     Retained("effects of streams", "keys are one-way digests: they expire after `streams.effect_ttl_s`"),
-    Retained("answers in progress at other gateways", "they expire a minute later"),
+    Retained("answers in progress", "cached when they end, until `cache.ttl_s` and `cache.stale_if_error_s` are over"),
     Retained("memory of gateways", "facts of parts for `parts.fact_cache_ttl_s`, digests of sessions as in Redis"),
 )
 
@@ -404,7 +404,8 @@ class Erasure:
             JobStoreUnavailable: A store does not answer; a later call continues.
         """
         progress = self._db.key("erasure", subject.digest)
-        is_new = as_int(await self._db.command("HSETNX", progress, _STARTED, await self._db.now_ms()))
+        began = await self._db.now_ms()
+        is_new = as_int(await self._db.command("HSETNX", progress, _STARTED, began))
         await self._db.command("PEXPIRE", progress, _PROGRESS_TTL_MS)
         for _ in range(_PASSES):
             if not await self._pass(subject, progress):
@@ -414,10 +415,11 @@ class Erasure:
                 f"{subject.name} still gets new data: stop it, or revoke its tokens, then erase again."
             )
         await self._db.replicate()
+        await self._db.command("PEXPIRE", progress, _PROGRESS_TTL_MS)  # another run may have ended, and removed it
         counts = {name: int(value) for name, value in as_fields(await self._db.command("HGETALL", progress)).items()}
         return Receipt(
             subject=subject,
-            started=_time(counts.pop(_STARTED)),
+            started=_time(counts.pop(_STARTED, began)),
             finished=_time(await self._db.now_ms()),
             resumed=not is_new,
             erased=counts,

@@ -91,14 +91,14 @@ class DirectChat(DirectStreaming):
     def begin(self) -> bool:
         """Begin the answer. Returns whether its request was sent, and goes on in callbacks."""
         context, runner = self.context, self._runner
+        self._reply = self._routes.new_reply(self._http, context)  # before anything that a task would have to end
         answer = runner.service.begin(context)
-        attempt = None if answer is None else answer.attempt.call
-        sent = None if attempt is None else attempt.send()
-        self._reply = self._routes.new_reply(self._http, context)
         if answer is None:
             return False
         measured = runner.measure(context, self.arrived_at)
         self.run = self._run = BegunRun(measured, Billing(measured.first_token, ""), answer)
+        attempt = answer.attempt.call
+        sent = None if attempt is None else attempt.send()
         if attempt is None or sent is None:
             return False
         permit, (self._upstream, self._call) = answer.attempt.permit, sent
@@ -200,18 +200,20 @@ class DirectChat(DirectStreaming):
             completed(self._reply.end())
         self._response.offer_chunks(None)  # the connection may bring more, and its client may have the next answer
         self._disown()
-        if self._took_s is not None:
-            self._report_first_token()
-        self._attempt.succeeded()
-        self._attempt.end()
-        run.answer.attempt.report_tokens(builder.tokens)
-        run.answer.attempt.leave()
-        entry.admitted = True
-        runner.settle(entry, run.billing, run.measured, "ok", self.context)
-        if not entry.closes_later:
-            runner.ledger.close(entry)
-        self._routes.admission.bodies.release(self._http)
-        self._connection.answered(self._http)
+        try:
+            if self._took_s is not None:
+                self._report_first_token()
+            self._attempt.succeeded()
+            self._attempt.end()
+            run.answer.attempt.report_tokens(builder.tokens)
+            run.answer.attempt.leave()
+            entry.admitted = True
+            runner.settle(entry, run.billing, run.measured, "ok", self.context)
+            if not entry.closes_later:
+                runner.ledger.close(entry)
+        finally:  # the client has its answer, whatever the books say
+            self._routes.admission.bodies.release(self._http)
+            self._connection.answered(self._http)
         return True
 
 

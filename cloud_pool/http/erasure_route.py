@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from causeway_server.router.errors import InvalidRequest, JobStoreUnavailable
+from causeway_server.router.errors import InvalidRequest, JobStoreUnavailable, QueueFull
 from causeway_server.router.serving.request import AiohttpRequest
 from causeway_server.router.serving.responses import ServerResponse, body_response
 
@@ -45,12 +45,16 @@ class ErasureRoute(msgspec.Struct, frozen=True):
         for name in ("client", "user"):
             if http.query.get(name) == "":  # it would be the whole tenant
                 raise InvalidRequest(f"`{name}` is empty: name one, or leave it out for your own data.", param=name)
+        if not (user or client):  # it would be the whole tenant
+            raise InvalidRequest("Callers have no names here: name a `client` or a `user`.", param="client")
         if user and "client" in http.query:
             raise InvalidRequest("Name a client or a user, not both.", param="user")
         if user or client != principal.device:
             principal.require("keys")
         await self.admission.ledger.admit_submission(principal)
         subject = ErasureSubject(principal.tenant, user=user) if user else ErasureSubject(principal.tenant, client)
+        if self.turn.locked():
+            raise QueueFull("Another erasure is in progress here.", retry_after_s=5.0)
         try:
             async with self.turn, self.opened() as erasure:
                 receipt = await erasure.erase(subject)

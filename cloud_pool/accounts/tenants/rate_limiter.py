@@ -246,7 +246,7 @@ class TenantRateLimiter:
     def decides_now(self, principal: Principal) -> bool:
         """Return whether a reservation waits for nothing: no limit, or no Redis to ask."""
         if self._alone:
-            return True
+            return not principal.usd_per_day  # two reservations, of which the second may be refused
         limits = self._config.limits(principal.tenant)
         return not (limits.requests_per_s or limits.tokens_per_minute or limits.usd_per_day or principal.usd_per_day)
 

@@ -78,7 +78,7 @@ def translate(status: str, text: str, phase: Phase) -> CausewayError:
         return EngineUnavailable("The model is not loaded in Triton.", phase=phase, retry_after_s=RETRY_S)
     if "exceeds maximum queue size" in lower or "request timeout expired" in lower:
         return QueueFull("Triton's queue is full.", retry_after_s=RETRY_S)
-    if status in ("UNAVAILABLE", "CANCELLED"):
+    if status in ("UNAVAILABLE", "CANCELLED") or "stopped accepting new inference requests" in lower:  # it ends
         return CloudUnreachable("Triton cannot be reached.", phase=phase, retry_after_s=RETRY_S)
     if status == "DEADLINE_EXCEEDED":
         return DeadlineExceeded("The time for this request is over.")

@@ -110,9 +110,8 @@ class DirectStreaming(DirectResponse):
             if response.status != 200 or response.is_encoded:
                 return False
             reader = self._reader = self._new_reader(response)
-        chunks = reader.feed()
         try:
-            self._send(chunks)
+            self._send(reader.feed())
         except Exception as failure:
             reader.fail(failure)  # not all of them were sent
             raise

@@ -286,3 +286,35 @@ def test_the_command_counts_asks_erases_and_signs(
     assert document["subject"] == {"tenant": SECRET}
     assert document["erased"]["jobs"] == 1
     assert any("backups" in row["what"] for row in document["left"])
+
+
+async def test_two_erasures_of_one_subject_at_once_both_have_receipts(
+    stores: JobStores, client: redis.asyncio.Redis, new_job: MakeJob
+) -> None:
+    """At two gateways: the first one ends while the second one looks for more, and leaves no progress behind."""
+    await fill(stores, new_job, SECRET)
+    looking, ended = asyncio.Event(), asyncio.Event()
+
+    class Held:
+        name = "held"
+
+        async def find(self, _: ErasureSubject) -> AsyncIterator[str]:
+            looking.set()
+            await ended.wait()
+            for name in list[str]():
+                yield name
+
+        async def erase(self, _: str) -> bool:
+            return False
+
+    kinds = every_kind(stores, client)
+    second = asyncio.create_task(Erasure(stores.database, (Held(), *kinds)).erase(ACME))
+    await looking.wait()
+    first = Erasure(stores.database, kinds)
+    assert (await first.erase(ACME)).erased["jobs"] > 0
+    await first.forget(ACME)
+    ended.set()
+    receipt = await second
+    assert (receipt.erased, receipt.resumed) == ({}, False)
+    await Erasure(stores.database, ()).forget(ACME)
+    assert not await stores.database.command("EXISTS", stores.database.key("erasure", ACME.digest))

@@ -7,12 +7,14 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import anyio
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from causeway_server.cloud_pool.accounts.identity.config import ApiKeysConfig, IdentityConfig
 from causeway_server.cloud_pool.accounts.identity.issuing import issue, new_key, read_private
@@ -20,13 +22,16 @@ from causeway_server.cloud_pool.accounts.identity.key_set import read_jwks
 from causeway_server.cloud_pool.app import build
 from causeway_server.cloud_pool.cache.config import CacheConfig
 from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.core.principal import ANYONE
 from causeway_server.cloud_pool.degradation.config import DegradationConfig, TierSessionsConfig
 from causeway_server.cloud_pool.erasure import verify
 from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.http.erasure_route import ErasureRoute
 from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.storage.encryption import ContentCipher, rotate_keys
 from causeway_server.cloud_pool.storage.redis_client import RedisClient
 from causeway_server.router.decision.sessions import client_of
+from causeway_server.router.errors import InvalidRequest
 from tests.cloud_pool.storage.redis_contents import contents
 from tests.cloud_pool.upstreams.http_gateway import http_tier
 from tests.edge_node.scripted import ScriptedCloud
@@ -189,3 +194,12 @@ async def test_with_a_key_file_no_value_in_redis_has_a_word_of_prompt_answer_or_
         await gateway.stores.command("HSET", entry, "value", strange)
         await gateway.plant(KIOSK)
         assert len(made) == asked + 2 * responses + 1
+
+
+async def test_a_caller_without_a_name_names_whose_data_it_erases() -> None:
+    """A gateway without tokens has no names; "its own data" would be the whole tenant."""
+    admission: Any = SimpleNamespace(principal=lambda _: ANYONE)
+    route = ErasureRoute(admission, Ed25519PrivateKey.generate(), lambda: pytest.fail("nothing may be opened"))
+    http: Any = SimpleNamespace(query={})
+    with pytest.raises(InvalidRequest, match="Callers have no names here"):
+        await route.erase(http)

@@ -44,6 +44,12 @@ from causeway_server.router.errors import (
             502,
         ),
         ("", "plain words of a model", CloudFailed, 502),
+        (
+            "",
+            "Server is stopping, scheduler for model has stopped accepting new inference requests.",
+            CloudUnreachable,
+            503,
+        ),
         # As statuses.
         ("UNAVAILABLE", "failed to connect to all addresses", CloudUnreachable, 503),
         ("NOT_FOUND", "Request for unknown model: 'm' is not found", EngineUnavailable, 503),

@@ -14,6 +14,7 @@ from redis.backoff import NoBackoff
 from causeway_server.cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig
 from causeway_server.cloud_pool.accounts.tenants.rate_limiter import SETTLE_SCRIPT, TAKE_SCRIPT, TenantRateLimiter
 from causeway_server.cloud_pool.accounts.tenants.usage import Charge, Demand, Reservation, UsageRecorder
+from causeway_server.cloud_pool.core.principal import Principal
 from causeway_server.cloud_pool.redis.connect import ConnectionOptions, open_redis
 from causeway_server.router.errors import RateLimited
 from causeway_server.router.serving.responses import error_response
@@ -58,7 +59,7 @@ async def refused(limiter: TenantRateLimiter, tenant: str = "acme", tokens: int 
         await limiter.reserve(tenant, Demand(tokens=tokens, pico_usd=cost))
     answer = error_response(caught.value)
     assert answer.status == 429
-    assert int(answer.headers["retry-after"]) >= 1
+    assert int(answer.headers["Retry-After"]) >= 1
     assert caught.value.retry_after_s is not None
     return caught.value.retry_after_s
 
@@ -311,3 +312,11 @@ async def test_submissions_are_shared_by_all_gateways(redis_server: RedisServer,
     clock.now += 1.0
     await second.take_submission("sender")
     await client.aclose()
+
+
+def test_a_key_with_a_budget_never_reserves_at_once(clock: Clock) -> None:
+    """It makes two reservations: if the second is refused, the first one is to be returned."""
+    limiter = budgets(TenantLimits(usd_per_day=1.0), None, clock)
+    of_tenant = Principal("acme", "kiosk", frozenset({"chat"}))
+    assert limiter.decides_now(of_tenant)
+    assert not limiter.decides_now(msgspec.structs.replace(of_tenant, usd_per_day=0.1))
