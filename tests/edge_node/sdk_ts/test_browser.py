@@ -124,6 +124,7 @@ async def test_a_page_asks_streams_and_submits(tmp_path: Path, chromium: Browser
         device.engine.fault = "drip"
         assert await run(page, LEAVE, device) == "edge "
         await until(lambda: device.engine.running == 0)
+        await until(lambda: device.parts.admission.running == 0)  # a turn later
         device.assert_nothing_leaks()
         device.engine.fault = "none"
         device.parts.admission.drain()

@@ -82,7 +82,18 @@ def test_what_is_not_signed_is_not_applied(process: Process) -> None:
 
 ASKS = {"abort", "apply", "erase", "revoke"}
 HARMLESS = {
-    "they only read": {"audit proof", "devices", "diff", "lint", "replay", "route", "schema", "status", "test"},
+    "they only read": {
+        "audit proof",
+        "devices",
+        "diff",
+        "lint",
+        "prove",
+        "replay",
+        "route",
+        "schema",
+        "status",
+        "test",
+    },
     "they refuse to overwrite a file, or keep a copy": {"init", "keys new", "migrate", "tls init"},
     "it keeps the newest heads of the logs that it has compared": {"audit egress"},
     "another command undoes them": {"hold", "pause", "pin", "release", "resume"},

@@ -125,7 +125,7 @@ async def test_a_stale_copy_is_used_or_refused(empty_redis: RedisServer) -> None
                     with pytest.raises(IdentityUnavailable) as caught:
                         check(revoked)
                     answer = error_response(caught.value)
-                    assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+                    assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
             finally:
                 empty_redis.start()
             await revoked.refresh()

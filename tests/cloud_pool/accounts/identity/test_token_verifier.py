@@ -34,7 +34,7 @@ def refusal_of(verifier: TokenVerifier, token: str, *, at: float = NOW) -> str:
     assert isinstance(answer.body, bytes)
     error = json.loads(answer.body)["error"]
     assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
-    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
     assert len(token) < 8 or token not in error["message"]
     return str(error["message"])
 
