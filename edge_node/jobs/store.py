@@ -45,6 +45,7 @@ from .schema import (
     DUE,
     LATE,
     LISTED,
+    OF_ALL,
     OLD,
     OLD_BODIES,
     OLD_UNREADABLE,
@@ -258,7 +259,7 @@ class JobOutbox:
     def erase(self, db: sqlite3.Connection, owner: str) -> tuple[list[EdgeJob], int]:
         """Delete all jobs and webhook secrets of an owner ("": of all). Return the jobs, and the number of secrets."""
         jobs = []
-        for seq, record in db.execute(OWNED, (owner,)).fetchall():
+        for seq, record in db.execute(OWNED if owner else OF_ALL, (owner,)).fetchall():
             if (job := decoded(decode_job, record)) is None:
                 self._rows.delete_unreadable(db, seq)
                 job = unreadable_job(seq, "", RecordUnreadable("The job cannot be read."))

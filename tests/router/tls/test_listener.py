@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from causeway_server.router.config import ListenerTls
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.request import PLAIN, HttpExchange, client_certificate
+from causeway_server.router.serving.responses import ServerResponse, json_response
 from causeway_server.router.serving.tls import contexts
 from causeway_server.router.serving.tls import server as server_module
 from causeway_server.router.serving.tls.contexts import HTTP1, TlsContext, TlsFiles, client_tls, server_tls
@@ -27,10 +27,10 @@ from tests.certificates import Authority, Issued, weak_key
 DEVICE = "spiffe://fleet.example/tenant/acme/device/kiosk-17"
 
 
-async def _whoami(http: HttpExchange) -> web.StreamResponse:
+async def _whoami(http: HttpExchange) -> ServerResponse:
     """Answer with the names in the client's certificate."""
     certificate = client_certificate(http)
-    return web.json_response([] if certificate is None else [*certificate.uris, certificate.common_name])
+    return json_response([] if certificate is None else [*certificate.uris, certificate.common_name])
 
 
 @contextlib.asynccontextmanager
