@@ -480,7 +480,7 @@ def test_what_policies_and_calls_have_is_known_here() -> None:
 async def test_an_answer_that_has_begun_goes_on_although_its_token_has_expired(
     device: Device, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was admitted when it was begun: its permit is given back, and it is recorded."""
+    """A request is admitted once, when it begins: its permit is given back, and its outcome is recorded."""
     watched = Watched.of(device)
     reader = device.app.api.reader
     async with client(device) as asking:

@@ -315,7 +315,7 @@ async def test_submissions_are_shared_by_all_gateways(redis_server: RedisServer,
 
 
 def test_a_key_with_a_budget_never_reserves_at_once(clock: Clock) -> None:
-    """It makes two reservations: if the second is refused, the first one is to be returned."""
+    """Such a key makes two reservations: if the second is refused, the first one is to be returned."""
     limiter = budgets(TenantLimits(usd_per_day=1.0), None, clock)
     of_tenant = Principal("acme", "kiosk", frozenset({"chat"}))
     assert limiter.decides_now(of_tenant)
