@@ -160,7 +160,7 @@ NAMES = ("usage", "cached_answers")
 
 
 async def test_usage_and_cached_answers_are_erased_on_every_node(client: redis.asyncio.Redis) -> None:
-    """The keys of one tenant go, whatever characters its name has, and cached answers of before, which name no tenant."""
+    """One tenant's keys go, whatever characters its name has, and so do old cached answers, which name no tenant."""
     days = [
         f"causeway:tenant:{{{tenant}}}:usage:2026-11-{day}" for tenant in ("gone*", "gone", "kept") for day in "123"
     ]
