@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import EgressLedgerConfig, Positive, SessionConfig, TracingConfig, doc
+from causeway_server.router.config import EgressLedgerConfig, Positive, SessionConfig, TracingConfig
 from causeway_server.router.documents import strict_yaml
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.numbers import without_unit
@@ -42,13 +42,7 @@ from .upstreams.openai_http import read_credentials
 class GatewaySessionConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
     """Live sessions over WebSocket."""
 
-    max_sessions: Annotated[
-        Positive,
-        doc(
-            "Maximum live sessions of this gateway; one tenant may hold half. Further sessions get 429, "
-            "unless a disconnected session can be evicted."
-        ),
-    ] = 1024
+    max_sessions: Positive = 1024
 
 
 OPERATOR_PORT_OFFSET = 100
@@ -58,34 +52,13 @@ OPERATOR_PORT_OFFSET = 100
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     operator: OperatorConfig = OperatorConfig()
-    tiers: Annotated[
-        tuple[TierConfig, ...],
-        Meta(min_length=1),
-        doc("Tiers that clients may request. Each is a model upstream and has its own name."),
-    ] = (TierConfig(),)
-    triton_key_file: Annotated[
-        str,
-        doc(
-            "File with the key for Triton's model control, as in `causeway-cloud triton --key-file`. "
-            "Empty: the account's own, `~/.local/state/causeway-triton/key`."
-        ),
-    ] = ""
+    tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
+    triton_key_file: str = ""
     load_balancing: LoadBalancingConfig = LoadBalancingConfig()
     degradation: DegradationConfig = DegradationConfig()
-    state_dir: Annotated[
-        str,
-        doc(
-            "Folder of the operators' token, which is created at start. Empty: `$STATE_DIRECTORY`, or else "
-            "`~/.local/state/causeway-cloud`."
-        ),
-    ] = ""
-    model_dirs: Annotated[
-        tuple[str, ...],
-        doc("Folders searched for artifacts before the account's own folder and the artifacts that ship."),
-    ] = ()
-    redis: Annotated[RedisAddress, doc("Redis of all gateways and workers: a URL, or the keys below. Empty: none.")] = (
-        ""
-    )
+    state_dir: str = ""
+    model_dirs: tuple[str, ...] = ()
+    redis: RedisAddress = ""
     identity: IdentityConfig = IdentityConfig()
     tenants: TenantsConfig = TenantsConfig()
     jobs: JobsConfig = JobsConfig()
@@ -97,17 +70,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grpc: GrpcConfig = GrpcConfig()
     tracing: TracingConfig = TracingConfig()
     egress_ledger: EgressLedgerConfig = EgressLedgerConfig()
-    audit_file: Annotated[
-        str, doc("File of audit records: one per request, without content. `-`: stdout. Empty: none.")
-    ] = ""
-    log: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        doc("Log level: `debug`, `info`, `warning` or `error`. Prompts and answers are never logged."),
-    ] = "info"
-    log_format: Annotated[
-        Literal["text", "json"],
-        doc("Format of log lines: `text`, or `json` with one object per line and the request's id."),
-    ] = "text"
+    audit_file: str = ""
+    log: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
     @property
     def web_origins(self) -> WebOrigins:

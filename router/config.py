@@ -1,12 +1,13 @@
 """The keys of configuration files, which are structs: limits, shared sections, descriptions, and the JSON schema.
 
-A key is described where it is declared: `max_files: Annotated[Positive, doc("Maximum uploaded files.")] = 200`. Pages,
-`config --keys` and the schemas for editors come from there.
+`keys.yaml` of a package describes the fields of its structs. Pages, `config --keys` and the schemas for editors have
+their texts from there.
 """
 
 from __future__ import annotations
 
 import functools
+import pkgutil
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, get_args, get_origin
 
@@ -23,103 +24,41 @@ Seconds = Annotated[float, Meta(gt=0)]
 Pause = Annotated[float, Meta(ge=0)]
 
 
-def doc(description: str) -> Meta:
-    """Return the description of a configuration key, as in `Annotated[Positive, doc("Maximum open connections.")]`."""
-    return Meta(description=description)
-
-
 class ListenerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A section `tls` of an address to listen on. The files are read again when they change."""
 
-    cert_file: Annotated[
-        str, doc("PEM file of the server's certificate and those between it and its CA. Empty: no TLS.")
-    ] = ""
-    key_file: Annotated[str, doc("PEM file with the certificate's private key.")] = ""
-    client_ca_file: Annotated[
-        str,
-        doc(
-            "PEM file of the CAs, and perhaps their revocation lists, of client certificates, which every client then "
-            "needs (mTLS). Empty: none."
-        ),
-    ] = ""
-
-
-NamesModel = Annotated[
-    str,
-    doc(
-        "Folder of a token classification model that finds names and addresses: `model.onnx`, `tokenizer.json` and "
-        "`config.json`. Empty: neither is found. No such model ships."
-    ),
-]
+    cert_file: str = ""
+    key_file: str = ""
+    client_ca_file: str = ""
 
 
 class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `realtime`: live sessions over WebSocket."""
 
-    max_sessions: Annotated[
-        Positive,
-        doc(
-            "Maximum live sessions; one client may hold half. Further sessions get 429, unless a "
-            "disconnected session can be evicted. Keep it below `server.max_connections`."
-        ),
-    ] = 256
-    max_items: Annotated[int, Meta(ge=2), doc("Maximum items in a session's conversation; the oldest are dropped.")] = (
-        256
-    )
-    max_bytes: Annotated[
-        int, Meta(ge=4096), doc("Maximum size of a session's conversation. One client event may be twice as large.")
-    ] = 256 * 1024
-    replay_bytes: Annotated[Count, doc("Maximum size of sent events kept for a resumed connection.")] = 256 * 1024
-    max_audio_s: Annotated[
-        Seconds,
-        doc(
-            "Maximum length of all audio in a conversation, and of the audio being sent; the oldest items are "
-            "dropped. One second takes 64 kB."
-        ),
-    ] = 30.0
-    resume_s: Annotated[
-        Pause,
-        doc(
-            "Time in which a disconnected session can be resumed. Its answer continues meanwhile. 0: the "
-            "session ends at once."
-        ),
-    ] = 30.0
-    idle_s: Annotated[Seconds, doc("Time without client events or an answer after which a session ends.")] = 900.0
-    ping_s: Annotated[
-        float,
-        Meta(ge=1),
-        doc("Interval between pings. A client that does not reply within half of it is disconnected."),
-    ] = 20.0
+    max_sessions: Positive = 256
+    max_items: Annotated[int, Meta(ge=2)] = 256
+    max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
+    replay_bytes: Count = 256 * 1024
+    max_audio_s: Seconds = 30.0
+    resume_s: Pause = 30.0
+    idle_s: Seconds = 900.0
+    ping_s: Annotated[float, Meta(ge=1)] = 20.0
 
 
 class EgressLedgerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `egress_ledger`."""
 
-    enabled: Annotated[
-        bool, doc("Keep a signed log of what left a device or arrived at a gateway, without its content.")
-    ] = False
-    commit_s: Annotated[
-        Seconds, doc("Longest time until a record is on disk, and so what a crash leaves undecided.")
-    ] = 1.0
-    max_bytes: Annotated[
-        int, Meta(ge=1 << 20), doc("Maximum size of the log; the oldest records are deleted first.")
-    ] = 64 * 1024 * 1024
+    enabled: bool = False
+    commit_s: Seconds = 1.0
+    max_bytes: Annotated[int, Meta(ge=1 << 20)] = 64 * 1024 * 1024
 
 
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `tracing`."""
 
-    endpoint: Annotated[
-        str, doc("URL of an OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`. Empty: no traces.")
-    ] = ""
-    sample_ratio: Annotated[
-        float,
-        Meta(ge=0, le=1),
-        doc("Share, 0 to 1, of the requests without an incoming trace context that are traced."),
-    ] = 1.0
-    region: Annotated[str, doc("Region of the collector. Requests that are bound to other regions are not traced.")] = (
-        ""
-    )
+    endpoint: str = ""
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    region: str = ""
 
 
 class ConfigKey(msgspec.Struct, frozen=True):
@@ -128,23 +67,45 @@ class ConfigKey(msgspec.Struct, frozen=True):
     Attributes:
         annotation: Type with limits, as `msgspec.convert` takes it.
         default: Value without the key; `msgspec.NODEFAULT` for a required key.
-        description: Sentence or noun phrase.
+        struct: The struct that has the key as a field.
+        field: The field's name.
+        is_section: Whether its keys are set one by one.
     """
 
     annotation: object
     default: object
-    description: str
+    struct: type[msgspec.Struct]
+    field: str
+    is_section: bool
+
+    @property
+    def description(self) -> str:
+        """The sentence or noun phrase of `keys.yaml`; "" without one."""
+        return _description(self.struct, self.field)
+
+
+def _description(struct: type[msgspec.Struct], field: str) -> str:
+    described = (_descriptions(one.__module__).get(one.__name__, {}) for one in struct.__mro__)
+    return next((fields[field] for fields in described if field in fields), "")
+
+
+@functools.cache
+def _descriptions(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the descriptions of a module's package: a text by struct and field. The file is a part of the code."""
+    package = ".".join(module.split(".")[:2])
+    text = pkgutil.get_data(package, "keys.yaml") if package.startswith("causeway_server.") else None
+    return {} if text is None else msgspec.yaml.decode(text, type=dict[str, dict[str, str]])
 
 
 @functools.cache
 def keys_of(struct: type[msgspec.Struct]) -> Mapping[str, ConfigKey]:
     """Return every key of `struct` by its dotted name, in the order of the fields.
 
-    The keys of a section stand for the section. Those of the items of a list or a mapping follow the key itself, as
-    `tiers[].name` or `targets.NAME.at`; the keys of a section that can be written instead of text follow the key
-    itself.
+    The keys of a section stand for the section, unless it is described. Those of the items of a list or a mapping
+    follow the key itself, as `tiers[].name` or `targets.NAME.at`; the keys of a section that can be written instead of
+    text follow the key itself.
     """
-    return dict(_keys(struct, "", None, set()))
+    return {name: key for name, key in _keys(struct, "", None, set()) if key.description or not key.is_section}
 
 
 def _keys(
@@ -156,23 +117,18 @@ def _keys(
         default = getattr(section, field.name, field.default)
         if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
             default = field.default_factory()
-        description = _description(field.type)
         inner, suffix = _struct_in(field.type)
-        if description or inner is None or suffix:
-            yield name, ConfigKey(field.type, default, description)
+        is_text = str in get_args(_bare(field.type))  # a section that may be written as text instead
+        yield name, ConfigKey(field.type, default, struct, field.name, not (inner is None or suffix or is_text))
         if inner is None or inner in alternatives:
             continue
-        if str in get_args(_bare(field.type)):
+        if is_text:
             alternatives.add(inner)
         yield from _keys(inner, f"{name}{suffix}.", None if suffix else default, alternatives)
 
 
 def _bare(annotation: object) -> object:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-def _description(annotation: object) -> str:
-    return next((meta.description for meta in getattr(annotation, "__metadata__", ()) if meta.description), "")
 
 
 def _struct_in(annotation: object) -> tuple[type[msgspec.Struct] | None, str]:
@@ -185,10 +141,19 @@ def _struct_in(annotation: object) -> tuple[type[msgspec.Struct] | None, str]:
     return next((inner for inner in found if inner is not None), None), suffix
 
 
+def _structs_in(annotation: object) -> set[type[msgspec.Struct]]:
+    """Return the structs in an annotation, and those in their fields."""
+    found = {part for each in get_args(annotation) for part in _structs_in(each)}
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        found |= {annotation, *(part for each in msgspec.structs.fields(annotation) for part in _structs_in(each.type))}
+    return found
+
+
 @functools.cache
 def leaves_of(struct: type[msgspec.Struct]) -> Mapping[str, object]:
     """Return the type with its limits of every key that is set as a whole, such as a list."""
-    return {name: key.annotation for name, key in keys_of(struct).items() if "[]" not in name}
+    keys = _keys(struct, "", None, set())
+    return {name: key.annotation for name, key in keys if "[]" not in name and not key.is_section}
 
 
 def default_text(name: str, key: ConfigKey) -> str:
@@ -210,6 +175,11 @@ def schema_of(struct: type[msgspec.Struct], title: str) -> bytes:
     The loader refuses all that the schema refuses, and checks more. A duration or a size may be a number or text.
     """
     schema = {"$schema": _DIALECT, "title": title, **msgspec.json.schema(struct)}
+    for part in _structs_in(struct):
+        properties = schema["$defs"][part.__name__].get("properties", {})
+        for name, node in properties.items():
+            if text := _description(part, name):
+                node["description"] = text
     return msgspec.json.format(msgspec.json.encode(_for_editors(schema), order="deterministic"), indent=2) + b"\n"
 
 

@@ -10,8 +10,6 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from .config import doc
-
 PICO_USD: Final = 10**12
 """Amounts are whole numbers of 1e-12 US dollars. A price in USD per million tokens with up to six decimals is one per
 token."""
@@ -22,25 +20,15 @@ Amount = Annotated[float, Meta(ge=0, le=1_000_000_000)]
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The price of a model, in USD."""
 
-    input: Annotated[Amount, doc("Price of a million prompt tokens, in USD.")] = 0.0
-    output: Annotated[Amount, doc("Price of a million tokens of answers, in USD.")] = 0.0
-    cached_input: Annotated[
-        Amount | UnsetType,
-        doc("Price of a million prompt tokens that the model had in its cache, in USD. Default: `input`."),
-    ] = UNSET
-    per_request: Annotated[Amount, doc("Price of each request that used tokens or audio, in USD.")] = 0.0
-    audio_second: Annotated[Amount, doc("Price of a second of audio that the model hears, in USD.")] = 0.0
+    input: Amount = 0.0
+    output: Amount = 0.0
+    cached_input: Amount | UnsetType = UNSET
+    per_request: Amount = 0.0
+    audio_second: Amount = 0.0
     of: Annotated[
-        str,
-        Meta(pattern="^([A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:/@+-]{1,128})?$", title="a model as PROVIDER/MODEL"),
-        doc(
-            "Model of the library genai-prices, such as `openai/gpt-4o-mini`. `causeway-models prices FILE` writes its "
-            "prices beside it."
-        ),
+        str, Meta(pattern="^([A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:/@+-]{1,128})?$", title="a model as PROVIDER/MODEL")
     ] = ""
-    table: Annotated[
-        str, Meta(max_length=64, title="a version"), doc("Version of the library that the prices are from.")
-    ] = ""
+    table: Annotated[str, Meta(max_length=64, title="a version")] = ""
 
     @property
     def costs(self) -> bool:

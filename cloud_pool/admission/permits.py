@@ -31,7 +31,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import doc
 from causeway_server.router.jobs.submission import RANK
 
 from .waiting import Ticket, TicketState
@@ -51,16 +50,10 @@ _EVEN = 0.5  # sequences without a first token beyond those that there would be 
 class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tier's key `admission`."""
 
-    reserved_share: Annotated[
-        Share, doc("Share of the permits reserved for urgent requests and light tenants while work is mixed.")
-    ] = 0.08
-    preemption_share: Annotated[
-        Share, doc("Share of requests that may preempt one without a first token. 0: none.")
-    ] = 0.1
-    standard_share: Annotated[
-        Share, doc("Share of released permits for standard work while interactive work waits.")
-    ] = 0.05
-    bulk_share: Annotated[Share, doc("Share of released permits for bulk work while any other work waits.")] = 0.02
+    reserved_share: Share = 0.08
+    preemption_share: Share = 0.1
+    standard_share: Share = 0.05
+    bulk_share: Share = 0.02
 
 
 class TierCapacity(msgspec.Struct, frozen=True):

@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-from causeway_server.router.config import doc
 from causeway_server.router.errors import CausewayError, ConfigError
 from causeway_server.router.serving.tls.contexts import TlsFiles, client_tls
 
@@ -38,15 +37,12 @@ _EXAMPLES: Final = {"nats": "100..200", "kafka": "0-100..0-200"}
 class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `streams.login`: credentials for the brokers of both topics."""
 
-    username: Annotated[str, doc("User name. Needs `streams.login.password_file`.")] = ""
-    password_file: Annotated[str, doc("File with the password; without `streams.login.username`, a token (NATS).")] = ""
-    sasl: Annotated[
-        Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"],
-        doc("SASL mechanism of Kafka: `SCRAM-SHA-512`, `SCRAM-SHA-256` or `PLAIN`."),
-    ] = "SCRAM-SHA-512"
-    ca_file: Annotated[str, doc("PEM file of the trusted CAs. Empty: the system's CAs.")] = ""
-    cert_file: Annotated[str, doc("PEM file of the client certificate, for brokers that require one.")] = ""
-    key_file: Annotated[str, doc("PEM file with the private key of `streams.login.cert_file`.")] = ""
+    username: str = ""
+    password_file: str = ""
+    sasl: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
 
     def check(self) -> None:
         """Check the section. Raises ConfigError."""

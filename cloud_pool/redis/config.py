@@ -9,7 +9,6 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import doc
 from causeway_server.router.errors import ConfigError
 
 Topology = Literal["server", "sentinel", "cluster"]
@@ -32,26 +31,14 @@ _FORMS = (
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The address of a Redis that needs more settings than a URL."""
 
-    url: Annotated[
-        str,
-        Meta(min_length=1),
-        doc(
-            "URL: `redis://host:port/0`, `rediss://` (TLS), `unix:///path`, "
-            "`redis+sentinel://host:port,host:port/MASTER/0` or `redis+cluster://host:port,host:port`; the last two "
-            "also with `rediss+`."
-        ),
-    ]
-    username: Annotated[str, doc("ACL user. Needs `password_file`.")] = ""
-    password_file: Annotated[
-        str, doc("File with the password, read at each new connection, so that a changed password needs no restart.")
-    ] = ""
-    sentinel_username: Annotated[str, doc("ACL user at the Sentinels. Needs `sentinel_password_file`.")] = ""
-    sentinel_password_file: Annotated[
-        str, doc("File with the password for the Sentinels. Empty: they do not need one.")
-    ] = ""
-    ca_file: Annotated[str, doc("PEM file of the trusted CAs. Empty: the system's CAs.")] = ""
-    cert_file: Annotated[str, doc("PEM file of the client certificate, for servers that require one.")] = ""
-    key_file: Annotated[str, doc("PEM file with the private key of `cert_file`.")] = ""
+    url: Annotated[str, Meta(min_length=1)]
+    username: str = ""
+    password_file: str = ""
+    sentinel_username: str = ""
+    sentinel_password_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
 
 
 RedisAddress = str | RedisConfig

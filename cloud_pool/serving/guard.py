@@ -11,7 +11,6 @@ from contextlib import aclosing
 
 import msgspec
 
-from causeway_server.router.config import NamesModel
 from causeway_server.router.errors import ConfigError, GuardRefused
 from causeway_server.router.guard.facts import TextModel
 from causeway_server.router.guard.mask import Restorer, restorer_of
@@ -31,7 +30,7 @@ GUARD_HEADER = "x-causeway-guard"
 class GuardConfig(GuardDoc, frozen=True):
     """Rules about personal data and keys in requests, as in a device's policy."""
 
-    names_model: NamesModel = ""
+    names_model: str = ""
 
     def compiled(self) -> tuple[GuardRule, ...]:
         """Return the rules. Raises ConfigError for a condition that is invalid, or names what a gateway has not."""

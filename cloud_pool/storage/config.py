@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Count, Pause, Positive, Seconds, doc
+from causeway_server.router.config import Count, Pause, Positive, Seconds
 from causeway_server.router.errors import CausewayError, ConfigError, InvalidRequest, RateLimited
 from causeway_server.router.jobs.webhooks import WebhookFormat
 
@@ -28,36 +28,16 @@ _DAYS: Final = 9  # ahead: a job waits a day at most
 class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.webhooks`."""
 
-    allowed_networks: Annotated[
-        tuple[str, ...], doc("Private networks that webhooks may reach, such as `10.1.0.0/16`.")
-    ] = ()
-    allow_http: Annotated[bool, doc("Whether webhooks may go to `http://` URLs.")] = False
-    regions: Annotated[
-        dict[str, str],
-        doc("Regions of receivers, by host. Jobs that are bound to regions have webhooks only to receivers in them."),
-    ] = {}
-    timeout_s: Annotated[Seconds, doc("Maximum time of one delivery.")] = 15.0
-    concurrency: Annotated[Positive, doc("Maximum concurrent deliveries of one worker.")] = 64
-    concurrency_per_tenant: Annotated[
-        Positive, doc("Maximum concurrent deliveries of one tenant, over all workers.")
-    ] = 32
-    concurrency_per_receiver: Annotated[
-        Positive, doc("Maximum concurrent deliveries of one tenant to one scheme, host and port, over all workers.")
-    ] = 16
-    disable_after_410_s: Annotated[
-        Seconds, doc("Time for which a URL gets no deliveries after it has answered 410 Gone.")
-    ] = 7 * _DAY_S
-    format: Annotated[
-        WebhookFormat,
-        doc(
-            "Format of the request bodies: `standard` (Standard Webhooks), or a CloudEvent: `cloudevents` "
-            "(structured) or `cloudevents-binary`."
-        ),
-    ] = "standard"
-    tenant_formats: Annotated[
-        dict[str, WebhookFormat],
-        doc("Formats by tenant, for tenants that need a format other than `jobs.webhooks.format`."),
-    ] = {}
+    allowed_networks: tuple[str, ...] = ()
+    allow_http: bool = False
+    regions: dict[str, str] = {}
+    timeout_s: Seconds = 15.0
+    concurrency: Positive = 64
+    concurrency_per_tenant: Positive = 32
+    concurrency_per_receiver: Positive = 16
+    disable_after_410_s: Seconds = 7 * _DAY_S
+    format: WebhookFormat = "standard"
+    tenant_formats: dict[str, WebhookFormat] = {}
 
     def format_of(self, owner: str) -> WebhookFormat:
         """Return the format of the deliveries of `owner` (tenant/device)."""
@@ -67,162 +47,89 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class S3Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.files.s3`. Credentials come from the environment (`AWS_*`) or the machine's role."""
 
-    bucket: Annotated[str, doc("Name of the bucket. Empty: S3 is not used.")] = ""
-    prefix: Annotated[str, doc("Prefix of all object names.")] = "causeway"
-    endpoint: Annotated[str, doc("URL of another S3-compatible API, such as MinIO's. Empty: AWS.")] = ""
-    region: Annotated[str, doc("AWS region of the bucket.")] = "us-east-1"
+    bucket: str = ""
+    prefix: str = "causeway"
+    endpoint: str = ""
+    region: str = "us-east-1"
 
 
 class FilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.files`: the place of files' content. If none is set, content is in Redis, within small quotas."""
 
-    path: Annotated[str, doc("Folder that all gateways and workers share, such as an NFS mount. Empty: none.")] = ""
+    path: str = ""
     s3: S3Config = S3Config()
 
 
 class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.batches`. Quotas apply to a tenant with all its devices."""
 
-    max_file_bytes: Annotated[Positive, doc("Maximum size of one uploaded file.")] = 100 * 1024 * 1024
-    max_files: Annotated[Positive, doc("Maximum files of one tenant, input and output.")] = 1000
-    max_bytes: Annotated[Positive, doc("Maximum size of all files of one tenant.")] = 1024 * 1024 * 1024
-    max_redis_file_bytes: Annotated[Positive, doc("Maximum size of one uploaded file whose content is in Redis.")] = (
-        16 * 1024 * 1024
-    )
-    max_redis_bytes: Annotated[Positive, doc("Maximum size of all files of one tenant in Redis.")] = 64 * 1024 * 1024
-    max_redis_total_bytes: Annotated[Positive, doc("Maximum size of all tenants' files in Redis.")] = 512 * 1024 * 1024
-    max_open_batches: Annotated[Positive, doc("Maximum unfinished batches of one tenant.")] = 20
-    max_batches: Annotated[
-        Positive,
-        doc("Maximum batches of one tenant, including those that ended less than `jobs.batches.file_ttl_s` ago."),
-    ] = 1000
-    max_lines: Annotated[Positive, doc("Maximum lines of one batch.")] = 50_000
-    max_line_bytes: Annotated[Positive, doc("Maximum size of one line.")] = 1024 * 1024
-    max_open_jobs: Annotated[
-        Positive, doc("Maximum open jobs of one batch. Further lines follow as these jobs end.")
-    ] = 100
-    completion_window_s: Annotated[Seconds, doc("Duration of the completion window `24h`.")] = _DAY_S
-    file_ttl_s: Annotated[Seconds, doc("Time for which a file is kept.")] = 7 * _DAY_S
+    max_file_bytes: Positive = 100 * 1024 * 1024
+    max_files: Positive = 1000
+    max_bytes: Positive = 1024 * 1024 * 1024
+    max_redis_file_bytes: Positive = 16 * 1024 * 1024
+    max_redis_bytes: Positive = 64 * 1024 * 1024
+    max_redis_total_bytes: Positive = 512 * 1024 * 1024
+    max_open_batches: Positive = 20
+    max_batches: Positive = 1000
+    max_lines: Positive = 50_000
+    max_line_bytes: Positive = 1024 * 1024
+    max_open_jobs: Positive = 100
+    completion_window_s: Seconds = _DAY_S
+    file_ttl_s: Seconds = 7 * _DAY_S
 
 
 class OffPeakConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.off_peak`: the hours in which jobs that ask for it start, and their price."""
 
-    hours: Annotated[str, doc("Daily off-peak hours, such as `22:00-06:00`. Empty: none.")] = ""
-    timezone: Annotated[str, doc("Time zone of the hours, such as `Europe/Berlin`.")] = "UTC"
-    price_share: Annotated[float, Meta(ge=0, le=1), doc("Off-peak price as a share of the tier's price.")] = 1.0
+    hours: str = ""
+    timezone: str = "UTC"
+    price_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
 
 class StoredResponsesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.responses`: stored responses and conversations. Bounds apply to a tenant with all its devices."""
 
-    by_default: Annotated[bool, doc("Whether a response is stored if its request has no `store`.")] = True
-    max_responses: Annotated[
-        Positive, doc("Maximum stored responses and conversations of one tenant. The oldest ones give way to new ones.")
-    ] = 10_000
-    max_bytes: Annotated[Positive, doc("Maximum size of what is stored for one tenant, likewise.")] = 64 * 1024 * 1024
-    ttl_s: Annotated[
-        Seconds, doc("Time for which a response is kept. A conversation is kept for as long after its last change.")
-    ] = 30 * _DAY_S
+    by_default: bool = True
+    max_responses: Positive = 10_000
+    max_bytes: Positive = 64 * 1024 * 1024
+    ttl_s: Seconds = 30 * _DAY_S
 
 
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs`."""
 
-    redis: Annotated[
-        RedisAddress,
-        doc(
-            "Redis of the jobs: a URL, or keys as in `redis`. A cluster is refused, because jobs need "
-            "all their keys on one server. Empty: the Redis of `redis`, unless it is a cluster."
-        ),
-    ] = ""
-    region: Annotated[
-        str,
-        doc(
-            "Region of the jobs' Redis and of the content of files. Jobs, batches and files that are bound to other "
-            "regions are refused. Workers must be in it. Empty: outside every region."
-        ),
-    ] = ""
-    replicas: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        doc(
-            "Minimum number of replicas that must confirm a job, file or batch before it is accepted (WAIT); with "
-            "Sentinels, all replicas that are up must confirm. 0: none. Default: 1 with Sentinels, otherwise 0."
-        ),
-    ] = None
-    replica_timeout_s: Annotated[
-        float,
-        Meta(gt=0, le=4),
-        doc("Maximum time to wait for replicas. After it the request gets 503, although the job may exist."),
-    ] = 1.0
-    durability: Annotated[
-        Literal["require", "warn"],
-        doc("Reaction to a Redis that may lose jobs on `kill -9`: `require` refuses jobs, `warn` only logs a warning."),
-    ] = "require"
-    key_prefix: Annotated[str, doc("Prefix of all Redis keys.")] = "causeway:jobs"
-    encryption_key_file: Annotated[
-        str,
-        doc(
-            "File with the keys that encrypt requests, results, files and cached answers in Redis. It must be equal "
-            "for all processes. Empty: no encryption."
-        ),
-    ] = ""
-    max_body_bytes: Annotated[Positive, doc("Maximum size of one job's request.")] = 1024 * 1024
-    max_result_bytes: Annotated[Positive, doc("Maximum size of one job's result.")] = 4 * 1024 * 1024
-    max_queued: Annotated[Positive, doc("Maximum queued jobs of one tier and priority, over all tenants.")] = 100_000
-    min_queued_per_tenant: Annotated[
-        Positive, doc("Number of queued jobs of each tenant that are accepted even if the queue is full.")
-    ] = 100
-    max_unfinished: Annotated[Positive, doc("Maximum unfinished jobs of one tenant.")] = 20_000
-    max_unfinished_bytes: Annotated[Positive, doc("Maximum size of all requests of one tenant's unfinished jobs.")] = (
-        256 * 1024 * 1024
-    )
-    max_ended: Annotated[
-        Positive,
-        doc(
-            "Maximum ended jobs kept per tenant. Beyond it, the jobs that expire first are deleted "
-            "early. A job that never ran is kept for ten minutes."
-        ),
-    ] = 10_000
-    max_ended_bytes: Annotated[
-        Positive,
-        doc("Maximum size of the answers kept per tenant. Beyond it, the answers that expire first are deleted early."),
-    ] = 256 * 1024 * 1024
-    max_dead_letters: Annotated[Positive, doc("Maximum dead letters. Beyond it, the oldest are deleted.")] = 10_000
-    max_event_streams: Annotated[
-        Positive, doc("Maximum clients that follow events per gateway; one tenant may have half.")
-    ] = 256
-    default_deadline_s: Annotated[Seconds, doc("Deadline of a job that sets none.")] = _DAY_S
-    max_deadline_s: Annotated[Seconds, doc("Latest deadline that a job may set.")] = 7 * _DAY_S
-    result_ttl_s: Annotated[
-        Seconds, doc("Time for which results, events and idempotency keys are kept after the job's end.")
-    ] = _DAY_S
-    dead_letter_ttl_s: Annotated[Seconds, doc("Time for which a dead letter is kept.")] = 7 * _DAY_S
-    max_attempts: Annotated[Positive, doc("Number of attempts after which a job becomes a dead letter.")] = 5
-    attempt_timeout_s: Annotated[Seconds, doc("Maximum time of one attempt.")] = 300.0
-    max_revise_s: Annotated[
-        Seconds, doc("Maximum time in which late parts may revise an answer (`revise_within_ms`).")
-    ] = 120.0
-    lease_s: Annotated[Seconds, doc("Lease of a worker. A worker that does not renew it in time counts as dead.")] = (
-        15.0
-    )
-    lease_check_s: Annotated[Seconds, doc("Interval at which a worker checks whether its jobs were cancelled.")] = 0.4
-    reclaim_interval_s: Annotated[
-        Seconds, doc("Interval at which a worker searches for late jobs and for jobs of dead workers.")
-    ] = 1.0
-    limit_retry_s: Annotated[
-        Seconds, doc("Time after which a tenant over a limit tries one job, if the limit is not reset earlier.")
-    ] = 60.0
-    backoff_s: Annotated[
-        Seconds, doc("Pause before the second attempt. It doubles with each further attempt, with jitter.")
-    ] = 1.0
-    backoff_max_s: Annotated[Seconds, doc("Maximum pause between two attempts.")] = 60.0
-    concurrency: Annotated[
-        Count, doc("Maximum jobs of one tier in one worker. 0: as many as the gateways' load allows.")
-    ] = 0
-    drain_s: Annotated[
-        Pause, doc("Maximum time for jobs to finish after SIGTERM. Other jobs return to their queue.")
-    ] = 20.0
+    redis: RedisAddress = ""
+    region: str = ""
+    replicas: Annotated[int, Meta(ge=0)] | None = None
+    replica_timeout_s: Annotated[float, Meta(gt=0, le=4)] = 1.0
+    durability: Literal["require", "warn"] = "require"
+    key_prefix: str = "causeway:jobs"
+    encryption_key_file: str = ""
+    max_body_bytes: Positive = 1024 * 1024
+    max_result_bytes: Positive = 4 * 1024 * 1024
+    max_queued: Positive = 100_000
+    min_queued_per_tenant: Positive = 100
+    max_unfinished: Positive = 20_000
+    max_unfinished_bytes: Positive = 256 * 1024 * 1024
+    max_ended: Positive = 10_000
+    max_ended_bytes: Positive = 256 * 1024 * 1024
+    max_dead_letters: Positive = 10_000
+    max_event_streams: Positive = 256
+    default_deadline_s: Seconds = _DAY_S
+    max_deadline_s: Seconds = 7 * _DAY_S
+    result_ttl_s: Seconds = _DAY_S
+    dead_letter_ttl_s: Seconds = 7 * _DAY_S
+    max_attempts: Positive = 5
+    attempt_timeout_s: Seconds = 300.0
+    max_revise_s: Seconds = 120.0
+    lease_s: Seconds = 15.0
+    lease_check_s: Seconds = 0.4
+    reclaim_interval_s: Seconds = 1.0
+    limit_retry_s: Seconds = 60.0
+    backoff_s: Seconds = 1.0
+    backoff_max_s: Seconds = 60.0
+    concurrency: Count = 0
+    drain_s: Pause = 20.0
     off_peak: OffPeakConfig = OffPeakConfig()
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Count, Positive, Seconds, doc
+from causeway_server.router.config import Count, Positive, Seconds
 from causeway_server.router.errors import InvalidRequest
 from causeway_server.router.types import Modality, Overflow, Request
 from causeway_server.router.variants.settings import TrialConfig, VariantConfig
@@ -29,117 +29,44 @@ DEFAULT_TRITON = "127.0.0.1:8001"
 class TierVariantConfig(VariantConfig, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A variant of a tier."""
 
-    shadow: Annotated[
-        bool,
-        doc(
-            "Send the variant copies of the share's requests after the tier's own model has answered them. Its answers "
-            "are compared and never shown."
-        ),
-    ] = False
+    shadow: bool = False
 
 
 class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model upstream under the name that callers use."""
 
-    name: Annotated[str, Meta(min_length=1), doc("Name of the tier, which clients send as `model`.")] = DEFAULT_TIER
-    aliases: Annotated[tuple[str, ...], doc("Other names for the tier.")] = ()
-    triton: Annotated[str, doc("Address (host:port) of Triton's gRPC.")] = DEFAULT_TRITON
-    endpoints: Annotated[
-        tuple[str, ...],
-        doc("Several addresses instead of `triton`: `host:port` or `dns:name:port`, each with an optional `@zone`."),
-    ] = ()
+    name: Annotated[str, Meta(min_length=1)] = DEFAULT_TIER
+    aliases: tuple[str, ...] = ()
+    triton: str = DEFAULT_TRITON
+    endpoints: tuple[str, ...] = ()
     upstream: UpstreamConfig = UpstreamConfig()
-    region: Annotated[
-        str,
-        doc(
-            "Region of all the tier's servers. Requests that are bound to regions reach only tiers in them. Empty: "
-            "outside every region."
-        ),
-    ] = ""
-    load_balancing: Annotated[
-        LoadBalancing,
-        doc("`least_loaded`, or `prefix_affinity`: a prompt also goes where most of it is in the KV cache."),
-    ] = "least_loaded"
-    model: Annotated[str, doc("Name of the model in Triton, or at the `upstream`. Empty: the tier's name.")] = ""
-    can: Annotated[
-        tuple[TierAbility, ...],
-        Meta(min_length=1),
-        doc(
-            "Abilities that clients may use: `chat`, `completion`, `embedding`. `audio`, `image`, `file` alone: an "
-            "encoder, which reads such parts for other tiers; beside `chat`: the model gets such parts itself. "
-            "Encoders and tiers of `[embedding]` need no template."
-        ),
-    ] = ("chat", "completion")
-    variants: Annotated[
-        tuple[TierVariantConfig, ...],
-        doc("Other models in the same servers, each for a share of the requests that this tier answers."),
-    ] = ()
-    trial: Annotated[TrialConfig, doc("Comparison of the variants with the tier's own model.")] = TrialConfig()
-    adapter: Annotated[str, doc("LoRA adapter for the tier's requests, vLLM's `lora_name` in Triton. Empty: none.")] = (
-        ""
-    )
-    adapters: Annotated[
-        dict[str, str],
-        doc(
-            "LoRA adapters as models of their own, `name for clients: adapter`, beside the tier's own model and in the "
-            "same servers: the server's model name over HTTP, vLLM's `lora_name` in Triton."
-        ),
-    ] = {}
-    artifact: Annotated[
-        str, doc("Artifact that supplies chat template, control tokens and context length. Empty: the tier's name.")
-    ] = ""
-    template_file: Annotated[
-        str, doc("Jinja chat template that replaces the artifact's, for vLLM or TensorRT-LLM in Triton.")
-    ] = ""
-    tokenizer_file: Annotated[
-        str, doc("The model's `tokenizer.json`, for counts of tokens, with `template_file` only. Needs `tokenizers`.")
-    ] = ""
-    special_tokens: Annotated[
-        tuple[str, ...], doc("Tokens that a user's text must not be able to spell, with `template_file` only.")
-    ] = ()
-    bos: Annotated[str, doc("Beginning-of-sequence token, with `template_file` only.")] = ""
-    eos: Annotated[str, doc("End-of-sequence token, with `template_file` only.")] = ""
-    context_tokens: Annotated[Count, doc("Context length in tokens. 0: the artifact's.")] = 0
-    context_overflow: Annotated[
-        Overflow,
-        doc(
-            "Chats that exceed the context: `refuse` (400), or `trim_middle`: the oldest turns after the system "
-            "messages are left out, where the gateway can count the model's tokens; `x-causeway-trimmed` says how "
-            "many messages."
-        ),
-    ] = "refuse"
-    max_tokens: Annotated[Count, doc("Maximum tokens of an answer if the request sets none. 0: the whole context.")] = 0
-    max_sequences: Annotated[Positive, doc("Maximum sequences (prompts × n) of one request; larger ones get 400.")] = (
-        128
-    )
-    concurrency: Annotated[
-        Positive,
-        doc(
-            "Maximum sequences in one endpoint's Triton at once. The tier's permits are this times its active "
-            "endpoints, divided between the gateways and workers that share a Redis."
-        ),
-    ] = 16
-    min_concurrency: Annotated[
-        Count,
-        doc(
-            "Lower bound of a gateway's concurrency limit, which adapts to the times to first token. 0: the limit is "
-            "fixed at the gateway's share of the permits."
-        ),
-    ] = 1
-    ttft_objective_s: Annotated[Seconds, doc("Objective of interactive requests: time to first token.")] = 2.0
-    max_queued: Annotated[Count, doc("Maximum sequences that may wait to start; a further request gets 429.")] = 64
+    region: str = ""
+    load_balancing: LoadBalancing = "least_loaded"
+    model: str = ""
+    can: Annotated[tuple[TierAbility, ...], Meta(min_length=1)] = ("chat", "completion")
+    variants: tuple[TierVariantConfig, ...] = ()
+    trial: TrialConfig = TrialConfig()
+    adapter: str = ""
+    adapters: dict[str, str] = {}
+    artifact: str = ""
+    template_file: str = ""
+    tokenizer_file: str = ""
+    special_tokens: tuple[str, ...] = ()
+    bos: str = ""
+    eos: str = ""
+    context_tokens: Count = 0
+    context_overflow: Overflow = "refuse"
+    max_tokens: Count = 0
+    max_sequences: Positive = 128
+    concurrency: Positive = 16
+    min_concurrency: Count = 1
+    ttft_objective_s: Seconds = 2.0
+    max_queued: Count = 64
     admission: AdmissionConfig = AdmissionConfig()
-    max_attempts: Annotated[
-        Positive, doc("Maximum endpoints tried for one request before its first token. 1: no retry.")
-    ] = 3
+    max_attempts: Positive = 3
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
-    restrict_tool_arguments: Annotated[
-        bool, doc("Restrict tool-call arguments to words of the user's message, for artifacts with `answers: calls`.")
-    ] = True
-    guided_key: Annotated[
-        GuidedKey,
-        doc("Parameter of vLLM for grammars: `structured_outputs` since release 25.09, `guided_decoding` before."),
-    ] = "guided_decoding"
+    restrict_tool_arguments: bool = True
+    guided_key: GuidedKey = "guided_decoding"
 
     @property
     def is_encoder(self) -> bool:
@@ -174,22 +101,12 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Audio, images and files in requests, which encoder tiers (`can: [audio]`, `[image]`, `[file]`) read."""
 
-    max_parts: Annotated[Positive, doc("Maximum audio, image and file parts in one request.")] = 8
-    audio_timeout_s: Annotated[
-        Seconds, doc("Maximum time for each audio part, waiting included; the answer then continues without it.")
-    ] = 20.0
-    image_timeout_s: Annotated[
-        Seconds, doc("Maximum time for each image or file, waiting included; the answer then continues without it.")
-    ] = 10.0
-    language: Annotated[
-        str,
-        Meta(pattern=r"^([a-z]{2,3})?$"),
-        doc("Language of audio, such as `en`, where the request names none. Empty: detected for each part."),
-    ] = ""
-    fact_cache_entries: Annotated[
-        Count, doc("Number of audio and image parts whose facts are cached in memory, separately for each tenant.")
-    ] = 256
-    fact_cache_ttl_s: Annotated[Seconds, doc("Time for which a cached fact is used.")] = 600.0
+    max_parts: Positive = 8
+    audio_timeout_s: Seconds = 20.0
+    image_timeout_s: Seconds = 10.0
+    language: Annotated[str, Meta(pattern=r"^([a-z]{2,3})?$")] = ""
+    fact_cache_entries: Count = 256
+    fact_cache_ttl_s: Seconds = 600.0
 
 
 def too_many_sequences(request: Request, limit: str) -> InvalidRequest:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from causeway_server.router.config import Positive, Seconds, doc
+from causeway_server.router.config import Positive, Seconds
 from causeway_server.router.errors import ConfigError
 
 _METRICS_PORT = re.compile(r":\d{1,5}/[!-~]*")
@@ -22,57 +22,20 @@ FEATURES: tuple[Feature, ...] = ("tools", "logprobs", "schemas")
 class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The kind of server that answers for the tier."""
 
-    kind: Annotated[
-        UpstreamKind,
-        doc(
-            "`triton`: our models and Triton's vLLM backend, at `triton` or `endpoints`. `trtllm`: TensorRT-LLM's "
-            "ensemble of `inflight_batcher_llm` there, `trtllm_llmapi`: the model of its LLM API's backend. `openai`: "
-            "any server with OpenAI's HTTP API, at `urls`."
-        ),
-    ] = "triton"
-    urls: Annotated[
-        tuple[str, ...],
-        doc("Base URLs of servers with OpenAI's API, such as `http://vllm:8000/v1`. For `kind: openai` only."),
-    ] = ()
-    key_file: Annotated[
-        str, doc("File with the servers' bearer token on one line, read again when it changes. Empty: none.")
-    ] = ""
-    ca_file: Annotated[str, doc("PEM file of the CA of the servers' certificates. Empty: the system's CAs.")] = ""
-    tls: Annotated[
-        bool, doc("Use TLS to Triton's gRPC ports; its metrics have none. URLs of `kind: openai` say `https` instead.")
-    ] = False
-    server_name: Annotated[
-        str,
-        doc(
-            "Name in the certificates of all Tritons of this tier. Empty: the host of each address ; of `dns:`, the IP."
-        ),
-    ] = ""
-    client_cert_file: Annotated[str, doc("PEM file of the gateway's certificate, for servers that require one.")] = ""
-    client_key_file: Annotated[str, doc("PEM file with the private key of `client_cert_file`.")] = ""
-    without: Annotated[
-        tuple[Feature, ...],
-        doc("Features that the servers lack, of `tools`, `logprobs` and `schemas`: requests for them get 400."),
-    ] = ()
-    verify_features: Annotated[
-        bool,
-        doc(
-            "Ask a server of each tier for every other feature at start, with a token each, and refuse to start where "
-            "it refuses one."
-        ),
-    ] = True
-    metrics: Annotated[
-        str,
-        doc(
-            "Location of each server's Prometheus metrics: a path at its own port, such as `/metrics`, or "
-            "`:8002/metrics`. Queue, running requests and KV use then count in load balancing. Empty: not read."
-        ),
-    ] = ""
-    connect_timeout_s: Annotated[Seconds, doc("Maximum time to connect to a server, TLS included.")] = 2.0
-    token_timeout_s: Annotated[
-        Seconds,
-        doc("Maximum time between two pieces of an answer. Before the first one the deadline counts."),
-    ] = 30.0
-    max_connections: Annotated[Positive, doc("Maximum connections to each server.")] = 1024
+    kind: UpstreamKind = "triton"
+    urls: tuple[str, ...] = ()
+    key_file: str = ""
+    ca_file: str = ""
+    tls: bool = False
+    server_name: str = ""
+    client_cert_file: str = ""
+    client_key_file: str = ""
+    without: tuple[Feature, ...] = ()
+    verify_features: bool = True
+    metrics: str = ""
+    connect_timeout_s: Seconds = 2.0
+    token_timeout_s: Seconds = 30.0
+    max_connections: Positive = 1024
 
     @property
     def is_http(self) -> bool:

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import doc
 from causeway_server.router.documents.reader import read_struct
 from causeway_server.router.errors import ConfigError
 
@@ -25,38 +24,27 @@ Sha256Hex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", title="a sha256 in hex
 class OidcDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An OpenID Connect issuer."""
 
-    issuer: Annotated[str, doc("URL of the issuer, as in its discovery document.")]
-    client_id: Annotated[str, doc("Client id of this control plane at the issuer.")]
-    redirect: Annotated[str, doc("Redirect URI registered with the issuer: `https://THIS-SERVER/v1/oidc/callback`.")]
-    client_secret_file: Annotated[
-        str,
-        doc("File with the client secret, relative to `operators.yaml`. Empty: a public client, which uses PKCE only."),
-    ] = ""
-    scope: Annotated[str, doc("Scopes to request from the issuer.")] = "openid email profile"
-    claim: Annotated[str, doc("Claim of the id token whose values are mapped to roles.")] = "groups"
-    name_claim: Annotated[
-        str,
-        doc(
-            "Claim with the operator's name for the audit log. If it is absent, or an unverified `email`: `sub@issuer`."
-        ),
-    ] = "email"
+    issuer: str
+    client_id: str
+    redirect: str
+    client_secret_file: str = ""
+    scope: str = "openid email profile"
+    claim: str = "groups"
+    name_claim: str = "email"
 
 
 class TokenDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token of a program, such as CI."""
 
-    sha256: Annotated[Sha256Hex, doc("SHA-256 of the token in hex.")]
-    role: Annotated[Role, doc("Role of the token: `viewer`, `operator` or `approver`.")]
+    sha256: Sha256Hex
+    role: Role
 
 
 class OperatorsDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Annotated[Literal[1], doc("Version of the file format.")]
-    oidc: Annotated[OidcDoc | None, doc("OpenID Connect issuer of the operators. Default: tokens only.")] = None
-    roles: Annotated[
-        dict[Role, tuple[str, ...]],
-        doc("Values of `oidc.claim` that have each role; `*` matches everyone whom the issuer authenticates."),
-    ] = {}
-    tokens: Annotated[dict[str, TokenDoc], doc("Tokens of programs, by the name that the audit log shows.")] = {}
+    version: Literal[1]
+    oidc: OidcDoc | None = None
+    roles: dict[Role, tuple[str, ...]] = {}
+    tokens: dict[str, TokenDoc] = {}
 
 
 def read_operators(folder: Path) -> OperatorsDoc:

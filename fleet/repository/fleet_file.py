@@ -14,7 +14,6 @@ from msgspec import Meta
 
 from causeway_server.router.bundle.manifest import WHOLE, AdapterName, Leaving, Name, Release, Sha256, SignalKind
 from causeway_server.router.bundle.settings import SettingValue
-from causeway_server.router.config import doc
 from causeway_server.router.described import described
 from causeway_server.router.numbers import seconds_of
 
@@ -37,36 +36,24 @@ Label = Annotated[
 class WindowDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A time of the week in which devices may change, in each device's own local time."""
 
-    opens: Annotated[Clock, doc("Start of the window in each device's local time.")]
-    closes: Annotated[Clock, doc("End of the window. If it is at or before `opens`, it is on the next day.")]
-    days: Annotated[tuple[Weekday, ...], Meta(min_length=1), doc("Days on which the window opens.")] = WEEKDAYS
+    opens: Clock
+    closes: Clock
+    days: Annotated[tuple[Weekday, ...], Meta(min_length=1)] = WEEKDAYS
 
 
 class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of a cohort's rollouts."""
 
-    stages: Annotated[
-        tuple[Percent, ...],
-        Meta(min_length=1),
-        doc("Shares of the cohort's devices that have the bundle in each stage, in percent."),
-    ] = (1.0, 5.0, 25.0, 50.0, 100.0)
-    approval: Annotated[
-        tuple[Percent, ...], doc("Shares of the stages that begin only after an approver accepts.")
-    ] = ()
-    least: Annotated[Span, doc("Minimum duration of a stage.")] = "20m"
-    most: Annotated[Span, doc("Maximum duration of a stage. A stage that has no verdict by then is paused.")] = "1d"
-    soak: Annotated[Span, doc("Duration of the observation after the last stage.")] = "1h"
-    first_look: Annotated[
-        Span,
-        doc("Time of the first evaluation of a stage. Each later evaluation is at twice the time of the previous one."),
-    ] = "150s"
-    silence: Annotated[Span, doc("Time after its last report at which a device counts as failed.")] = "15m"
-    metrics: Annotated[
-        dict[Literal["errors", "degraded", "latency"], Percent],
-        doc("Accepted worsening of each metric, in percentage points. Empty: errors 2, degraded 5, latency 5."),
-    ] = {}
-    windows: Annotated[tuple[WindowDoc, ...], doc("Maintenance windows. Empty: devices may change at any time.")] = ()
-    per_site: Annotated[int, Meta(ge=1), doc("Maximum devices of one site that change at the same time.")] = 1
+    stages: Annotated[tuple[Percent, ...], Meta(min_length=1)] = (1.0, 5.0, 25.0, 50.0, 100.0)
+    approval: tuple[Percent, ...] = ()
+    least: Span = "20m"
+    most: Span = "1d"
+    soak: Span = "1h"
+    first_look: Span = "150s"
+    silence: Span = "15m"
+    metrics: dict[Literal["errors", "degraded", "latency"], Percent] = {}
+    windows: tuple[WindowDoc, ...] = ()
+    per_site: Annotated[int, Meta(ge=1)] = 1
 
 
 def rollout_settings(doc: RolloutDoc) -> RolloutSettings:
@@ -153,76 +140,48 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GoldenDoc(_Part, frozen=True):
     """A golden prompt: the model must answer it with exactly this text on the device."""
 
-    prompt: Annotated[str, doc("Prompt for the model, run at temperature 0.")]
-    answer: Annotated[str, doc("Exact text of the answer.")]
-    image: Annotated[str | None, doc("Path of an image that follows the prompt, for a model with a projector.")] = None
+    prompt: str
+    answer: str
+    image: str | None = None
 
 
 class WeightsFile(_Part, frozen=True):
     """Weights, given by a file in the fleet's folder or, for a file uploaded earlier, by hash and size."""
 
-    file: Annotated[
-        str | None,
-        doc(
-            "Path of the file in the fleet's folder. Or leave it out, and name a file uploaded earlier "
-            "by `sha256` and `size_bytes`."
-        ),
-    ] = None
-    sha256: Annotated[
-        Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
-        doc("SHA-256, in hex, of a file that was uploaded earlier."),
-    ] = None
-    size_bytes: Annotated[Annotated[int, Meta(ge=1)] | None, doc("Size of a file that was uploaded earlier.")] = None
+    file: str | None = None
+    sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None
+    size_bytes: Annotated[int, Meta(ge=1)] | None = None
 
 
 class _WeightsDoc(WeightsFile, frozen=True):
-    golden: Annotated[
-        tuple[GoldenDoc, ...], doc("Prompts that the device tries before these weights serve requests.")
-    ] = ()
+    golden: tuple[GoldenDoc, ...] = ()
 
 
 class AdapterDoc(_WeightsDoc, frozen=True):
     """A LoRA adapter of a model, a GGUF file. Requests name it as MODEL+ADAPTER."""
 
-    scale: Annotated[float, doc("Strength with which the adapter is applied.")] = 1.0
+    scale: float = 1.0
 
 
 class ProjectorDoc(WeightsFile, frozen=True):
     """The mmproj file of a vision model."""
 
-    model_sha256: Annotated[
-        Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
-        doc("SHA-256 of the weights that the projector was made for."),
-    ] = None
+    model_sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None
 
 
 class SignalDoc(WeightsFile, frozen=True):
     """A learned signal about the model's answers, in a file written by `causeway-models`."""
 
-    model_sha256: Annotated[
-        Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
-        doc("SHA-256 of the weights that the signal was fitted on."),
-    ] = None
+    model_sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None
 
 
 class ModelDoc(_WeightsDoc, frozen=True):
     """A model, its adapters, its projector and the signals about its answers."""
 
-    adapters: Annotated[
-        dict[Annotated[AdapterName, Meta(title="a name of a-z, 0-9, '.', '_', '-'")], AdapterDoc],
-        doc("LoRA adapters of the model, by name."),
-    ] = {}
-    projector: Annotated[
-        ProjectorDoc | None, doc("Projector with which the model accepts images, for `fusion: early` and `hybrid`.")
-    ] = None
-    signals: Annotated[
-        dict[SignalKind, SignalDoc],
-        doc("Learned signals for these weights. Signals on the device for other weights are not used."),
-    ] = {}
-    uncalibrated: Annotated[
-        bool,
-        doc("Whether to run the model deliberately without signals. A handoff then compares the engine's raw score."),
-    ] = False
+    adapters: dict[Annotated[AdapterName, Meta(title="a name of a-z, 0-9, '.', '_', '-'")], AdapterDoc] = {}
+    projector: ProjectorDoc | None = None
+    signals: dict[SignalKind, SignalDoc] = {}
+    uncalibrated: bool = False
 
     @property
     def files(self) -> dict[str, WeightsFile]:
@@ -248,24 +207,13 @@ class ModelDoc(_WeightsDoc, frozen=True):
 class CohortDoc(_Part, frozen=True):
     """The devices whose labels match, and their policy, models and settings."""
 
-    policy: Annotated[str, doc("Path of the policy, relative to `fleet.yaml`.")]
-    match: Annotated[dict[Label, Label], doc("Labels that a device must have, all of them. Empty: every device.")] = {}
-    signals: Annotated[
-        Annotated[tuple[str, ...], Meta(min_length=1)] | None,
-        doc("Signals that the cohort's devices can read. Default: all."),
-    ] = None
-    models: Annotated[dict[Name, ModelDoc], doc("Models of the cohort's devices, by name.")] = {}
-    settings: Annotated[dict[str, SettingValue], doc("Settings by dotted key of `edge.yaml`.")] = {}
-    min_daemon: Annotated[
-        Release, Meta(title="a release such as 1.2.3"), doc("Oldest version of the daemon that may run the bundle.")
-    ] = "0.0.0"
-    leaving: Annotated[
-        Leaving,
-        doc(
-            "Reaction of a device to a bundle under whose policy recorded requests would leave "
-            "it: `refuse` or `report`."
-        ),
-    ] = "refuse"
+    policy: str
+    match: dict[Label, Label] = {}
+    signals: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
+    models: dict[Name, ModelDoc] = {}
+    settings: dict[str, SettingValue] = {}
+    min_daemon: Annotated[Release, Meta(title="a release such as 1.2.3")] = "0.0.0"
+    leaving: Leaving = "refuse"
     rollout: RolloutDoc = RolloutDoc()
 
     @property
@@ -278,13 +226,9 @@ class CohortDoc(_Part, frozen=True):
 class FleetDoc(_Part, frozen=True):
     """The content of `fleet.yaml`."""
 
-    version: Annotated[Literal[1], doc("Version of the file format.")]
-    name: Annotated[Name, Meta(title="a name of 1 to 64 letters, digits or . _ -"), doc("Name of the fleet.")]
-    cohorts: Annotated[
-        dict[Name, CohortDoc],
-        Meta(min_length=1),
-        doc("Cohorts by name. A device belongs to the first one that matches."),
-    ]
+    version: Literal[1]
+    name: Annotated[Name, Meta(title="a name of 1 to 64 letters, digits or . _ -")]
+    cohorts: Annotated[dict[Name, CohortDoc], Meta(min_length=1)]
 
 
 def cohort_of(fleet: FleetDoc, labels: dict[str, str]) -> str | None:

@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from msgspec import Meta
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
-from causeway_server.router.config import doc
 from causeway_server.router.documents.reader import KeyLocations, read_struct
 from causeway_server.router.documents.strict_yaml import Problem, SourceLocation
 from causeway_server.router.errors import ConfigError
@@ -139,25 +138,25 @@ def _read_private(path: Path) -> bytes:
 class OfflineRoleDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A role whose keys are kept offline by different persons."""
 
-    keys: Annotated[PublicKeys, doc("Paths of `.pub` files, relative to `trust.yaml`.")]
-    threshold: Annotated[int, Meta(ge=1), doc("Number of signatures required.")] = 2
-    expires: Annotated[Expiry, doc("Validity of a signature.")] = "365d"
+    keys: PublicKeys
+    threshold: Annotated[int, Meta(ge=1)] = 2
+    expires: Expiry = "365d"
 
 
 class OnlineRoleDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A role whose key is held by a server."""
 
-    keys: Annotated[PublicKeys, doc("Paths of `.pub` files, relative to `trust.yaml`.")]
-    expires: Annotated[Expiry, doc("Validity of a signature.")] = "7d"
+    keys: PublicKeys
+    expires: Expiry = "7d"
 
 
 class TrustDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Annotated[Literal[1], doc("Version of the file format.")]
-    root: Annotated[OfflineRoleDoc, doc("Role that names the keys of every role.")]
-    artifacts: Annotated[OfflineRoleDoc, doc("Role that signs bundles.")]
-    rollout: Annotated[OnlineRoleDoc, doc("Role that assigns signed bundles to devices.")]
-    snapshot: Annotated[OnlineRoleDoc, doc("Role that signs the versions of all metadata files.")]
-    timestamp: Annotated[OnlineRoleDoc, doc("Role that signs the current snapshot.")]
+    version: Literal[1]
+    root: OfflineRoleDoc
+    artifacts: OfflineRoleDoc
+    rollout: OnlineRoleDoc
+    snapshot: OnlineRoleDoc
+    timestamp: OnlineRoleDoc
 
 
 class TrustedRole(msgspec.Struct, frozen=True):

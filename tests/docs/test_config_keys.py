@@ -1,4 +1,4 @@
-"""Configuration keys: each is described where it is declared, and pages and examples name keys that exist."""
+"""Configuration keys: each has a description, and pages and examples name keys that exist."""
 
 from __future__ import annotations
 
@@ -128,6 +128,20 @@ def test_each_key_in_a_description_exists() -> None:
     for file, struct in FILES.items():
         for key, described in keys_of(struct).items():
             assert _named(described.description) - KEYS - SIGNALS.keys() == set(), f"{file}: {key}"
+
+
+@pytest.mark.parametrize("package", ["router", "edge_node", "cloud_pool", "fleet"])
+def test_each_description_is_of_a_field(package: str) -> None:
+    """The file has no text of a struct or a field that is gone, or that another field has taken over."""
+    described = yaml.safe_load((ROOT / package / "keys.yaml").read_text(encoding="utf-8"))
+    structs = {
+        one.__name__: one
+        for struct in (*FILES.values(), *(key.struct for file in FILES.values() for key in keys_of(file).values()))
+        for one in struct.__mro__
+        if one.__module__.startswith(f"causeway_server.{package}.")
+    }
+    fields = {name: {*structs[name].__annotations__} if name in structs else set() for name in described}
+    assert {name: {*texts} - fields[name] for name, texts in described.items() if {*texts} - fields[name]} == {}
 
 
 def _named(text: str) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Positive, Seconds, doc
+from causeway_server.router.config import Positive, Seconds
 from causeway_server.router.errors import ConfigError, InvalidRequest, PermissionDenied
 from causeway_server.router.prices import FREE, Price
 from causeway_server.router.residency import permits, region_tags, regions_of
@@ -24,50 +24,21 @@ NonNegativeFloat = Annotated[float, Meta(ge=0)]
 class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of a tenant; 0 is unlimited."""
 
-    requests_per_s: Annotated[
-        NonNegativeFloat,
-        doc("Maximum requests per second, each counted as its sequences (prompts × n). 0 in any limit: unlimited."),
-    ] = 0.0
-    burst: Annotated[
-        NonNegativeInt,
-        doc("Maximum requests at once after a pause, counted as sequences. 0: those of two seconds, at least one."),
-    ] = 0
-    max_sequences: Annotated[
-        NonNegativeInt, doc("Maximum sequences (prompts × n) of one request; larger ones get 400.")
-    ] = 0
-    submissions_per_s: Annotated[
-        NonNegativeFloat,
-        doc(
-            "Maximum rate of POSTs of jobs, files and batches, with a burst of two seconds' worth. `requests_per_s` "
-            "and `burst` apply too."
-        ),
-    ] = 50.0
-    reads_per_s: Annotated[
-        NonNegativeFloat,
-        doc(
-            "Maximum rate of reads of jobs, files and batches, with a burst of two seconds' worth. A list counts as "
-            "one, plus one per 10 rows."
-        ),
-    ] = 500.0
-    tokens_per_minute: Annotated[
-        NonNegativeInt,
-        doc("Maximum rate of tokens, prompt and answer together. One minute's worth may be used at once."),
-    ] = 0
-    max_tokens: Annotated[NonNegativeInt, doc("Maximum tokens of one answer.")] = 0
-    max_body_bytes: Annotated[NonNegativeInt, doc("Maximum size of one request body.")] = 0
-    usd_per_day: Annotated[NonNegativeFloat, doc("Budget per UTC day, in USD.")] = 0.0
-    max_jobs: Annotated[NonNegativeInt, doc("Maximum unfinished jobs. 0: `jobs.max_unfinished`.")] = 0
-    weight: Annotated[float, Meta(gt=0), doc("Weight of the tenant in a tier's queues, relative to others.")] = 1.0
-    off_peak: Annotated[bool, doc("Start all jobs and batches of the tenant in `jobs.off_peak.hours`.")] = False
-    models: Annotated[
-        tuple[str, ...],
-        doc("Names or aliases of the allowed tiers; a token's claim `models` can narrow this. Empty: all."),
-    ] = ()
+    requests_per_s: NonNegativeFloat = 0.0
+    burst: NonNegativeInt = 0
+    max_sequences: NonNegativeInt = 0
+    submissions_per_s: NonNegativeFloat = 50.0
+    reads_per_s: NonNegativeFloat = 500.0
+    tokens_per_minute: NonNegativeInt = 0
+    max_tokens: NonNegativeInt = 0
+    max_body_bytes: NonNegativeInt = 0
+    usd_per_day: NonNegativeFloat = 0.0
+    max_jobs: NonNegativeInt = 0
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    off_peak: bool = False
+    models: tuple[str, ...] = ()
 
-    regions: Annotated[
-        tuple[str, ...],
-        doc("Regions in which the tenant's requests, jobs and files may be. Empty: any. Requests narrow it by tags."),
-    ] = ()
+    regions: tuple[str, ...] = ()
 
     @property
     def request_capacity(self) -> float:
@@ -133,33 +104,26 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TenantConfig(TenantLimits, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Limits of a named tenant."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"), doc("Name of the tenant in its tokens.")]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
 class TierPrice(Price, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Price of a tier, in USD."""
 
-    tier: Annotated[str, doc("Name of the tier.")]
+    tier: str
 
 
 class TenantsConfig(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
     """Section `tenants`."""
 
     default: TenantLimits = TenantLimits()  # for tenants without an entry in `overrides`
-    overrides: Annotated[tuple[TenantConfig, ...], doc("Limits of named tenants instead of `tenants.default`.")] = ()
-    prices: Annotated[tuple[TierPrice, ...], doc("Prices of the tiers. A tier without a price costs nothing.")] = ()
-    local_share: Annotated[
-        float,
-        Meta(gt=0, le=1),
-        doc(
-            "Share of each rate and budget that a gateway grants without Redis if it never reached Redis. Otherwise "
-            "limits are divided by the last known number of gateways."
-        ),
-    ] = 0.5
-    redis_timeout_s: Annotated[Seconds, doc("Maximum time of a Redis call; this gateway then decides alone.")] = 0.1
-    redis_retry_after_s: Annotated[Seconds, doc("Pause after a Redis failure.")] = 1.0
-    usage_flush_s: Annotated[Seconds, doc("Interval at which usage is written to Redis.")] = 1.0
-    usage_retention_days: Annotated[Positive, doc("Number of days for which usage is kept in Redis.")] = 40
+    overrides: tuple[TenantConfig, ...] = ()
+    prices: tuple[TierPrice, ...] = ()
+    local_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    redis_timeout_s: Seconds = 0.1
+    redis_retry_after_s: Seconds = 1.0
+    usage_flush_s: Seconds = 1.0
+    usage_retention_days: Positive = 40
 
     def limits(self, tenant: str) -> TenantLimits:
         """Return the limits of a tenant."""

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from ...config import Seconds, doc
+from ...config import Seconds
 from ...errors import ConfigError
 from ...web_origins import is_loopback
 
@@ -21,49 +21,22 @@ ClaimName = Annotated[str, Meta(pattern=CLAIM_NAME)]
 class ClaimsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `claims` of an issuer: the claims that say what a token may do, by name or as a JSON Pointer."""
 
-    tenant: Annotated[
-        str,
-        doc(
-            "Claim with the tenant. A name that begins with `/` is a JSON Pointer, such as `/org/name`. Empty: each "
-            "token is of the only tenant of `identity.issuers[].tenants`."
-        ),
-    ] = "tenant"
-    scopes: Annotated[
-        str,
-        doc(
-            "Claim with the scopes, in a list or separated by spaces; others than Causeway's are ignored. Empty: each "
-            "token has the scopes `chat` and `jobs`."
-        ),
-    ] = "scope"
-    regions: Annotated[
-        str, doc("Claim with the regions to which the token's requests are bound. A token without it is not bound.")
-    ] = "regions"
-    priority: Annotated[
-        str,
-        doc("Claim with the highest priority: `interactive`, `standard` or `bulk`. A token without it: `standard`."),
-    ] = "priority"
+    tenant: str = "tenant"
+    scopes: str = "scope"
+    regions: str = "regions"
+    priority: str = "priority"
 
 
 class IssuerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of `identity.issuers`: an OpenID Connect issuer whose tokens are accepted."""
 
-    issuer: Annotated[str, doc("URL of the issuer, as in its discovery document and in the claim `iss`.")]
-    audience: Annotated[str, Meta(min_length=1), doc("Accepted `aud` claim.")]
-    tenants: Annotated[
-        tuple[ClaimName, ...],
-        Meta(min_length=1),
-        doc("Tenants whose tokens are accepted; a token of another tenant gets 403."),
-    ]
+    issuer: str
+    audience: Annotated[str, Meta(min_length=1)]
+    tenants: Annotated[tuple[ClaimName, ...], Meta(min_length=1)]
     claims: ClaimsConfig = ClaimsConfig()
-    ca_file: Annotated[
-        str, doc("PEM file of the CAs trusted for `identity.issuers[].issuer`. Empty: the system's CAs.")
-    ] = ""
-    refresh_s: Annotated[
-        float, Meta(gt=0, le=3600), doc("Interval at which the keys are read: a withdrawn key is refused by then.")
-    ] = 300.0
-    interval_s: Annotated[
-        Seconds, doc("Minimum time between two readings of the keys, however many tokens have an unknown key.")
-    ] = 5.0
+    ca_file: str = ""
+    refresh_s: Annotated[float, Meta(gt=0, le=3600)] = 300.0
+    interval_s: Seconds = 5.0
 
 
 def check_url(url: str, where: str) -> None:
