@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.process import option
 
 from ..accounts.identity.api_keys import DAY_S, ApiKey, ApiKeyStore, NewApiKey, Rotation
 from ..admission import RANK
@@ -21,12 +22,8 @@ from .process import ConfigSource, redis_options
 from .usage import gateways_redis
 
 _T = TypeVar("_T")
-priority_option = click.option(
-    "--priority",
-    type=click.Choice(tuple(RANK)),
-    default="standard",
-    show_default=True,
-    help="Highest priority that a request may have.",
+priority_option = option(
+    "--priority", "Highest priority that a request may have.", click.Choice(tuple(RANK)), "standard"
 )
 _LIFETIME = click.option(
     "--lifetime-s",
@@ -45,18 +42,12 @@ def api() -> None:
 @api.command()
 @click.argument("tenant")
 @click.argument("name")
-@click.option(
-    "--scope",
-    "scopes",
-    multiple=True,
-    type=click.Choice(("chat", "jobs")),
-    default=("chat",),
-    show_default=True,
-    help="Scope of the key; repeatable.",
+@option(
+    "--scope", "Scope of the key; repeatable.", click.Choice(("chat", "jobs")), ("chat",), to="scopes", multiple=True
 )
 @priority_option
-@click.option("--model", "models", multiple=True, help="Model that the key may use; repeatable; default: all.")
-@click.option("--usd-per-day", type=click.FloatRange(min=0), default=0.0, help="Budget per UTC day; default: none.")
+@option("--model", "Model that the key may use; repeatable; default: all.", to="models", multiple=True)
+@option("--usd-per-day", "Budget per UTC day; default: none.", click.FloatRange(min=0), 0.0, show_default=False)
 @_LIFETIME
 @redis_options
 def create(source: ConfigSource, tenant: str, name: str, lifetime_s: float, **fields: object) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.issuers.config import ClaimName
-from causeway_server.router.serving.process import begin_imports, run_fast
+from causeway_server.router.serving.process import begin_imports, option, run_fast
 
 from ..brokers.port import parse_range, parse_topic
 from ..config import Config
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _DEAD = ".dead"
-_OPERATOR_PORT = click.option(
+_OPERATOR_PORT = option(
     "--operator-port",
-    type=click.IntRange(0, 65535),
-    help=(
-        "Serve metrics and operators on this port of operator.host; 0: any free port. Without it they are not served."
-    ),
+    "Serve metrics and operators on this port of operator.host; 0: any free port. Without it they are not served.",
+    click.IntRange(0, 65535),
 )
 
 
@@ -43,26 +41,22 @@ def worker(process: ConfiguredProcess) -> None:
 
 
 @click.command(context_settings=_HELP)
-@click.option(
+@option(
     "--in",
-    "source",
+    "Topic of messages: nats://host:4222/SUBJECT (wildcards allowed) or kafka://host:9092/TOPIC.",
+    to="source",
     required=True,
-    help="Topic of messages: nats://host:4222/SUBJECT (wildcards allowed) or kafka://host:9092/TOPIC.",
 )
-@click.option("--out", "sink", help="Topic of answers, and of expiry notices for expired messages.")
-@click.option("--dead", help="Topic of dead letters; default: the topic of --out with `.dead` appended.")
-@click.option(
+@option("--out", "Topic of answers, and of expiry notices for expired messages.", to="sink")
+@option("--dead", "Topic of dead letters; default: the topic of --out with `.dead` appended.")
+@option(
     "--replay",
+    "Instead of --out: answer a range of messages again, to stdout, and exit. The range is given by "
+    "time, sequence, or PARTITION-OFFSET of Kafka.",
     metavar="FROM..TO",
-    help=(
-        "Instead of --out: answer a range of messages again, to stdout, and exit. The range is given by "
-        "time, sequence, or PARTITION-OFFSET of Kafka."
-    ),
 )
-@click.option("--audit", help="Topic of a replay's outcomes, instead of stdout.")
-@click.option(
-    "--name", default="stream", show_default=True, help="Name of the pipeline. Its processes share their progress."
-)
+@option("--audit", "Topic of a replay's outcomes, instead of stdout.")
+@option("--name", "Name of the pipeline. Its processes share their progress.", default="stream")
 @_OPERATOR_PORT
 @configured_command
 def stream(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.process import ask
+from causeway_server.router.serving.process import ask, option
 
 from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks
@@ -21,15 +21,15 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--tenant", help="Erase a tenant: all its devices and users.")
-@click.option("--device", help="Erase a device, as tenant/device.")
-@click.option("--user", help="Erase the jobs of a user, as tenant/user, which are the requests that name it as `user`.")
-@click.option("--sign", "private", type=_FILE, help="Private key that signs the receipt, from `keys new`.")
-@click.option("--receipt", "file", type=PATH, help="File for the receipt; default: stdout.")
-@click.option("--dry-run", is_flag=True, help="Print the amount of data, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--verify", "signed", type=_FILE, help="Instead of erasing, verify this receipt with --keys.")
-@click.option("--keys", "key_file", type=_FILE, help="JWKS file with the public key, for --verify.")
+@option("--tenant", "Erase a tenant: all its devices and users.")
+@option("--device", "Erase a device, as tenant/device.")
+@option("--user", "Erase the jobs of a user, as tenant/user, which are the requests that name it as `user`.")
+@option("--sign", "Private key that signs the receipt, from `keys new`.", _FILE, to="private")
+@option("--receipt", "File for the receipt; default: stdout.", PATH, to="file")
+@option("--dry-run", "Print the amount of data, and change nothing.", is_flag=True)
+@option("--yes", "Do not ask for confirmation.", is_flag=True)
+@option("--verify", "Instead of erasing, verify this receipt with --keys.", _FILE, to="signed")
+@option("--keys", "JWKS file with the public key, for --verify.", _FILE, to="key_file")
 @redis_options
 def erase(
     source: ConfigSource,

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from causeway_server.router.errors import ConfigError, JobStoreUnavailable
-from causeway_server.router.serving.process import ask, format_option
+from causeway_server.router.serving.process import ask, format_option, option
 
 from ..config import Config
 from ..storage.config import with_shared_redis
@@ -36,9 +36,7 @@ def dlq(context: click.Context, source: ConfigSource) -> None:
 
 
 @dlq.command("list")
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Maximum number of dead letters."
-)
+@option("--limit", "Maximum number of dead letters.", click.IntRange(1, 10_000), 100)
 @click.pass_obj
 @report_errors
 def list_dead_letters(source: ConfigSource, limit: int) -> None:
@@ -53,7 +51,7 @@ def list_dead_letters(source: ConfigSource, limit: int) -> None:
 
 @dlq.command("retry")
 @click.argument("jobs", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All dead letters that `list` shows by default.")
+@option("--all", "All dead letters that `list` shows by default.", to="every", is_flag=True)
 @click.pass_obj
 @report_errors
 def retry(source: ConfigSource, jobs: tuple[str, ...], every: bool) -> None:
@@ -63,8 +61,8 @@ def retry(source: ConfigSource, jobs: tuple[str, ...], every: bool) -> None:
 
 @dlq.command("purge")
 @click.argument("jobs", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All dead letters that `list` shows by default, after confirmation.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@option("--all", "All dead letters that `list` shows by default, after confirmation.", to="every", is_flag=True)
+@option("--yes", "Do not ask for confirmation.", is_flag=True)
 @click.pass_obj
 @report_errors
 def purge(source: ConfigSource, jobs: tuple[str, ...], every: bool, yes: bool) -> None:

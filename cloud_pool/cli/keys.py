@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.process import option
 
 from ..accounts.identity import issuing
 from ..accounts.identity.config import MAX_TOKEN_LIFETIME_S, IdentityConfig
@@ -43,13 +44,8 @@ keys.add_command(api)
 
 
 @keys.command()
-@click.option(
-    "--private",
-    type=PATH,
-    required=True,
-    help="File for the private key, written with mode 0600. Keep it off the gateways.",
-)
-@click.option("--keys", "key_file", type=PATH, required=True, help="JWKS file; the public key is added to it.")
+@option("--private", "File for the private key, written with mode 0600. Keep it off the gateways.", PATH, required=True)
+@option("--keys", "JWKS file; the public key is added to it.", PATH, to="key_file", required=True)
 @report_errors
 def new(private: Path, key_file: Path) -> None:
     """Create a signing key and print its id. Gateways read the changed key set within a second."""
@@ -57,38 +53,37 @@ def new(private: Path, key_file: Path) -> None:
 
 
 @keys.command()
-@click.option("--private", type=PATH, required=True, help="Signing key, from `keys new`.")
-@click.option("--tenant", required=True, help="The device's tenant.")
-@click.option("--device", required=True, help="The device's name.")
-@click.option(
+@option("--private", "Signing key, from `keys new`.", PATH, required=True)
+@option("--tenant", "The device's tenant.", required=True)
+@option("--device", "The device's name.", required=True)
+@option(
     "--scope",
-    "scopes",
+    "Scope that the token permits; repeatable.",
+    click.Choice(SCOPES),
+    ("chat", "jobs"),
+    to="scopes",
     multiple=True,
-    type=click.Choice(SCOPES),
-    default=("chat", "jobs"),
-    show_default=True,
-    help="Scope that the token permits; repeatable.",
 )
 @priority_option
-@click.option("--critical", is_flag=True, help="Permit requests with x-causeway-critical: true.")
-@click.option(
+@option("--critical", "Permit requests with x-causeway-critical: true.", is_flag=True)
+@option(
     "--model",
-    "models",
+    "Model that the token may use; repeatable; default: all models of its tenant.",
+    to="models",
     multiple=True,
-    help="Model that the token may use; repeatable; default: all models of its tenant.",
 )
-@click.option(
+@option(
     "--modality",
-    "modalities",
+    "Kind of content that messages may have; repeatable; default: all.",
+    click.Choice(MODALITIES),
+    to="modalities",
     multiple=True,
-    type=click.Choice(MODALITIES),
-    help="Kind of content that messages may have; repeatable; default: all.",
 )
-@click.option(
+@option(
     "--region",
-    "regions",
+    "Region (identity.region of gateways) in which the token is valid; repeatable; default: all.",
+    to="regions",
     multiple=True,
-    help="Region (identity.region of gateways) in which the token is valid; repeatable; default: all.",
 )
 @click.option(
     "--lifetime-s",
@@ -97,15 +92,8 @@ def new(private: Path, key_file: Path) -> None:
     show_default="30 days",
     help="Lifetime of the token in seconds.",
 )
-@click.option(
-    "--issuer", default=_DEFAULTS.issuer, show_default=True, help="Issuer, equal to the gateways' identity.issuer."
-)
-@click.option(
-    "--audience",
-    default=_DEFAULTS.audience,
-    show_default=True,
-    help="Audience, equal to the gateways' identity.audience.",
-)
+@option("--issuer", "Issuer, equal to the gateways' identity.issuer.", default=_DEFAULTS.issuer)
+@option("--audience", "Audience, equal to the gateways' identity.audience.", default=_DEFAULTS.audience)
 @report_errors
 def issue(
     private: Path,
@@ -147,12 +135,11 @@ def issue(
 
 @keys.command()
 @click.argument("file", type=PATH)
-@click.option(
+@option(
     "--after-s",
-    type=click.FloatRange(min=0),
-    default=600.0,
-    show_default=True,
-    help="Seconds until the key encrypts. All gateways and workers must have the file by then.",
+    "Seconds until the key encrypts. All gateways and workers must have the file by then.",
+    click.FloatRange(min=0),
+    600.0,
 )
 @report_errors
 def rotate(file: Path, after_s: float) -> None:
@@ -167,10 +154,10 @@ def rotate(file: Path, after_s: float) -> None:
 
 @keys.command()
 @redis_options
-@click.option("--token-id", help="Revoke one token, by its id.")
-@click.option("--device", help="Revoke all tokens of tenant/device issued until now.")
-@click.option("--key", "kid", help="Revoke a signing key and all tokens that it signed, by removing it from --keys.")
-@click.option("--keys", "key_file", type=PATH, help="JWKS file, for --key.")
+@option("--token-id", "Revoke one token, by its id.")
+@option("--device", "Revoke all tokens of tenant/device issued until now.")
+@option("--key", "Revoke a signing key and all tokens that it signed, by removing it from --keys.", to="kid")
+@option("--keys", "JWKS file, for --key.", PATH, to="key_file")
 def revoke(
     source: ConfigSource, token_id: str | None, device: str | None, kid: str | None, key_file: Path | None
 ) -> None:
@@ -213,7 +200,7 @@ async def _revoke(config: Config, token_id: str | None, device: str | None, now:
 
 @keys.command()
 @click.argument("token", required=False)
-@click.option("--keys", "key_file", type=PATH, help="List the keys of this JWKS file.")
+@option("--keys", "List the keys of this JWKS file.", PATH, to="key_file")
 @redis_options
 def show(source: ConfigSource, token: str | None, key_file: Path | None) -> None:
     """Show a token's claims, a key set, or the revocations in Redis. Claims are not verified."""

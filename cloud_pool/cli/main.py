@@ -14,7 +14,7 @@ import msgspec
 
 from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.process import ProgramGroup, begin_imports, migrate_file, refuse, run_fast
+from causeway_server.router.serving.process import ProgramGroup, begin_imports, migrate_file, option, refuse, run_fast
 
 from ..config import Config
 from .process import PATH, ConfiguredProcess, configured_command, until_stopped
@@ -48,16 +48,10 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--host", help="Address to listen on. Any address except loopback needs --token-file.")
-@click.option("--port", type=_PORT, help="Port; 0: any free port, which the ready line names.")
-@click.option(
-    "--token-file",
-    type=PATH,
-    help="File of bearer tokens, with lines of `<device> <token>` or `<device> sha256:<hex>`.",
-)
-@click.option(
-    "--operator-port", type=_PORT, help="Port for metrics and operators; 0: any free port; default: --port + 100."
-)
+@option("--host", "Address to listen on. Any address except loopback needs --token-file.")
+@option("--port", "Port; 0: any free port, which the ready line names.", _PORT)
+@option("--token-file", "File of bearer tokens, with lines of `<device> <token>` or `<device> sha256:<hex>`.", PATH)
+@option("--operator-port", "Port for metrics and operators; 0: any free port; default: --port + 100.", _PORT)
 @configured_command
 def serve(process: ConfiguredProcess) -> None:
     """Serve OpenAI requests from Triton. Prints `ready url=… operator=…` on stdout. SIGHUP reloads the endpoints."""
@@ -68,7 +62,7 @@ def serve(process: ConfiguredProcess) -> None:
 
 
 @main.command("config")
-@click.option("--schema", is_flag=True, help="Instead, print the JSON schema of the file, for editors.")
+@option("--schema", "Instead, print the JSON schema of the file, for editors.", is_flag=True)
 def list_config_keys(*, schema: bool) -> None:
     """List all configuration keys with their defaults and meanings."""
     if schema:

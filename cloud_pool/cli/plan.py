@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.process import format_option
+from causeway_server.router.serving.process import format_option, option
 
 from ..planning import (
     CapacityPlan,
@@ -63,47 +63,35 @@ class _PointType(click.ParamType[ThroughputPoint]):
 
 
 @click.command(name="plan", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--peak-rps", type=float, required=True, help="Requests per second at the peak.")
-@click.option(
-    "--prompt", type=_LengthsType(), required=True, help="Prompt tokens: MEAN, MEAN:SPREAD (deviation/mean), or a file."
-)
-@click.option("--completion", type=_LengthsType(), required=True, help="Answer tokens, in the same forms.")
-@click.option("--prefill", type=float, help="Prompt tokens per second of one replica.")
-@click.option(
+@option("--peak-rps", "Requests per second at the peak.", float, required=True)
+@option("--prompt", "Prompt tokens: MEAN, MEAN:SPREAD (deviation/mean), or a file.", _LengthsType(), required=True)
+@option("--completion", "Answer tokens, in the same forms.", _LengthsType(), required=True)
+@option("--prefill", "Prompt tokens per second of one replica.", float)
+@option(
     "--decode",
-    "points",
-    type=_PointType(),
+    "Answer tokens per second of one replica, as SEQUENCES=TOKENS/S; repeatable.",
+    _PointType(),
+    to="points",
     multiple=True,
-    help="Answer tokens per second of one replica, as SEQUENCES=TOKENS/S; repeatable.",
 )
-@click.option("--overhead-ms", type=float, default=0.0, help="Fixed time per request.")
-@click.option("--measure", "url", help="Instead, measure a replica at this OpenAI URL, which ends in /v1.")
-@click.option("--model", default="assistant-large", show_default=True, help="Model name, for --measure.")
-@click.option("--token", envvar="CAUSEWAY_TOKEN", default="", help="Bearer token, for --measure.")
-@click.option("--sequences", type=click.IntRange(min=1), multiple=True, default=(1, 4, 16), show_default=True,
-              help="Concurrent sequences for --measure; repeatable.")  # fmt: skip
-@click.option(
+@option("--overhead-ms", "Fixed time per request.", float, 0.0, show_default=False)
+@option("--measure", "Instead, measure a replica at this OpenAI URL, which ends in /v1.", to="url")
+@option("--model", "Model name, for --measure.", default="assistant-large")
+@option("--token", "Bearer token, for --measure.", default="", envvar="CAUSEWAY_TOKEN")
+@option(
+    "--sequences", "Concurrent sequences for --measure; repeatable.", click.IntRange(min=1), (1, 4, 16), multiple=True
+)
+@option(
     "--slots",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Concurrent sequences of a replica; 0: those of its fastest measured point.",
+    "Concurrent sequences of a replica; 0: those of its fastest measured point.",
+    click.IntRange(min=0),
+    0,
+    show_default=False,
 )
-@click.option("--utilisation", type=float, default=0.7, show_default=True, help="Target utilisation at the peak.")
-@click.option(
-    "--spare",
-    type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
-    help="Replicas that may be lost without overload.",
-)
-@click.option(
-    "--zones",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Number of zones. Above 1, any one zone may be lost.",
-)
-@click.option("--usd-per-hour", type=float, default=0.0, help="Cost of one replica per hour in US dollars.")
+@option("--utilisation", "Target utilisation at the peak.", float, 0.7)
+@option("--spare", "Replicas that may be lost without overload.", click.IntRange(min=0), 1)
+@option("--zones", "Number of zones. Above 1, any one zone may be lost.", click.IntRange(min=1), 1)
+@option("--usd-per-hour", "Cost of one replica per hour in US dollars.", float, 0.0, show_default=False)
 @format_option
 def plan_command(
     peak_rps: float,

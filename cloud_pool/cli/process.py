@@ -16,6 +16,7 @@ import click
 from causeway_server.router.errors import CausewayError, ConfigError
 from causeway_server.router.serving import process
 from causeway_server.router.serving.logs import log_crashes, log_loop_errors, start_log
+from causeway_server.router.serving.process import option
 
 from ..config import Config, Flags, load_config
 from ..core.principal import DEFAULT_TENANT
@@ -73,8 +74,8 @@ def redis_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, path: Path | None, redis: str | None, **options: Any) -> None:
         command(*args, source=ConfigSource(path, redis), **options)
 
-    redis = click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
-    return click.option("--config", "path", type=PATH, help="The gateways' YAML file.")(redis(run))
+    redis = option("--redis", "URL of the Redis that gateways and workers share.", envvar="CAUSEWAY_REDIS")
+    return option("--config", "The gateways' YAML file.", PATH, to="path")(redis(run))
 
 
 def poll_grpc_in_one_thread() -> None:
@@ -95,19 +96,17 @@ class ConfiguredProcess(NamedTuple):
 
 
 _OPTIONS = (
-    click.option("--config", "path", type=PATH, help="The gateways' YAML file. Flags override it."),
-    click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share."),
-    click.option("--triton", help="host:port of Triton's gRPC, for tiers without an address of their own."),
-    click.option(
+    option("--config", "The gateways' YAML file. Flags override it.", PATH, to="path"),
+    option("--redis", "URL of the Redis that gateways and workers share.", envvar="CAUSEWAY_REDIS"),
+    option("--triton", "host:port of Triton's gRPC, for tiers without an address of their own."),
+    option(
         "--tier",
-        "tiers",
+        "Name of a tier, which is also the name of its artifact and its model; repeatable.",
+        to="tiers",
         multiple=True,
-        help="Name of a tier, which is also the name of its artifact and its model; repeatable.",
     ),
-    click.option(
-        "--model-dir", "model_dirs", multiple=True, type=PATH, help="Folder searched for artifacts first; repeatable."
-    ),
-    click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]), help="Log level."),
+    option("--model-dir", "Folder searched for artifacts first; repeatable.", PATH, to="model_dirs", multiple=True),
+    option("--log", "Log level.", click.Choice(["debug", "info", "warning", "error"])),
 )
 
 
@@ -132,8 +131,8 @@ def configured_command(command: Callable[..., None]) -> Callable[..., None]:
         except ConfigError as error:
             refuse(error.message)
 
-    for option in reversed(_OPTIONS):
-        start = option(start)
+    for add in reversed(_OPTIONS):
+        start = add(start)
     return start
 
 

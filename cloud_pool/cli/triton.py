@@ -18,6 +18,7 @@ from causeway_server.models.llama_cpp.protocol import EngineOptions, adapter_fil
 from causeway_server.models.parts.installed import ENCODERS, EXTRAS, encoder_spec, is_installed, is_installed_in
 from causeway_server.models.parts.process.messages import PartLimits
 from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.process import option
 from causeway_server.router.types import Modality
 
 from ..tiers.config import DEFAULT_TIER
@@ -36,12 +37,10 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of Triton's gRPC.")
-@click.option("--grpc-port", type=_PORT, default=8001, show_default=True, help="Port of gRPC; 0: any free port.")
-@click.option(
-    "--metrics-port", type=_PORT, default=8002, show_default=True, help="Port of the metrics; 0: any free port."
-)
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address of the metrics, over HTTP.")
+@option("--host", "Address of Triton's gRPC.", default="127.0.0.1")
+@option("--grpc-port", "Port of gRPC; 0: any free port.", _PORT, 8001)
+@option("--metrics-port", "Port of the metrics; 0: any free port.", _PORT, 8002)
+@option("--metrics-host", "Address of the metrics, over HTTP.", default="127.0.0.1")
 @click.option(
     "--key-file",
     type=PATH,
@@ -52,91 +51,53 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
         "read it as `triton_key_file`."
     ),
 )
-@click.option(
+@option(
     "--model",
-    "models",
-    multiple=True,
+    "Model to serve: NAME, or NAME=ARTIFACT to serve an artifact under another name; repeatable. "
+    "`speech`, `images` and `files` are encoders of parts.",
     default=(DEFAULT_TIER,),
-    show_default=True,
-    help=(
-        "Model to serve: NAME, or NAME=ARTIFACT to serve an artifact under another name; repeatable. "
-        "`speech`, `images` and `files` are encoders of parts."
-    ),
+    to="models",
+    multiple=True,
 )
-@click.option(
-    "--model-dir", "model_dirs", multiple=True, type=PATH, help="Folder searched for artifacts first; repeatable."
-)
-@click.option(
+@option("--model-dir", "Folder searched for artifacts first; repeatable.", PATH, to="model_dirs", multiple=True)
+@option(
     "--environment",
-    type=PATH,
-    default=ENVIRONMENT,
+    "Folder of Triton's Python environment.",
+    PATH,
+    ENVIRONMENT,
+    show_default=False,
     envvar="CAUSEWAY_TRITON_ENV",
-    help="Folder of Triton's Python environment.",
 )
-@click.option(
-    "--sequences",
-    type=click.IntRange(1, 256),
-    default=16,
-    show_default=True,
-    help="Sequences that a model decodes together.",
-)
-@click.option(
+@option("--sequences", "Sequences that a model decodes together.", click.IntRange(1, 256), 16)
+@option(
     "--context-tokens",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Context of one sequence in tokens; 0: the model's own.",
+    "Context of one sequence in tokens; 0: the model's own.",
+    click.IntRange(min=0),
+    0,
+    show_default=False,
 )
-@click.option(
-    "--threads", type=click.IntRange(min=0), default=0, help="Threads of a model; 0: the number that trials find best."
+@option(
+    "--threads",
+    "Threads of a model; 0: the number that trials find best.",
+    click.IntRange(min=0),
+    0,
+    show_default=False,
 )
-@click.option(
-    "--gpu-layers",
-    callback=_gpu_layers,
-    default="auto",
-    show_default=True,
-    help="Layers on the GPU; -1: all; auto: as many as fit.",
-)
-@click.option(
+@option("--gpu-layers", "Layers on the GPU; -1: all; auto: as many as fit.", default="auto", callback=_gpu_layers)
+@option(
     "--encoder-python",
+    "Python that has the extras `voice` and `images`, for encoders; default: the Python of this command.",
     default=sys.executable,
-    help="Python that has the extras `voice` and `images`, for encoders; default: the Python of this command.",
+    show_default=False,
 )
-@click.option(
-    "--max-audio-s",
-    type=click.FloatRange(min=1),
-    default=PartLimits().audio_s,
-    show_default=True,
-    help="Maximum length of an audio clip, in seconds.",
+@option("--max-audio-s", "Maximum length of an audio clip, in seconds.", click.FloatRange(min=1), PartLimits().audio_s)
+@option("--max-pixels", "Maximum pixels of an image.", click.IntRange(min=1), PartLimits().pixels)
+@option("--max-text-bytes", "Maximum size of a text file, in bytes.", click.IntRange(min=1), PartLimits().text_bytes)
+@option("--drain-s", "Time for running requests after SIGTERM, in seconds.", click.FloatRange(min=0), 10.0)
+@option(
+    "--trace-endpoint", "OpenTelemetry collector (OTLP over HTTP), as http://host:4318; empty: no traces.", default=""
 )
-@click.option(
-    "--max-pixels",
-    type=click.IntRange(min=1),
-    default=PartLimits().pixels,
-    show_default=True,
-    help="Maximum pixels of an image.",
-)
-@click.option(
-    "--max-text-bytes",
-    type=click.IntRange(min=1),
-    default=PartLimits().text_bytes,
-    show_default=True,
-    help="Maximum size of a text file, in bytes.",
-)
-@click.option(
-    "--drain-s",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    show_default=True,
-    help="Time for running requests after SIGTERM, in seconds.",
-)
-@click.option(
-    "--trace-endpoint",
-    default="",
-    help="OpenTelemetry collector (OTLP over HTTP), as http://host:4318; empty: no traces.",
-)
-@click.option(
-    "--restart/--no-restart", default=True, help="Whether to start the server again after a crash.", show_default=True
-)
+@option("--restart/--no-restart", "Whether to start the server again after a crash.", default=True)
 def triton(
     host: str,
     grpc_port: int,

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from causeway_server.router.errors import CausewayError, ConfigError
-from causeway_server.router.serving.process import format_option
+from causeway_server.router.serving.process import format_option, option
 
 from ..accounts.tenants.usage import UsageRow, read_usage
 from ..config import Config
@@ -67,7 +67,7 @@ def _day(_context: click.Context, _option: click.Parameter, text: str | None) ->
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("tenant")
 @redis_options
-@click.option("--day", callback=_day, help="Day in UTC, such as 2026-11-21; default: today.")
+@option("--day", "Day in UTC, such as 2026-11-21; default: today.", callback=_day)
 @format_option
 def usage_command(source: ConfigSource, tenant: str, day: str, as_json: bool) -> None:
     """Show a tenant's usage on a day, and its cost."""

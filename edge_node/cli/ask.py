@@ -35,6 +35,7 @@ from causeway_sdk import (
 from causeway_server.router.checks.explanation import RouteExplanation, explain, try_draft
 from causeway_server.router.errors import ConfigError, ModelNotFound
 from causeway_server.router.policy.compiled import check_policy
+from causeway_server.router.serving.process import option
 from causeway_server.router.types import NowSignals
 
 from .options import PATH, connect, read_prompt, request_arguments, request_options, usage_error
@@ -53,7 +54,7 @@ _NO_MICROPHONE = (
 @click.command()
 @click.argument("text")
 @request_options
-@click.option("--no-stream", is_flag=True, help="Wait for the whole answer.")
+@option("--no-stream", "Wait for the whole answer.", is_flag=True)
 def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **flags: Any) -> None:
     """Send a prompt to the running daemon.
 
@@ -78,16 +79,14 @@ def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **fla
 @click.command()
 @click.argument("text")
 @request_options
-@click.option("--policy", "policy_path", type=PATH, help="Try this policy file instead of asking the daemon.")
-@click.option(
+@option("--policy", "Try this policy file instead of asking the daemon.", PATH, to="policy_path")
+@option(
     "--set",
-    "settings",
+    "With --policy: set a signal, such as device.temperature_c=90, or down=TARGET. Repeatable. All "
+    "other signals are absent.",
+    to="settings",
     multiple=True,
     metavar="SIGNAL=VALUE",
-    help=(
-        "With --policy: set a signal, such as device.temperature_c=90, or down=TARGET. Repeatable. All "
-        "other signals are absent."
-    ),
 )
 def route(
     text: str,
@@ -121,12 +120,11 @@ def route(
 @click.command()
 @click.argument("audio", default="")
 @request_options
-@click.option(
+@option(
     "--duration-s",
-    type=click.FloatRange(min=0.1, max=120.0),
-    default=5.0,
-    show_default=True,
-    help="Length of the recording in seconds, if there is no AUDIO.",
+    "Length of the recording in seconds, if there is no AUDIO.",
+    click.FloatRange(min=0.1, max=120.0),
+    5.0,
 )
 def listen(audio: str, url: str, api_key: str, as_json: bool, duration_s: float, **flags: Any) -> None:
     """Send a spoken request to the running daemon.

@@ -9,15 +9,15 @@ import click
 import msgspec
 
 from causeway_sdk import CausewayAPIError, CausewayError
-from causeway_server.router.serving.process import ask
+from causeway_server.router.serving.process import ask, option
 
 from .options import connect, daemon_options
 
 
 @click.command()
 @daemon_options
-@click.option("--client", required=True, help="Name of the client, as in decision records.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@option("--client", "Name of the client, as in decision records.", required=True)
+@option("--yes", "Do not ask for confirmation.", is_flag=True)
 def erase(url: str, api_key: str, as_json: bool, client: str, *, yes: bool) -> None:
     """Erase everything that the device stores of a client, and print the signed receipt.
 

@@ -15,7 +15,7 @@ import msgspec
 
 from causeway_server.router.bundle.refusals import UpdateRefused
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.process import ask, format_option
+from causeway_server.router.serving.process import ask, format_option, option
 
 from ..config.schema import Config
 from .options import PATH, config_options, read_prompt, usage_error
@@ -40,11 +40,11 @@ def fleet() -> None:
 @fleet.command()
 @config_options
 @click.argument("control_plane", metavar="CONTROL_PLANE_URL")
-@click.option("--token", default="-", envvar="CAUSEWAY_JOIN_TOKEN", help="The join token; `-` reads stdin.")
-@click.option("--name", default="", help="Wanted device id; by default the control plane chooses one.")
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label, such as role=kiosk; repeatable.")
-@click.option("--site", default="", help="Site of the device; only a few devices of a site change at once.")
-@click.option("--ca-file", type=PATH, help="PEM file of the authority that signed the control plane's certificate.")
+@option("--token", "The join token; `-` reads stdin.", default="-", show_default=False, envvar="CAUSEWAY_JOIN_TOKEN")
+@option("--name", "Wanted device id; by default the control plane chooses one.", default="")
+@option("--label", "Label, such as role=kiosk; repeatable.", to="labels", multiple=True, metavar="KEY=VALUE")
+@option("--site", "Site of the device; only a few devices of a site change at once.", default="")
+@option("--ca-file", "PEM file of the authority that signed the control plane's certificate.", PATH)
 def join(
     config: Config, control_plane: str, token: str, name: str, labels: tuple[str, ...], site: str, ca_file: Path | None
 ) -> None:
@@ -81,7 +81,7 @@ def join(
 
 @fleet.command()
 @config_options
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@option("--yes", "Do not ask for confirmation.", is_flag=True)
 def leave(config: Config, yes: bool) -> None:
     """Leave the fleet and delete its identity, key and bundles.
 

@@ -12,6 +12,7 @@ import click
 
 from causeway_sdk import CausewayAPIError, CausewayError
 from causeway_server.router.jobs.job import JobState
+from causeway_server.router.serving.process import option
 
 from .options import connect, daemon_options
 
@@ -32,10 +33,8 @@ def jobs() -> None:
 
 @jobs.command("list")
 @daemon_options
-@click.option("--status", type=click.Choice([state.value for state in JobState]), help="Only jobs with this status.")
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Maximum number of jobs, newest first."
-)
+@option("--status", "Only jobs with this status.", click.Choice([state.value for state in JobState]))
+@option("--limit", "Maximum number of jobs, newest first.", click.IntRange(min=1), 100)
 def list_(url: str, api_key: str, as_json: bool, status: str | None, limit: int) -> None:
     """Print id, status, attempts and last error of each job, newest first."""
 

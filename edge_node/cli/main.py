@@ -14,7 +14,7 @@ from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError, PolicyError
 from causeway_server.router.policy.file import seconds
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
-from causeway_server.router.serving.process import ProgramGroup, begin_imports, format_option
+from causeway_server.router.serving.process import ProgramGroup, begin_imports, format_option, option
 
 from ..config.loader import config_variable
 from ..config.schema import Config
@@ -93,21 +93,21 @@ def _print_schema(context: click.Context, _option: click.Parameter, wanted: bool
 
 @main.command("config")
 @config_options
-@click.option(
+@option(
     "--keys",
+    "List every key with its environment variable, its default and its meaning.",
     is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=_list_keys,
-    help="List every key with its environment variable, its default and its meaning.",
 )
-@click.option(
+@option(
     "--schema",
+    "Print the JSON schema of the file, for editors.",
     is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=_print_schema,
-    help="Print the JSON schema of the file, for editors.",
 )
 def print_config(config: Config) -> None:
     """Print the effective configuration, or list every key.
@@ -163,9 +163,7 @@ def decisions() -> None:
 
 @decisions.command()
 @config_options
-@click.option(
-    "--since", default="", metavar="DURATION", help="Only records of this most recent period, such as 24h or 7d."
-)
+@option("--since", "Only records of this most recent period, such as 24h or 7d.", default="", metavar="DURATION")
 def export(config: Config, since: str) -> None:
     """Print the records on disk as JSON lines, oldest first.
 
@@ -198,7 +196,7 @@ def export(config: Config, since: str) -> None:
 
 @main.command("rotate-key")
 @config_options
-@click.option("--new-key-file", type=PATH, help="Seal the keys with the key of this file, too; a missing file is made.")
+@option("--new-key-file", "Seal the keys with the key of this file, too; a missing file is made.", PATH)
 def rotate_key(config: Config, new_key_file: Path | None) -> None:
     """Replace the key that encrypts the state folder.
 
@@ -224,12 +222,12 @@ def rotate_key(config: Config, new_key_file: Path | None) -> None:
 
 @main.command()
 @config_options
-@click.option("--small", metavar="MODEL", help="Model for the device. A policy is written for it.")
-@click.option("--large", metavar="MODEL", help="Model for the cloud, served by Triton. A policy is written for it.")
-@click.option("--vllm", type=PATH, metavar="FILE", help="Start the vLLM that FILE describes instead of Triton.")
-@click.option("--no-cloud", is_flag=True, help="Start only the daemon, without Triton and the gateway.")
-@click.option("--once", is_flag=True, help="Ask the demo questions, print the table, and stop.")
-@click.option("--run-dir", type=PATH, help="Folder for logs and state.")
+@option("--small", "Model for the device. A policy is written for it.", metavar="MODEL")
+@option("--large", "Model for the cloud, served by Triton. A policy is written for it.", metavar="MODEL")
+@option("--vllm", "Start the vLLM that FILE describes instead of Triton.", PATH, metavar="FILE")
+@option("--no-cloud", "Start only the daemon, without Triton and the gateway.", is_flag=True)
+@option("--once", "Ask the demo questions, print the table, and stop.", is_flag=True)
+@option("--run-dir", "Folder for logs and state.", PATH)
 def up(
     config: Config,
     small: str | None,

@@ -19,6 +19,7 @@ import click
 from pydantic import Field
 
 from causeway_sdk import Answer, AsyncCauseway, CausewayAPIError, CausewayError, Job
+from causeway_server.router.serving.process import option
 
 from .. import daemon_version
 from .options import usage_error
@@ -210,12 +211,12 @@ async def serve_http(server: MCPServer[Any], port: int) -> None:
 
 
 @click.command("mcp")
-@click.option("--url", default="", help="URL of the daemon; unix:///path for a Unix socket. [$CAUSEWAY_URL]")
-@click.option("--api-key", default="", help="API key for stdio, if the daemon requires one. [$CAUSEWAY_API_KEY]")
-@click.option(
+@option("--url", "URL of the daemon; unix:///path for a Unix socket. [$CAUSEWAY_URL]", default="")
+@option("--api-key", "API key for stdio, if the daemon requires one. [$CAUSEWAY_API_KEY]", default="")
+@option(
     "--port",
-    type=click.IntRange(1, 65535),
-    help=f"Serve streamable HTTP at {HOST} on this port instead of stdio; each caller sends its own API key.",
+    f"Serve streamable HTTP at {HOST} on this port instead of stdio; each caller sends its own API key.",
+    click.IntRange(1, 65535),
 )
 def mcp(url: str, api_key: str, port: int | None) -> None:
     """Serve the running daemon's tools to agents over MCP.

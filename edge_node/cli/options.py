@@ -13,7 +13,7 @@ import click
 
 from causeway_server.router.config import keys_of
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.process import format_option, refuse
+from causeway_server.router.serving.process import format_option, option, refuse
 from causeway_server.router.types import Prefer
 
 from ..config.loader import load_config, schema_key
@@ -70,11 +70,9 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         command(config=config, **rest)
 
     options = [
-        click.option(
-            "--config", "config_path", type=PATH, envvar=CONFIG_VARIABLE, help=f"YAML file. [${CONFIG_VARIABLE}]"
-        ),
+        option("--config", f"YAML file. [${CONFIG_VARIABLE}]", PATH, to="config_path", envvar=CONFIG_VARIABLE),
         *(click.option(f"--{name.replace('_', '-')}", cls=_KeyOption, help=key) for name, key in _CONFIG_FLAGS.items()),
-        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any configuration key."),
+        option("--set", "Set any configuration key.", to="settings", multiple=True, metavar="KEY=VALUE"),
     ]
     return _with_options(run, options)
 
@@ -89,16 +87,12 @@ def command_line(flags: Mapping[str, Any]) -> tuple[str, ...]:
 def request_options(command: F) -> F:
     """Add the flags of the commands that send one request to a running daemon."""
     options = [
-        click.option("--model", default="auto", show_default=True, help="Target, or `auto` to let the policy decide."),
-        click.option(
-            "--prefer",
-            type=click.Choice(get_args(Prefer)),
-            help="Routing preference, which can only narrow the policy.",
-        ),
-        click.option("--tag", "tags", multiple=True, help="Tag for the policy's rules, such as `private`; repeatable."),
-        click.option("--temperature", type=float, help="Sampling temperature; default: the target's."),
-        click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum tokens of the answer."),
-        click.option("--deadline-s", type=click.FloatRange(min=0, min_open=True), help="Deadline in seconds."),
+        option("--model", "Target, or `auto` to let the policy decide.", default="auto"),
+        option("--prefer", "Routing preference, which can only narrow the policy.", click.Choice(get_args(Prefer))),
+        option("--tag", "Tag for the policy's rules, such as `private`; repeatable.", to="tags", multiple=True),
+        option("--temperature", "Sampling temperature; default: the target's.", float),
+        option("--max-tokens", "Maximum tokens of the answer.", click.IntRange(min=1)),
+        option("--deadline-s", "Deadline in seconds.", click.FloatRange(min=0, min_open=True)),
     ]
     return _with_options(daemon_options(command), options)
 
@@ -106,8 +100,8 @@ def request_options(command: F) -> F:
 def daemon_options(command: F) -> F:
     """Add the flags of commands that talk to a running daemon: those of `connect`, and `--format`."""
     options = [
-        click.option("--url", default="", help="URL of the daemon; unix:///path for a Unix socket. [$CAUSEWAY_URL]"),
-        click.option("--api-key", default="", help="API key, if the daemon requires one. [$CAUSEWAY_API_KEY]"),
+        option("--url", "URL of the daemon; unix:///path for a Unix socket. [$CAUSEWAY_URL]", default=""),
+        option("--api-key", "API key, if the daemon requires one. [$CAUSEWAY_API_KEY]", default=""),
         format_option,
     ]
     return _with_options(command, options)
@@ -149,6 +143,6 @@ def usage_error(message: str) -> NoReturn:
 
 
 def _with_options(command: F, options: Sequence[Callable[[F], F]]) -> F:
-    for option in reversed(options):
-        command = option(command)
+    for add in reversed(options):
+        command = add(command)
     return command

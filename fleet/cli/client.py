@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from causeway_server.router.api.document import ErrorDocument
+from causeway_server.router.serving.process import option
 
 Answer = TypeVar("Answer")
 PROGRAM = "causeway-fleet"
@@ -71,18 +72,17 @@ def connected(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(client=FleetClient(url, _token(token_file), ca_file), **rest)
 
     file = click.Path(path_type=Path, dir_okay=False)
-    for option in (
-        click.option("--ca-file", type=file, envvar="CAUSEWAY_FLEET_CA_FILE", help="Certificates to trust."),
-        click.option("--token-file", type=file, help=f"File with your token; default: ${TOKEN_VARIABLE}."),
-        click.option(
+    for add in (
+        option("--ca-file", "Certificates to trust.", file, envvar="CAUSEWAY_FLEET_CA_FILE"),
+        option("--token-file", f"File with your token; default: ${TOKEN_VARIABLE}.", file),
+        option(
             "--url",
-            envvar="CAUSEWAY_FLEET_URL",
+            "The control plane; default: $CAUSEWAY_FLEET_URL.",
             default="http://127.0.0.1:8090",
-            show_default=True,
-            help="The control plane; default: $CAUSEWAY_FLEET_URL.",
+            envvar="CAUSEWAY_FLEET_URL",
         ),
     ):
-        run = option(run)
+        run = add(run)
     return run
 
 
@@ -98,4 +98,4 @@ def _token(file: Path | None) -> str:
         raise click.UsageError(f"--token-file {file}: {error}") from error
 
 
-yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+yes_option = option("--yes", "Do not ask.", is_flag=True)

@@ -22,7 +22,7 @@ from causeway_server.router.policy.file import policy_schema
 from causeway_server.router.policy.signals import SIGNALS, find_signal
 from causeway_server.router.renames import advice
 from causeway_server.router.serving.logs import start_log
-from causeway_server.router.serving.process import ProgramGroup, format_option, migrate_file, run_fast
+from causeway_server.router.serving.process import ProgramGroup, format_option, migrate_file, option, run_fast
 from causeway_server.router.types import NowSignals
 
 from ..operators.operators_file import OperatorsDoc
@@ -110,16 +110,14 @@ def init(folder: Path) -> None:
 @main.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @format_option
-@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
-@click.option(
+@option("--strict", "Treat warnings as errors.", is_flag=True)
+@option(
     "--signals",
+    "Signals of device, edge and cloud that the devices can read, as a comma-separated list or a "
+    "file. Warn if a policy uses others.",
     metavar="FILE|LIST",
-    help=(
-        "Signals of device, edge and cloud that the devices can read, as a comma-separated list or a "
-        "file. Warn if a policy uses others."
-    ),
 )
-@click.option("--fix", is_flag=True, help="First replace the names of the previous version, also in test cases.")
+@option("--fix", "First replace the names of the previous version, also in test cases.", is_flag=True)
 def lint(paths: tuple[Path, ...], as_json: bool, strict: bool, signals: str | None, fix: bool) -> None:
     """Check policy files, folders of policies, or a fleet with its fleet.yaml.
 
@@ -198,15 +196,13 @@ def test(folder: Path) -> None:
 @main.command()
 @click.argument("policy", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("text")
-@click.option(
+@option(
     "--set",
-    "settings",
+    "A signal, such as device.temperature_c=90 or request.tags=private; also request.model=TARGET, "
+    "or down=TARGET. Repeatable. All other signals are absent.",
+    to="settings",
     multiple=True,
     metavar="SIGNAL=VALUE",
-    help=(
-        "A signal, such as device.temperature_c=90 or request.tags=private; also request.model=TARGET, "
-        "or down=TARGET. Repeatable. All other signals are absent."
-    ),
 )
 @format_option
 def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> None:
@@ -236,21 +232,23 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
 @main.command()
 @click.argument("new", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("more", nargs=-1, metavar="--over RECORDS...")
-@click.option(
-    "--old",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Compare with this policy instead of the recorded decisions.",
+@option(
+    "--old", "Compare with this policy instead of the recorded decisions.", click.Path(path_type=Path, dir_okay=False)
 )
-@click.option(
+@option(
     "--over",
+    "Files or folders of JSON lines from `causeway-edge decisions export`; - is stdin. Repeatable.",
     multiple=True,
     required=True,
     metavar="RECORDS",
-    help="Files or folders of JSON lines from `causeway-edge decisions export`; - is stdin. Repeatable.",
 )
 @format_option
-@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True,
-              help="Maximum number of requests listed as leaving the device; 0: all. JSON lists all.")  # fmt: skip
+@option(
+    "--limit",
+    "Maximum number of requests listed as leaving the device; 0: all. JSON lists all.",
+    click.IntRange(min=0),
+    20,
+)
 def replay(
     new: Path, more: tuple[str, ...], old: Path | None, over: tuple[str, ...], as_json: bool, limit: int
 ) -> None:
@@ -338,35 +336,26 @@ _File = click.Path(path_type=Path, dir_okay=False)
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--keys", type=_Folder, required=True, help="Folder with the private keys of the online roles.")
-@click.option(
-    "--state-dir", type=_Folder, required=True, help="Folder of this server, with its token key and SQLite's database."
-)
-@click.option(
-    "--listen",
-    default="127.0.0.1:8090",
-    show_default=True,
-    metavar="HOST:PORT",
-    help="Address to listen at; port 0: any free port.",
-)
-@click.option("--database", default="", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.")
-@click.option("--issuer", default="causeway", show_default=True, help="Claim `iss` of the tokens that devices get.")
-@click.option(
+@option("--keys", "Folder with the private keys of the online roles.", _Folder, required=True)
+@option("--state-dir", "Folder of this server, with its token key and SQLite's database.", _Folder, required=True)
+@option("--listen", "Address to listen at; port 0: any free port.", default="127.0.0.1:8090", metavar="HOST:PORT")
+@option("--database", "postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.", default="", metavar="URL")
+@option("--issuer", "Claim `iss` of the tokens that devices get.", default="causeway")
+@option(
     "--max-files",
-    type=click.IntRange(min=64),
-    default=65_536,
-    show_default=True,
-    help="Maximum open files of connections. A parked poll takes one file, any other connection two.",
+    "Maximum open files of connections. A parked poll takes one file, any other connection two.",
+    click.IntRange(min=64),
+    65_536,
 )
-@click.option("--tls-cert-file", "cert_file", type=_File, help="PEM file of the server's certificate. Default: no TLS.")
-@click.option("--tls-key-file", "key_file", type=_File, help="PEM file with the private key of --tls-cert-file.")
-@click.option(
+@option("--tls-cert-file", "PEM file of the server's certificate. Default: no TLS.", _File, to="cert_file")
+@option("--tls-key-file", "PEM file with the private key of --tls-cert-file.", _File, to="key_file")
+@option(
     "--tls-client-ca-file",
-    "client_ca_file",
-    type=_File,
-    help="PEM file of the CAs of client certificates, which every client then needs.",
+    "PEM file of the CAs of client certificates, which every client then needs.",
+    _File,
+    to="client_ca_file",
 )
-@click.option("--device-ca", type=_Folder, help="Folder of `tls init`, whose CA issues devices' certificates.")
+@option("--device-ca", "Folder of `tls init`, whose CA issues devices' certificates.", _Folder)
 def serve(
     folder: Path,
     keys: Path,

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from causeway_server.router.numbers import seconds_of
-from causeway_server.router.serving.process import ask
+from causeway_server.router.serving.process import ask, option
 
 from ..operators.answers import AuditPage, DeviceAnswer, DevicePage, JoinTokenAnswer, RolloutStatus
 from ..store.history import AuditRow, DeviceEvent, first_fault
@@ -25,12 +25,10 @@ _PLAIN = re.compile(r"[^\s\"={}\[\],]+")
 
 @click.command()
 @click.argument("device", default="")
-@click.option("--cohort", default="", help="Only devices of this cohort.")
-@click.option(
-    "--state", default="", help="Only devices in this state of the agent, or revoked, cloned, held or pinned."
-)
-@click.option("--site", default="", help="Only devices of this site.")
-@click.option("--search", default="", help="Only devices whose id contains this text.")
+@option("--cohort", "Only devices of this cohort.", default="")
+@option("--state", "Only devices in this state of the agent, or revoked, cloned, held or pinned.", default="")
+@option("--site", "Only devices of this site.", default="")
+@option("--search", "Only devices whose id contains this text.", default="")
 @connected
 def devices(client: FleetClient, device: str, cohort: str, state: str, site: str, search: str) -> None:
     """List devices, or show one DEVICE with its history.
@@ -59,21 +57,15 @@ def devices(client: FleetClient, device: str, cohort: str, state: str, site: str
 
 
 @click.command()
-@click.option("--cohort", default="", help="The cohort of the devices; default: the cohort that matches their labels.")
-@click.option(
-    "--uses",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Number of devices that may join with the token.",
-)
-@click.option("--expires", default="1d", show_default=True, help="Validity of the token, such as 30m, 12h or 7d.")
-@click.option(
+@option("--cohort", "The cohort of the devices; default: the cohort that matches their labels.", default="")
+@option("--uses", "Number of devices that may join with the token.", click.IntRange(min=1), 1)
+@option("--expires", "Validity of the token, such as 30m, 12h or 7d.", default="1d")
+@option(
     "--label",
-    "labels",
+    "Label of the devices, which overrides the label that a device reports. Repeatable.",
+    to="labels",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Label of the devices, which overrides the label that a device reports. Repeatable.",
 )
 @connected
 def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tuple[str, ...]) -> None:
@@ -101,7 +93,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
 def _action(name: str, text: str) -> click.Command:
     @click.command(name, help=f"{text}\n\nExit code: 0 done, 1 refused.")
     @click.argument("device")
-    @click.option("--reason", default="", help="Reason for the audit log.")
+    @option("--reason", "Reason for the audit log.", default="")
     @connected
     def command(client: FleetClient, device: str, reason: str) -> None:
         _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/{name}", DeviceAnswer, {"reason": reason}),))
@@ -115,7 +107,7 @@ release = _action("release", "Let DEVICE follow its cohort again. This ends a ho
 
 @click.command()
 @click.argument("device")
-@click.option("--reason", default="", help="Reason for the audit log.")
+@option("--reason", "Reason for the audit log.", default="")
 @yes_option
 @connected
 def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
@@ -140,10 +132,10 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
 
 @click.command()
 @click.argument("device")
-@click.option("--client", "of", metavar="NAME", help="Only what the device stores of this client; default: of all.")
-@click.option("--reason", default="", help="Reason for the audit log.")
-@click.option("--wait", default="60s", show_default=True, help="Maximum time to wait for the receipt.")
-@click.option("--status", is_flag=True, help="Order nothing: print the last order's receipt.")
+@option("--client", "Only what the device stores of this client; default: of all.", to="of", metavar="NAME")
+@option("--reason", "Reason for the audit log.", default="")
+@option("--wait", "Maximum time to wait for the receipt.", default="60s")
+@option("--status", "Order nothing: print the last order's receipt.", is_flag=True)
 @yes_option
 @connected
 def erase(client: FleetClient, device: str, of: str | None, reason: str, wait: str, status: bool, yes: bool) -> None:
@@ -174,7 +166,7 @@ def erase(client: FleetClient, device: str, of: str | None, reason: str, wait: s
 @click.command()
 @click.argument("device")
 @click.argument("bundle")
-@click.option("--reason", default="", help="Reason for the audit log.")
+@option("--reason", "Reason for the audit log.", default="")
 @connected
 def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
     """Let DEVICE run the signed BUNDLE, whatever its cohort's rollouts say.
@@ -187,11 +179,9 @@ def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
 
 
 @click.group(invoke_without_command=True)
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Print only rows after this number.")
-@click.option("--verify", is_flag=True, help="Check the hash chain from the first row on, and print the last hash.")
-@click.option(
-    "--head", default="", metavar="HASH", help="With --verify: fail unless a row has this hash, noted earlier."
-)
+@option("--after", "Print only rows after this number.", click.IntRange(min=0), 0, show_default=False)
+@option("--verify", "Check the hash chain from the first row on, and print the last hash.", is_flag=True)
+@option("--head", "With --verify: fail unless a row has this hash, noted earlier.", default="", metavar="HASH")
 @connected
 def audit(client: FleetClient, after: int, verify: bool, head: str) -> None:
     """Print the audit log, one line for each change: time, actor, action and details.

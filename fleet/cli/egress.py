@@ -12,6 +12,7 @@ from causeway_server.router.ledger.log import Item, Log, read_log
 from causeway_server.router.ledger.reconcile import NotedHead, Report, reconcile
 from causeway_server.router.ledger.tree import Tree
 from causeway_server.router.serving.folders import write_atomically
+from causeway_server.router.serving.process import option
 
 _Folder = click.Path(path_type=Path, exists=True, file_okay=False)
 
@@ -42,12 +43,11 @@ def read_folder(folder: Path) -> list[tuple[list[Path], Log]]:
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="DEVICE_LOG... GATEWAY_LOG...", type=_Folder)
-@click.option(
+@option(
     "--heads",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("egress-heads.json"),
-    show_default=True,
-    help="File of the tree heads of the last audit. Keep it away from the machines that are audited.",
+    "File of the tree heads of the last audit. Keep it away from the machines that are audited.",
+    click.Path(path_type=Path, dir_okay=False),
+    Path("egress-heads.json"),
 )
 def egress(folders: tuple[Path, ...], heads: Path) -> None:
     """Compare copies of devices' and gateways' egress ledgers: what left, what arrived, and what was tampered with.
@@ -88,7 +88,7 @@ def _print(logs: list[Log], report: Report) -> None:
 @click.command()
 @click.argument("folder", type=_Folder)
 @click.argument("name", metavar="ID")
-@click.option("--since", type=click.IntRange(min=1), help="Also prove that the log extends its first SINCE records.")
+@option("--since", "Also prove that the log extends its first SINCE records.", click.IntRange(min=1))
 def proof(folder: Path, name: str, since: int | None) -> None:
     """Print the proof that the record of a decision or request ID is in a log, as JSON for `router/ledger/proofs.py`.
 

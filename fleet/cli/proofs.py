@@ -16,6 +16,7 @@ from causeway_server.router.documents.reader import read_struct
 from causeway_server.router.documents.strict_yaml import Problem, Severity, SourceLocation
 from causeway_server.router.policy.compiled import Policy, check_policy
 from causeway_server.router.policy.file import PolicyDoc
+from causeway_server.router.serving.process import option
 
 from ..repository.policies import CheckedPolicy, check_file, policy_files
 from .output import new_console, print_problems
@@ -42,12 +43,21 @@ class ProofReport(msgspec.Struct, frozen=True):
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--old", type=click.Path(path_type=Path, dir_okay=False, exists=True),
-              help="Policy beyond which nothing more may leave the device.")  # fmt: skip
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.01), default=10.0, show_default=True,
-              help="Maximum seconds for a statement; then it is undecided.")  # fmt: skip
-@click.option("--format", "output_format", type=click.Choice(["human", "json"]), default="human", show_default=True,
-              help="Output for people, or one JSON object.")  # fmt: skip
+@option(
+    "--old",
+    "Policy beyond which nothing more may leave the device.",
+    click.Path(path_type=Path, dir_okay=False, exists=True),
+)
+@option(
+    "--timeout",
+    "Maximum seconds for a statement; then it is undecided.",
+    click.FloatRange(min=0.01),
+    10.0,
+    to="timeout_s",
+)
+@option(
+    "--format", "Output for people, or one JSON object.", click.Choice(["human", "json"]), "human", to="output_format"
+)
 def prove(paths: tuple[Path, ...], old: Path | None, timeout_s: float, output_format: str) -> None:
     """Prove the promises of policies for all requests and all signals, or show a counterexample as a test case.
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from causeway_server.router.bundle.manifest import BundleManifest
-from causeway_server.router.serving.process import ask, format_option
+from causeway_server.router.serving.process import ask, format_option, option
 
 from ..operators.answers import FleetAnswer, RolloutDetail, RolloutStatus
 from ..repository.build import BuiltBundle, build_bundles
@@ -44,14 +44,12 @@ _SHOWN = 20  # rollouts in the overview
 
 @click.command()
 @click.argument("folder", type=_Folder)
-@click.option(
-    "--cohort", "only", multiple=True, help="Only this cohort. Repeatable; default: every cohort whose bundle changed."
+@option(
+    "--cohort", "Only this cohort. Repeatable; default: every cohort whose bundle changed.", to="only", multiple=True
 )
-@click.option("--bundle", default="", help="A signed bundle, such as an earlier one, instead of the newest one.")
-@click.option(
-    "--allow-leaving", is_flag=True, help="Accept that recorded requests leave the device. This needs an approver."
-)
-@click.option("--without-replay", is_flag=True, help="Continue without records to replay. This needs an approver.")
+@option("--bundle", "A signed bundle, such as an earlier one, instead of the newest one.", default="")
+@option("--allow-leaving", "Accept that recorded requests leave the device. This needs an approver.", is_flag=True)
+@option("--without-replay", "Continue without records to replay. This needs an approver.", is_flag=True)
 @yes_option
 @connected
 def apply(
@@ -147,7 +145,7 @@ def _decision(action: str, text: str) -> click.Command:
         help=f"{text}\n\nExit code: 0 done, 1 refused: the rollout's state or the operator's role does not allow it.",
     )
     @click.argument("rollout")
-    @click.option("--reason", default="", help="Reason for the audit log and for other operators.")
+    @option("--reason", "Reason for the audit log and for other operators.", default="")
     @connected
     def command(client: FleetClient, rollout: str, reason: str) -> None:
         path = f"/v1/rollouts/{_find(client, rollout)}/{action}"
@@ -165,7 +163,7 @@ accept = _decision(
 
 @click.command()
 @click.argument("rollout")
-@click.option("--reason", default="", help="Reason for the audit log and for other operators.")
+@option("--reason", "Reason for the audit log and for other operators.", default="")
 @yes_option
 @connected
 def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:

@@ -14,6 +14,7 @@ import click
 
 from causeway_server.router.bundle.refusals import UpdateRefused
 from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.process import option
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.folder import CheckedFleet, check_fleet
@@ -33,9 +34,7 @@ _HOST = re.compile(r"[A-Za-z0-9*][A-Za-z0-9.:-]{0,252}")
 _EXTRA = ("tuf", "securesystemslib", "cryptography")
 _Folder = click.Path(path_type=Path, file_okay=False)
 _File = click.Path(path_type=Path, dir_okay=False, exists=True)
-_keys_option = click.option(
-    "--keys", "folder", type=_Folder, default=Path("keys"), show_default=True, help="Folder of the key files."
-)
+_keys_option = option("--keys", "Folder of the key files.", _Folder, Path("keys"), to="folder")
 
 
 @click.group()
@@ -46,8 +45,8 @@ def keys() -> None:
 @keys.command("new")
 @click.argument("name")
 @_keys_option
-@click.option("--passphrase", is_flag=True, help="Ask for a passphrase, which encrypts the key.")
-@click.option("--passphrase-file", type=_File, help="File with the passphrase on one line.")
+@option("--passphrase", "Ask for a passphrase, which encrypts the key.", is_flag=True)
+@option("--passphrase-file", "File with the passphrase on one line.", _File)
 def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None) -> None:
     """Make a key pair, NAME.pem and NAME.pub. NAME.pem is private: store it safely. NAME.pub belongs in git, for
     trust.yaml.
@@ -110,8 +109,8 @@ def init_tls(folder: Path, names: tuple[str, ...]) -> None:
 
 @click.command()
 @click.argument("folder", type=_Folder)
-@click.option("--key", "key_files", type=_File, multiple=True, required=True, help="A private key; repeatable.")
-@click.option("--passphrase-file", type=_File, help="File with the passphrase of encrypted keys. Default: ask for it.")
+@option("--key", "A private key; repeatable.", _File, to="key_files", multiple=True, required=True)
+@option("--passphrase-file", "File with the passphrase of encrypted keys. Default: ask for it.", _File)
 def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None) -> None:
     """Sign the changes of the fleet in FOLDER with these keys. Metadata with enough signatures is published.
 

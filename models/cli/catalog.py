@@ -9,6 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Column, Table
 
+from causeway_server.router.serving.process import option
+
 from ..catalog import fit
 from ..catalog.artifact import (
     ArtifactError,
@@ -29,7 +31,7 @@ from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()
 
-name_option = click.option("--name", help="Model name for policies; defaults to the file's name.")
+name_option = option("--name", "Model name for policies; defaults to the file's name.")
 user_models_option = click.option(
     "--to",
     type=folder,
@@ -37,19 +39,11 @@ user_models_option = click.option(
     show_default="~/.local/share/causeway/models",
     help="Folder of models to add to. All commands and the daemon search the default folder.",
 )
-context_option = click.option(
-    "--context", type=click.IntRange(1), default=2048, show_default=True, help="Context length in tokens per sequence."
+context_option = option("--context", "Context length in tokens per sequence.", click.IntRange(1), 2048)
+device_option = option(
+    "--device", "Device whose memory the model must fit.", click.Choice(sorted(fit.DEVICES)), "this-machine"
 )
-device_option = click.option(
-    "--device",
-    type=click.Choice(sorted(fit.DEVICES)),
-    default="this-machine",
-    show_default=True,
-    help="Device whose memory the model must fit.",
-)
-batch_option = click.option(
-    "--batch", type=click.IntRange(1), default=4, show_default=True, help="Sequences decoded in parallel."
-)
+batch_option = option("--batch", "Sequences decoded in parallel.", click.IntRange(1), 4)
 
 
 @click.command("list")
@@ -105,22 +99,16 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
 @device_option
 @context_option
 @batch_option
-@click.option("--force", is_flag=True, help="Add the model even if it does not fit the device's memory.")
-@click.option(
+@option("--force", "Add the model even if it does not fit the device's memory.", is_flag=True)
+@option(
     "--calls",
+    "The model answers with function calls, as the shipped ones do, so constrain its answers to the call grammar.",
     is_flag=True,
-    help=(
-        "The model answers with function calls, as the shipped ones do, so constrain its answers to the call grammar."
-    ),
 )
-@click.option(
-    "--link",
-    is_flag=True,
-    help="Link a GGUF instead of copying it. This takes no space, but the original file must stay.",
+@option(
+    "--link", "Link a GGUF instead of copying it. This takes no space, but the original file must stay.", is_flag=True
 )
-@click.option(
-    "--mmproj", type=existing_file, help="The mmproj file of a vision model. With it the model accepts images."
-)
+@option("--mmproj", "The mmproj file of a vision model. With it the model accepts images.", existing_file)
 def add(
     file: Path,
     name: str | None,
@@ -152,10 +140,10 @@ def add(
 @click.command("add-adapter")
 @click.argument("model")
 @click.argument("file", type=existing_file)
-@click.option("--name", help="Adapter name; requests ask for MODEL+NAME. Defaults to the file's name.")
-@click.option("--scale", type=float, default=1.0, show_default=True, help="Strength of the adapter's effect.")
-@click.option("--link", is_flag=True, help="Link the file instead of copying it.")
-@click.option("--replace", is_flag=True, help="Replace the model's adapter of this name.")
+@option("--name", "Adapter name; requests ask for MODEL+NAME. Defaults to the file's name.")
+@option("--scale", "Strength of the adapter's effect.", float, 1.0)
+@option("--link", "Link the file instead of copying it.", is_flag=True)
+@option("--replace", "Replace the model's adapter of this name.", is_flag=True)
 @models_option
 def add_adapter_command(
     model: str, file: Path, name: str | None, scale: float, link: bool, replace: bool, extra_dirs: Sequence[Path]
@@ -170,7 +158,7 @@ def add_adapter_command(
 @click.command("add-mmproj")
 @click.argument("model")
 @click.argument("file", type=existing_file)
-@click.option("--link", is_flag=True, help="Link the file instead of copying it.")
+@option("--link", "Link the file instead of copying it.", is_flag=True)
 @models_option
 def add_mmproj_command(model: str, file: Path, link: bool, extra_dirs: Sequence[Path]) -> None:
     """Add the mmproj FILE of a vision MODEL, so that the model accepts images. An earlier mmproj file is replaced."""
@@ -195,16 +183,14 @@ def print_added(added: AddResult) -> None:
 
 @click.command("add-voice")
 @click.argument("file", type=existing_file)
-@click.option("--config", "settings_file", type=existing_file, help="The voice's JSON; defaults to FILE.json.")
-@click.option("--name", help="Voice name for requests; defaults to the file's name.")
+@option("--config", "The voice's JSON; defaults to FILE.json.", existing_file, to="settings_file")
+@option("--name", "Voice name for requests; defaults to the file's name.")
 @user_models_option
 @device_option
-@click.option("--licence", default="", help="Name of its licence, such as CC-BY-4.0.")
-@click.option(
-    "--licence-file", type=existing_file, help="File with the text of its licence. It is stored beside the voice."
-)
-@click.option("--force", is_flag=True, help="Add the voice even if it does not fit the device's memory.")
-@click.option("--link", is_flag=True, help="Link the ONNX file instead of copying it.")
+@option("--licence", "Name of its licence, such as CC-BY-4.0.", default="")
+@option("--licence-file", "File with the text of its licence. It is stored beside the voice.", existing_file)
+@option("--force", "Add the voice even if it does not fit the device's memory.", is_flag=True)
+@option("--link", "Link the ONNX file instead of copying it.", is_flag=True)
 def add_voice_command(
     file: Path,
     settings_file: Path | None,

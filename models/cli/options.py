@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 
-from causeway_server.router.serving.process import ProgramGroup
+from causeway_server.router.serving.process import ProgramGroup, option
 
 from ..catalog.artifact import ArtifactError
 
@@ -19,14 +19,10 @@ existing_folder = click.Path(exists=True, file_okay=False, path_type=Path)
 file = click.Path(dir_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
-models_option = click.option(
-    "--models",
-    "extra_dirs",
-    multiple=True,
-    type=folder,
-    help="Folder in which models are searched first; may be repeated.",
+models_option = option(
+    "--models", "Folder in which models are searched first; may be repeated.", folder, to="extra_dirs", multiple=True
 )
-to_option = click.option("--to", type=folder, required=True, help="Folder of models to publish to.")
+to_option = option("--to", "Folder of models to publish to.", folder, required=True)
 
 
 class CommandGroup(ProgramGroup):
@@ -51,7 +47,7 @@ class CommandGroup(ProgramGroup):
 
 
 def threads_option(default: int) -> Callable[[T], T]:
-    return click.option("--threads", type=click.IntRange(1), default=default, show_default=True, help="CPU threads.")
+    return option("--threads", "CPU threads.", click.IntRange(1), default)
 
 
 def mebibytes(size_bytes: int) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.process import option
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
@@ -33,7 +34,7 @@ _UNITS: Final[Mapping[str, tuple[tuple[str, ...], int, int]]] = {
 
 @click.command("prices")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--of", "model", help="Print the price of a model, such as openai/gpt-4o-mini.")
+@option("--of", "Print the price of a model, such as openai/gpt-4o-mini.", to="model")
 def prices(files: tuple[Path, ...], model: str | None) -> None:
     """Write today's prices into FILES: policies, and gateways' configurations.
 

@@ -12,6 +12,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from causeway_server.router.serving.process import option
+
 from ..catalog import fit
 from ..catalog.gguf import GgufFile
 from ..publish.add import Origin, add_model, check_memory, model_name
@@ -102,17 +104,15 @@ class _Pull:
 
 @click.command()
 @click.argument("source")
-@click.option("--sha256", help="Checksum of the file; required for a URL.")
+@option("--sha256", "Checksum of the file; required for a URL.")
 @name_option
 @user_models_option
 @device_option
 @context_option
 @batch_option
-@click.option("--force", is_flag=True, help="Pull the model even if it does not fit the device's memory.")
-@click.option(
-    "--mmproj", is_flag=True, help="Pull the mmproj file of a vision model too. With it the model accepts images."
-)
-@click.option("--yes", is_flag=True, help="Accept size and licence without a prompt.")
+@option("--force", "Pull the model even if it does not fit the device's memory.", is_flag=True)
+@option("--mmproj", "Pull the mmproj file of a vision model too. With it the model accepts images.", is_flag=True)
+@option("--yes", "Accept size and licence without a prompt.", is_flag=True)
 def pull(
     source: str,
     sha256: str | None,

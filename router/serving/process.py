@@ -84,6 +84,7 @@ def end_with_parent() -> None:
 
 
 T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
 
 
 def refuse(program: str, message: str) -> NoReturn:
@@ -125,14 +126,32 @@ def run_fast(main: Coroutine[None, None, T]) -> T:
 # --- names of the version before --------------------------------------------------------------------------------------
 
 
-format_option = click.option(
+def option(
+    name: str, meaning: str, kind: Any = None, default: Any = None, *, to: str = "", **more: Any
+) -> Callable[[Command], Command]:
+    """Declare an option of a command.
+
+    Args:
+        name: Its flags, such as ``--port`` or ``--restart/--no-restart``.
+        meaning: Its help.
+        kind: A type of click; None: as the default, or text.
+        default: Value without the option, which the help shows.
+        to: Name of the command's parameter, if it is another one.
+        more: Further arguments of `click.option`.
+    """
+    shown = more.pop("show_default", default not in (None, ""))
+    if default is not None:
+        more["default"] = default
+    return click.option(name, *([to] if to else []), help=meaning, type=kind, show_default=shown, **more)
+
+
+format_option = option(
     "--format",
-    "as_json",
-    type=click.Choice(["human", "json"]),
-    default="human",
-    show_default=True,
+    "Output for people, or JSON.",
+    click.Choice(["human", "json"]),
+    "human",
+    to="as_json",
     callback=lambda _context, _option, value: value == "json",
-    help="Output for people, or JSON.",
 )
 """The option `--format human|json`; the command gets `as_json`."""
 
