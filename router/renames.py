@@ -1,12 +1,14 @@
 """Names of the previous version that were changed or removed: configuration, signals, metrics, commands.
 
-One table serves the messages that refuse an old name, the commands that rewrite files (`router.migrate`) and the page
-router/UPGRADING.md. Names in a device's state are in constants below, which the readers of the state use.
+One table, `renames.json`, serves the messages that refuse an old name, the commands that rewrite files
+(`router.migrate`) and the page router/UPGRADING.md. Names in a device's state are in constants below, which the readers
+of the state use.
 """
 
 from __future__ import annotations
 
 import functools
+import pkgutil
 import re
 from collections.abc import Mapping
 from typing import Literal
@@ -55,122 +57,15 @@ def is_pattern(path: str) -> bool:
     return "[]" in path or "NAME." in path
 
 
-def _same(section: str, successor: str, *names: str) -> tuple[Renamed, ...]:
-    return tuple(Renamed(f"{section}{name}", f"{successor}{name}") for name in names)
-
-
-_BY_HAND = "Its labels are `gen_ai_request_model` and `gen_ai_response_model` instead of `tier`; rewrite it by hand"
-_GATEWAY_METRICS = (
-    "audit_records_lost body_bytes breaker_open cache_faults cache_requests concurrency_limit degraded_answers "
-    "endpoint_draining endpoint_ejected endpoint_ejections endpoint_outstanding endpoint_slow endpoint_ttft_seconds "
-    "fleet_unreachable key_file_stale local_rate_checks model_reloads preemptions queue_seconds request_seconds "
-    "requests requests_queued requests_rejected requests_running requests_shed retries retry_budget_remaining "
-    "revocations_restored sessions sessions_ended sessions_opened sessions_refused sessions_resumed "
-    "stale_revocation_accepts stream_active stream_in_flight stream_lag stream_messages stream_oldest_seconds "
-    "stream_recovered stream_retries stream_seconds tenant_tokens tier_answers tier_share tokens usage_records_lost"
-).split()
-_TRAINING = (
-    "average catalog compare convert-bert distill evaluate evaluate-routing evaluate-semantic export importance "
-    "publish quantize train train-encoder train-heard-words train-quality train-semantic train-spoken"
-).split()
-
-_MILLION = "Prices are those of a million tokens: multiply by 1,000."
-_NO_ONNX = "Projectors in ONNX are no longer read: name the `mmproj` file of a vision model, and delete the key."
-_ASK = ("ask", "route", "listen")
-_PRINT_JSON = (
-    *(f"causeway-cloud {name}" for name in ("doctor", "usage", "plan", "jobs reconcile")),
-    *(f"causeway-edge {name}" for name in (*_ASK, "doctor", "fleet status")),
-    *(f"causeway-edge jobs {name}" for name in ("list", "show", "retry", "purge")),
-    "causeway-fleet route",
-)
 GATEWAY_METRICS = "causeway_cloud_"
 """The prefix of the gateway's metrics in the previous version."""
 
 MOVED_CLOUD_KEYS: Mapping[str, str] = {"url": "url", "api_key": "key", "api_key_file": "key_file", "ca_file": "ca_file"}
 """The keys of the section `cloud` that are now those of each cloud in `clouds`."""
 
-RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
-    "edge.yaml": (
-        Renamed("modalities", "parts"),
-        *_same("modalities.", "parts.", "enabled", "max_parts", "max_audio_s", "max_pixels", "max_text_bytes"),
-        *_same("modalities.", "parts.", "audio_timeout_s", "image_timeout_s", "decoder_memory_bytes"),
-        *_same("modalities.", "parts.", "language", "voice"),
-        Renamed("modalities.remembered", "parts.fact_cache_entries"),
-        *(Renamed(f"cloud.{old}", f"clouds.main.{new}") for old, new in MOVED_CLOUD_KEYS.items()),
-        Renamed("decisions.record", "decisions.signals", {"cheap": "named"}),
-        Renamed("jobs.steady_per_s", "jobs.cloud_rate_per_s"),
-        Renamed("realtime.partial_s", "realtime.partial_interval_s"),
-        Renamed("fleet.check_s", "fleet.check_interval_s"),
-        Renamed("fleet.telemetry_s", "fleet.telemetry_interval_s"),
-    ),
-    "gateway.yaml": (
-        Renamed("parts.remembered", "parts.fact_cache_entries"),
-        Renamed("parts.remembered_s", "parts.fact_cache_ttl_s"),
-        Renamed(
-            "load_balancing.load_factor",
-            advice="With `prefix_affinity` load is weighed in tokens (`load_balancing.load_tokens`): delete the key.",
-        ),
-        Renamed("tiers[].hedge", advice="Requests are no longer hedged: delete the key."),
-        *(
-            Renamed(f"tenants.prices[].{old}", f"tenants.prices[].{new}", advice=_MILLION, per_million="#")
-            for old, new in (("per_1k_prompt", "input"), ("per_1k_completion", "output"))
-        ),
-    ),
-    "policy": (
-        Renamed(
-            "targets.NAME.usd_per_1k_tokens",
-            "targets.NAME.price",
-            advice="Prices are those of a million tokens: 0.07 is now `price: {input: 70, output: 70}`.",
-            per_million="{input: #, output: #}",
-        ),
-    ),
-    "fleet.yaml": (
-        Renamed("cohorts.NAME.models.NAME.golden[].picture", "cohorts.NAME.models.NAME.golden[].image"),
-        Renamed(
-            "cohorts.NAME.models.NAME.adapters.NAME.golden[].picture",
-            "cohorts.NAME.models.NAME.adapters.NAME.golden[].image",
-        ),
-        Renamed("cohorts.NAME.models.NAME.projector.encoder", advice=_NO_ONNX),
-        Renamed("cohorts.NAME.models.NAME.projector.tokens", advice=_NO_ONNX),
-    ),
-    "cases": (Renamed("cases[].snapshot.pictures", "cases[].snapshot.images"),),
-    "signal": (Renamed("pictures.text", "images.text"),),
-    "metric": (
-        *_same(GATEWAY_METRICS, "causeway_gateway_", *_GATEWAY_METRICS),
-        Renamed(f"{GATEWAY_METRICS}tenant_usd", "causeway_gateway_tenant_cost_usd"),
-        Renamed(f"{GATEWAY_METRICS}ttft_seconds", advice=f"See `gen_ai_server_time_to_first_token`. {_BY_HAND}."),
-        Renamed(f"{GATEWAY_METRICS}tpot_seconds", advice=f"See `gen_ai_server_time_per_output_token`. {_BY_HAND}."),
-        Renamed(f"{GATEWAY_METRICS}hedges", advice="Requests are no longer hedged: delete its panels and rules."),
-        Renamed("causeway_edge_running_requests", "causeway_edge_requests_running"),
-        Renamed("causeway_edge_waiting_requests", "causeway_edge_requests_queued"),
-        Renamed("causeway_edge_rejected_requests", "causeway_edge_requests_rejected"),
-        Renamed("causeway_edge_engine_waiting_requests", "causeway_edge_engine_requests_queued"),
-        Renamed("causeway_fleet_boxes_ahead", "causeway_fleet_devices_ahead"),
-    ),
-    "command": (
-        Renamed(
-            "causeway-cloud triton --http-port",
-            advice="Triton serves only gRPC, because its model control needs a key: leave the flag out.",
-        ),
-        *(Renamed(f"{command} --json", f"{command} --format json") for command in _PRINT_JSON),
-        *(Renamed(f"causeway-edge {name} --deadline", f"causeway-edge {name} --deadline-s") for name in _ASK),
-        Renamed("causeway-edge listen --seconds", "causeway-edge listen --duration-s"),
-        Renamed("causeway-cloud plan --at", "causeway-cloud plan --sequences"),
-        Renamed("causeway-cloud keys issue --days", "causeway-cloud keys issue --lifetime-s"),
-        Renamed("causeway-fleet serve --data", "causeway-fleet serve --state-dir"),
-        Renamed("causeway-models calibrate --run", "causeway-models calibrate --run-dir"),
-        *_same("causeway-models ", "causeway-train ", *_TRAINING),
-        Renamed("causeway-models train-scope", advice="Nothing read the signal that it trained."),
-        Renamed("causeway-models evaluate-scope", advice="Nothing read the signal that it measured."),
-        Renamed("causeway-models train-panels", advice="Its data set was drawn only for a demonstration."),
-    ),
-    "extra": (
-        Renamed("causeway[…]", "causeway-router[…]"),
-        Renamed("causeway[pictures]", "causeway-router[images]"),
-        Renamed("causeway[train]", "causeway-train[torch]"),
-    ),
-    "model": (Renamed("pictures", "images"),),
-}
+RENAMED: Mapping[Kind, tuple[Renamed, ...]] = msgspec.json.decode(
+    pkgutil.get_data(__package__, "renames.json") or b"", type=dict[Kind, tuple[Renamed, ...]]
+)
 """All names of the previous version, by kind. A fleet's settings are the keys of edge.yaml."""
 
 TOKEN_TYPES: Mapping[str, str] = {"prompt": "input", "completion": "output"}

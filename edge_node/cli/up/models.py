@@ -8,6 +8,7 @@ in which a request can be answered: `TOUR` is for the assistants that ship, whic
 from __future__ import annotations
 
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,50 +28,6 @@ if TYPE_CHECKING:
     from causeway_server.models.signals.pair import PairHandoff
 
 DEFAULT_SMALL, DEFAULT_LARGE = "assistant", "assistant-large"
-_PAIR_POLICY = """\
-# Written by `causeway-edge up` for {small} on the device and {large} in the cloud. Copy it to change it.
-version: 1
-name: pair
-
-targets:
-  small:
-    at: edge
-    model: {small}
-    # Vectors of two models cannot be compared: only one target makes embeddings.
-    can: [chat, completion, embedding, tools, json, logprobs]
-  large:
-    at: cloud
-    model: {large}
-    first_token_timeout: 60s
-    timeout: 5m
-
-constraints:
-  - name: private-stays
-    when: '"private" in request.tags'
-    keep: on_device
-
-routes:
-  - name: device-in-trouble
-    when: device.temperature_c > 85 || device.throttled || device.memory_free_mb < 200
-    use: [large, small]
-  - name: device-busy
-    when: edge.queue > 8 && cloud.reachable
-    use: [large, small]
-  # {comment}
-  - name: fast-path
-    when: request.prompt_tokens < 96
-    use: [small, large]
-    handoff: {{{handoff}}}
-  - name: otherwise
-    use: [large, small]
-
-cache:
-  - name: greedy
-    when: request.temperature == 0
-    exact: {{ttl: 30s, stale_if_error: 10m}}
-
-limits: {{concurrent: 16, queue: 64}}
-"""
 _RAW = (
     "A model without a calibrator is judged by its raw confidence, which is a poor measure of whether "
     "its facts are right."
@@ -143,10 +100,11 @@ def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> s
 
     Without a calibration the handoff compares the device's raw confidence.
     """
+    template = Template(Path(__file__).with_name("pair.yaml").read_text(encoding="utf-8"))
     if handoff is None:
-        return _PAIR_POLICY.format(small=small, large=large, comment=_RAW, handoff=_RAW_HANDOFF)
+        return template.substitute(small=small, large=large, comment=_RAW, handoff=_RAW_HANDOFF)
     line = f"after_tokens: {handoff.after_tokens}, below: {handoff.below:g}, within: {handoff.within_ms}ms"
-    return _PAIR_POLICY.format(small=small, large=large, comment=_CALIBRATED, handoff=line)
+    return template.substitute(small=small, large=large, comment=_CALIBRATED, handoff=line)
 
 
 def choose_models(
