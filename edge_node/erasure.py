@@ -76,7 +76,6 @@ class ErasureApi:
         self._folder = folder
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Return the methods and the handler of the path."""
         return {PATH: ("DELETE", self._erase)}
 
     async def _erase(self, http: AiohttpRequest) -> ServerResponse:
@@ -135,7 +134,6 @@ class ErasureApi:
 
 
 def sign(receipt: ErasureReceipt, key: DeviceKey) -> SignedErasure:
-    """Return a receipt with its signature."""
     jwk = {"kty": "OKP", "crv": "Ed25519", "x": key.public}
     header = {"alg": "EdDSA", "typ": "causeway-erasure", "jwk": jwk}
     signed = ".".join(base64url(msgspec.json.encode(part)) for part in (header, receipt))

@@ -61,7 +61,6 @@ class SessionAudio(msgspec.Struct, frozen=True):
     voice: str
 
     def limits(self, config: RealtimeConfig) -> SessionLimits:
-        """Return the limits of one session."""
         return SessionLimits(
             config.max_items,
             config.max_bytes,

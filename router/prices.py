@@ -32,7 +32,6 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def costs(self) -> bool:
-        """Whether anything has a price."""
         return any((self.input, self.output, self.cached_input or 0.0, self.per_request, self.audio_second))
 
     @property

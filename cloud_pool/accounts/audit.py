@@ -109,7 +109,6 @@ class AuditLog:
         return self._lost_on_enqueue + self._lost_on_write
 
     def start(self) -> None:
-        """Start the thread."""
         if self._target:
             self._thread = threading.Thread(target=self._write_all, name="audit", daemon=True)
             self._thread.start()

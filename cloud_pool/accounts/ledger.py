@@ -80,7 +80,6 @@ class Ledger(msgspec.Struct, frozen=True):
         return LedgerEntry(route, policy if policy and _POLICY.fullmatch(policy) else "", request_id)
 
     def limits(self, principal: Principal) -> TenantLimits:
-        """Return the limits of the principal's tenant."""
         return self.config.limits(principal.tenant)
 
     async def admit_submission(self, principal: Principal) -> None:
@@ -265,7 +264,6 @@ class TenantMetrics:
         self._usd = counter("causeway_gateway_tenant_cost_usd", "Cost in USD, by tenant.", ("tenant", "tier", "route"))
 
     def count(self, tenant: str, tier: str, route: str, usage: Usage, pico_usd: int) -> None:
-        """Count one request."""
         self._tokens.add((tenant, tier, "input"), usage.prompt_tokens)
         self._tokens.add((tenant, tier, "output"), usage.completion_tokens)
         self._usd.add((tenant, tier, route), pico_usd / PICO_USD)

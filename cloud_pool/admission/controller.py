@@ -134,7 +134,6 @@ class Acquired:
             raise
 
     def leave(self) -> None:
-        """Return the permits."""
         for ticket in reversed(self._tickets):  # those that wait first: a sibling's permit is for others
             self._admission.release(ticket)
 

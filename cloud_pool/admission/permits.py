@@ -210,7 +210,6 @@ class PermitAllocator:
         return max(int(limit * share + 0.5), int(share > 0.0 and limit >= _MIN_LIMIT))
 
     def may_take_last(self, ticket: Ticket, limit: int, now: float) -> bool:
-        """Return whether the ticket may have a reserved permit."""
         if ticket.priority == "bulk" or (ticket.priority == "standard" and not self._are_tenants_mixed):
             return False
         return self._is_light(ticket, limit, now)

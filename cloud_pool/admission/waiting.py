@@ -111,7 +111,6 @@ class FairQueue:
         self._flow_to_extend(ticket).waiting.append(ticket)
 
     def has(self, tenant: str) -> bool:
-        """Return whether the tenant has a waiter."""
         return tenant in self._backlogged
 
     def first(self, may_enter: Callable[[Ticket], bool] = lambda ticket: True) -> Ticket | None:

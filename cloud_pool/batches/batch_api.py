@@ -91,12 +91,10 @@ class BatchView(msgspec.Struct, kw_only=True):
 
 
 def file_view(file: StoredFile) -> FileView:
-    """Return the API's view of a file."""
     return FileView(file.id, file.bytes, file.created // 1000, file.expires // 1000, file.filename, file.purpose)
 
 
 def batch_view(batch: Batch) -> BatchView:
-    """Return the API's view of a batch."""
     errors = None
     if batch.line_errors:
         errors = _InputErrors(msgspec.json.decode(batch.line_errors, type=list[BatchLineError]))

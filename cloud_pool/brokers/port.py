@@ -114,7 +114,6 @@ class MessageRange(msgspec.Struct, frozen=True, kw_only=True):
     last: int | None = None
 
     def holds(self, lane: str, number: int, published_at: float) -> bool:
-        """Return whether a message belongs to the range."""
         if self.lane is not None and lane != self.lane:
             return False
         in_numbers = self.first <= number and (self.last is None or number <= self.last)

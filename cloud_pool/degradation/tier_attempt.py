@@ -153,7 +153,6 @@ class TierAttempt:
         return self.stream
 
     def leave(self) -> None:
-        """Return the permits."""
         if self._permits is not None:
             self._permits.leave()
 

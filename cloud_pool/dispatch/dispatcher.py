@@ -185,7 +185,6 @@ class FirstTokenLatency:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Endpoints with recorded latencies."""
         return tuple(self._endpoints)
 
     def first_token(self, endpoint: str, seconds: float, now: float) -> None:

@@ -407,7 +407,6 @@ class Pools:
 
     @property
     def clients(self) -> UpstreamClients:
-        """The clients of all pools."""
         return self._clients
 
     async def watch(self) -> None:

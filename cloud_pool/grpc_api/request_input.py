@@ -161,7 +161,6 @@ class _Part(msgspec.Struct):
     data: bytearray
 
     def as_json(self) -> _JSON:
-        """Return the part as in the JSON of a chat."""
         if self.kind == "text":
             return {"type": "text", "text": self.data.decode()}
         encoded = base64.b64encode(self.data).decode()

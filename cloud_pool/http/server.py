@@ -419,7 +419,6 @@ def begun_of(http: HttpExchange) -> DirectChat | None:
 
 
 def _header_lines(request_id: str, head: AnswerHead, media_type: str) -> str:
-    """Return the header lines of an answer."""
     receipt = RECEIPT.get()
     ledger = f"{EGRESS}: {receipt}\r\n" if receipt else ""
     return f"{_shared_lines(head.headers, media_type)}x-request-id: {request_id}\r\n{ledger}"

@@ -57,12 +57,10 @@ class RedisTarget(msgspec.Struct, frozen=True):
 
 
 def is_cluster(address: RedisAddress) -> bool:
-    """Return whether the address is that of a cluster."""
     return bool(address) and _scheme(address).endswith("+cluster")
 
 
 def is_sentinel(address: RedisAddress) -> bool:
-    """Return whether the address is that of Sentinels."""
     return bool(address) and _scheme(address).endswith("+sentinel")
 
 

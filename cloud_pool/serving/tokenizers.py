@@ -104,7 +104,6 @@ class TierTokenizers:
         return TokenList(len(ids), tier.config.context_tokens or tier.chat_format.context_tokens, ids)
 
     async def detokenize(self, tier: Tier, tokens: tuple[int, ...], deadline: float) -> str:
-        """Return the text of tokens."""
         if tier.config.upstream.kind == "openai":
             with _leased(self._pools[tier.name]) as upstream:
                 return await upstream.detokenize(tier.model, tokens, deadline)

@@ -49,7 +49,6 @@ class ContentKey(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """Line of the key file for this key."""
         seals_from = datetime.fromtimestamp(self.seals_from, UTC).isoformat(timespec="seconds")
         return f"{self.id} {seals_from} {base64.b64encode(self.secret).decode()}\n"
 
@@ -82,7 +81,6 @@ class ContentCipher:
         return next((key.id for key in reversed(self._keys) if key.seals_from <= now), self._keys[0].id)
 
     def knows(self, key_id: str) -> bool:
-        """Return whether the key is in the file."""
         if key_id not in self._sealer:
             self._look(0.0)
         return key_id in self._sealer

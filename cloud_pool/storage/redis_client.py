@@ -240,7 +240,6 @@ class RedisClient:
             raise _layout_mismatch(stored)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._redis.aclose()
 
 

@@ -126,5 +126,4 @@ class JobStores(msgspec.Struct, frozen=True):
         )
 
     async def close(self) -> None:
-        """Close the connections."""
         await self.database.close()

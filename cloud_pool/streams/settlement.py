@@ -101,7 +101,6 @@ class WorkTable:
         return work is not None
 
     def enter(self, message: StreamMessage, incoming: IncomingMessage) -> MessageWork:
-        """Begin to work on a message."""
         work = MessageWork(message, incoming, self._last_of_key.get(message.key), self._by_effect.get(message.effect))
         self._by_position[incoming.position] = work
         if work.twin is None:

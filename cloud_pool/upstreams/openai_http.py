@@ -103,7 +103,6 @@ class HttpCall(msgspec.Struct, eq=False):
     ended_by: CausewayError | None = None
 
     def count(self, delta: Delta) -> Delta:
-        """Count a delta, and return it."""
         self.counted += delta.new_tokens
         if self.meter is not None:
             self.meter.output_tokens += delta.new_tokens

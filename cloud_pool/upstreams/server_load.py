@@ -180,6 +180,5 @@ class LoadReader:
         return parse_load(body.decode())
 
     def close(self) -> None:
-        """Close the connections."""
         for client in self._clients.values():
             client.close()

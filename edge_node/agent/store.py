@@ -69,7 +69,6 @@ class Disk:
         sync(path)
 
     def sync_folder(self, path: Path) -> None:
-        """Sync the names in a folder."""
         sync(path)
 
     def rename(self, old: Path, new: Path) -> None:

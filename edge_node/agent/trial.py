@@ -148,7 +148,6 @@ class Trial:
         return proven and not health.problem
 
     def progress(self, now: float, health: DeviceCondition) -> TrialProgress:
-        """Return the progress of the trial."""
         return TrialProgress(now - self._began, self._settings, health.traffic - self._start, self._before.traffic)
 
     def is_over(self, now: float) -> bool:

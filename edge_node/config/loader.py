@@ -325,7 +325,6 @@ _OF_CLOUD = re.compile(r"clouds\.([^.]+)(\..+)?")
 
 
 def _is_cloud(key: str) -> bool:
-    """Return whether the key is the section of one cloud."""
     found = _OF_CLOUD.fullmatch(key)
     return found is not None and found[2] is None
 

@@ -58,7 +58,6 @@ class Console:
         self._agent = agent
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Return the method and the handler of each path."""
         return {
             **{name: ("GET", partial(file_response, path)) for name, path in page_files(PAGE).items()},
             "/console/state": ("GET", self._read_state),

@@ -206,7 +206,6 @@ def make_shadow(
     model_dirs: Sequence[Path],
     keys: StateKeys | None,
 ) -> tuple[ShadowStore, ShadowObserver]:
-    """Return the store and the observer of shadow requests."""
     from ..signals.shadow import ShadowObserver
     from ..storage.shadow import ShadowStore
 

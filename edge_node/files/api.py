@@ -30,7 +30,6 @@ class FileApi:
         self._piece_s = piece_s
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Return the methods and the handler of each path."""
         return {
             PATH: ("GET, POST", self._collection),
             f"{PATH}/{{id}}": ("GET, DELETE", self._file),

@@ -114,7 +114,6 @@ class FileFolder:
         return left
 
     def begin(self, name: str) -> Draft:
-        """Begin a file, and return its draft."""
         return Draft(self.path / f"{name}{_DRAFT}", name, self._keys)
 
     def publish(self, draft: Draft, file: DeviceFile, mark: ClockMark) -> None:
@@ -125,7 +124,6 @@ class FileFolder:
         sync(self.path)
 
     def discard(self, draft: Draft) -> None:
-        """Erase a draft."""
         draft.close()
         if draft.path.exists():
             self._erase(draft.path)
@@ -235,7 +233,6 @@ class Draft:
         return self._digest.hexdigest()
 
     def write(self, data: bytes) -> None:
-        """Append bytes."""
         if self._file is None:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             _write_all(self._file, bytes(HEADER_BYTES))

@@ -111,7 +111,6 @@ class DeviceFileStore:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Return the problems for operators."""
         problems = [self._fault.problem] if self._fault.problem else []
         if self._aside:
             problems.append(

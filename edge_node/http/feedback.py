@@ -27,7 +27,6 @@ class FeedbackApi:
     signals: SignalCollector
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Return the methods and the handler of the path."""
         return {"/v1/feedback": ("POST", self._score)}
 
     async def _score(self, http: HttpExchange) -> ServerResponse:

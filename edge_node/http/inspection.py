@@ -89,7 +89,6 @@ class Inspection:
         self._started = int(self.clock.unix())
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Return the methods and the handler of each path."""
         return {
             "/v1/models": ("GET", self._models),
             "/v1/models/{id:.*}": ("GET", self._model),

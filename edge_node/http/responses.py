@@ -46,7 +46,6 @@ class DeviceResponses:
     start: StartResponseJob
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Return the methods and the handler of each path."""
         return {path: (methods, self._handle) for path, methods in PATHS.items()}
 
     async def keep(self, context: RequestContext, turn: Turn, response: bytes) -> bool:

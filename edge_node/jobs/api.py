@@ -148,7 +148,6 @@ class OutboxEventReader:
                 await text.change(_POLL_S)
 
     def _states(self, job: EdgeJob, result: bytes) -> list[bytes]:
-        """Return the events of a job as it is stored."""
         run, events = job.run, []
         if job.state is JobState.QUEUED and self._last < (0, 0):
             events.append(self._event((run, 0), "queued"))

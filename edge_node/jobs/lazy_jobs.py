@@ -61,7 +61,6 @@ class LazyJobs:
         self._opened = False
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Return the methods and the handler of each path."""
         return {
             PATH: ("GET, POST", self._collection),
             f"{PATH}/{{id}}": ("GET, DELETE", self._job),
@@ -99,7 +98,6 @@ class LazyJobs:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Return the problems for operators."""
         return () if self._parts is None else self._parts.store.problems
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:

@@ -180,7 +180,6 @@ class OutboxRows:
         return job
 
     def delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
-        """Delete a job that has ended."""
         self._delete(db, job.seq)
         self.add_bytes(job, -job.stored_bytes)
         self.stats.empty -= not job.stored_bytes

@@ -159,7 +159,6 @@ class RunningJobs:
         self._running.pop(seq, None)
 
     def stop(self, seq: int) -> None:
-        """Stop the run of a job that was cancelled."""
         if (running := self._running.get(seq)) is not None:
             running[1].cancel()
 

@@ -26,7 +26,6 @@ class LazyAudio:
         self._make = make
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Return the methods and the handler of each path."""
         return {TRANSCRIPTIONS: ("POST", self._transcriptions), SPEECH: ("POST", self._speech)}
 
     @property

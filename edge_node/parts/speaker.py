@@ -270,7 +270,6 @@ class Speaker:
     async def _added(
         self, voice: Voice, speaker: int, text: str, speed: float, deadline: float
     ) -> AsyncGenerator[SpokenText, None]:
-        """Yield the sentences, spoken by an added voice."""
         if not is_onnxruntime_installed():
             raise UnsupportedFeature(
                 "ONNX Runtime, which runs voices, is not installed. Run `pip install 'causeway-router[voice]'`."
@@ -385,7 +384,6 @@ class Voices:
         return sum(process.worker.busy for process in self._loaded.values())
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the present voices."""
         try:
             return tuple(voice.name for voice in list_voices(self._model_dirs))
         except ArtifactError as error:

@@ -151,7 +151,6 @@ class Facts:
     # --- signals -----------------------------------------------------------------------------------------------------
 
     def part(self, kind: str) -> Formula:
-        """Return whether the request has parts of a kind."""
         found = self.flag(f"part.{kind}")
         self._rule_once(z3.Implies(found, self.is_kind("chat")))
         return found
@@ -193,7 +192,6 @@ class Facts:
         return z3.If(self.flag(f"{spec.name}?"), value, _WITHOUT[spec.name]) if spec.name in _WITHOUT else value
 
     def text(self, spec: SignalSpec) -> Text:
-        """Return a signal with a text."""
         return self.choice(spec.name, spec.values or self.texts, is_open=not spec.values)
 
     def elements(self, spec: SignalSpec) -> list[Element]:

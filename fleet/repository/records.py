@@ -70,7 +70,6 @@ class RecordReader:
                 self._add_bad(file, 0, error.strerror or str(error))
 
     def file_of(self, position: int) -> str:
-        """Return the file of the record at this position."""
         return self._files[bisect_right(self._starts, position) - 1]
 
     def _read(

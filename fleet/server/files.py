@@ -32,8 +32,6 @@ _CHANGING = ("tuf/metadata/timestamp.json", "tuf/metadata/root.json")
 
 
 def file_routes(published: Path) -> list[ApiRoute]:
-    """Return the routes of the files in this folder."""
-
     async def send(request: web.Request) -> web.StreamResponse:
         name = request.path.lstrip("/")
         changes = name in _CHANGING

@@ -177,7 +177,6 @@ async def changing_at(connection: AsyncConnection, sites: Iterable[str], now: fl
 
 
 async def read_device(connection: AsyncConnection, device: str = "", *, public_key: str = "") -> Device | None:
-    """Return the device with this key, or with this id."""
     condition = devices.c.public_key == public_key if public_key else devices.c.id == device
     row = (await connection.execute(select(*_COLUMNS).where(condition))).first()
     return None if row is None else Device(*row)

@@ -145,5 +145,4 @@ async def read_revocations(connection: AsyncConnection) -> Revocations:
 
 
 async def revoked_devices(connection: AsyncConnection) -> frozenset[str]:
-    """Return the ids of all revoked devices."""
     return frozenset(await connection.scalars(select(devices.c.id).where(devices.c.revoked.is_not(None))))

@@ -140,7 +140,6 @@ def renewal_due(trust: Trust, folder: PublishedFolder, now: datetime) -> bool:
 
 
 def holds_online_role(trust: Trust, signers: Sequence[CryptoSigner]) -> bool:
-    """Return whether the signers hold every online role."""
     given = {signer.public_key.keyid for signer in signers}
     return all(given & {key.keyid for key in trust.roles[role].keys} for role in (ROLLOUT, "snapshot", "timestamp"))
 

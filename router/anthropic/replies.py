@@ -94,7 +94,6 @@ def check_version(headers: Mapping[str, str]) -> None:
 
 
 def encode_error(error: CausewayError, request_id: str) -> bytes:
-    """Encode the error object."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     if isinstance(error, Draining | Shed):
         kind = "overloaded_error"

@@ -156,7 +156,6 @@ def blob_of(content: bytes) -> Blob:
 
 
 def encode_canonical(document: BundleManifest | RolloutPlan) -> bytes:
-    """Return the canonical bytes of a manifest."""
     return msgspec.json.encode(document, order="deterministic")
 
 

@@ -174,7 +174,6 @@ class FirstText:
         self._has_items = endpoint == "/v1/responses"
 
     def of(self, chunk: Chunk) -> str:
-        """Return the text of a chunk to show."""
         self._shown = self._shown and not (self._has_items and chunk.reasoning)
         text = chunk.text if self._shown else ""
         self._shown = self._shown and not (self._has_items and (chunk.tool_calls or chunk.refusal is not None))

@@ -49,7 +49,6 @@ class Frontier:
         self.size = size
 
     def root(self) -> bytes:
-        """Return the root."""
         if not self.hashes:
             return EMPTY
         *rest, root = self.hashes

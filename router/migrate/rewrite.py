@@ -123,7 +123,6 @@ def applied(lines: list[str], edits: Sequence[Edit], file: str, left: tuple[str,
 
 
 def steps_of(path: str) -> tuple[str, ...]:
-    """Return the steps of the path of a key."""
     return tuple(_STEP.findall(path))
 
 

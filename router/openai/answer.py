@@ -437,12 +437,10 @@ class ModelList(msgspec.Struct):
 
 
 def encode_models(models: Iterable[ModelObject]) -> bytes:
-    """Encode the list of models."""
     return _encode(ModelList([*models]))
 
 
 def encode_model(model: ModelObject) -> bytes:
-    """Encode a model."""
     return _encode(model)
 
 

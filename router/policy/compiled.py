@@ -384,7 +384,6 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
 
 
 def guard_rule(doc: GuardRuleDoc, when: Expression | None) -> GuardRule:
-    """Return a rule of the guard with its compiled condition."""
     classes = doc.classes or GUARD_CLASSES
     return GuardRule(doc.name, when, doc.action, tuple(sorted(set(classes))) if doc.action == "mask" else ())
 

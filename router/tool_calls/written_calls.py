@@ -180,7 +180,6 @@ def read_json_call(text: str) -> tuple[str, str] | None:
 
 
 def is_object(text: str) -> bool:
-    """Return whether the text is one JSON object."""
     try:
         _OBJECT.decode(text)
     except (ValueError, RecursionError):

@@ -42,7 +42,6 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def request_capacity(self) -> float:
-        """Capacity of the request bucket."""
         return float(self.burst or max(1.0, 2 * self.requests_per_s))
 
     @property
@@ -126,7 +125,6 @@ class TenantsConfig(msgspec.Struct, frozen=True, dict=True, forbid_unknown_field
     usage_retention_days: Positive = 40
 
     def limits(self, tenant: str) -> TenantLimits:
-        """Return the limits of a tenant."""
         return self._by_name.get(tenant, self.default)
 
     @cached_property

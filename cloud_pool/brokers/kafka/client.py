@@ -37,7 +37,6 @@ async def translated(timeout_s: float = TIMEOUT_S) -> AsyncIterator[None]:
 
 
 def translate(error: BaseException) -> BrokerUnavailable | MessageTooLarge:
-    """Return our error for an error of the client."""
     if isinstance(error, MessageSizeTooLargeError):
         return MessageTooLarge("Kafka does not accept a message of this size. See `max.message.bytes` of the topic.")
     # The client raises a bare KafkaError for what it did not expect, with the cause.

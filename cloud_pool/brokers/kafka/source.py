@@ -169,7 +169,6 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 def incoming(record: ConsumerRecord[bytes, bytes]) -> IncomingMessage:
-    """Convert a record to a message."""
     return IncomingMessage(
         body=record.value or b"",
         headers={name.lower(): value.decode("utf-8", "replace") for name, value in record.headers},

@@ -333,7 +333,6 @@ class WorkerSlots:
         self._used += 1
 
     def release(self) -> None:
-        """Return a slot."""
         self._used -= 1
         self._slot_released.set()
         self._slot_released = anyio.Event()

@@ -69,7 +69,6 @@ class Revisions:
 
     @property
     def fences(self) -> dict[str, int]:
-        """Fence of each answer, by job."""
         return {job: lease.record.fence for job, lease in self._leases.items()}
 
     def lose(self, job: str, fence: int) -> None:

@@ -50,7 +50,6 @@ class ProtocolError(Exception):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Encode a frame."""
     return _HEAD.pack(len(payload) >> 8, len(payload) & 0xFF, kind, flags, stream) + payload
 
 
@@ -141,7 +140,6 @@ def _integer(value: int, bits: int) -> bytes:
 
 
 def call_end(headers: Mapping[str, str]) -> CallEnd:
-    """Return the end of a call from its last headers."""
     status = headers.get("grpc-status", "")
     if status.isdecimal():
         known = int(status) < len(_GRPC_STATUS)

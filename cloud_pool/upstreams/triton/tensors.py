@@ -49,9 +49,7 @@ class TensorFormat(Protocol):
         """Encode a request; `left_s` and `call` are as for `to_infer_request`."""
         ...
 
-    def reader(self, request: InferenceRequest) -> DeltaReader:
-        """Return the reader of its responses."""
-        ...
+    def reader(self, request: InferenceRequest) -> DeltaReader: ...
 
 
 class VllmTensors(msgspec.Struct, frozen=True):
@@ -176,13 +174,11 @@ def raw_outputs(response: ModelInferResponse) -> dict[str, bytes]:
 
 
 def add_texts(message: ModelInferRequest, name: str, texts: Sequence[str], shape: tuple[int, ...] = (1,)) -> None:
-    """Add a tensor of texts."""
     encoded = [text.encode() for text in texts]
     add_tensor(message, name, "BYTES", b"".join(_LENGTH.pack(len(text)) + text for text in encoded), shape)
 
 
 def add_tensor(message: ModelInferRequest, name: str, datatype: str, raw: bytes, shape: tuple[int, ...] = (1,)) -> None:
-    """Add a tensor with its raw bytes."""
     message.inputs.add(name=name, datatype=datatype, shape=shape)
     message.raw_input_contents.append(raw)
 

@@ -150,7 +150,6 @@ class FleetConnection:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Problems for operators."""
         lasting = tuple(fault.problem for fault in (self._away, self._clone) if fault.problem)
         return (*self.tokens.problems, *lasting)
 

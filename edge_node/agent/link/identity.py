@@ -63,7 +63,6 @@ class DeviceKey:
 
     @property
     def public(self) -> str:
-        """The public key."""
         return base64url(self._private.public_key().public_bytes_raw())
 
     def sign(self, data: bytes) -> str:

@@ -514,7 +514,6 @@ class CloudJobs:
         return None
 
     async def cancel(self, key: str) -> Cancelled:
-        """Cancel the job of this key."""
         until = asyncio.get_running_loop().time() + PROBE_S
         try:
             response = await self._server.request(

@@ -118,7 +118,6 @@ class PromptStore:
         return state
 
     def forget(self, stored: StoredPrompt) -> None:
-        """Remove a stored prompt."""
         if self._files.pop(stored.path.name, None) is not None:
             self._writer.submit(_try, lambda: stored.path.unlink(missing_ok=True))
 
@@ -313,6 +312,5 @@ class PromptPrefixes:
 
 
 def slot_of(sequence: Sequence) -> SequenceSlot:
-    """Return the slot of a running sequence."""
     assert sequence.slot is not None
     return sequence.slot

@@ -168,7 +168,6 @@ class PartMemory:
             self._kept.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget all parts."""
         self._kept.clear()
 
 
@@ -219,7 +218,6 @@ class ContinuedReadings:
             task.exception()  # retrieved, so that asyncio logs nothing if no caller waits for it
 
     async def close(self) -> None:
-        """End all readings."""
         tasks: Sequence[asyncio.Task[ReadPart]] = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -187,7 +187,6 @@ class EncoderGraph:
         self._late = ContinuedReadings()
 
     def concerns(self, request: Request) -> bool:
-        """Return whether the request has a part that an encoder reads."""
         return request.kind == "chat" and has_parts(request, self.kinds)
 
     async def facts(
