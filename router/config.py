@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
@@ -141,12 +141,25 @@ def _struct_in(annotation: object) -> tuple[type[msgspec.Struct] | None, str]:
     return next((inner for inner in found if inner is not None), None), suffix
 
 
-def _structs_in(annotation: object) -> set[type[msgspec.Struct]]:
-    """Return the structs in an annotation, and those in their fields."""
-    found = {part for each in get_args(annotation) for part in _structs_in(each)}
-    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
-        found |= {annotation, *(part for each in msgspec.structs.fields(annotation) for part in _structs_in(each.type))}
-    return found
+def describe(schemas: Mapping[str, dict[str, Any]], annotations: Iterable[object]) -> None:
+    """Add the descriptions of `keys.yaml` to schemas, which have the names of structs in the annotations."""
+    found: set[type[msgspec.Struct]] = set()
+    for annotation in annotations:
+        _find_structs(annotation, found)
+    for struct in found:
+        for name, node in schemas[struct.__name__].get("properties", {}).items():
+            if text := _description(struct, name):
+                node["description"] = text
+
+
+def _find_structs(annotation: object, found: set[type[msgspec.Struct]]) -> None:
+    """Add the structs in an annotation, and those in their fields, to `found`."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) and annotation not in found:
+        found.add(annotation)
+        for field in msgspec.structs.fields(annotation):
+            _find_structs(field.type, found)
+    for part in get_args(annotation):
+        _find_structs(part, found)
 
 
 @functools.cache
@@ -175,11 +188,7 @@ def schema_of(struct: type[msgspec.Struct], title: str) -> bytes:
     The loader refuses all that the schema refuses, and checks more. A duration or a size may be a number or text.
     """
     schema = {"$schema": _DIALECT, "title": title, **msgspec.json.schema(struct)}
-    for part in _structs_in(struct):
-        properties = schema["$defs"][part.__name__].get("properties", {})
-        for name, node in properties.items():
-            if text := _description(part, name):
-                node["description"] = text
+    describe(schema["$defs"], [struct])
     return msgspec.json.format(msgspec.json.encode(_for_editors(schema), order="deterministic"), indent=2) + b"\n"
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from ..config import describe
 from ..errors import CausewayError
 
 JSON: Final = "application/json"
@@ -32,6 +33,12 @@ class AnyOf(msgspec.Struct, frozen=True):
 
     kinds: tuple[Any, ...]
     beside: Any = None
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """A type that has a schema of its own in the document, by its name."""
+
+    name: str
 
 
 class ApiResponse(msgspec.Struct, frozen=True):
@@ -79,6 +86,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 OPENAPI_PATH: Final = "/openapi.json"
 _REFERENCE: Final = re.compile(r'"#/components/schemas/([^"]+)"')
+_SHORT: Final = re.compile(rb'"\$ref":"(\w+)"')
 _PREFIX: Final = re.compile(r"^_?(Wire)?")
 Schema = dict[str, Any]
 
@@ -104,6 +112,7 @@ def openapi_document(
     *,
     token_optional: bool = False,
     webhooks: Sequence[Operation] = (),
+    schemas: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
     """Return the document.
 
@@ -112,13 +121,14 @@ def openapi_document(
         bearer: Further fields of the security scheme `bearer`, such as its description.
         token_optional: Whether a server may be configured to need no token.
         webhooks: The requests that the program sends to its clients; their paths are names.
+        schemas: The schemas to which a `Reference` refers, in which `$ref` is a name; types that they refer to.
     """
-    schemas = _Schemas([*operations, *webhooks])
+    known = _Schemas([*operations, *webhooks], schemas)
 
     def by_path(served: Sequence[Operation]) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         for one in served:
-            found.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas, token_optional=token_optional)
+            found.setdefault(one.path, {})[one.method.lower()] = _operation(one, known, token_optional=token_optional)
         return found
 
     return {
@@ -127,7 +137,7 @@ def openapi_document(
         "paths": by_path(operations),
         **({"webhooks": by_path(webhooks)} if webhooks else {}),
         "components": {
-            "schemas": schemas.components,
+            "schemas": known.components,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", **bearer}},
         },
     }
@@ -136,11 +146,13 @@ def openapi_document(
 class _Schemas:
     """The schemas of all types in some operations. A component has its type's name without `_` and `Wire`."""
 
-    def __init__(self, operations: Iterable[Operation]) -> None:
+    def __init__(self, operations: Iterable[Operation], written: Mapping[str, Any]) -> None:
         kinds = [ErrorDocument, *(kind for one in operations for kind in _kinds(one))]
+        kinds += [kind for kind in written.values() if not isinstance(kind, dict)]
         found, components = msgspec.json.schema_components(
             kinds, schema_hook=_schema_of_any, ref_template="#/components/schemas/{name}"
         )
+        describe(components, kinds)
         names = {name: _PREFIX.sub("", name) for name in components}
         if len({*names.values()}) < len(names):
             raise ValueError(f"Two types have the same name in the document: {sorted(names)}.")
@@ -152,11 +164,17 @@ class _Schemas:
         self.components: dict[str, Schema] = {
             names[name]: {**schema, "title": names[name]} for name, schema in components.items()
         }
+        text = msgspec.json.encode(
+            {name: one | {"title": name} for name, one in written.items() if isinstance(one, dict)}
+        )
+        self.components |= msgspec.json.decode(_SHORT.sub(rb'"$ref":"#/components/schemas/\1"', text))
 
     def __getitem__(self, kind: Any) -> Schema:
         if isinstance(kind, AnyOf):
             one = {"anyOf": [self[part] for part in kind.kinds]}
             return one if kind.beside is None else {"allOf": [self[kind.beside], one]}
+        if isinstance(kind, Reference):
+            return {"$ref": f"#/components/schemas/{kind.name}"}
         return self._by_kind[id(kind)]
 
 
@@ -174,7 +192,7 @@ def _kinds(operation: Operation) -> Iterator[Any]:
     for content in (operation.request, *(response.content for response in operation.responses)):
         for kind in content.values():
             parts = (*kind.kinds, kind.beside) if isinstance(kind, AnyOf) else (kind,)
-            yield from (part for part in parts if part is not None)
+            yield from (part for part in parts if part is not None and not isinstance(part, Reference))
 
 
 def _operation(operation: Operation, schemas: _Schemas, *, token_optional: bool) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
 
 import anyio
+import msgspec
 import pytest
 
 import causeway_server.cloud_pool.app
@@ -18,11 +19,13 @@ from causeway_server.cloud_pool.accounts.identity.config import ApiKeysConfig, I
 from causeway_server.cloud_pool.openapi import gateway_operations
 from causeway_server.edge_node.openapi import edge_operations
 from causeway_server.router.api.document import Operation
+from causeway_server.router.api.reader import read_api
 from tests.check.sources import python_files
 from tests.cloud_pool.unreachable import unreachable_tier
 
 DESCRIBED = {"edge_node": edge_operations, "cloud_pool": gateway_operations}
 WORD = re.compile(r"\w+")
+WORD_OR_PATH = re.compile(r"[\w-]+")
 ELSEWHERE = re.compile(r"^ *(from [\w.]+ import (\([^)]*\)|.*)|class .*)$", re.MULTILINE)
 HELPERS = ("edge_node/openapi.py", "cloud_pool/openapi.py", "router/api/", "router/errors.py")
 
@@ -68,6 +71,17 @@ def test_each_operation_says_what_it_is(package: str) -> None:
     for one in operations:
         assert one.summary.endswith(".")
         assert (one.caller == "anyone") == (not any(error.status == 401 for error in one.errors)), one.path
+
+
+@pytest.mark.parametrize("package", DESCRIBED)
+def test_each_part_of_a_document_is_named(package: str) -> None:
+    """A list of errors or parameters, a parameter, a response or a schema that no operation needs is removed."""
+    text = read_api("causeway_server.router.api", "operations.yaml").joined(
+        read_api(f"causeway_server.{package}", "openapi.yaml")
+    )
+    named = Counter(WORD_OR_PATH.findall(str(msgspec.to_builtins(text))))
+    parts = {*text.errors, *text.parameters, *text.responses, *text.schemas}
+    assert {name for name in parts if named[name] < 2} == set()
 
 
 @cache
