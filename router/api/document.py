@@ -35,7 +35,7 @@ class AnyOf(msgspec.Struct, frozen=True):
     beside: Any = None
 
 
-class Reference(msgspec.Struct, frozen=True):
+class SchemaReference(msgspec.Struct, frozen=True):
     """A type that has a schema of its own in the document, by its name."""
 
     name: str
@@ -121,7 +121,7 @@ def openapi_document(
         bearer: Further fields of the security scheme `bearer`, such as its description.
         token_optional: Whether a server may be configured to need no token.
         webhooks: The requests that the program sends to its clients; their paths are names.
-        schemas: The schemas to which a `Reference` refers, in which `$ref` is a name; types that they refer to.
+        schemas: The schemas to which a `SchemaReference` refers, in which `$ref` is a name; types that they refer to.
     """
     known = _Schemas([*operations, *webhooks], schemas)
 
@@ -173,7 +173,7 @@ class _Schemas:
         if isinstance(kind, AnyOf):
             one = {"anyOf": [self[part] for part in kind.kinds]}
             return one if kind.beside is None else {"allOf": [self[kind.beside], one]}
-        if isinstance(kind, Reference):
+        if isinstance(kind, SchemaReference):
             return {"$ref": f"#/components/schemas/{kind.name}"}
         return self._by_kind[id(kind)]
 
@@ -192,7 +192,7 @@ def _kinds(operation: Operation) -> Iterator[Any]:
     for content in (operation.request, *(response.content for response in operation.responses)):
         for kind in content.values():
             parts = (*kind.kinds, kind.beside) if isinstance(kind, AnyOf) else (kind,)
-            yield from (part for part in parts if part is not None and not isinstance(part, Reference))
+            yield from (part for part in parts if part is not None and not isinstance(part, SchemaReference))
 
 
 def _operation(operation: Operation, schemas: _Schemas, *, token_optional: bool) -> dict[str, Any]:

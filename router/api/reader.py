@@ -15,7 +15,7 @@ import msgspec
 
 from .. import errors
 from ..jobs.webhooks import CLOUD_EVENT_JSON
-from .document import EVENTS, FORM, JSON, TEXT, AnyOf, ApiResponse, Operation, Parameter, Reference
+from .document import EVENTS, FORM, JSON, TEXT, AnyOf, ApiResponse, Operation, Parameter, SchemaReference
 
 _MEDIA = {"json": JSON, "events": EVENTS, "form": FORM, "text": TEXT, "cloudevent": CLOUD_EVENT_JSON}
 _REFERENCE = re.compile(r'"\$ref":"(\w+)"')
@@ -160,7 +160,7 @@ class Api:
 
     def _kind(self, names: str | Sequence[str], beside: str = "") -> Any:
         if isinstance(names, str):
-            return Reference(names) if names in self._text.schemas else self._types[names]
+            return SchemaReference(names) if names in self._text.schemas else self._types[names]
         return AnyOf(tuple(map(self._kind, names)), self._types[beside] if beside else None)
 
     def _parameters_of(self, names: Iterable[str]) -> Iterator[Parameter]:

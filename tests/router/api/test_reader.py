@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from causeway_server.router.api.document import EVENTS, JSON, AnyOf, ApiResponse, Operation, Parameter, Reference
+from causeway_server.router.api.document import EVENTS, JSON, AnyOf, ApiResponse, Operation, Parameter, SchemaReference
 from causeway_server.router.api.reader import Api, ApiText
 from causeway_server.router.errors import CausewayError, InvalidRequest, NotFound
 
@@ -56,14 +56,14 @@ def test_an_operation_has_what_its_document_and_the_other_one_name() -> None:
             path="/things/{id}",
             summary="Make a thing.",
             caller="client",
-            request={JSON: AnyOf((Thing, Reference("Written")), Thing)},
+            request={JSON: AnyOf((Thing, SchemaReference("Written")), Thing)},
             parameters=(
                 Parameter("limit", "At most so many.", kind=int),
                 Parameter("Last-Event-ID", "Continue after it.", "header", required=True),
                 Parameter("x-made", "From code.", "header"),
             ),
             responses=(
-                ApiResponse(200, {JSON: Reference("Written"), EVENTS: None}),
+                ApiResponse(200, {JSON: SchemaReference("Written"), EVENTS: None}),
                 ApiResponse(202, {JSON: Thing}, "Accepted.", {"Location": "the thing"}),
             ),
             errors=(InvalidRequest, NotFound, Mine),
