@@ -86,7 +86,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 OPENAPI_PATH: Final = "/openapi.json"
 _REFERENCE: Final = re.compile(r'"#/components/schemas/([^"]+)"')
-_SHORT: Final = re.compile(rb'"\$ref":"(\w+)"')
+_SHORT: Final = re.compile(r'"\$ref":"(\w+)"')
 _PREFIX: Final = re.compile(r"^_?(Wire)?")
 Schema = dict[str, Any]
 
@@ -164,10 +164,9 @@ class _Schemas:
         self.components: dict[str, Schema] = {
             names[name]: {**schema, "title": names[name]} for name, schema in components.items()
         }
-        text = msgspec.json.encode(
-            {name: one | {"title": name} for name, one in written.items() if isinstance(one, dict)}
-        )
-        self.components |= msgspec.json.decode(_SHORT.sub(rb'"$ref":"#/components/schemas/\1"', text))
+        own = {name: one | {"title": name} for name, one in written.items() if isinstance(one, dict)}
+        text = _SHORT.sub(r'"$ref":"#/components/schemas/\1"', msgspec.json.encode(own).decode())
+        self.components |= msgspec.json.decode(text)
 
     def __getitem__(self, kind: Any) -> Schema:
         if isinstance(kind, AnyOf):
