@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from causeway_server.router.errors import ClientGone, InvalidRequest
 from causeway_server.router.parts.reading import count_parts
 from causeway_server.router.prices import FREE, PICO_USD
-from causeway_server.router.serving.metrics import Counter
+from causeway_server.router.serving.metrics import Counter, Histogram
 from causeway_server.router.types import Request, Usage
 
 from ..core.principal import Principal
@@ -32,8 +32,11 @@ _MOST_AUDIO_MS = 120_000  # of a clip, as encoders read it unless `causeway-clou
 _LIFETIME_MARGIN_S = 30.0  # for the flush, and for a generation that goes on for other requests
 RunEnd = Literal["accepted", "superseded", "cancelled"]
 """Result of reporting a job's run to the job store."""
+MAX_TENANTS = 256  # with series of their own in a process; the rest are "other"
+_FIRST_TOKEN_S = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 SUPERSEDED = "superseded"
 """Outcome of a job's run whose report the job store did not accept."""
+_BACKGROUND = frozenset({"job", "stream"})
 _POLICY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,64})?")
 
 
@@ -51,6 +54,7 @@ class LedgerEntry:
         self.of_key: Reservation | None = None  # of the budget of its API key
         self.estimated_prompt_tokens = 0  # from the body's length
         self.usage = Usage()
+        self.first_token_s: float | None = None  # from the request's arrival; None: there was none
         self.estimated = False  # the prompt's tokens in `usage` are an estimate
         self.cache = ""
         self.closes_later = False  # at the end of a shared generation, which may outlast the request
@@ -197,7 +201,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     def _record(self, entry: LedgerEntry, charge: Charge | None) -> None:
         if charge is not None and entry.outcome != SUPERSEDED:
-            self.metrics.count(charge.reservation.tenant, entry.tier, entry.route, charge.usage, charge.pico_usd)
+            self.metrics.count(charge.reservation.tenant, entry, charge.usage, charge.pico_usd)
         usage = entry.usage if charge is None else charge.usage
         principal = entry.principal
         self.audit.enqueue(
@@ -253,17 +257,38 @@ def _most_audio_ms(request: Request) -> int:
 
 
 class TenantMetrics:
-    """Prometheus metrics of usage by tenant.
+    """Prometheus metrics of usage and service by tenant.
 
-    Tenants' names come from signed tokens and the configuration, never from a request's content.
+    Tenants' names come from tokens and the configuration, never from a request's content, and are bounded in number.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, registry)
+        counter, histogram = partial(Counter, registry), partial(Histogram, registry)
         self._tokens = counter("causeway_gateway_tenant_tokens", "Tokens used, by tenant.", ("tenant", "tier", "type"))
         self._usd = counter("causeway_gateway_tenant_cost_usd", "Cost in USD, by tenant.", ("tenant", "tier", "route"))
+        self._requests = counter(
+            "causeway_gateway_tenant_requests",
+            "Admitted requests without jobs, by tenant and outcome: ok or an error's code.",
+            ("tenant", "outcome"),
+        )
+        self._first_token = histogram(
+            "causeway_gateway_tenant_first_token_seconds",
+            "Time from a request's arrival to its first token, by tenant.",
+            ("tenant",),
+            _FIRST_TOKEN_S,
+        )
+        self._tenants: set[str] = set()
 
-    def count(self, tenant: str, tier: str, route: str, usage: Usage, pico_usd: int) -> None:
-        self._tokens.add((tenant, tier, "input"), usage.prompt_tokens)
-        self._tokens.add((tenant, tier, "output"), usage.completion_tokens)
-        self._usd.add((tenant, tier, route), pico_usd / PICO_USD)
+    def count(self, tenant: str, entry: LedgerEntry, usage: Usage, pico_usd: int) -> None:
+        if tenant not in self._tenants:
+            if len(self._tenants) < MAX_TENANTS:
+                self._tenants.add(tenant)
+            else:
+                tenant = "other"
+        self._tokens.add((tenant, entry.tier, "input"), usage.prompt_tokens)
+        self._tokens.add((tenant, entry.tier, "output"), usage.completion_tokens)
+        self._usd.add((tenant, entry.tier, entry.route), pico_usd / PICO_USD)
+        if entry.route not in _BACKGROUND:
+            self._requests.add((tenant, entry.outcome))
+            if entry.first_token_s is not None:
+                self._first_token.observe((tenant,), entry.first_token_s)

@@ -252,6 +252,7 @@ class RequestRunner(msgspec.Struct):
             heard = billing.billable and outcome not in _REFUSED
             usage = entry.usage = context.meter.heard(consumption.usage) if heard else consumption.usage
             entry.estimated = consumption.estimated
+            entry.first_token_s = measured.first_token_s
             measured.record(outcome, usage)
             if context.trace is not None:
                 context.trace.end(tier=measured.tier, outcome=outcome, usage=usage, headers=entry.response_headers)
@@ -317,6 +318,11 @@ class RequestMetrics:
         completion_tokens = self._reported.completion_tokens or self._tokens
         return Usage(self._reported.prompt_tokens, completion_tokens, self._reported.cached_tokens)
 
+    @property
+    def first_token_s(self) -> float | None:
+        """Time from the arrival to the first token; None if there was none."""
+        return None if self._first_token_at is None else self._first_token_at - self._arrived_at
+
     def record(self, outcome: str, billed: Usage) -> None:
         """Record the outcome, exactly once. `billed`: usage of the tier that is billed to this request."""
         ended_at = self._clock() if self._stopped_at is None else self._stopped_at
@@ -328,6 +334,6 @@ class RequestMetrics:
             billed,
             duration_s,
             error="" if outcome == "ok" else outcome,
-            ttft_s=None if self._first_token_at is None else self._first_token_at - self._arrived_at,
+            ttft_s=self.first_token_s,
             tokens=self._tokens,
         )

@@ -11,7 +11,7 @@ from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.metrics import MetricKind, Sample
-from causeway_server.router.types import CloudSignals, Snapshot, Target
+from causeway_server.router.types import CloudSignals, DeviceSignals, Snapshot, Target
 
 from ..backends.cloud.backend import Clouds
 from ..backends.engine.engines import EnginePool
@@ -177,6 +177,7 @@ def _reachability(cloud: CloudSignals) -> Reachability:
 def read_samples(parts: Components) -> Iterator[Sample]:
     """Yield the samples of `/metrics`, read from the components at each scrape."""
     yield from _admission_samples(parts)
+    yield from _device_samples(parts.signals.device)
     yield from _storage_samples(parts)
     yield from _backend_samples(parts)
     yield from _connection_samples(parts)
@@ -208,6 +209,14 @@ _HELP = {
     "causeway_edge_cloud_reachable": "Whether the last probe of the cloud succeeded (1 or 0).",
     "causeway_edge_cloud_token_refused": "Whether the cloud refuses the token with HTTP 401 (1 or 0).",
     "causeway_edge_connections": "Open connections, by address (tcp, unix).",
+    "causeway_edge_device_battery_ratio": "Charge of the battery, 0 to 1; absent without one.",
+    "causeway_edge_device_cpu_ratio": "Busy share of all cores, 0 to 1.",
+    "causeway_edge_device_memory_free_bytes": "Memory that the daemon could still allocate, in bytes.",
+    "causeway_edge_device_power_watts": "Power draw of the device or module; absent without a sensor.",
+    "causeway_edge_device_temperature_celsius": "Highest temperature of the processor; absent without a sensor.",
+    "causeway_edge_device_throttled": (
+        "Whether heat or lack of power slows the processor down (1 or 0); absent where it cannot be read."
+    ),
     "causeway_edge_engine_loaded": (
         "Whether the edge model is loaded, or will be as soon as a request needs it (1 or 0)."
     ),
@@ -270,6 +279,22 @@ def _admission_samples(parts: Components) -> Iterator[Sample]:
     yield _gauge("requests_running", parts.admission.running)
     yield _gauge("requests_queued", parts.admission.waiting)
     yield _gauge("shared_generations", len(parts.shared_generations))
+
+
+def _device_samples(device: DeviceSignals) -> Iterator[Sample]:
+    """Yield the last readings for the policy's signals; nothing is read for a scrape."""
+    memory_mb = device.memory_free_mb
+    readings = {
+        "temperature_celsius": device.temperature_c,
+        "throttled": device.throttled,
+        "memory_free_bytes": None if memory_mb is None else memory_mb * 2**20,
+        "cpu_ratio": device.cpu,
+        "power_watts": device.power_w,
+        "battery_ratio": device.battery,
+    }
+    for name, value in readings.items():
+        if value is not None:
+            yield _gauge(f"device_{name}", value)
 
 
 def _storage_samples(parts: Components) -> Iterator[Sample]:

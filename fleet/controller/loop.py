@@ -27,7 +27,7 @@ from ..rollout.rollout import Rollout
 from ..rollout.settings import RolloutState
 from ..store.audit import append_audit
 from ..store.database import Still, Store, StoreUnavailable
-from ..store.devices import cohort_devices
+from ..store.devices import CohortCount, cohort_devices, count_devices
 from ..store.generations import KEPT_S, read_revocations, revoke_owner
 from ..store.rollouts import (
     RolloutChanged,
@@ -106,6 +106,8 @@ class Controller:
     Attributes:
         leads: Whether this process holds the lock and drives the rollouts.
         problems: The reasons for which plans are not published, for operators.
+        counts: The devices of each cohort by running bundle, at the last survey.
+        rollouts: Each cohort's active or newest rollout, at the last survey.
         ahead: The number of devices by cohort that are ahead of the store. Nothing is published until an operator
             decides.
 
@@ -140,6 +142,8 @@ class Controller:
         self._unreadable: tuple[str, ...] = ()  # why some rollouts are left out
         self.leads = False
         self.problems: tuple[str, ...] = ()
+        self.counts: Sequence[CohortCount] = ()
+        self.rollouts: Sequence[Rollout] = ()
         self.ahead: Mapping[str, int] = {}
 
     def notify(self) -> None:
@@ -234,8 +238,10 @@ class Controller:
         return True
 
     async def _survey(self, records: Sequence[RolloutRecord], now: float) -> None:
-        """Find devices that are ahead of the store, and pause their rollout."""
+        """Count the devices, find those that are ahead of the store, and pause their rollout."""
+        self.rollouts = list({record.rollout.cohort: record.rollout for record in reversed(records)}.values())
         async with self._store.read() as connection:
+            self.counts = await count_devices(connection, now - _RECENT_S)
             reports = await reported_plans(connection, now - _RECENT_S)
             known = await known_rollouts(connection, {report.rollout for report in reports})
         ahead = {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from causeway_server.router.bundle.manifest import WHOLE
 from causeway_server.router.bundle.protocol import EnrolmentRequest
 from causeway_server.router.errors import CausewayError, Draining
 from causeway_server.router.serving.aiohttp_connection import json_response
@@ -22,8 +24,9 @@ from causeway_server.router.serving.metrics import Sample, SampleCollector
 
 from ..controller.loop import Controller
 from ..repository.fleet_file import FleetDoc
+from ..rollout.rollout import Rollout
 from ..store.database import GroupCommit, Store, StoreUnavailable
-from ..store.devices import Device, forget_old_events, read_devices
+from ..store.devices import CohortCount, Device, forget_old_events, read_devices
 from ..store.telemetry import forget_old_counters
 from ..trust.certificates import Authority
 from .connections import Connections
@@ -36,6 +39,13 @@ from .wakes import Wakes
 
 _TIDY_S = 3600.0
 _STEADY_S, _STEP_S = 6 * 3600.0, 60.0  # time without a step of the wall clock before rows are deleted
+_COHORT_HELP = {
+    "causeway_fleet_devices": "Devices of a cohort, without revoked ones.",
+    "causeway_fleet_devices_recently_seen": "Devices that reported within the last hour.",
+    "causeway_fleet_rollout_devices": "Devices that run the bundle of the cohort's active or newest rollout.",
+}
+_SHARE = "Share of the cohort's devices that the rollout has reached, 0 to 1."
+_STATE = "State of the cohort's active or newest rollout; always 1."
 log = logging.getLogger(__name__)
 
 
@@ -156,6 +166,25 @@ def _samples(plane: ControlPlane, controller: Controller | None) -> Iterator[Sam
     text = "Devices with newer metadata than the control plane, as after a restored backup."
     for cohort, count in controller.ahead.items():
         yield Sample("causeway_fleet_devices_ahead", text, count, (("cohort", cohort),))
+    if controller.leads:
+        yield from _cohort_samples(controller.counts, controller.rollouts)
+
+
+def _cohort_samples(counts: Iterable[CohortCount], rollouts: Iterable[Rollout]) -> Iterator[Sample]:
+    """Yield the metrics of the last survey, which only the leader has."""
+    runs = {rollout.cohort: rollout.to_bundle for rollout in rollouts}
+    figures: Counter[tuple[str, str]] = Counter()
+    for count in counts:
+        figures["causeway_fleet_devices", count.cohort] += count.devices
+        figures["causeway_fleet_devices_recently_seen", count.cohort] += count.recently_seen
+        if (bundle := runs.get(count.cohort)) is not None:
+            figures["causeway_fleet_rollout_devices", count.cohort] += count.devices * (count.running == bundle)
+    for (name, cohort), figure in figures.items():
+        yield Sample(name, _COHORT_HELP[name], figure, (("cohort", cohort),))
+    for rollout in rollouts:
+        labels = (("cohort", rollout.cohort),)
+        yield Sample("causeway_fleet_rollout_share_ratio", _SHARE, rollout.share / WHOLE, labels)
+        yield Sample("causeway_fleet_rollout_info", _STATE, 1, (*labels, ("state", rollout.state.value)))
 
 
 def health_routes(plane: ControlPlane, controller: Controller | None = None) -> list[ApiRoute]:

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from yarl import URL
 
+from causeway_server.router.types import DeviceSignals
 from tests.waiting import until
 
 from ..device import POLICY, Device, running
@@ -188,6 +189,21 @@ async def test_metrics_count_requests_with_bounded_labels(device: Device) -> Non
     assert metrics["causeway_edge_requests_running", ()] == 0
     assert metrics["causeway_edge_store_lost_writes_total", (("store", "cache"),)] == 0
     assert metrics["causeway_edge_engine_restarts_total", (("model", "m-small"),)] == 0
+
+
+async def test_the_devices_last_readings_are_metrics(device: Device) -> None:
+    """In Prometheus' units. What this device cannot read has no series, and a scrape reads no sensor."""
+    readings = DeviceSignals(temperature_c=71.5, throttled=True, memory_free_mb=2.0, cpu=0.25)
+    device.parts.signals.device = readings
+    device.parts.signals.read_device = lambda _: pytest.fail("a scrape has read the sensors")
+    metrics = numbers((await device.get("/metrics")).body)
+    found = {name: value for (name, _), value in metrics.items() if name.startswith("causeway_edge_device_")}
+    assert found == {
+        "causeway_edge_device_temperature_celsius": 71.5,
+        "causeway_edge_device_throttled": 1.0,
+        "causeway_edge_device_memory_free_bytes": 2.0 * 2**20,
+        "causeway_edge_device_cpu_ratio": 0.25,
+    }
 
 
 @pytest.mark.parametrize(

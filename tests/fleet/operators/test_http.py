@@ -226,6 +226,21 @@ async def test_the_controllers_metrics(server: Server) -> None:
     assert b"causeway_fleet_controller_problems 0.0" in text
 
 
+async def test_devices_and_the_rollout_are_counted_by_cohort(server: Server) -> None:
+    """At each survey of the process that leads."""
+    for device in await server.enrolled(2):
+        await device.report()
+    await server.post("/v1/rollouts", {"cohort": "kiosk", "to_bundle": newest(server)}, as_="olga")
+    text = b""
+    while b'causeway_fleet_rollout_info{cohort="kiosk",state="paused"} 1.0' not in text:
+        await asyncio.sleep(0.02)
+        text = (await server.ask("GET", "/metrics", as_="")).body
+    assert b'causeway_fleet_devices{cohort="kiosk"} 2.0' in text
+    assert b'causeway_fleet_devices_recently_seen{cohort="kiosk"} 2.0' in text
+    assert b'causeway_fleet_rollout_devices{cohort="kiosk"} 0.0' in text
+    assert b'causeway_fleet_rollout_share_ratio{cohort="kiosk"} 0.0' in text
+
+
 async def test_a_server_without_the_online_keys_does_not_start(signed: SignedFleet, tmp_path: Path) -> None:
     """It would answer, and renew nothing: after two days no device would take an update any more."""
     settings = ServeSettings(signed.path, tmp_path / "none", signed.path / "data", port=0)

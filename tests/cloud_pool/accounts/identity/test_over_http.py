@@ -227,6 +227,8 @@ async def test_usage_and_audit_are_recorded_without_content(
     labels = 'route="chat",tenant="acme",tier="assistant-large"'
     assert f"causeway_gateway_tenant_cost_usd_total{{{labels}}} 0.04" in text
     assert 'causeway_gateway_tenant_tokens_total{tenant="acme",tier="assistant-large",type="input"} 40.0' in text
+    assert 'causeway_gateway_tenant_requests_total{outcome="ok",tenant="acme"} 2.0' in text
+    assert 'causeway_gateway_tenant_first_token_seconds_count{tenant="acme"} 2.0' in text
     assert "# TYPE causeway_gateway_audit_records_lost_total counter" in text
     assert "causeway_gateway_audit_records_lost_total 0.0" in text
     chat, completion, refused, nowhere = audited(path)
