@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from string import Template
 
 import msgspec
 
@@ -275,48 +276,6 @@ def _weights(doc: WeightsFile) -> str:
     return ""
 
 
-_FLEET = """\
-# The cohorts of this fleet. A device belongs to the first cohort whose labels it has; one without `match`
-# takes every device.
-version: 1
-name: {name}
-cohorts:
-  everyone:
-    policy: policies/default.yaml
-    settings:             # keys of edge.yaml, by their dotted names
-      log: info
-    rollout:
-      stages: [1, 5, 25, 50, 100]   # percent of the cohort's devices
-"""
-_POLICY = """\
-version: 1
-name: default
-targets:
-  small: {at: edge, model: assistant}
-  large: {at: cloud, model: assistant-large}
-constraints:
-  - {name: private-stays, when: '"private" in request.tags', keep: on_device}
-routes:
-  - {name: short, when: request.prompt_tokens < 48, use: [small, large]}
-  - {name: otherwise, use: [large, small]}
-"""
-_CASES = """\
-policy: ../default.yaml
-cases:
-  - name: a short prompt is answered on the device
-    request: {prompt_tokens: 12}
-    expect: {route: short, targets: [small, large]}
-  - name: a private request never leaves
-    request: {prompt_tokens: 400, tags: [private]}
-    expect: {targets: [small], on_device: true}
-"""
-_IGNORED = """\
-# Private keys stay with their holders; blobs are copied from the published folder to where the devices fetch them.
-*.pem
-published/blobs/
-"""
-
-
 def new_fleet(folder: Path) -> tuple[Path, ...]:
     """Write the files of a new fleet and return their paths.
 
@@ -326,12 +285,14 @@ def new_fleet(folder: Path) -> tuple[Path, ...]:
         FileExistsError: One of the files already exists; nothing was written.
         OSError: A file cannot be written.
     """
-    files = {
-        folder / FLEET_FILE: _FLEET.format(name=_name(folder)),
-        folder / ".gitignore": _IGNORED,
-        folder / "policies" / "default.yaml": _POLICY,
-        folder / "policies" / "cases" / "default.yaml": _CASES,
+    sources = {
+        folder / FLEET_FILE: "new_fleet.yaml",
+        folder / ".gitignore": "new_gitignore.txt",
+        folder / "policies" / "default.yaml": "new_policy.yaml",
+        folder / "policies" / "cases" / "default.yaml": "new_cases.yaml",
     }
+    files = {path: Path(__file__).with_name(source).read_text(encoding="utf-8") for path, source in sources.items()}
+    files[folder / FLEET_FILE] = Template(files[folder / FLEET_FILE]).substitute(name=_name(folder))
     for path in files:
         if path.exists():
             raise FileExistsError(f"{path} already exists; nothing was written.")

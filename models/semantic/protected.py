@@ -12,6 +12,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import msgspec
 
 CHARACTERS = 400  # a longer text is no short question: it never matches another one
 _TOKEN = re.compile(r"[^\W_]+(?:[.,:'/@&_-]+[^\W_]+)*|[^\w\s]|_")
@@ -56,64 +59,17 @@ NUMBERS |= {"1st": "1th", "2nd": "2th", "3rd": "3th"}
 
 # Endings after which an s is no plural.
 _NO_PLURAL = ("ss", "us", "is", "os")
-_NEGATIONS = """
-not no never none nobody nothing nowhere neither nor without hardly barely except excluding exclude lacking lack nope
-nah only unless unable avoid against minus off before after until till than versus vs always sometimes rarely everyone
-anyone someone twice double triple half quarter dozen hundred thousand million billion wrong incorrect false
-impossible illegal unhappy unsafe unread should might must previous
-"""
-# The order of these counts as well.
-_ORDERED = """
-percent degree celsius fahrenheit kelvin dollar euro pound yen cent penny rupee km kilometer kilometre mile meter
-metre cm centimeter mm inch foot feet yard kg kilogram gram ounce oz lb ton liter litre ml gallon cup pint quart
-tablespoon teaspoon kb mb gb tb byte plus multiply multiplied divide divided subtract square root power ii iii iv vi
-vii viii ix xi xii minute hour day week weekend weekday month year today tomorrow yesterday tonight morning afternoon
-evening night noon midnight daily weekly monthly yearly hourly monday tuesday wednesday thursday friday saturday
-sunday january february march april june july august september october november december spring summer autumn winter
-english spanish french german italian chinese japanese korean russian arabic portuguese hindi dutch red green blue
-yellow white black orange purple pink north south east west husband wife mother father mom dad brother sister son
-daughter uncle aunt him her he she
-"""
-# Each line is a scale: its one end, and its other end.
-_SCALES = """
-on enable activate connect start begin / off disable deactivate disconnect stop end
-up increase raise rise rose louder loud brighter brighten bright higher high more warmer warm heat hotter hot maximum max gain most highest top above over / down decrease lower reduce fall fell quieter quiet dim dimmer darker darken dark low less fewer cooler cool colder cold minimum min lose least lowest bottom below under few
-open opened / close closed shut
-lock block / unlock unblock
-mute / unmute
-play resume start continue / pause stop end cancel
-add put insert create set book schedule make subscribe join keep save install / remove delete take erase clear cancel unsubscribe leave discard uninstall
-follow / unfollow
-enter login / exit leave logout
-in inside into indoor / out outside outdoor
-accept approve agree allow confirm yes yeah yep / decline reject disagree deny refuse no nope nah
-buy bought borrow receive get earn earned income import download arrive arrival deposit / sell sold lend send give spend spent expense export upload depart departure withdraw
-encrypt / decrypt
-win won succeed succeeded / lose lost fail failed
-like love advantage pro good best better right correct true safe possible legal happy / dislike hate disadvantage con bad worst worse wrong incorrect false dangerous impossible illegal unhappy
-cheap cheaper cheapest / expensive
-big bigger biggest large larger largest tall taller tallest long longer longest / small smaller smallest short shorter shortest
-fast faster fastest / slow slower slowest
-old older oldest / new newer newest young younger youngest latest
-early earlier earliest / late later latest
-left / right
-front forward next / back backward previous last
-before / after
-first / last
-full / empty
-ascending / descending
-with including include / without excluding exclude lacking
-my mine our / your yours
-some any something all everything everyone / none nothing nobody no
-each every always often daily / never rarely seldom
-once / twice
-first / second third
-morning / evening night
-show display / hide
-inside / outside
-near nearest / far farther
-future will tomorrow / past was were did yesterday
-"""  # noqa: E501 -- one scale per line
+
+
+class _Words(msgspec.Struct, frozen=True):
+    """`words.yaml`: words separated by spaces; a scale has one end and the other."""
+
+    negations: str
+    ordered: str
+    scales: tuple[tuple[str, str], ...]
+
+
+_WORDS = msgspec.yaml.decode(Path(__file__).with_name("words.yaml").read_bytes(), type=_Words)
 _ASKED = {"who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "which": ""}
 _MEASURES = frozenset("many much old long far tall big often fast high heavy deep large soon late expensive".split())
 _CAPITALIZED = re.compile(r"(?<=[\w,;] )[A-Z][\w'-]*")
@@ -187,10 +143,8 @@ def _found(listed: str) -> frozenset[str]:
     return frozenset(word for one in listed.split() for word in words(one))
 
 
-NEGATIONS, ORDERED = _found(_NEGATIONS), _found(_ORDERED)
-SCALES = tuple(
-    (_found(one), _found(other)) for one, _, other in [line.partition(" / ") for line in _SCALES.strip().splitlines()]
-)
+NEGATIONS, ORDERED = _found(_WORDS.negations), _found(_WORDS.ordered)
+SCALES = tuple((_found(one), _found(other)) for one, other in _WORDS.scales)
 for _number, (_one, _other) in enumerate(SCALES):
     for _end, _words in ((1, _one), (2, _other)):
         for _word in _words:

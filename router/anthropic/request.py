@@ -16,7 +16,16 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from ..errors import InvalidRequest, MissingField, ThreadsUnsupported, UnsupportedFeature
-from ..openai.request_body import canonical_json, encode_extra, load, merge_hints, resume_of, too_deep, tool_choice_of
+from ..openai.request_body import (
+    canonical_json,
+    encode_extra,
+    load,
+    merge_hints,
+    read_advice,
+    resume_of,
+    too_deep,
+    tool_choice_of,
+)
 from ..openai.request_body import validate as convert
 from ..openai.wire import Count, Name
 from ..reasoning import EFFORT_TOKENS
@@ -58,26 +67,8 @@ from .wire import (
 
 _NO_SAMPLING: Final = Sampling()
 _MODES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "tool": "function", "none": "none"}
-_ADVICE: Final = {
-    "max_tokens": "Send the answer's limit as a whole number of at least 1.",
-    "role": "Use user, assistant or system.",
-    "content": "Send a string or a non-empty list of content blocks.",
-    "content.type": "Use text, image, document, thinking, tool_use or tool_result.",
-    "source.type": "Use base64, url or file for an image; base64, text or file for a document.",
-    "tools.type": "Only tools of the client are offered to a model: use custom, or leave `type` out.",
-    "tool_choice.type": "Use auto, any, tool or none.",
-    "thinking.type": "Use enabled, disabled or adaptive.",
-    "cache_control.type": "Use ephemeral.",
-    "ttl": "Use 5m or 1h.",
-    "effort": "Use low, medium, high, xhigh or max.",
-    "budget_tokens": f"Send a whole number of at least {MIN_BUDGET}, below `max_tokens`.",
-    "temperature": "Send a number from 0 to 1.",
-    "top_k": "Send a whole number; 0 means no limit.",
-    "stop_sequences": "Send a list of up to 4 strings, none of them empty.",
-    "speed": "Use standard.",
-    "service_tier": "Use auto or standard_only.",
-    "defer_loading": "Every tool is offered from the beginning: send false, or leave it out.",
-    "allowed_callers": "Only the model calls tools: send direct, or leave it out.",
+_ADVICE: Final = read_advice(__package__) | {
+    "budget_tokens": f"Send a whole number of at least {MIN_BUDGET}, below `max_tokens`."
 }
 _ERROR: Final = "Error: "
 """Before the result of a tool that failed."""

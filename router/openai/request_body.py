@@ -7,6 +7,7 @@ correction. `chat.py`, `completions.py` and `embeddings.py` build the `Request`.
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -43,40 +44,13 @@ _VALIDATION = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*
 _FIELD = re.compile(r"^Object (?P<fault>missing required|contains unknown) field `(?P<name>.*)`$")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
-_ADVICE = {
-    "model": "Send a model's name: GET /v1/models lists them.",
-    "messages": "Send a list with at least one message.",
-    "role": "Use system, developer, user, assistant, tool or function.",
-    "content": "Send a string or a non-empty list of content parts.",
-    "content.type": "Use text, image_url, input_audio, file or refusal.",
-    "response_format.type": "Use text, json_object or json_schema.",
-    "type": "Use function.",
-    "detail": "Use auto, low or high.",
-    "prompt": "Send a string, a list of strings, a list of token ids, or a list of such lists.",
-    "input": "Send a string, or a list: of messages for a response; of strings or token ids for embeddings.",
-    "temperature": "Send a number from 0 to 2.",
-    "top_p": "Send a number from 0 to 1.",
-    "min_p": "Send a number from 0 to 1.",
-    "top_k": "Send a whole number; -1 or 0 means no limit.",
-    "presence_penalty": "Send a number from -2 to 2.",
-    "frequency_penalty": "Send a number from -2 to 2.",
-    "n": "Send a whole number from 1 to 16.",
-    "max_tokens": "Send a whole number of at least 1.",
-    "max_completion_tokens": "Send a whole number of at least 1.",
-    "top_logprobs": "Send a whole number from 0 to 20, with `logprobs` true.",
-    "logprobs": "Chat takes true or false; completions take a whole number from 0 to 20.",
-    "stop": "Send a string or a list of up to 4 strings, none of them empty.",
-    "seed": "Send a whole number of 64 bits.",
-    "logit_bias": "Send an object of token ids and numbers from -100 to 100.",
-    "stream": "Send true or false.",
-    "tool_choice": "Send none, auto, required, or an object that names one function or lists `allowed_tools`.",
-    "reasoning_effort": "Use none, minimal, low, medium, high or xhigh.",
-    "effort": "Use none, minimal, low, medium, high or xhigh.",
-    "prefer": "Use prefer_on_device, only_on_device, prefer_cloud or only_cloud.",
-    "tags": "Send a list of up to 32 tags of 1 to 64 characters, without spaces, commas and control characters.",
-    "deadline_ms": "Send the time left as a whole number of milliseconds, at least 1.",
-    "encoding_format": "Use float or base64.",
-}
+
+def read_advice(package: str) -> dict[str, str]:
+    """Read `advice.json` of a dialect's package: what to send in a field, by its name."""
+    return msgspec.json.decode(pkgutil.get_data(package, "advice.json") or b"", type=dict[str, str])
+
+
+_ADVICE = read_advice(__package__)
 
 # If a request has two preferences, the narrower one applies. Pairs that are missing here contradict each other.
 _NARROWER: Final[dict[frozenset[Prefer], Prefer]] = {
