@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from causeway_server.router.serving.tls.contexts import server_tls
 
 from .controller.loop import SURVEY_S, Controller
 from .controller.publisher import Publisher
+from .openapi import fleet_document
 from .operators.oidc import OidcClient
 from .operators.operators_file import read_operators
 from .operators.routes import OperatorApi, operator_routes
@@ -36,7 +38,7 @@ from .server.connections import MAX_FILES, Connections, HttpConnection, files_of
 from .server.device_api import device_routes
 from .server.files import console_routes, file_routes
 from .server.plane import ControlPlane, health_routes
-from .server.routes import ApiRoute, errors_as_json, fleet_document, nothing_here
+from .server.routes import ApiRoute, errors_as_json, nothing_here
 from .server.tokens import load_token_key
 from .server.wakes import IDLE_S
 from .store.database import STATEMENT_S, Store
@@ -196,10 +198,13 @@ def build_app(routes: Sequence[ApiRoute]) -> web.Application:
 
 def _openapi(routes: Sequence[ApiRoute]) -> ApiRoute:
     async def send(_http: web.Request) -> web.StreamResponse:
-        return web.Response(body=body, content_type="application/json")
+        return web.Response(body=body(), content_type="application/json")
 
-    route = ApiRoute("GET", OPENAPI_PATH, send, "This document.", response=dict)
-    body = msgspec.json.encode(fleet_document([*routes, route], version("causeway-router")))
+    @cache
+    def body() -> bytes:
+        return msgspec.json.encode(fleet_document([*routes, route], version("causeway-router")))
+
+    route = ApiRoute("GET", OPENAPI_PATH, send)
     return route
 
 

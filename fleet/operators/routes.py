@@ -41,7 +41,6 @@ from ..store.history import DeviceEvent
 from ..store.rollouts import (
     ENDED,
     LookRecord,
-    RolloutChanged,
     RolloutRecord,
     list_rollouts,
     read_looks,
@@ -68,32 +67,19 @@ from .answers import (
     RolloutDetail,
     RolloutEventAnswer,
 )
-from .decisions import BundleUnknown, FleetInvalid, WrongState, begin_rollout, decide
+from .decisions import BundleUnknown, WrongState, begin_rollout, decide
 from .operators_file import Role
-from .sign_in import ALWAYS, SignIn
+from .sign_in import SignIn
 
-_FILTERS = {
-    "cohort": "Only this cohort.",
-    "state": "Only devices in this state of the agent, or `revoked`, `cloned`, `held` or `pinned`.",
-    "site": "Only this site.",
-    "q": "Only devices whose id contains this text.",
-    "after": "`next` of the previous page.",
-    "limit": "Maximum number of entries, up to 1000.",
-}
-_ACTIONS = {
-    "revoke": "Refuse the device's tokens and its key permanently, here and at the gateways.",
-    "hold": "Let the device keep the bundle that it runs.",
-    "release": "Let the device follow its cohort again. This ends a hold and a pin.",
-    "pin": "Let the device run a given bundle.",
-}
+_ACTIONS = ("revoke", "hold", "release", "pin")
 _MOST = 1000
 _LATER_S = 0.001  # a device carries out no order that is as old as its last one
 RECENT_S = 900.0
-_EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {
-    "pause": (RolloutEvent.PAUSE, "operator", "Pause a stage; its devices keep the bundle."),
-    "resume": (RolloutEvent.RESUME, "operator", "Resume a paused stage; its time starts again."),
-    "accept": (RolloutEvent.ACCEPT, "approver", "Accept a paused stage as passed."),
-    "abort": (RolloutEvent.ABORT, "operator", "Return every device to the previous bundle at once."),
+_EVENTS: dict[str, tuple[RolloutEvent, Role]] = {
+    "pause": (RolloutEvent.PAUSE, "operator"),
+    "resume": (RolloutEvent.RESUME, "operator"),
+    "accept": (RolloutEvent.ACCEPT, "approver"),
+    "abort": (RolloutEvent.ABORT, "operator"),
 }
 
 
@@ -251,7 +237,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
         return json_response(rollout_answer(record), 201)
 
     async def decide(self, action: str, http: web.Request) -> web.StreamResponse:
-        event, role, _ = _EVENTS[action]
+        event, role = _EVENTS[action]
         operator = await self.sign_in.require(http, role)
         reason = decode_body(await read_body(http) or b"{}", OperatorReason).reason
         record = await decide(self.plane.store, path_part(http), event, reason, operator, self.plane.clock())
@@ -269,45 +255,20 @@ class OperatorApi(msgspec.Struct, frozen=True):
 
 def operator_routes(api: OperatorApi) -> list[ApiRoute]:
     """Return the routes of operators, except those of sign-in."""
-    errors = (*ALWAYS, InvalidRequest)
-    by_row = {"after": "The number of the last row of the previous page.", "limit": "Up to 1000."}
-    one = (*ALWAYS, NotFound)
-    begins = (*ALWAYS, InvalidRequest, BundleUnknown, WrongState, FleetInvalid)
-    by_cohort = {"cohort": "Only this cohort's."}
     return [
-        ApiRoute("GET", "/v1/devices", api.devices, "A page of devices, sorted by id.", "viewer",
-                 response=DevicePage, errors=errors, query=_FILTERS),
-        ApiRoute("GET", "/v1/devices/{id}", api.device, "One device and its history.", "viewer",
-                 response=DeviceAnswer, errors=(*ALWAYS, NotFound)),
-        *(
-            ApiRoute("POST", f"/v1/devices/{{id}}/{action}", partial(api.act, action), summary, "operator",
-                     PinRequest if action == "pin" else OperatorReason, DeviceAnswer,
-                     errors=(*errors, NotFound, *((BundleUnknown,) if action == "pin" else ())))
-            for action, summary in _ACTIONS.items()
-        ),
-        ApiRoute("POST", "/v1/devices/{id}/erase", api.erase, "Order the device to erase what it stores.", "operator",
-                 ErasureRequest, DeviceAnswer, errors=(*errors, NotFound, WrongState)),
-        ApiRoute("POST", "/v1/join-tokens", api.join_token, "Make a join token, which is shown only once.", "operator",
-                 NewJoinToken, JoinTokenAnswer, 201, errors),
-        ApiRoute("GET", "/v1/audit", api.audit, "Rows of the audit log, oldest first.", "viewer",
-                 response=AuditPage, errors=errors, query=by_row),
-        ApiRoute("GET", "/v1/fleet", api.fleet, "The cohorts and the bundles that their devices run.", "viewer",
-                 response=FleetAnswer, errors=ALWAYS),
-        ApiRoute("GET", "/v1/rollouts", api.rollouts, "The newest rollouts, newest first.", "viewer",
-                 response=list[RolloutAnswer], errors=ALWAYS, query=by_cohort),
-        ApiRoute("POST", "/v1/rollouts", api.begin, "Begin a rollout: first its checks, then a stage.", "operator",
-                 NewRollout, RolloutAnswer, 201, begins),
-        ApiRoute("GET", "/v1/rollouts/{id}", api.rollout, "One rollout with its looks.", "viewer",
-                 response=RolloutDetail, errors=one),
-        *(
-            ApiRoute("POST", f"/v1/rollouts/{{id}}/{action}", partial(api.decide, action), summary, role,
-                     OperatorReason, RolloutAnswer, errors=(*one, InvalidRequest, WrongState, RolloutChanged))
-            for action, (_, role, summary) in _EVENTS.items()
-        ),
-        ApiRoute("GET", "/v1/policies/diff", api.policies, "The policies of two bundles.", "viewer",
-                 response=PolicyPair, errors=(*ALWAYS, InvalidRequest, BundleUnknown),
-                 query={"from": "A bundle id.", "to": "A bundle id."}),
-    ]  # fmt: skip
+        ApiRoute("GET", "/v1/devices", api.devices),
+        ApiRoute("GET", "/v1/devices/{id}", api.device),
+        *(ApiRoute("POST", f"/v1/devices/{{id}}/{action}", partial(api.act, action)) for action in _ACTIONS),
+        ApiRoute("POST", "/v1/devices/{id}/erase", api.erase),
+        ApiRoute("POST", "/v1/join-tokens", api.join_token),
+        ApiRoute("GET", "/v1/audit", api.audit),
+        ApiRoute("GET", "/v1/fleet", api.fleet),
+        ApiRoute("GET", "/v1/rollouts", api.rollouts),
+        ApiRoute("POST", "/v1/rollouts", api.begin),
+        ApiRoute("GET", "/v1/rollouts/{id}", api.rollout),
+        *(ApiRoute("POST", f"/v1/rollouts/{{id}}/{action}", partial(api.decide, action)) for action in _EVENTS),
+        ApiRoute("GET", "/v1/policies/diff", api.policies),
+    ]
 
 
 def path_part(http: web.Request) -> str:

@@ -17,20 +17,19 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from causeway_server.router.errors import AuthenticationFailed, CausewayError, ConfigError, NotFound, PermissionDenied
+from causeway_server.router.errors import AuthenticationFailed, ConfigError, NotFound, PermissionDenied
 from causeway_server.router.serving.aiohttp_connection import json_response
 from causeway_server.router.serving.folders import write_new
 from causeway_server.router.serving.request import one_value, read_authorization
 
 from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit
-from ..store.database import Store, StoreUnavailable
+from ..store.database import Store
 from ..store.enrolment import SESSION_PREFIX, end_session, find_session, new_session, token_hash
 from .answers import SignInRequest
 from .oidc import OidcClient, PendingSignIn, SignInFailed
 from .operators_file import Operator, OperatorsDoc, Role
 
-ALWAYS: tuple[type[CausewayError], ...] = (AuthenticationFailed, PermissionDenied, StoreUnavailable)
 """The errors that every route for operators may raise."""
 COOKIE = "causeway_session"
 CSRF_HEADER = "x-causeway-console"
@@ -181,17 +180,13 @@ def load_bootstrap_token(path: Path) -> str:
 
 def session_routes(sign_in: SignIn) -> list[ApiRoute]:
     """Return the routes of sign-in and of sessions."""
-    oidc = (NotFound, SignInFailed, PermissionDenied)
     return [
-        ApiRoute("GET", "/v1/session", sign_in.session, "The signed-in operator.", "viewer", response=Operator,
-                 errors=ALWAYS),
-        ApiRoute("POST", "/v1/session", sign_in.begin, "Sign in with a token; the answer sets a cookie.",
-                 request=SignInRequest, response=Operator, errors=(AuthenticationFailed, PermissionDenied)),
-        ApiRoute("DELETE", "/v1/session", sign_in.end, "Sign out.", status=204, errors=(PermissionDenied,)),
-        ApiRoute("GET", "/v1/oidc/start", sign_in.start_oidc, "Sign in with the issuer.", status=302, errors=oidc),
-        ApiRoute("GET", "/v1/oidc/callback", sign_in.finish_oidc, "Complete the sign-in: the issuer redirects here.",
-                 status=302, errors=oidc, query={"code": "The issuer's code.", "state": "As the sign-in sent it."}),
-    ]  # fmt: skip
+        ApiRoute("GET", "/v1/session", sign_in.session),
+        ApiRoute("POST", "/v1/session", sign_in.begin),
+        ApiRoute("DELETE", "/v1/session", sign_in.end),
+        ApiRoute("GET", "/v1/oidc/start", sign_in.start_oidc),
+        ApiRoute("GET", "/v1/oidc/callback", sign_in.finish_oidc),
+    ]
 
 
 def _pending(cookie: str) -> PendingSignIn:

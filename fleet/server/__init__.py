@@ -1,7 +1,7 @@
 """The control plane over HTTP, for devices, gateways and operators; `fleet/app.py` makes one application of all routes.
 
 plane.py        the parts that routes share, and the background tasks; /healthz, /readyz, /metrics
-routes.py       what a route is; errors as JSON; the OpenAPI document, from the routes and their structs
+routes.py       what a route is; errors as JSON; `fleet/openapi.py` makes the OpenAPI document
 device_api.py   devices: enrol, token, wake, status, telemetry; gateways: JWKS, revocations
 enrolment.py    a join token and a proof → an identity
 messages.py     signed messages of devices, many in one transaction; replays and clones

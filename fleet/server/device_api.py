@@ -17,19 +17,17 @@ from causeway_server.router.bundle.protocol import (
     EnrolmentRequest,
     ErasureDone,
     IssuedToken,
-    StatusReply,
     StatusReport,
     Telemetry,
     TokenRequest,
     Wake,
 )
-from causeway_server.router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest
+from causeway_server.router.errors import AuthenticationFailed, CausewayError, InvalidRequest
 from causeway_server.router.serving.aiohttp_connection import json_response
 from causeway_server.router.serving.request import one_value
 
-from ..store.database import StoreUnavailable, TooManyMessages
 from ..store.devices import Device
-from ..store.generations import Revocations, read_revocations
+from ..store.generations import read_revocations
 from ..trust.published import PublishedFolder
 from . import refusals
 from .enrolment import check_proof
@@ -39,16 +37,6 @@ from .routes import ApiRoute, decode_body, read_body
 from .tokens import TOKEN_S
 
 MAX_POLL_S = 300.0
-Errors = tuple[type[CausewayError], ...]
-_BODY: Errors = (BodyTooLarge, InvalidJSON, InvalidRequest)
-_SIGNED: Errors = (
-    *_BODY,
-    refusals.DeviceUnknown,
-    refusals.DeviceRevoked,
-    refusals.SignatureInvalid,
-    refusals.ForeignDevice,
-)
-_AWAY: Errors = (StoreUnavailable, TooManyMessages)
 _Message = TypeVar("_Message", StatusReport, Telemetry, TokenRequest, ErasureDone)
 
 
@@ -184,43 +172,16 @@ class NotPublished(CausewayError, status=503, code="not_published"):
 def device_routes(plane: ControlPlane) -> list[ApiRoute]:
     """Return the routes of devices and gateways."""
     api = DeviceApi(plane)
-    signature = {SIGNATURE_HEADER: "Signature of the device key over path, newline and body (Ed25519, base64url)."}
-    mac = {MAC_HEADER: "Instead of a signature: id of the report key, dot, HMAC-SHA256 over the same bytes (hex)."}
-    enrolment: Errors = (
-        refusals.EnrolmentProofInvalid,
-        refusals.JoinTokenUnknown,
-        refusals.JoinTokenUsed,
-        refusals.JoinTokenExpired,
-        refusals.NoCohort,
-        refusals.DeviceNameTaken,
-        refusals.DeviceRevoked,
-        NotPublished,
-    )
-    token_errors: Errors = (*_SIGNED, refusals.RequestStale, refusals.TokenRequestReplayed, *_AWAY)
     return [
-        ApiRoute("POST", "/v1/enroll", api.enrol, "Enrol a device with a join token.", request=EnrolmentRequest,
-                 response=Enrolment, errors=(*_BODY, *enrolment, *_AWAY)),
-        ApiRoute("POST", "/v1/token", api.token, "Issue a token for ten minutes.", "device", request=TokenRequest,
-                 response=IssuedToken, headers=signature, errors=token_errors),
-        ApiRoute("GET", "/v1/wake", api.wake, "Wait until something is new for the device's cohort.", "device",
-                 response=Wake, query={"wait": f"Seconds to wait, at most {MAX_POLL_S:.0f}."},
-                 headers={"if-none-match": "The newest ETag that the device has received."},
-                 errors=(AuthenticationFailed, refusals.TokenExpired, refusals.DeviceUnknown, refusals.DeviceRevoked,
-                         InvalidRequest, *_AWAY)),
-        ApiRoute("POST", "/v1/status", api.status, "Report the device's bundle and its state.", "device",
-                 request=StatusReport, response=StatusReply, headers=signature | mac,
-                 errors=(*_SIGNED, refusals.TokenExpired, refusals.StatusReplayed, *_AWAY)),
-        ApiRoute("POST", "/v1/telemetry", api.telemetry, "Count requests; repeated telemetry is counted once.",
-                 "device", request=Telemetry, status=204, headers=signature | mac,
-                 errors=(*_SIGNED, refusals.TokenExpired, *_AWAY)),
-        ApiRoute("POST", "/v1/erasures", api.erased, "Send the receipt of an ordered erasure.", "device",
-                 request=ErasureDone, status=204, headers=signature | mac,
-                 errors=(*_SIGNED, refusals.TokenExpired, *_AWAY)),
-        ApiRoute("GET", "/.well-known/jwks.json", api.jwks, "The public keys of the tokens.", response=dict),
-        ApiRoute("GET", "/v1/revocations", api.revocations, "Devices whose tokens are refused, for gateways.",
-                 response=Revocations, headers={"if-none-match": "The ETag of the list that the gateway has."},
-                 errors=_AWAY),
-    ]  # fmt: skip
+        ApiRoute("POST", "/v1/enroll", api.enrol),
+        ApiRoute("POST", "/v1/token", api.token),
+        ApiRoute("GET", "/v1/wake", api.wake),
+        ApiRoute("POST", "/v1/status", api.status),
+        ApiRoute("POST", "/v1/telemetry", api.telemetry),
+        ApiRoute("POST", "/v1/erasures", api.erased),
+        ApiRoute("GET", "/.well-known/jwks.json", api.jwks),
+        ApiRoute("GET", "/v1/revocations", api.revocations),
+    ]
 
 
 def _seconds(query: str) -> float:

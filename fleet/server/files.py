@@ -8,6 +8,7 @@ served, so that a device can resume a download.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from aiohttp import web
 
 from causeway_server.router.errors import NotFound
 from causeway_server.router.serving.aiohttp_connection import aiohttp_response
-from causeway_server.router.serving.console import HEADERS, file_response, media_type, page_files
+from causeway_server.router.serving.console import HEADERS, file_response, page_files
 
 from .routes import ApiRoute
 
@@ -43,24 +44,18 @@ def file_routes(published: Path) -> list[ApiRoute]:
         headers = {"cache-control": FRESH if changes else IMMUTABLE, "content-type": kind}
         return web.FileResponse(published / name, headers=headers)
 
-    summary = "Signed metadata and manifests (The Update Framework)."
-    octets = "application/octet-stream"
-    return [
-        ApiRoute("GET", "/tuf/{path:.+}", send, summary, errors=(NotFound,)),
-        ApiRoute("GET", "/blobs/{sha256}", send, "A file by its hash.", errors=(NotFound,), content_type=octets),
-    ]
+    return [ApiRoute("GET", "/tuf/{path:.+}", send), ApiRoute("GET", "/blobs/{sha256}", send)]
+
+
+def page() -> Mapping[str, Path]:
+    """Return the files of the operators' page by their paths in URLs."""
+    return page_files(_PAGE)
 
 
 def console_routes() -> list[ApiRoute]:
     """Return the routes of the page; `/` redirects to it."""
-    summary = "The operators' page."
-    return [
-        ApiRoute("GET", "/", _to_page, summary, status=302, content_type="text/html"),
-        *(
-            ApiRoute("GET", name, partial(_send, path), summary, content_type=media_type(path))
-            for name, path in page_files(_PAGE).items()
-        ),
-    ]
+    files = [ApiRoute("GET", name, partial(_send, path)) for name, path in page().items()]
+    return [ApiRoute("GET", "/", _to_page), *files]
 
 
 async def _send(file: Path, http: web.Request) -> web.StreamResponse:

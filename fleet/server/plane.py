@@ -204,9 +204,8 @@ def health_routes(plane: ControlPlane, controller: Controller | None = None) -> 
     async def metrics(_http: web.Request) -> web.StreamResponse:
         return web.Response(body=generate_latest(registry), content_type="text/plain", charset="utf-8")
 
-    ready = (Draining, StoreUnavailable)
     return [
-        ApiRoute("GET", "/healthz", healthz, "Liveness of the process.", response=dict[str, str]),
-        ApiRoute("GET", "/readyz", readyz, "Readiness to serve devices.", response=dict[str, str], errors=ready),
-        ApiRoute("GET", "/metrics", metrics, "Metrics for Prometheus.", content_type="text/plain"),
+        ApiRoute("GET", "/healthz", healthz),
+        ApiRoute("GET", "/readyz", readyz),
+        ApiRoute("GET", "/metrics", metrics),
     ]

@@ -1,16 +1,14 @@
-"""The control plane's routes as values, which also make the OpenAPI document, and errors as JSON."""
+"""The control plane's routes as values, the bodies of requests, and errors as JSON."""
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
 
-from causeway_server.router.api.document import ApiResponse, Operation, Parameter, openapi_document
 from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES
 from causeway_server.router.errors import (
     BodyTooLarge,
@@ -19,46 +17,31 @@ from causeway_server.router.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
-    OriginNotAllowed,
-    UnsupportedMediaType,
 )
 from causeway_server.router.openai.request_body import check_media_type
 from causeway_server.router.serving.aiohttp_connection import whole_response
-from causeway_server.router.serving.responses import JSON, error_response
+from causeway_server.router.serving.responses import error_response
 from causeway_server.router.web_origins import WebOrigins
 
 Handler = Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]
-Caller = Literal["anyone", "device", "viewer", "operator", "approver"]
 Body = TypeVar("Body")
 # Any `Host` is allowed: behind a proxy it can be any name, and everything except the signed files needs a token or a
 # session's cookie, which a page under a foreign name does not have.
 _ORIGINS = WebOrigins()
-_PATTERN = re.compile(r"\{([a-z0-9_]+):[^}]*\}")
 log = logging.getLogger(__name__)
 
 
 class ApiRoute(msgspec.Struct, frozen=True):
-    """A route. Attributes: path: The path pattern of aiohttp, such as ``/v1/devices/{id}``. summary: The summary in the
-    OpenAPI document. caller: The role or client that may call it, for the document; the handler checks it. request:
-    The struct of the JSON body; None for no body. response: The struct of the JSON answer; None for an empty or
-    other answer.
-    status: The HTTP status of success. errors: The error classes that the handler raises, for the OpenAPI document.
-    query: Names of query parameters, with their meaning. headers: Names of request headers, with their meaning.
-    content_type: The type of an answer that is not JSON.
+    """A route; `fleet/openapi.yaml` says what it takes, answers and refuses.
+
+    Attributes:
+        path: The path pattern of aiohttp, such as ``/v1/devices/{id}``.
+        handler: Checks the caller, too.
     """
 
-    method: Literal["GET", "POST", "PUT", "DELETE"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     handler: Handler
-    summary: str
-    caller: Caller = "anyone"
-    request: Any = None
-    response: Any = None
-    status: int = 200
-    errors: tuple[type[CausewayError], ...] = ()
-    query: dict[str, str] = {}
-    headers: dict[str, str] = {}
-    content_type: str = JSON
 
 
 class ClientLeft(ConnectionError):
@@ -133,33 +116,3 @@ async def nothing_here(request: web.Request) -> web.StreamResponse:
         allow = ", ".join(sorted(methods))
         raise MethodNotAllowed(f"{request.path} allows {allow}.", allow=allow)
     raise NotFound(f"Path {request.path[:200]} not found.")
-
-
-def fleet_document(routes: Sequence[ApiRoute], version: str) -> dict[str, Any]:
-    """Return the OpenAPI document. Args: routes: Every route that is served. version: The version of this program."""
-    return openapi_document("Causeway fleet", version, [_operation(route) for route in routes], {"bearerFormat": "JWT"})
-
-
-def _operation(route: ApiRoute) -> Operation:
-    content: Mapping[str, Any] = {}
-    if route.response is not None:
-        content = {JSON: route.response}
-    elif route.status != 204:
-        content = {route.content_type: None}
-    responses = [ApiResponse(route.status, content)]
-    if "if-none-match" in route.headers:
-        responses.append(ApiResponse(304, meaning="Nothing is new."))
-    any_handler: list[type[CausewayError]] = [] if route.method == "GET" else [OriginNotAllowed]
-    any_handler += [] if route.request is None else [UnsupportedMediaType]
-    parameters = [Parameter(name, meaning) for name, meaning in route.query.items()]
-    parameters += [Parameter(name, meaning, "header") for name, meaning in route.headers.items()]
-    return Operation(
-        method=route.method,
-        path=_PATTERN.sub(r"{\1}", route.path),
-        summary=route.summary,
-        caller=route.caller,
-        request={} if route.request is None else {JSON: route.request},
-        parameters=tuple(parameters),
-        responses=tuple(responses),
-        errors=(*route.errors, *any_handler),
-    )

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from causeway_server.fleet.app import all_routes, build_app
-from causeway_server.fleet.server.routes import fleet_document
+from causeway_server.fleet.openapi import fleet_document
 
 from .conftest import Plane
 
