@@ -53,7 +53,6 @@ class GatewayClient(SessionClient, frozen=True):
     """The client of one connection.
 
     Attributes:
-        headers: Headers of the connection.
         policy: Value of `x-causeway-policy`.
         certificate: The client's verified certificate.
     """

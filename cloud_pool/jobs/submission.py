@@ -146,7 +146,6 @@ class SubmissionParser:
 
     Args:
         tiers: Tiers by name and alias.
-        region: Region of this process.
         sessions: Sessions of agents; None: they are off.
     """
 

@@ -58,11 +58,7 @@ class Tracing(SpanExport):
 
 
 class JobTrace:
-    """Spans in the life of jobs. `traceparent` is that of the job's `send` span unless stated otherwise.
-
-    Attributes:
-        region: Region of the collector.
-    """
+    """Spans in the life of jobs. `traceparent` is that of the job's `send` span unless stated otherwise."""
 
     def __init__(self, tracer: trace.Tracer, region: str = "") -> None:
         self._tracer = tracer

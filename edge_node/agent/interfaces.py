@@ -92,7 +92,6 @@ class FleetLink(msgspec.Struct, frozen=True):
 
     Attributes:
         member: Function that returns the device's identity; called at each check.
-        source: The source of updates.
         may_change: Function that is called before a bundle is activated. It returns 0.0 to allow the change now,
             otherwise the seconds until it should be called again.
         on_change: Function that is called after each change of the agent's `state` or of its `row`.

@@ -162,7 +162,6 @@ class JournalRow(msgspec.Struct, frozen=True):
         state: The state that begins with this row.
         at: Unix seconds.
         bundle: The bundle that the device changes to.
-        rollout: The rollout that assigned it.
         bundles: The previous pointer: first the running bundle, then the bundles to return to.
         code: Error code of the last refused or undone update, or `requests_leave` for one that continues; "" otherwise.
         reason: Human-readable reason.

@@ -286,7 +286,6 @@ class JobRevisions:
 
     Args:
         runs: Makes answers.
-        running: The running jobs.
         reader: Reader of parts; None: this device reads none.
         take: Function that takes a slot on a lane; it returns whether there was one.
     """

@@ -166,8 +166,6 @@ class JobOutbox:
         """Store a job. Raises IdempotencyConflict or OutboxFull.
 
         Args:
-            job: The job.
-            body: Its request.
             reply: Destination of its answer; None: the client fetches it. The answer of a known job that has ended is
                 sent again.
         """
@@ -349,8 +347,6 @@ class JobOutbox:
         """End a run with an answer. Return False if it is not the job's last run, and drop the answer.
 
         Args:
-            job: The job.
-            answer: Its answer.
             late: Late parts that may revise the answer; the request is kept for that.
             late_error: Why the answer is not revised.
         """

@@ -93,7 +93,6 @@ class SqliteThread:
     """A SQLite file and the one thread that uses it: opened with mode 0600, and renamed to ``<name>.bad`` if corrupt.
 
     Args:
-        path: The file.
         script: The SQL script to run when the file is opened: pragmas, and the tables.
         monotonic: The clock, seconds.
         keys: The keys of a file in `SEALED`; None: those of its folder, by the key beside it.
@@ -178,7 +177,6 @@ class BackgroundSqlite(SqliteThread):
     """A SQLite file and its background thread.
 
     Args:
-        path: The file.
         schema: The SQL script to run when the file is opened.
         functions: Functions of one value that statements may call, by name.
         trim: Function that is called in the background thread, in its own transaction, to keep the file within its

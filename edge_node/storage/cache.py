@@ -180,7 +180,6 @@ class AnswerCache(SqliteStore):
 
         Args:
             key: The digest of the request.
-            answer: The answer.
             owner: The client whose request it answered; "": unknown.
             durable: Store it on disk, too.
         """

@@ -286,7 +286,6 @@ class LogErasure:
     is then repeated. Used by the thread of the file alone.
 
     Args:
-        path: The database.
         after_s: Minimum time from a deletion to the checkpoint.
         monotonic: The clock, seconds.
     """

@@ -61,7 +61,6 @@ class Enrolling(msgspec.Struct, frozen=True):
     5. The name is free.
 
     Attributes:
-        fleet: The fleet with its cohorts.
         clock: Unix time, s.
     """
 

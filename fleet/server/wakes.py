@@ -208,7 +208,6 @@ class Wakes:
     """Wakes parked polls: it knows the generation of each cohort, and the polls that wait for the next one.
 
     Attributes:
-        polls: The parked polls.
         closing: Whether the server stops.
 
     Args:

@@ -80,7 +80,6 @@ class Expected(msgspec.Struct, frozen=True):
     Attributes:
         place: The place where it is answered.
         rule: The route that decides; "" if none does.
-        price: Price of the target.
         left: Whether the request's content goes to the cloud.
         may_leave: Whether the decision has any cloud target, to which the request may go after a failure or a handoff.
     """

@@ -214,7 +214,6 @@ def outcome_of(session: Session, decision: Decision | None, target: str, model: 
 
     Args:
         decision: The decision; None for an answer of the cache.
-        target: The target that answered.
         because: The reason of the answer's head.
     """
     before = session.target

@@ -144,7 +144,6 @@ def encode_job_answer(
     Args:
         body: The accepted body, of which a Response object repeats fields.
         job: The job's id, from which the answer's id is made.
-        model: The model that answered.
         created: Unix time in seconds at which the run began.
         elapsed_s: The time since then.
         temperature: Temperature of the model if the request sets none; None: unknown.

@@ -53,7 +53,6 @@ class Rewritten(msgspec.Struct, frozen=True):
     """A text with the present names.
 
     Attributes:
-        text: The whole text.
         changes: The replacements by line; empty if the text has no old names.
         left: The names that must be changed by hand, as sentences with file and line.
     """

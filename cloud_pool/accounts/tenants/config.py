@@ -142,7 +142,6 @@ class TenantsConfig(msgspec.Struct, frozen=True, dict=True, forbid_unknown_field
 
         Args:
             models: Regions of the tiers, by name and alias.
-            region: Region of this gateway.
         """
         tenants, tiers = [each.name for each in self.overrides], [each.tier for each in self.prices]
         for key, names in (("overrides", tenants), ("prices", tiers)):

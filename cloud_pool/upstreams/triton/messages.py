@@ -140,7 +140,6 @@ def from_request(
     """Translate `request` into the parameters of one of its sequences.
 
     Args:
-        request: Request of the client.
         max_tokens: Limit of the answer if the request sets none.
         schema: JSON schema of the answer, "" for free text.
         guided_key: Field under which the tier's vLLM release reads grammars.

@@ -77,7 +77,6 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
     """Encode a request.
 
     Args:
-        request: Request to encode.
         left_s: Time that the engine has, from now.
         call: Name by which our own model can be asked to stop.
     """

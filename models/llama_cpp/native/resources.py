@@ -209,7 +209,6 @@ def plan_memory(
 
     Args:
         trained_context: The model's own context in tokens.
-        kv_bytes_per_token: KV cache of one token.
         weights_bytes: The size of the weights, for the error message.
         free: Bytes of free memory.
 

@@ -71,8 +71,6 @@ class PromptStore:
         """Read the folder: remove files of other weights; leave and log those that are not stored prompts.
 
         Args:
-            folder: The folder.
-            limit_bytes: The limit of all files.
             identity: The weights, and the version of llama.cpp.
             key: The key that encrypts the files, 32 bytes.
         """

@@ -67,7 +67,6 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         chain: The ids of the turns before it, the oldest first. Turns of a conversation have none.
-        input: Its input items.
         accepted: The Response object of one in the background as it was accepted.
         response: The Response object; null for items that a client added.
         pending: Whether the answer of one in the background has not been read from its job yet.
@@ -234,7 +233,6 @@ def resolve(
     """Return the turn of a request.
 
     Args:
-        turn_id: Its id.
         history: The turns that it continues, the oldest first.
         named: The turns of the items that its input names.
         store: Whether it is stored.
