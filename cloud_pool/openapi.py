@@ -62,4 +62,4 @@ def gateway_operations() -> list[Operation]:
 
 def _api() -> Api:
     text = read_api("causeway_server.router.api", "operations.yaml").joined(read_api(__package__, "openapi.yaml"))
-    return Api(text, _TYPES, {"files": "jobs or chat"}, {})
+    return Api(text, _TYPES, {"files": "jobs or chat"})

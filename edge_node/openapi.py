@@ -23,7 +23,6 @@ from .backends.backend import CloudJobEnded
 from .console.routes import PAGE, WhatIfQuestion
 from .erasure import SignedErasure
 from .files.store import FileFolderUnavailable, StorageFull
-from .http.api import REQUEST_HEADERS
 from .http.inspection import Readiness
 from .jobs.api import EdgeJobList
 from .jobs.record import EdgeJobView, JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull
@@ -37,21 +36,18 @@ _TYPES = {
     **by_name(JobLost, JobNotDead, JobNotEnded, OutboxFull, Readiness, SignedErasure, StorageFull, WebhookRefused),
     **by_name(WhatIfQuestion, WireSpeech, file_upload(PartPurpose)),
     "Job": EdgeJobView,
+    "Prefer": Prefer,
     "Route": Route,
     "Status": Status,
     "Time": Annotated[float, Meta(ge=0)],
     "QueryLimit": Annotated[int, Meta(ge=1, le=MAX_QUERY_LIMIT)],
 }
 _CALLERS = dict.fromkeys(("chat", "jobs", "files"), "client")  # needs an API key if `server.keys` lists any
-_KINDS: Mapping[str, Any] = {
-    "x-causeway-prefer": Prefer,
-    "x-causeway-deadline-ms": SHARED_TYPES["DeadlineMs"],
-    "x-causeway-priority": SHARED_TYPES["Priority"],
-}
-_JOB_HEADERS = ("x-causeway-priority", "Idempotency-Key")
 _TEXT = read_api(__package__, "openapi.yaml")
 RESPONSE_HEADERS: Mapping[str, str] = _TEXT.headers["answered"] | _TEXT.headers["refused"]
 """The meaning of each header of a response."""
+REQUEST_HEADERS: Mapping[str, str] = _TEXT.meanings("request_headers")
+"""The meaning of each header of a request."""
 
 
 def edge_document() -> dict[str, Any]:
@@ -74,17 +70,7 @@ def edge_operations() -> list[Operation]:
 
 
 def _api() -> Api:
-    return Api(read_api("causeway_server.router.api", "operations.yaml").joined(_TEXT), _TYPES, _CALLERS, _headers())
-
-
-def _headers() -> dict[str, tuple[Parameter, ...]]:
-    """Return the headers of requests: of routing, of jobs, and of requests that become jobs."""
-    found = {name: Parameter(name, text, "header", _KINDS.get(name, str)) for name, text in REQUEST_HEADERS.items()}
-    prefer = found.pop("Prefer")
-    for name in ("Authorization", "x-api-key", "anthropic-version"):
-        del found[name]
-    jobs = tuple(found.pop(name) for name in _JOB_HEADERS)
-    return {"routing": tuple(found.values()), "job_headers": jobs, "for_jobs": (*jobs, prefer)}
+    return Api(read_api("causeway_server.router.api", "operations.yaml").joined(_TEXT), _TYPES, _CALLERS)
 
 
 def _console() -> Iterator[Operation]:

@@ -38,7 +38,7 @@ _TYPES = {
 def fleet_document(routes: Sequence[ApiRoute], version: str) -> dict[str, Any]:
     """Return the OpenAPI document. Args: routes: Every route that is served. version: The version of this program."""
     served = {(route.method, _PATTERN.sub(r"{\1}", route.path)) for route in routes}
-    operations = Api(read_api(__package__, "openapi.yaml"), _TYPES, {}, {}).operations
+    operations = Api(read_api(__package__, "openapi.yaml"), _TYPES, {}).operations
     operations += [
         Operation("GET", path, "The operators' page.", responses=(ApiResponse(200, {media_type(file): None}),))
         for path, file in page().items()

@@ -128,25 +128,6 @@ Endpoint = Literal["chat", "completion", "embedding", "response", "message", "co
 """The kind of a body. Responses and messages are requests of the kind chat."""
 Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
 """Function that limits the bytes in memory: yields the function that reserves bytes, which raises QueueFull."""
-# The reference in ``edge_node/README.md`` is generated from this table.
-REQUEST_HEADERS: Mapping[str, str] = {
-    "Authorization": "`Bearer KEY`, a key or a token; required if `server.keys` or `identity.issuers` is set",
-    "x-api-key": "the key, as Anthropic's clients send it; a different one in `Authorization` is refused",
-    "anthropic-version": "version of Messages, `2023-06-01` or `2026-10-21`; "
-    "with it `/v1/models` answers in Anthropic's form",
-    "x-causeway-prefer": "`prefer_on_device`, `only_on_device`, `prefer_cloud` or `only_cloud`; "
-    "narrows the policy, never widens it",
-    "x-causeway-tags": "tags for the policy's rules, separated by commas; at most 32 tags of at most 64 characters; "
-    "case does not count",
-    "x-session-id": "name of the agent's session, 1 to 256 printable characters; only under a policy with `session`",
-    CLOUD_KEY: "the client's own key of the first cloud: a `previous_response_id` that is not here is read there",
-    "x-causeway-deadline-ms": "time left for this request, milliseconds",
-    "x-causeway-priority": "priority of a request or job: `interactive`, `standard` or `bulk`; "
-    "lowered to what `limits` and the token allow",
-    "Prefer": "`respond-async, wait=SECONDS` (RFC 7240): a request that takes longer becomes a job",
-    "Idempotency-Key": "of a job: the same request with the same key is the same job",
-    "traceparent": "W3C trace context of the client",
-}
 _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
     "chat": partial(parse_chat, resumes=True),
     "completion": partial(parse_completion, resumes=True),
@@ -154,7 +135,10 @@ _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
 }
 _MAX_LARGE_BODIES = 8  # maximum number of concurrent bodies of the largest size
 _PREFERENCES: tuple[Prefer, ...] = get_args(Prefer)
-_HEADERS = frozenset(name for name in REQUEST_HEADERS if name.startswith(OURS))
+_HEADERS = frozenset(
+    {"x-causeway-prefer", "x-causeway-tags", CLOUD_KEY, "x-causeway-deadline-ms", "x-causeway-priority"}
+)
+"""The headers of requests that begin with `x-causeway-`; `edge_node/openapi.yaml` describes them."""
 _MAX_REMEMBERED = 2048  # number of parsed requests in memory, for bodies of at most:
 _SHORT_BYTES = 4096
 _IDENTIFIED_S = 1.0  # how long a connection's token is not verified again

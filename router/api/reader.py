@@ -88,6 +88,11 @@ class ApiText(_Written, frozen=True):
         """Return both documents as one; the parts of `other` come last."""
         return ApiText(*(getattr(self, name) | getattr(other, name) for name in self.__struct_fields__))
 
+    def meanings(self, group: str) -> dict[str, str]:
+        """Return the meaning of each parameter in a list of them."""
+        found = {name: self.parameters[name] for name in self.parameters[group]}
+        return {name: one.meaning for name, one in found.items() if isinstance(one, _Parameter)}
+
 
 def read_api(package: str, name: str) -> ApiText:
     """Read a document from a package. Raises msgspec.ValidationError for a part that is written wrongly."""
@@ -101,7 +106,6 @@ class Api:
         text: The document.
         types: The types and error classes that it names, by name; `router.errors` need not be listed.
         callers: The callers by the names in the document; others stand for themselves.
-        parameters: Lists of parameters that are made from code, by name.
     """
 
     def __init__(
@@ -109,9 +113,8 @@ class Api:
         text: ApiText,
         types: Mapping[str, Any],
         callers: Mapping[str, str],
-        parameters: Mapping[str, tuple[Parameter, ...]],
     ) -> None:
-        self._text, self._callers, self._parameters = text, callers, parameters
+        self._text, self._callers = text, callers
         self._types = {**_TYPES, **types}
 
     @property
@@ -165,9 +168,6 @@ class Api:
 
     def _parameters_of(self, names: Iterable[str]) -> Iterator[Parameter]:
         for name in names:
-            if name in self._parameters:
-                yield from self._parameters[name]
-                continue
             written = self._text.parameters[name]
             if isinstance(written, list):
                 yield from self._parameters_of(written)

@@ -18,8 +18,7 @@ import causeway_server.models.cli.commands
 from causeway_server.edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from causeway_server.edge_node.agent.journal import TRANSITIONS
 from causeway_server.edge_node.config.schema import Config
-from causeway_server.edge_node.http.api import REQUEST_HEADERS
-from causeway_server.edge_node.openapi import RESPONSE_HEADERS
+from causeway_server.edge_node.openapi import REQUEST_HEADERS, RESPONSE_HEADERS
 from causeway_server.fleet.repository.fleet_file import RolloutDoc
 from causeway_server.fleet.server import refusals as message_refusals
 from causeway_server.router import errors

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from causeway_server.edge_node.http.api import REQUEST_HEADERS
-from causeway_server.edge_node.openapi import RESPONSE_HEADERS
+from causeway_server.edge_node.openapi import REQUEST_HEADERS, RESPONSE_HEADERS
 
 from ..device import running
 

@@ -12,7 +12,7 @@ errors: {any: [InvalidRequest], one: [any, NotFound, here]}
 parameters:
   limit: {meaning: At most so many., kind: Count}
   last: {name: Last-Event-ID, meaning: Continue after it., in: header, required: true}
-  page: [limit, last, made]
+  page: [limit, last]
 responses: {later: {status: 202, content: Thing, meaning: Accepted., headers: {Location: the thing}}}
 operations:
   /things/{id}:
@@ -45,7 +45,7 @@ def api(*texts: str) -> Api:
     for each in texts:
         text = text.joined(msgspec.yaml.decode(each, type=ApiText))
     types = {"Thing": Thing, "Count": int, "Mine": Mine}
-    return Api(text, types, {"makers": "client"}, {"made": (Parameter("x-made", "From code.", "header"),)})
+    return Api(text, types, {"makers": "client"})
 
 
 def test_an_operation_has_what_its_document_and_the_other_one_name() -> None:
@@ -60,7 +60,6 @@ def test_an_operation_has_what_its_document_and_the_other_one_name() -> None:
             parameters=(
                 Parameter("limit", "At most so many.", kind=int),
                 Parameter("Last-Event-ID", "Continue after it.", "header", required=True),
-                Parameter("x-made", "From code.", "header"),
             ),
             responses=(
                 ApiResponse(200, {JSON: SchemaReference("Written"), EVENTS: None}),
