@@ -90,7 +90,8 @@ class ApiText(_Written, frozen=True):
 
     def meanings(self, group: str) -> dict[str, str]:
         """Return the meaning of each parameter in a list of them."""
-        found = {name: self.parameters[name] for name in self.parameters[group]}
+        names = self.parameters[group]
+        found = {name: self.parameters[name] for name in names} if isinstance(names, list) else {}
         return {name: one.meaning for name, one in found.items() if isinstance(one, _Parameter)}
 
 

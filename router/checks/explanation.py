@@ -5,6 +5,7 @@ Used for the response of `POST /v1/route`, and for drafts of a policy that are t
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -48,35 +49,10 @@ class RouteExplanation(msgspec.Struct, frozen=True):
     draft: bool = False  # whether it was decided without a device, from the signals that the author set
 
 
-# Mark, style and text of each reason; `{detail}` and `{target}` are fields of the reason.
-_REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
-    "rule_held": ("✓", "green", "held"),
-    "rule_not_held": ("·", "dim", "did not hold"),
-    "signal_absent": ("?", "yellow", "{detail} cannot be read on this device, so the rule does not hold"),
-    "rule_failed": ("!", "red", "evaluation failed: {detail}"),
-    "constraint_held": ("✓", "green", "constraint holds {detail}"),
-    "guard_held": ("✓", "yellow", "rule of the guard applies: {detail}"),
-    "guard_not_held": ("·", "dim", "rule of the guard does not apply"),
-    "constraint_excluded": ("✗", "red", "constraint excluded {target} {detail}"),
-    "region_excluded": ("✗", "red", "the regions of the request exclude {target}: {detail}"),
-    "preference_excluded": ("✗", "red", "the request's preference excluded {target} {detail}"),
-    "preference_ordered": ("↑", "yellow", "the request's preference moved {target} forward {detail}"),
-    "target_scored": ("=", "dim", "{target}: {detail}"),
-    "estimate_absent": ("?", "yellow", "{target} cannot be scored: {detail}"),
-    "model_named": ("✓", "green", "the request names {target} {detail}"),
-    "continued": ("✓", "green", "continues an answer of {target} {detail}"),
-    "target_unable": ("✗", "red", "{target} lacks a capability: {detail}"),
-    "target_absent": ("✗", "red", "{target} is not on this device: {detail}"),
-    "target_down": ("↓", "yellow", "{target} is down, tried last {detail}"),
-    "session_bound": ("✓", "green", "an earlier request of the session is bound, and so is this one {detail}"),
-    "session_pinned": ("✓", "green", "the session stays at {target}: {detail}"),
-    "session_left": ("✗", "yellow", "the session leaves {target}: {detail}"),
-    "calibration_set_aside": ("!", "yellow", "the calibration of {target} has drifted and is set aside {detail}"),
-    "no_route": ("✗", "red", "no target is left {detail}"),
-    "cache_rule_held": ("✓", "green", "cache rule held"),
-    "cache_rule_not_held": ("·", "dim", "cache rule did not hold"),
-    "cache_refused": ("✗", "yellow", "not cached: {detail}"),
-}
+_REASON_TEXTS = msgspec.yaml.decode(
+    pkgutil.get_data(__package__, "reasons.yaml") or b"", type=dict[ReasonCode, tuple[str, str, str]]
+)
+"""Mark, style and text of each reason; `{detail}` and `{target}` are fields of the reason."""
 
 
 _ABSENT_IN_A_DRAFT = "{detail} is not set, so the rule does not hold"
