@@ -1,7 +1,9 @@
 """A broker of Kafka's protocol in a process of its own: librdkafka's mock cluster behind a relay.
 
-    python -m tests.kafka_cluster    # prints its port; then reads commands: `topic NAME PARTITIONS`, `down`, `up`,
-                                     # `full`, `room`
+    python -m tests.kafka_cluster [CERT KEY CA]    # prints its port; then reads commands: `topic NAME PARTITIONS`,
+                                                   # `down`, `up`, `full`, `room`
+
+With a certificate it speaks TLS alone, and asks for client certificates of the CA.
 
 No Kafka server is in the distribution's packages. The mock speaks Kafka's protocol on real sockets, with groups,
 commits and transactions; its data live as long as the process. Clients reach it through a relay, which makes up for
@@ -27,6 +29,7 @@ import collections
 import contextlib
 import ctypes
 import re
+import ssl
 import struct
 import sys
 from pathlib import Path
@@ -90,8 +93,9 @@ def _library() -> ctypes.CDLL:
 class Relay:
     """Passes requests and responses on, whole ones at a time."""
 
-    def __init__(self, mock_port: int) -> None:
+    def __init__(self, mock_port: int, tls: ssl.SSLContext | None) -> None:
         self._mock_port = mock_port
+        self._tls = tls
         self._port = 0
         self._listener: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -102,7 +106,7 @@ class Relay:
     async def up(self) -> int:
         """Listen, under the same port as before. Returns the port."""
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._connect, "127.0.0.1", self._port)
+            self._listener = await asyncio.start_server(self._connect, "127.0.0.1", self._port, ssl=self._tls)
             self._port = self._listener.sockets[0].getsockname()[1]
         return self._port
 
@@ -220,9 +224,16 @@ def with_checksums(frame: bytes) -> bytes:
     return _MARKER.sub(lambda found: found[1] + struct.pack(">I", calc_crc32c(found[2])) + found[2], frame)
 
 
-async def _main() -> None:
+def _tls(cert: str, key: str, ca: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+    context.load_cert_chain(cert, key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def _main(*files: str) -> None:
     cluster = MockCluster()
-    relay = Relay(cluster.port)
+    relay = Relay(cluster.port, _tls(*files) if files else None)
     port = await relay.up()
     cluster.advertise(port)
     print(port, flush=True)
@@ -242,4 +253,4 @@ async def _main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main())
+    asyncio.run(_main(*sys.argv[1:]))

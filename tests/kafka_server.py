@@ -20,10 +20,14 @@ MODULES = ("aiokafka", "confluent_kafka")
 
 
 class KafkaServer:
-    """Started at once. `kill` breaks connections and stops listening; `start` finds the same data at the same port."""
+    """Started at once. `kill` breaks connections and stops listening; `start` finds the same data at the same port.
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.kafka_cluster"]
+    Args:
+        tls: Files for TLS: certificate, key, the clients' CA; none: no TLS.
+    """
+
+    def __init__(self, *tls: Path) -> None:
+        command = [sys.executable, "-m", "tests.kafka_cluster", *map(str, tls)]
         pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, text=True, cwd=ROOT)
         line = self._read()

@@ -39,27 +39,12 @@ async def bind_tcp(
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:
-            return TlsServer(await _bound_sockets(host, port), new_connection, tls, key)
+            server = TlsServer(new_connection, tls, key)
+            await server.start(host, port, BACKLOG)
+            return server
         return await loop.create_server(new_connection, host, port, backlog=BACKLOG, reuse_address=True)
     except OSError as error:
         raise bind_failure(address_of(host, port), error, where=key) from error
-
-
-async def _bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return a listening socket for each address of `host`; "": all. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    sockets: list[socket.socket] = []
-    try:
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
-            sockets.append(listening)
-            listening.setblocking(False)
-    except OSError:
-        for listening in sockets:
-            listening.close()
-        raise
-    return sockets
 
 
 def raise_file_limit() -> None:

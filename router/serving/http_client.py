@@ -28,6 +28,7 @@ import aiohappyeyeballs
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from .request import LENGTH, KnownHead
+from .tls.connection import connect
 from .tls.contexts import TlsContext
 
 _MAX_HEAD_BYTES: Final = 64 * 1024  # maximum size of a head, or of the trailers
@@ -780,11 +781,9 @@ class HttpClient:
             self._addresses = (addresses, loop.time() + _ADDRESSES_S)
         raw = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_OTHER_ADDRESS_S)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        name = self._host.rstrip(".") if self._tls is not None else None
         tls = None if self._tls is None else self._tls.newest()
-        _, connection = await loop.create_connection(
-            lambda: HttpConnection(self), sock=raw, ssl=tls, server_hostname=name
-        )
+        name = self._host.rstrip(".")
+        connection = await connect(lambda: HttpConnection(self), sock=raw, tls=tls, server_name=name)
         connection.tls = tls
         return connection
 

@@ -197,6 +197,8 @@ async def send_empty_export(endpoint: str) -> str:
     headers |= parse_env_headers(_variable("HEADERS"), liberal=True)
     try:
         tls = ssl.create_default_context(cafile=_variable("CERTIFICATE") or None)
+        if own := _variable("CLIENT_CERTIFICATE"):
+            tls.load_cert_chain(own, _variable("CLIENT_KEY") or None)
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         async with (
             aiohttp.ClientSession(timeout=timeout, trust_env=True) as session,

@@ -21,6 +21,7 @@ from typing import cast
 import anyio
 from anyio.abc import TaskGroup
 
+from causeway_server.router.serving.tls.connection import connect
 from causeway_server.router.serving.tls.contexts import TlsContext
 
 from . import http2
@@ -495,14 +496,9 @@ class TritonConnection:
 
     async def _connected(self) -> Http2Connection | None:
         host, _, port = self._address.rpartition(":")
-        loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(
-                self._new_connection,
-                host.strip("[]"),
-                int(port),
-                ssl=self._tls,
-                server_hostname=None if self._tls is None else self._server_name,
+            connection = await connect(
+                self._new_connection, host.strip("[]"), int(port), tls=self._tls, server_name=self._server_name
             )
         except (OSError, ValueError):
             return None

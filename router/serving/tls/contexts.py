@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,10 +79,7 @@ class TlsContext(ssl.SSLContext):
         self._made = self._make()
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **more: Any) -> ssl.SSLObject:
-        made = self.newest().wrap_bio(incoming, outgoing, *args, **more)
-        if isinstance(made, _AlertingObject):
-            made.unsent, made.client = outgoing, CLIENT.get()
-        return made
+        return self.newest().wrap_bio(incoming, outgoing, *args, **more)
 
     def wrap_socket(self, *args: Any, **more: Any) -> ssl.SSLSocket:
         return self.newest().wrap_socket(*args, **more)
@@ -119,8 +112,7 @@ class TlsContext(ssl.SSLContext):
         files = self.files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if self._server:
-            context.sslobject_class = _AlertingObject
+        context.options |= ssl.OP_NO_RENEGOTIATION
         if self._alpn:
             context.set_alpn_protocols(self._alpn)
         if files.ca_file:
@@ -255,28 +247,3 @@ class _PassphraseNeeded(Exception):
 
 def _refuse_passphrase() -> str:
     raise _PassphraseNeeded
-
-
-# --- failed handshakes ----------------------------------------------------------------------------------------------
-
-
-class _AlertingObject(ssl.SSLObject):
-    """A server's connection that tells why a handshake failed: event loops drop OpenSSL's alert and close."""
-
-    unsent: ssl.MemoryBIO
-    client: socket.socket | None = None
-
-    def do_handshake(self) -> None:
-        try:
-            super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError:
-            if self.client is not None:
-                with suppress(OSError):  # the client is gone
-                    os.write(self.client.fileno(), self.unsent.read())
-            raise
-
-
-CLIENT: ContextVar[socket.socket | None] = ContextVar("CLIENT", default=None)
-"""The new connection, in the task of its handshake."""

@@ -20,6 +20,8 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from .load import one_cipher
+
 ANSWER = json.dumps(
     {
         "id": "chatcmpl-1",
@@ -79,6 +81,7 @@ async def main(kind: str, argument: str = "", port: str = "0") -> None:
     if kind == "upstream" and argument:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(argument)
+        one_cipher(tls)
     await web.TCPSite(runner, "127.0.0.1", int(port), ssl_context=tls).start()
     print(runner.addresses[0][1], flush=True)
     await asyncio.Event().wait()

@@ -101,11 +101,15 @@ def _request(body: bytes) -> bytes:
 
 
 def _tls(ca_file: str) -> ssl.SSLContext:
-    """Return a context with the same cipher for each server: of TLS 1.3's they choose different ones."""
     context = ssl.create_default_context(cafile=ca_file)
+    one_cipher(context)
+    return context
+
+
+def one_cipher(context: ssl.SSLContext) -> None:
+    """Let a context have the same cipher for each peer: of TLS 1.3's they choose different ones."""
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
-    return context
 
 
 async def _measure(contestant: Contestant, connections: int, requests: int) -> Figures:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import json
+import ssl
 from collections.abc import Collection
 
 import msgspec
@@ -43,13 +44,13 @@ class Collector:
         self._changed = asyncio.Event()
         self._runner: web.AppRunner | None = None
 
-    async def start(self) -> Collector:
+    async def start(self, tls: ssl.SSLContext | None = None) -> Collector:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/traces", self._receive)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls).start()
+        self.url = f"http{'s' * (tls is not None)}://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
     async def stop(self) -> None:
