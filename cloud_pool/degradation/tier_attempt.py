@@ -15,17 +15,7 @@ from typing import Protocol, Self, TypeVar
 import anyio
 import msgspec
 
-from causeway_server.router.errors import (
-    BreakerOpen,
-    CausewayError,
-    CloudFailed,
-    CloudTimeout,
-    DeadlineExceeded,
-    InvalidRequest,
-    OutsideRegion,
-    QueueFull,
-    StreamBroken,
-)
+from causeway_server.router import errors
 from causeway_server.router.residency import check_region, regions_of
 
 from ..admission import AdmissionController, Permit, Preempted, Priority
@@ -65,7 +55,7 @@ class TierRuntime(msgspec.Struct, frozen=True):
 class TierFailed(Exception):
     """The tier itself failed before its first delta, so another tier may be tried."""
 
-    def __init__(self, error: CausewayError, stress: Stress) -> None:
+    def __init__(self, error: errors.CausewayError, stress: Stress) -> None:
         super().__init__(error.code)
         self.error = error
         self.stress = stress
@@ -96,7 +86,7 @@ class TierAttempt:
         self.call: EndpointAttempt | None = None  # of `begin_now`
         self._permits: Acquired | None = None
         self._began: float | None = None  # when `begin_now` did
-        self._refusal: CausewayError | None = None  # by admission, in `begin_now`
+        self._refusal: errors.CausewayError | None = None  # by admission, in `begin_now`
         self._sent_at: float | None = None  # when Triton got the request, or the first of its sequences
         self._first_took_s: float | None = None  # until the first token of all sequences, from its own start
         self._fallback = fallback
@@ -135,7 +125,7 @@ class TierAttempt:
         try:
             if self._arrive(context, left_s)[0].grant is None:
                 self.call = self._dispatch.begin(build_requests()[0], key)
-        except CausewayError as error:
+        except errors.CausewayError as error:
             self._refusal = error if self.permit is None else None
         return self.call
 
@@ -179,7 +169,7 @@ class TierAttempt:
         if self._began is None and not self._fallback.may_try(self._step):
             wait_s = self._fallback.retry_after_s(tier)
             raise TierFailed(
-                BreakerOpen(f"{tier} failed repeatedly, so its breaker is open.", retry_after_s=wait_s), "broken"
+                errors.BreakerOpen(f"{tier} failed repeatedly, so its breaker is open.", retry_after_s=wait_s), "broken"
             )
         left_s = context.deadline - began
         timeout_s = self.timeout_s(context, left_s)
@@ -196,13 +186,13 @@ class TierAttempt:
             self._report_overload()
             stress = self._fallback.on_timeout(tier, self._in_triton_s)
             raise TierFailed(self._timeout_error(context.priority, timeout_s), stress) from None
-        except CausewayError as error:
-            if isinstance(error, (QueueFull, DeadlineExceeded)) and not self._step.trial:
-                self._report_overload(full=isinstance(error, QueueFull))
+        except errors.CausewayError as error:
+            if isinstance(error, (errors.QueueFull, errors.DeadlineExceeded)) and not self._step.trial:
+                self._report_overload(full=isinstance(error, errors.QueueFull))
             stress = self._fallback.on_failure(tier, error, trial=self._step.trial)
-            if isinstance(error, DeadlineExceeded) and not self._step.last:
+            if isinstance(error, errors.DeadlineExceeded) and not self._step.last:
                 stress = "slow" if self._clock() < context.deadline else ""
-            if self._step.skipped and isinstance(error, InvalidRequest):
+            if self._step.skipped and isinstance(error, errors.InvalidRequest):
                 stress = "unable"
             if not stress:
                 raise
@@ -216,7 +206,7 @@ class TierAttempt:
         try:
             place = f"the tier {self._step.tier} (tiers.region)"
             check_region(regions_of(context.request.hints.tags), self._tier.config.region, place)
-        except OutsideRegion as error:
+        except errors.OutsideRegion as error:
             raise TierFailed(error, "unable") from None
 
     def report_tokens(self, tokens: int) -> None:
@@ -237,11 +227,11 @@ class TierAttempt:
         if permit is not None and seconds is not None and (full or self._fallback.is_late(self._step.tier, seconds)):
             permit.failed()
 
-    def _timeout_error(self, priority: Priority, seconds: float) -> CausewayError:
+    def _timeout_error(self, priority: Priority, seconds: float) -> errors.CausewayError:
         if self._sent_at is not None:
-            return CloudTimeout(f"{self._step.tier} sent no token within {seconds:.1f} s.")
+            return errors.CloudTimeout(f"{self._step.tier} sent no token within {seconds:.1f} s.")
         wait_s = self._admission.scheduler.expected_wait_s(priority)
-        return QueueFull(f"{self._step.tier} had no capacity within {seconds:.1f} s.", retry_after_s=wait_s)
+        return errors.QueueFull(f"{self._step.tier} had no capacity within {seconds:.1f} s.", retry_after_s=wait_s)
 
     async def _first(self, context: RequestContext, build_requests: BuildRequests, key: bytes) -> tuple[int, Delta]:
         """Return the first delta. Each of several sequences is a separate call, started when its permit is granted."""
@@ -305,7 +295,7 @@ class TierAttempt:
                 async for delta in stream:
                     yield delta
                     tokens, prompt_tokens = tokens + delta.new_tokens, delta.input_tokens
-            except CausewayError:
+            except errors.CausewayError:
                 if delta.finish_reason is None:  # otherwise this sequence is whole
                     raise
         permit.used_tokens = prompt_tokens + tokens
@@ -325,7 +315,7 @@ class TierAttempt:
                     self._sent_at = self._sent_at or sent_at
                     delta = await anext(stream, None)
                     if delta is None:
-                        raise StreamBroken("The model ended without an answer.", phase="first_token")
+                        raise errors.StreamBroken("The model ended without an answer.", phase="first_token")
                     took_s = self._clock() - sent_at
                     permit.first_token(took_s)
                 return stream, delta, took_s
@@ -343,8 +333,8 @@ class TierAttempt:
 async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield the streams' items as they come, with the index. The first error ends all, as closing does."""
     # At most one item waits for each stream, so a slow reader slows Triton's streams down.
-    ready: asyncio.Queue[tuple[int, T] | CausewayError | None] = asyncio.Queue(len(streams))
-    failure: CausewayError | None = None
+    ready: asyncio.Queue[tuple[int, T] | errors.CausewayError | None] = asyncio.Queue(len(streams))
+    failure: errors.CausewayError | None = None
     async with anyio.create_task_group() as tasks:
         for index, stream in enumerate(streams):
             tasks.start_soon(_pump, index, stream, ready)
@@ -352,7 +342,7 @@ async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerato
             remaining = len(streams)
             while remaining and failure is None:
                 entry = await ready.get()
-                if isinstance(entry, CausewayError):
+                if isinstance(entry, errors.CausewayError):
                     failure = entry  # Raised below: a task group would wrap it.
                 elif entry is None:
                     remaining -= 1
@@ -367,15 +357,15 @@ async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerato
 
 
 async def _pump(
-    index: int, stream: AsyncGenerator[T, None], ready: asyncio.Queue[tuple[int, T] | CausewayError | None]
+    index: int, stream: AsyncGenerator[T, None], ready: asyncio.Queue[tuple[int, T] | errors.CausewayError | None]
 ) -> None:
     try:
         async with aclosing(stream):
             async for item in stream:
                 await ready.put((index, item))
-    except CausewayError as error:
+    except errors.CausewayError as error:
         await ready.put(error)
     except Exception as error:  # The reader waits for an entry, so every failure has to reach it.
-        await ready.put(CloudFailed(f"An answer failed: {type(error).__name__}.", phase="stream"))
+        await ready.put(errors.CloudFailed(f"An answer failed: {type(error).__name__}.", phase="stream"))
     else:
         await ready.put(None)

@@ -23,22 +23,7 @@ from typing import Literal, Protocol
 import anyio
 import msgspec
 
-from causeway_server.router.errors import (
-    BreakerOpen,
-    CausewayError,
-    ClientGone,
-    CloudDisconnected,
-    CloudFailed,
-    CloudSaturated,
-    CloudUnreachable,
-    DeadlineExceeded,
-    Draining,
-    EngineCrashed,
-    EngineOutOfMemory,
-    EngineUnavailable,
-    QueueFull,
-    StreamBroken,
-)
+from causeway_server.router import errors
 from causeway_server.router.trackers import Window
 
 from ..upstreams.inference import Delta, InferenceRequest
@@ -49,16 +34,16 @@ from .prefix_index import prompt_blocks
 RetryRule = Literal["again", "once", "never"]
 
 _AGAIN = (
-    EngineUnavailable,
-    EngineOutOfMemory,
-    QueueFull,
-    CloudSaturated,
-    Draining,
-    BreakerOpen,
-    CloudUnreachable,
+    errors.EngineUnavailable,
+    errors.EngineOutOfMemory,
+    errors.QueueFull,
+    errors.CloudSaturated,
+    errors.Draining,
+    errors.BreakerOpen,
+    errors.CloudUnreachable,
 )
 """Errors caused by the endpoint's own state, which another endpoint does not share. Includes StubProcessDied."""
-_ONCE = (EngineCrashed, StreamBroken, CloudFailed, CloudDisconnected)
+_ONCE = (errors.EngineCrashed, errors.StreamBroken, errors.CloudFailed, errors.CloudDisconnected)
 """Errors of an endpoint that broke on this very request: the request may be the cause, so it is retried only once."""
 _BUCKETS = 10
 _WINDOW_S = 5.0  # short: an estimate from a rush must not reject requests once it is over
@@ -71,13 +56,13 @@ MAX_PAUSE_S = 0.2
 log = logging.getLogger(__name__)
 
 
-def retry_rule(error: CausewayError) -> RetryRule:
+def retry_rule(error: errors.CausewayError) -> RetryRule:
     """Return the rule of an error.
 
     Other errors are never retried: above all InvalidRequest and CloudRejected (wrong everywhere), DeadlineExceeded,
     EngineTimeout and CloudTimeout (no time is left), RateLimited and others about the caller.
     """
-    if isinstance(error, _ONCE) or (isinstance(error, CloudUnreachable) and error.phase != "connect"):
+    if isinstance(error, _ONCE) or (isinstance(error, errors.CloudUnreachable) and error.phase != "connect"):
         return "once"  # Also where it is not refused, but lost: this request may have killed the server.
     return "again" if isinstance(error, _AGAIN) else "never"
 
@@ -95,7 +80,7 @@ class RetryState:
         self.attempts += 1
         self.tried.add(endpoint)
 
-    def may_retry(self, error: CausewayError) -> bool:
+    def may_retry(self, error: errors.CausewayError) -> bool:
         """Return whether another attempt may follow one that ended with this error."""
         rule = retry_rule(error)
         self._suspicions += rule == "once"
@@ -163,7 +148,7 @@ class EndpointLease(Protocol):
 
     def succeeded(self) -> None: ...
 
-    def failed(self, error: CausewayError) -> None: ...
+    def failed(self, error: errors.CausewayError) -> None: ...
 
     def close(self) -> None: ...
 
@@ -258,8 +243,8 @@ class EndpointAttempt:
         try:
             first = await anext(self.deltas, None)
             if first is None:
-                raise CloudFailed("The endpoint's answer ended before its first token.", phase="first_token")
-        except CausewayError as error:
+                raise errors.CloudFailed("The endpoint's answer ended before its first token.", phase="first_token")
+        except errors.CausewayError as error:
             self.failed(error)
             raise
         finally:
@@ -289,7 +274,7 @@ class EndpointAttempt:
         finally:
             self.end()
             if self._trace is not None:
-                self._trace.end(ClientGone.code)  # No effect on a trace that has already ended.
+                self._trace.end(errors.ClientGone.code)  # No effect on a trace that has already ended.
 
     def end(self) -> None:
         """Do what `close` does for an attempt whose deltas were never asked for."""
@@ -298,7 +283,7 @@ class EndpointAttempt:
             upstream.end(self.call)
         self._lease.close()
 
-    def failed(self, error: CausewayError) -> None:
+    def failed(self, error: errors.CausewayError) -> None:
         """Report how the answer broke."""
         self._lease.failed(error)
         if self._trace is not None:
@@ -327,7 +312,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
         """Return a first attempt, whose request is yet to be sent; None, and nothing was done, if none is possible."""
         try:
             lease = self._lease(request, self._prompt(request, key), RetryState(self.max_attempts))
-        except CausewayError:
+        except errors.CausewayError:
             return None
         self.retry_budget.count_request(self.clock())
         return EndpointAttempt(lease, request, self.latency, self.clock)
@@ -354,7 +339,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
                 yield first
             async for delta in attempt.deltas:
                 yield delta
-        except CausewayError as error:
+        except errors.CausewayError as error:
             attempt.failed(error)
             raise
         else:
@@ -377,7 +362,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
             retry_state.begin_attempt(attempt.endpoint)
             try:
                 return attempt, await attempt.begin()  # (2), (3)
-            except CausewayError as error:
+            except errors.CausewayError as error:
                 next_lease = await self._retry_lease(error, request, prompt, retry_state)
                 if next_lease is None:
                     raise  # (5)
@@ -389,7 +374,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
         return EndpointAttempt(lease, request, self.latency, self.clock)
 
     async def _retry_lease(
-        self, error: CausewayError, request: InferenceRequest, prompt: Prompt, retry_state: RetryState
+        self, error: errors.CausewayError, request: InferenceRequest, prompt: Prompt, retry_state: RetryState
     ) -> EndpointLease | None:
         """Wait, then lease the endpoint of the retry (4); None: no retry.
 
@@ -407,9 +392,9 @@ class Dispatcher(msgspec.Struct, frozen=True):
         await self.sleep(pause_s)
         try:
             return self._lease(request, prompt, retry_state)
-        except DeadlineExceeded as late:
+        except errors.DeadlineExceeded as late:
             raise late from error
-        except CausewayError:
+        except errors.CausewayError:
             return None
 
     def _lease(self, request: InferenceRequest, prompt: Prompt, retry_state: RetryState) -> EndpointLease:
@@ -417,14 +402,16 @@ class Dispatcher(msgspec.Struct, frozen=True):
         now = self.clock()
         left_s = request.deadline - now
         if left_s <= 0.0:
-            raise DeadlineExceeded("The request's deadline has passed.")
+            raise errors.DeadlineExceeded("The request's deadline has passed.")
         too_slow: set[str] = set()
         while True:
             try:
                 lease = self.pool.lease(prompt=prompt, excluding=retry_state.tried | too_slow)
-            except CausewayError:
+            except errors.CausewayError:
                 if too_slow:
-                    raise DeadlineExceeded(f"No endpoint gives a first token within the {left_s:.3f} s left.") from None
+                    raise errors.DeadlineExceeded(
+                        f"No endpoint gives a first token within the {left_s:.3f} s left."
+                    ) from None
                 raise
             if left_s >= self.latency.fastest_s(lease.endpoint, now):
                 return lease

@@ -16,14 +16,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from causeway_server.router.errors import (
-    CausewayError,
-    CloudTimeout,
-    CloudUnreachable,
-    DeadlineExceeded,
-    EngineUnavailable,
-    StreamBroken,
-)
+from causeway_server.router import errors
 from causeway_server.router.serving.tls.contexts import client_tls
 
 from ..upstreams.clients import UpstreamClients
@@ -53,7 +46,7 @@ from .prefix_index import PrefixIndex
 RETRY_S = 1.0
 _MAX_RETRY_S = 5.0
 _TICK_S = 0.1
-_UNREACHED = (CloudUnreachable.code, DeadlineExceeded.code, CloudTimeout.code)
+_UNREACHED = (errors.CloudUnreachable.code, errors.DeadlineExceeded.code, errors.CloudTimeout.code)
 log = logging.getLogger(__name__)
 _PREPARE_S = 3.0
 
@@ -88,7 +81,7 @@ class Lease:
             self.has_outcome = True
             self._pool.on_success(self)
 
-    def failed(self, error: CausewayError) -> None:
+    def failed(self, error: errors.CausewayError) -> None:
         """Report any error of the call; the pool decides whether it counts against the endpoint."""
         if not (self.has_outcome or self._closed):
             self.has_outcome = True
@@ -187,7 +180,7 @@ class Pool(msgspec.Struct):
     def on_success(self, lease: Lease) -> None:
         self.state = health.call_succeeded(self.state, lease.endpoint)
 
-    def on_error(self, lease: Lease, error: CausewayError) -> None:
+    def on_error(self, lease: Lease, error: errors.CausewayError) -> None:
         now, silent_s = self.clock(), self._silent_s(lease)
         if health.fault_kind_of(error) == "timeout":
             self._record_wait(lease)
@@ -215,10 +208,10 @@ class Pool(msgspec.Struct):
         """Return how long the lease's endpoint has sent no data to any call; at most the lease's age."""
         return self.clock() - max(lease.began_at, lease.upstream.last_received_at(self.configured.model))
 
-    def _no_endpoint_error(self) -> CausewayError:
+    def _no_endpoint_error(self) -> errors.CausewayError:
         # An endpoint whose last error is anything but silence was reached.
         reached = any(endpoint.last_error and endpoint.last_error not in _UNREACHED for endpoint in self.state.members)
-        error_class = EngineUnavailable if reached else CloudUnreachable
+        error_class = errors.EngineUnavailable if reached else errors.CloudUnreachable
         # The longer endpoints are away, the later they are expected; but once one is back, callers should not be far.
         pauses = [
             ejection_s(endpoint.failed_probes, self.settings)
@@ -269,7 +262,7 @@ class Pool(msgspec.Struct):
             try:
                 await self.client(address).probe(self.configured.model, timeout_s, embed=self.configured.only_embeds)
                 codes[address] = ""
-            except CausewayError as error:
+            except errors.CausewayError as error:
                 codes[address] = "" if self._is_busy(address, error) else error.code
 
         async with anyio.create_task_group() as tasks:
@@ -277,7 +270,7 @@ class Pool(msgspec.Struct):
                 tasks.start_soon(probe, endpoint.address)
         return {address: codes[address] for address in sorted(codes)}
 
-    def _is_busy(self, address: str, error: CausewayError) -> bool:
+    def _is_busy(self, address: str, error: errors.CausewayError) -> bool:
         endpoint = self.state.get(address)
         works = endpoint is not None and endpoint.phase == "active" and bool(endpoint.open_since)
         return works and health.fault_kind_of(error) == "timeout"
@@ -290,20 +283,20 @@ class Pool(msgspec.Struct):
 
     def _end_hanging_calls(self) -> None:
         now = self.clock()
-        unreachable = CloudUnreachable("The endpoint hangs.", phase="first_token", retry_after_s=RETRY_S)
-        broken = StreamBroken("The endpoint hangs.", phase="stream", retry_after_s=RETRY_S)
+        unreachable = errors.CloudUnreachable("The endpoint hangs.", phase="first_token", retry_after_s=RETRY_S)
+        broken = errors.StreamBroken("The endpoint hangs.", phase="stream", retry_after_s=RETRY_S)
         for error, begun in ((unreachable, False), (broken, True)):
             for address in health.hung(self.state, now, self.settings, self._last_received_at, begun=begun):
                 self.client(address).fail_calls(self.configured.model, error, begun=begun)
 
     async def _probe(self, address: str) -> None:
         began, upstream = self.clock(), self.client(address)
-        error: CausewayError | None = None
+        error: errors.CausewayError | None = None
         try:
             await upstream.probe(
                 self.configured.model, self.settings.probe_timeout_s, embed=self.configured.only_embeds
             )
-        except CausewayError as raised:
+        except errors.CausewayError as raised:
             error = raised
         finally:
             self.state = health.probe_abandoned(self.state, address)

@@ -19,14 +19,7 @@ from causeway_server.models.parts.graph.branch import PLAIN, Branch, Memory, Par
 from causeway_server.models.parts.graph.graph import EncoderGraph, RequestFacts, summary, transcript_of
 from causeway_server.models.parts.process.messages import AudioTerms, Refusal, Refused, SegmentFound
 from causeway_server.models.parts.process.parent import Tell, WorkerFailed, WorkerTimeout
-from causeway_server.router.errors import (
-    CausewayError,
-    CloudFailed,
-    CloudTimeout,
-    DeadlineExceeded,
-    EncoderFailed,
-    InvalidRequest,
-)
+from causeway_server.router import errors
 from causeway_server.router.openai.audio import Transcript, TranscriptionRequest
 from causeway_server.router.parts.reading import find_parts, fuse
 from causeway_server.router.types import AudioPart, Message, Modality, Request, RoutingHints, Transcripts
@@ -86,7 +79,7 @@ class TierBranch:
             return read
         except TierFailed as failure:
             raise _unread(failure.error) from failure.error
-        except CausewayError as error:
+        except errors.CausewayError as error:
             raise _unread(error) from error
 
     async def _read(self, context: RequestContext, request: InferenceRequest, tell: Tell | None) -> ReadPart:
@@ -99,7 +92,7 @@ class TierBranch:
             async for delta in attempt.stream:
                 found = found or _taken(_reply(delta), tell)
         if found is None:
-            raise CloudFailed("The encoder ended without an answer.", phase="stream")
+            raise errors.CloudFailed("The encoder ended without an answer.", phase="stream")
         return found
 
 
@@ -108,7 +101,7 @@ def _reply(delta: Delta) -> PartReply | None:
     try:
         return read_reply(delta.text) if delta.text else None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CloudFailed(f"The tier's model is not one of our encoders: {error}", phase="first_token") from None
+        raise errors.CloudFailed(f"The tier's model is not one of our encoders: {error}", phase="first_token") from None
 
 
 def _taken(reply: PartReply | None, tell: Tell | None) -> ReadPart | None:
@@ -122,8 +115,8 @@ def _taken(reply: PartReply | None, tell: Tell | None) -> ReadPart | None:
     return ReadPart(reply.found, reply.seconds) if isinstance(reply, PartRead) else None
 
 
-def _unread(error: CausewayError) -> WorkerFailed:
-    late = isinstance(error, (DeadlineExceeded, CloudTimeout))
+def _unread(error: errors.CausewayError) -> WorkerFailed:
+    late = isinstance(error, (errors.DeadlineExceeded, errors.CloudTimeout))
     return (WorkerTimeout if late else WorkerFailed)(f"{error.code}: {error.message}")
 
 
@@ -236,11 +229,11 @@ class RequestParts:
             found, seconds, _ = await graph.transcribe(request, context.deadline, tell)
         except Refusal as refusal:
             wrong = refusal.param or param
-            raise InvalidRequest(f"`{wrong}`: {refusal}.", param=wrong) from None
+            raise errors.InvalidRequest(f"`{wrong}`: {refusal}.", param=wrong) from None
         except WorkerFailed as failure:
-            if isinstance(failure.__cause__, CausewayError):
+            if isinstance(failure.__cause__, errors.CausewayError):
                 raise failure.__cause__ from None
-            raise EncoderFailed(f"The audio could not be read: {failure}. Send it again.") from None
+            raise errors.EncoderFailed(f"The audio could not be read: {failure}. Send it again.") from None
         return transcript_of(found, seconds, words=request.words)
 
     def _known_to(self, context: RequestContext, tier: str = "") -> Memory:

@@ -27,14 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from causeway_server.models.constraints.grammars import EnforceableRequest, check_schemas
-from causeway_server.router.errors import (
-    BreakerOpen,
-    CausewayError,
-    CloudFailed,
-    InvalidRequest,
-    StreamBroken,
-    UnsupportedFeature,
-)
+from causeway_server.router import errors
 from causeway_server.router.parts.reading import first_part, images_of
 from causeway_server.router.reasoning import ReasoningParser, Thinking, thinks
 from causeway_server.router.tool_calls.parser import ToolCallParser
@@ -259,7 +252,7 @@ class Service(msgspec.Struct, frozen=True):
         if not context.request.resume:
             return None
         if self.continue_tokens is None:
-            raise InvalidRequest(f"This gateway does not continue answers: remove `{PARAM}`.", param=PARAM)
+            raise errors.InvalidRequest(f"This gateway does not continue answers: remove `{PARAM}`.", param=PARAM)
         return self.continue_tokens.read(context.tenant, _question(context))
 
     def _steps(
@@ -311,7 +304,7 @@ class Service(msgspec.Struct, frozen=True):
         chat_format = tier.chat_format
         if tier.config.upstream.kind == "openai":
             if partial_answer is not None:
-                raise UnsupportedFeature(f"The tier {tier.name!r} does not continue answers.", param=PARAM)
+                raise errors.UnsupportedFeature(f"The tier {tier.name!r} does not continue answers.", param=PARAM)
             return _http_requests(context, request, tier)
         parameters = from_request(
             request,
@@ -391,7 +384,7 @@ class Service(msgspec.Struct, frozen=True):
         """Return the failures of the tiers that this step skips because they are broken."""
         return [
             TierFailed(
-                BreakerOpen(
+                errors.BreakerOpen(
                     f"{name} failed repeatedly, so its breaker is open.",
                     retry_after_s=self.fallback.retry_after_s(name),
                 ),
@@ -433,7 +426,7 @@ class PartsByTier:
         if native not in self._read:
             try:
                 self._read[native] = await self._read_for(native)
-            except UnsupportedFeature as error:
+            except errors.UnsupportedFeature as error:
                 if not step.skipped:
                     raise
                 raise TierFailed(error, "unable") from error
@@ -482,11 +475,11 @@ async def _sent(
 def check_supported(request: Request) -> None:
     """Raise UnsupportedFeature for a request that Triton's tensors cannot express."""
     if request.echo and not all(isinstance(prompt, str) for prompt in request.prompts):
-        raise UnsupportedFeature("`echo` with token ids: the tiers repeat only text. Remove one.", param="echo")
+        raise errors.UnsupportedFeature("`echo` with token ids: the tiers repeat only text. Remove one.", param="echo")
     if request.suffix is not None:
-        raise UnsupportedFeature("`suffix`: the tiers do not fill in the middle. Remove it.", param="suffix")
+        raise errors.UnsupportedFeature("`suffix`: the tiers do not fill in the middle. Remove it.", param="suffix")
     if request.echo and request.logprobs is not None:
-        raise UnsupportedFeature(
+        raise errors.UnsupportedFeature(
             "`echo` with `logprobs`: the tiers do not compute logprobs of the prompt. Remove one.", param="echo"
         )
 
@@ -495,14 +488,14 @@ def check_parts(request: Request, kinds: Collection[Modality]) -> None:
     """Raise UnsupportedFeature for a part that no tier reads. `kinds`: the kinds that are read."""
     path, kind = first_part(request, kinds)
     if path:
-        raise UnsupportedFeature(
+        raise errors.UnsupportedFeature(
             f"`{path}`: no tier of this gateway reads it. Send its content as text, or ask the gateway's "
             f"operator to configure an encoder (a tier with `can: [{kind}]`).",
             param=path,
         )
 
 
-def combined_error(failures: Sequence[TierFailed], broken: Sequence[TierFailed] = ()) -> CausewayError:
+def combined_error(failures: Sequence[TierFailed], broken: Sequence[TierFailed] = ()) -> errors.CausewayError:
     """Combine several tiers' errors: a saturated one's, with the shortest Retry-After, if there is one.
 
     `broken`: failures of tiers that were not asked, which count if those that were asked could not have answered.
@@ -615,7 +608,7 @@ class AnswerBuilder:
         """Suppress an error if every choice has its finish reason, because the answer is then complete."""
         try:
             yield
-        except CausewayError:
+        except errors.CausewayError:
             if not self.ended:
                 raise
 
@@ -627,7 +620,7 @@ class AnswerBuilder:
     def end(self) -> Chunk:
         """Return the usage chunk. Raises StreamBroken if a choice has no finish reason."""
         if not self.ended:
-            raise StreamBroken("The model ended without a finish reason.", phase="stream")
+            raise errors.StreamBroken("The model ended without a finish reason.", phase="stream")
         thoughts = sum([choice.reasoning_tokens for choice in self._choices])
         return Chunk(usage=Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens, thoughts))
 
@@ -690,7 +683,7 @@ class _ChoiceBuilder:
 def _finish_reason(name: str) -> FinishReason:
     reason = _FINISH_REASONS.get(name)
     if reason is None:
-        raise CloudFailed(f"The model ended the answer with the unknown finish reason {name!r}.", phase="stream")
+        raise errors.CloudFailed(f"The model ended the answer with the unknown finish reason {name!r}.", phase="stream")
     return reason
 
 
@@ -741,9 +734,9 @@ def _vector(delta: Delta, request: Request) -> Vector:
     try:
         vector = _read_vector(delta.text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CloudFailed(f"The tier's model returned no vector: {error}", phase="first_token") from None
+        raise errors.CloudFailed(f"The tier's model returned no vector: {error}", phase="first_token") from None
     if not vector:
-        raise CloudFailed("The tier's model returned an empty vector.", phase="first_token")
+        raise errors.CloudFailed("The tier's model returned an empty vector.", phase="first_token")
     if request.dimensions not in (None, len(vector)):
-        raise UnsupportedFeature(f"This model's embeddings have {len(vector)} dimensions.", param="dimensions")
+        raise errors.UnsupportedFeature(f"This model's embeddings have {len(vector)} dimensions.", param="dimensions")
     return vector

@@ -9,16 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from causeway_server.router.errors import (
-    CausewayError,
-    IdempotencyConflict,
-    JobAlreadyEnded,
-    JobCancelled,
-    NotFound,
-    QueueFull,
-    RateLimited,
-    RecordUnreadable,
-)
+from causeway_server.router import errors
 from causeway_server.router.jobs.job import JobState, encode_job_error
 from causeway_server.router.jobs.submission import is_same_request
 from causeway_server.router.types import Modality
@@ -57,7 +48,7 @@ _OPTIONAL = (
 """Fields of a NewJob that are stored only if they differ from their default."""
 _MAX_WAIT_S = 2.0  # below the client's timeout
 _WINDOWS_S = 3600.0  # they are known for a week
-_CANCELLED = encode_job_error(JobCancelled("The job was cancelled before the part was read."))
+_CANCELLED = encode_job_error(errors.JobCancelled("The job was cancelled before the part was read."))
 
 
 def job_cost(job: NewJob, limits: TenantLimits) -> float:
@@ -70,35 +61,37 @@ def unfinished_jobs(config: JobsConfig, limits: TenantLimits) -> int:
     return limits.max_jobs or config.max_unfinished
 
 
-def same_key_conflict(other: str) -> IdempotencyConflict:
+def same_key_conflict(other: str) -> errors.IdempotencyConflict:
     """Return the error for a different request under the key of the job `other`."""
-    return IdempotencyConflict(
+    return errors.IdempotencyConflict(
         f"The Idempotency-Key was used for {other} with another body. Send the same body, or use a new key."
     )
 
 
-def refusal(verdict: str, job: NewJob, other: str, config: JobsConfig, limits: TenantLimits) -> CausewayError | None:
+def refusal(
+    verdict: str, job: NewJob, other: str, config: JobsConfig, limits: TenantLimits
+) -> errors.CausewayError | None:
     """Return the reason why the job is not accepted; None if it is. `other`: the job that has its idempotency key."""
     if verdict == "conflict":
         return same_key_conflict(other)
     if verdict == "batch_over":
-        return JobAlreadyEnded(f"The batch {job.batch} accepts no more lines.")
+        return errors.JobAlreadyEnded(f"The batch {job.batch} accepts no more lines.")
     if verdict == "queue_full":
         message = (
             f"The queue of {job.tier} for {job.priority} jobs is full: {config.max_queued} jobs (jobs.max_queued), "
             f"more than {config.min_queued_per_tenant} of them yours (jobs.min_queued_per_tenant)."
         )
-        return QueueFull(message, retry_after_s=_RETRY_AFTER_S)
+        return errors.QueueFull(message, retry_after_s=_RETRY_AFTER_S)
     if verdict == "tenant_full":
         bound = "tenants max_jobs" if limits.max_jobs else "jobs.max_unfinished"
         message = f"Your tenant has {unfinished_jobs(config, limits)} unfinished jobs, which is the maximum ({bound})."
-        return RateLimited(message, retry_after_s=_RETRY_AFTER_S)
+        return errors.RateLimited(message, retry_after_s=_RETRY_AFTER_S)
     if verdict == "tenant_bytes":
         message = (
             f"The requests of your tenant's unfinished jobs would exceed {config.max_unfinished_bytes} "
             "bytes, which is the maximum (jobs.max_unfinished_bytes)."
         )
-        return RateLimited(message, retry_after_s=_RETRY_AFTER_S)
+        return errors.RateLimited(message, retry_after_s=_RETRY_AFTER_S)
     return None
 
 
@@ -164,7 +157,7 @@ class JobStore:
         """Return the id of the job that `owner` submitted under this digest of a key. Raises NotFound."""
         job = await self._db.command("HGET", self._db.key("idempotency", owner, key), "id")
         if not isinstance(job, bytes):
-            raise NotFound("No job was submitted under this `Idempotency-Key`, or its record has been deleted.")
+            raise errors.NotFound("No job was submitted under this `Idempotency-Key`, or its record has been deleted.")
         return as_text(job)
 
     async def get(self, job: str, owner: str) -> JobRecord:
@@ -244,7 +237,7 @@ class JobStore:
         if verdict == "absent":
             raise job_not_found(job)
         if verdict == "ended":
-            raise JobAlreadyEnded(f"The job {job} has ended, so it cannot be cancelled.")
+            raise errors.JobAlreadyEnded(f"The job {job} has ended, so it cannot be cancelled.")
 
     # --- workers: each report returns False if the job is another worker's by now; then nothing has changed. A report
     # that is accepted bills its run in the same transaction. -------------------------------------------------------
@@ -265,7 +258,7 @@ class JobStore:
             fields = as_fields(row)
             try:
                 records.append(parse_record(fields))
-            except RecordUnreadable as error:
+            except errors.RecordUnreadable as error:
                 log.error("%s becomes a dead letter: %s", as_text(fields["id"]), error.message)
                 await self._db.run("quarantine", self._db.time, as_text(fields["id"]), *self._dead_letters_kept)
                 unreadable.append(as_text(fields["id"]))
@@ -305,7 +298,7 @@ class JobStore:
         *,
         bill: RunBill | None = None,
         late: Iterable[Modality] = (),
-        late_error: CausewayError | None = None,
+        late_error: errors.CausewayError | None = None,
     ) -> bool:
         """Report an answer, as returned by `seal_result`.
 
@@ -322,7 +315,7 @@ class JobStore:
         self,
         job: str,
         fence: int,
-        error: CausewayError,
+        error: errors.CausewayError,
         event: Literal["fail", "expire", "cancel"] = "fail",
         *,
         bill: RunBill | None = None,
@@ -335,7 +328,7 @@ class JobStore:
         self,
         job: str,
         fence: int,
-        error: CausewayError,
+        error: errors.CausewayError,
         delay_s: float,
         *,
         counts: bool,
@@ -401,9 +394,9 @@ class JobStore:
         return QueueDepths(tuple(_depth(row) for row in as_list(queues)), *(as_int(count) for count in counts))
 
 
-def job_not_found(job: str) -> NotFound:
+def job_not_found(job: str) -> errors.NotFound:
     """Return the error for a job that does not exist or belongs to another owner."""
-    return NotFound(f"You have no job {job[:80]!r}.")
+    return errors.NotFound(f"You have no job {job[:80]!r}.")
 
 
 def _parse(_: str, row: Reply) -> JobRecord | None:

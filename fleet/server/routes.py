@@ -9,15 +9,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
+from causeway_server.router import errors
 from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES
-from causeway_server.router.errors import (
-    BodyTooLarge,
-    CausewayError,
-    InvalidJSON,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-)
 from causeway_server.router.openai.request_body import check_media_type
 from causeway_server.router.serving.aiohttp_connection import whole_response
 from causeway_server.router.serving.responses import error_response
@@ -59,7 +52,7 @@ async def read_body(request: web.Request) -> bytes:
     try:
         body = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise BodyTooLarge(f"The body has more than {MAX_MESSAGE_BYTES} bytes.") from error
+        raise errors.BodyTooLarge(f"The body has more than {MAX_MESSAGE_BYTES} bytes.") from error
     except ConnectionError as error:
         raise ClientLeft from error
     if body:
@@ -77,9 +70,9 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from error
+        raise errors.InvalidRequest(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidJSON(f"The body is not valid JSON, or nested too deeply: {error}.") from error
+        raise errors.InvalidJSON(f"The body is not valid JSON, or nested too deeply: {error}.") from error
 
 
 def errors_as_json(handler: Handler) -> Handler:
@@ -91,14 +84,14 @@ def errors_as_json(handler: Handler) -> Handler:
         try:
             _ORIGINS.admit(request.method, request.headers)
             return await handler(request)
-        except CausewayError as error:
+        except errors.CausewayError as error:
             response = whole_response(error_response(error))
         except (web.HTTPException, ClientLeft):
             raise
         except Exception:
             log.exception("%s %s failed.", request.method, request.path)
             response = whole_response(
-                error_response(CausewayError("The control plane failed. Its log has the reason."))
+                error_response(errors.CausewayError("The control plane failed. Its log has the reason."))
             )
         if not request.content.is_eof():  # the rest of a refused body is not read
             response.force_close()
@@ -114,5 +107,5 @@ async def nothing_here(request: web.Request) -> web.StreamResponse:
     methods = {route.method for resource in resources for route in resource}
     if methods:
         allow = ", ".join(sorted(methods))
-        raise MethodNotAllowed(f"{request.path} allows {allow}.", allow=allow)
-    raise NotFound(f"Path {request.path[:200]} not found.")
+        raise errors.MethodNotAllowed(f"{request.path} allows {allow}.", allow=allow)
+    raise errors.NotFound(f"Path {request.path[:200]} not found.")

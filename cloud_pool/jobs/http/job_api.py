@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import anyio
 import msgspec
 
-from causeway_server.router.errors import (
-    AuthenticationFailed,
-    CausewayError,
-    ClientGone,
-    IdentityUnavailable,
-    InvalidRequest,
-    JobStoreUnavailable,
-    MethodNotAllowed,
-    NotFound,
-    QueueFull,
-    RecordUnreadable,
-)
+from causeway_server.router import errors
 from causeway_server.router.jobs.job import JobFailed, JobState, JobView, WebhookSecrets, wait_of
 from causeway_server.router.jobs.submission import ENDPOINTS, Endpoint, key_digest
 from causeway_server.router.numbers import read_page
@@ -78,7 +67,7 @@ _APPLIED: Final = {"preference-applied": "respond-async"}
 log = logging.getLogger(__name__)
 
 
-class WebhookDisabled(InvalidRequest, code="webhook_disabled"):
+class WebhookDisabled(errors.InvalidRequest, code="webhook_disabled"):
     """The URL has answered 410 Gone, so no webhooks are sent to it for now."""
 
 
@@ -132,7 +121,7 @@ async def begin_response(response: web.StreamResponse, request: AiohttpRequest) 
     try:
         await response.prepare(request)
     except ConnectionError as error:
-        raise ClientGone("The client left before its response began.") from error
+        raise errors.ClientGone("The client left before its response began.") from error
     return request.method != "HEAD"
 
 
@@ -142,7 +131,7 @@ async def write_chunk(response: web.StreamResponse, data: bytes) -> None:
         with anyio.fail_after(STALLED_S):
             await response.write(data)
     except (ConnectionError, TimeoutError) as error:
-        raise ClientGone("The client has stopped reading the stream.") from error
+        raise errors.ClientGone("The client has stopped reading the stream.") from error
 
 
 @contextmanager
@@ -165,7 +154,7 @@ def enqueue_span(
     span = trace.send(job, queue, traceparent)
     try:
         yield span.traceparent
-    except CausewayError as error:
+    except errors.CausewayError as error:
         span.end(error.code)
         raise
     finally:
@@ -234,7 +223,7 @@ class JobApi:
                 continue
             handle = candidate.methods.get(served_method(request.method, request.headers))
             if handle is None:
-                raise MethodNotAllowed(
+                raise errors.MethodNotAllowed(
                     f"{request.method[:20]} is not allowed for this path. Use {' or '.join(candidate.methods)}.",
                     allow=allowed_methods(", ".join(candidate.methods)),
                 )
@@ -277,7 +266,7 @@ class JobApi:
         self.bodies.enter(request, principal.caller)
         try:
             await self.stores.durability.ensure()
-        except JobStoreUnavailable as error:
+        except errors.JobStoreUnavailable as error:
             log.info("Answered without a job: %s", error.message)
             return None
         if self.callers.admit is not None:
@@ -299,7 +288,7 @@ class JobApi:
         if not self._event_streams.hold(stream, caller):
             wait_s = 0.0
         try:
-            with suppress(JobStoreUnavailable), anyio.move_on_after(wait_s):  # it is accepted in any case
+            with suppress(errors.JobStoreUnavailable), anyio.move_on_after(wait_s):  # it is accepted in any case
                 async for _ in EventReader(self.stores, record.id, record.owner, with_text=False).read():
                     pass
                 return await self.stores.jobs.get(record.id, record.owner)
@@ -324,7 +313,7 @@ class JobApi:
             hold = partial(self.bodies.hold, request, principal.caller)
             try:
                 body = await self._files.inline(sent, principal.owner, max_bytes, hold)
-            except NotFound:
+            except errors.NotFound:
                 digest = submission_digest(headers.priority, headers.tags, endpoint, sent)
                 known = await self.stores.jobs.known(principal.owner, key_digest(key), digest)
                 if not known:
@@ -384,14 +373,14 @@ class JobApi:
         """Cancel the job of an Idempotency-Key, for a device that never received the job's id."""
         key = key_digest(request.headers.get("idempotency-key", ""))
         if not key:
-            raise InvalidRequest("Send the `Idempotency-Key` of the job to cancel, or its id in the path.")
+            raise errors.InvalidRequest("Send the `Idempotency-Key` of the job to cancel, or its id in the path.")
         return await self._cancel(request, principal, await self.stores.jobs.of_key(principal.owner, key))
 
     async def _events(self, request: AiohttpRequest, principal: Principal, job: str) -> ServerResponse:
         last = read_last_id(request.headers.get("last-event-id", ""))
         self._check_region(principal, await self.stores.jobs.get(job, principal.owner))
         if not self._event_streams.hold(id(request), principal.caller):
-            raise QueueFull(
+            raise errors.QueueFull(
                 f"Your tenant follows {self._event_streams.held_by(principal.caller)} event streams on "
                 f"this gateway, which is its share of {self.config.max_event_streams} "
                 "(jobs.max_event_streams). Poll the job instead.",
@@ -404,7 +393,7 @@ class JobApi:
 
     def _still_accepted(self, request: AiohttpRequest) -> None:
         """Raise AuthenticationFailed if the token of a request in progress has expired or is revoked."""
-        with suppress(IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
+        with suppress(errors.IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
             self.callers.identify(request)
 
     async def _stream_events(self, request: AiohttpRequest, job: str, owner: str, last: Position) -> ServerResponse:
@@ -417,7 +406,7 @@ class JobApi:
             check = partial(self._still_accepted, request)
             async for data in EventReader(self.stores, job, owner, last, check=check).read():
                 await write_chunk(response, data)
-        except (JobStoreUnavailable, RecordUnreadable, AuthenticationFailed) as error:
+        except (errors.JobStoreUnavailable, errors.RecordUnreadable, errors.AuthenticationFailed) as error:
             await write_chunk(response, error_event(error))  # the client reconnects with its Last-Event-ID
         return response
 

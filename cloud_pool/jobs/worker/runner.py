@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import msgspec
 
-from causeway_server.router.errors import (
-    AuthenticationFailed,
-    CausewayError,
-    ClientGone,
-    DeadlineExceeded,
-    ModelNotFound,
-    RateLimited,
-)
+from causeway_server.router import errors
 from causeway_server.router.parts.reading import has_parts
 from causeway_server.router.types import Chunk, Embeddings, Request, Usage
 
@@ -42,7 +35,7 @@ Embed = Callable[[RequestContext], Awaitable[tuple[AnswerHead, Embeddings]]]
 _COUNT_S = 2 * STOP_S  # until the model has stopped
 
 
-class TokenRevoked(CausewayError, status=403, type="permission_error", code="token_revoked"):
+class TokenRevoked(errors.CausewayError, status=403, type="permission_error", code="token_revoked"):
     """The token that submitted the job, or its device, was revoked before the job ran."""
 
 
@@ -161,7 +154,7 @@ class ServiceBackend:
         named = self.tiers.get(job_run.request.model)  # with its adapter, if it has one
         tier = named if named is not None and named.name == record.tier else self.tiers.get(record.tier)
         if tier is None:
-            raise ModelNotFound(f"The tier {record.tier!r} no longer exists.", param="model")
+            raise errors.ModelNotFound(f"The tier {record.tier!r} no longer exists.", param="model")
         return RequestContext(
             id=record.id,
             # Always streamed, so that progress can be reported.
@@ -231,7 +224,7 @@ class MeteredRunner:
                     lifetime_s=max(0.0, job_run.deadline - time.monotonic()),
                     fence=record.fence,
                 )
-            except RateLimited:
+            except errors.RateLimited:
                 refused = True
                 raise
             job_run = await self._in_session(job_run, request)
@@ -240,7 +233,7 @@ class MeteredRunner:
                 async for piece in pieces:
                     yield piece
             entry.outcome = "ok"
-        except CausewayError as error:
+        except errors.CausewayError as error:
             entry.outcome = error.code
             raise
         finally:
@@ -268,7 +261,7 @@ class MeteredRunner:
             return
         try:
             self.revocations.check(record.owner, record.token_id, record.token_issued)
-        except AuthenticationFailed as error:
+        except errors.AuthenticationFailed as error:
             raise TokenRevoked(f"The job did not run: {error.message}") from None
 
     async def ready(self, tier: str) -> bool:
@@ -279,7 +272,7 @@ class MeteredRunner:
 
     def record_expired(self, job: ExpiredJob) -> None:
         entry = self._open(job.id, _principal(job.owner), job.tier)
-        entry.outcome = DeadlineExceeded.code
+        entry.outcome = errors.DeadlineExceeded.code
         entry.billable = False
         self.ledger.close(entry)
 
@@ -296,7 +289,7 @@ class MeteredRunner:
 
     async def _stream(self, entry: LedgerEntry, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         billing, answer = self.backend.reply(job_run)
-        usage, outcome, turn, head = Usage(), ClientGone.code, job_run.session, None
+        usage, outcome, turn, head = Usage(), errors.ClientGone.code, job_run.session, None
         try:
             async with aclosing(answer) as pieces:
                 async for piece in pieces:
@@ -311,12 +304,12 @@ class MeteredRunner:
             if turn is not None and head is not None and self.sessions is not None:
                 await self.sessions.keep(turn, head, job_run.request)
             outcome = "ok"
-        except CausewayError as error:
+        except errors.CausewayError as error:
             outcome = error.code
             raise
         finally:
             entry.cache, entry.billable = billing.status, billing.billable
-            await self._count(entry, billing, job_run, usage, abandoned=outcome == ClientGone.code)
+            await self._count(entry, billing, job_run, usage, abandoned=outcome == errors.ClientGone.code)
             if job_run.trace is not None:
                 job_run.trace.end(tier=entry.tier, outcome=outcome, usage=entry.usage, headers=entry.response_headers)
 
