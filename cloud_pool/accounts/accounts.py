@@ -62,51 +62,22 @@ class Accounts(msgspec.Struct, frozen=True):
     def samples(self) -> tuple[Sample, ...]:
         """Return the samples of accounts: requests decided without Redis, lost records, stale copies."""
         counters = (
-            (
-                "causeway_gateway_local_rate_checks",
-                "Rate and budget checks made without Redis, against this gateway's share.",
-                self.limiter.local_checks,
-            ),
-            (
-                "causeway_gateway_stale_revocation_accepts",
-                "Tokens accepted while the copy of the revocations was too old.",
-                self.revocations.stale_accepts,
-            ),
-            (
-                "causeway_gateway_revocations_restored",
-                "Revocations that Redis had lost and that this process wrote back.",
-                self.revocations.restored,
-            ),
-            ("causeway_gateway_usage_records_lost", "Requests missing in the tenants' usage.", self.ledger.usage.lost),
-            ("causeway_gateway_audit_records_lost", "Audit records that were not written.", self.audit.lost),
+            ("causeway_gateway_local_rate_checks", self.limiter.local_checks),
+            ("causeway_gateway_stale_revocation_accepts", self.revocations.stale_accepts),
+            ("causeway_gateway_revocations_restored", self.revocations.restored),
+            ("causeway_gateway_usage_records_lost", self.ledger.usage.lost),
+            ("causeway_gateway_audit_records_lost", self.audit.lost),
         )
         states = (
-            (
-                "causeway_gateway_redis_evicts",
-                "1 while the Redis of budgets, usage and revocations may evict keys.",
-                self.eviction.fault,
-            ),
-            (
-                "causeway_gateway_key_file_stale",
-                "1 while the last change of the key file is invalid and therefore not in use.",
-                self.keys is not None and self.keys.last_error,
-            ),
-            (
-                "causeway_gateway_fleet_unreachable",
-                "1 while keys and revocations of the fleet's control plane cannot be read.",
-                self.fleet is not None and self.fleet.last_error,
-            ),
+            ("causeway_gateway_redis_evicts", self.eviction.fault),
+            ("causeway_gateway_key_file_stale", self.keys is not None and self.keys.last_error),
+            ("causeway_gateway_fleet_unreachable", self.fleet is not None and self.fleet.last_error),
         )
         return (
-            *(Sample(name, text, value, kind="counter") for name, text, value in counters),
-            *(Sample(name, text, float(bool(fault))) for name, text, fault in states),
+            *(Sample(name, value, kind="counter") for name, value in counters),
+            *(Sample(name, float(bool(fault))) for name, fault in states),
             *(
-                Sample(
-                    "causeway_gateway_issuer_unreachable",
-                    "1 while the keys of an issuer (`identity.issuers`) cannot be read.",
-                    float(bool(fault)),
-                    (("issuer", name),),
-                )
+                Sample("causeway_gateway_issuer_unreachable", float(bool(fault)), (("issuer", name),))
                 for name, fault in (() if self.issuers is None else self.issuers.faults.items())
             ),
         )

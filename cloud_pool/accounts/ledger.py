@@ -264,19 +264,10 @@ class TenantMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, histogram = partial(Counter, registry), partial(Histogram, registry)
-        self._tokens = counter("causeway_gateway_tenant_tokens", "Tokens used, by tenant.", ("tenant", "tier", "type"))
-        self._usd = counter("causeway_gateway_tenant_cost_usd", "Cost in USD, by tenant.", ("tenant", "tier", "route"))
-        self._requests = counter(
-            "causeway_gateway_tenant_requests",
-            "Admitted requests without jobs, by tenant and outcome: ok or an error's code.",
-            ("tenant", "outcome"),
-        )
-        self._first_token = histogram(
-            "causeway_gateway_tenant_first_token_seconds",
-            "Time from a request's arrival to its first token, by tenant.",
-            ("tenant",),
-            _FIRST_TOKEN_S,
-        )
+        self._tokens = counter("causeway_gateway_tenant_tokens", ("tenant", "tier", "type"))
+        self._usd = counter("causeway_gateway_tenant_cost_usd", ("tenant", "tier", "route"))
+        self._requests = counter("causeway_gateway_tenant_requests", ("tenant", "outcome"))
+        self._first_token = histogram("causeway_gateway_tenant_first_token_seconds", ("tenant",), _FIRST_TOKEN_S)
         self._tenants: set[str] = set()
 
     def count(self, tenant: str, entry: LedgerEntry, usage: Usage, pico_usd: int) -> None:

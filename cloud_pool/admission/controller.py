@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from causeway_server.router.errors import CausewayError, DeadlineExceeded, QueueFull, Shed
 from causeway_server.router.jobs.submission import RANK
-from causeway_server.router.serving.metrics import Counter, Histogram
+from causeway_server.router.serving.metrics import Counter, Histogram, described
 from causeway_server.router.types import Priority
 
 from .permits import AdmissionSettings, TierCapacity
@@ -306,29 +306,12 @@ class AdmissionMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, histogram = partial(Counter, registry), partial(Histogram, registry)
-        self._queue = histogram(
-            "causeway_gateway_queue_seconds", "Time from a request's arrival to its first permit.", _LABELS, _SECONDS
-        )
-        self._shed = counter(
-            "causeway_gateway_requests_shed",
-            "Requests that a tier's admission rejected: overload, deadline, queue_full or displaced from the queue.",
-            (*_LABELS, "reason"),
-        )
-        self._preemptions = counter(
-            "causeway_gateway_preemptions", "Sequences that gave their permit back before their first token.", _LABELS
-        )
-        self._limit = Gauge(
-            "causeway_gateway_concurrency_limit",
-            "Sequences of this gateway that may be in Triton at once.",
-            _TIER,
-            registry=registry,
-        )
-        self._running = Gauge(
-            "causeway_gateway_requests_running", "Sequences that hold a permit.", _TIER, registry=registry
-        )
-        self._queued = Gauge(
-            "causeway_gateway_requests_queued", "Sequences that wait for a permit.", _LABELS, registry=registry
-        )
+        self._queue = histogram("causeway_gateway_queue_seconds", _LABELS, _SECONDS)
+        self._shed = counter("causeway_gateway_requests_shed", (*_LABELS, "reason"))
+        self._preemptions = counter("causeway_gateway_preemptions", _LABELS)
+        self._limit = described(Gauge, registry, "causeway_gateway_concurrency_limit", _TIER)
+        self._running = described(Gauge, registry, "causeway_gateway_requests_running", _TIER)
+        self._queued = described(Gauge, registry, "causeway_gateway_requests_queued", _LABELS)
 
     def watch(self, tier: str, scheduler: AdmissionScheduler) -> None:
         """Read a tier's scheduler at each scrape."""

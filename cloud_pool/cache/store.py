@@ -28,6 +28,7 @@ from prometheus_client import CollectorRegistry, Counter
 from redis.exceptions import RedisError
 
 from causeway_server.router.errors import JobStoreUnavailable, RecordUnreadable
+from causeway_server.router.serving.metrics import described
 
 from ..core.request_context import CachedAnswer
 from ..redis.config import RedisAddress, shown_address
@@ -69,18 +70,8 @@ class CacheMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
-            "causeway_gateway_cache_requests",
-            "Requests by their outcome in the shared cache: hit, stale, miss, coalesced, bypass.",
-            ("outcome",),
-            registry=registry,
-        )
-        self._faults = Counter(
-            "causeway_gateway_cache_faults",
-            "Faults of the shared cache, by kind; the requests continue without it.",
-            ("fault",),
-            registry=registry,
-        )
+        self._requests = described(Counter, registry, "causeway_gateway_cache_requests", ("outcome",))
+        self._faults = described(Counter, registry, "causeway_gateway_cache_faults", ("fault",))
 
     def answered(self, status: CacheStatus) -> None:
         self._requests.labels(status).inc()

@@ -20,6 +20,7 @@ from causeway_server.router.errors import (
 )
 from causeway_server.router.residency import region_tags
 from causeway_server.router.serving.logs import REQUEST
+from causeway_server.router.serving.metrics import described
 from causeway_server.router.trackers import FairShare
 from causeway_server.router.types import Chunk, Request, folded_tags
 
@@ -222,11 +223,7 @@ class BodyMemory:
         self._bytes = FairShare(max_bytes)
         self._requests = FairShare(max_requests)
         if registry is not None:
-            gauge = Gauge(
-                "causeway_gateway_body_bytes",
-                "Bytes in memory of request bodies above 64 KiB and of sessions' audio clips.",
-                registry=registry,
-            )
+            gauge = described(Gauge, registry, "causeway_gateway_body_bytes")
             gauge.set_function(lambda: self.held_bytes)
 
     @property

@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry, Gauge
 
 from causeway_server.router.errors import BackendError, CausewayError, CloudRejected
-from causeway_server.router.serving.metrics import Counter
+from causeway_server.router.serving.metrics import Counter, described
 from causeway_server.router.trackers import Breaker, Ewma
 
 from ..admission import RANK, Priority
@@ -411,26 +411,10 @@ def _from(order: Sequence[str], name: str) -> tuple[str, ...]:
 class DegradationMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry)
-        self._answers = counter(
-            "causeway_gateway_tier_answers",
-            "Answers by requested tier, answering tier, and stress of the tier directly above the answering one.",
-            ("requested", "tier", "reason"),
-        )
-        self._degraded = counter(
-            "causeway_gateway_degraded_answers", "Answers from a lower tier, truncated, continued or stale.", ("kind",)
-        )
-        self._share = Gauge(
-            "causeway_gateway_tier_share",
-            "Share of the movable requests that the tier is offered, 0 to 1.",
-            ("tier", "priority"),
-            registry=registry,
-        )
-        self._breaker = Gauge(
-            "causeway_gateway_breaker_open",
-            "Whether the tier's breaker is open or half open (1 or 0).",
-            ("tier",),
-            registry=registry,
-        )
+        self._answers = counter("causeway_gateway_tier_answers", ("requested", "tier", "reason"))
+        self._degraded = counter("causeway_gateway_degraded_answers", ("kind",))
+        self._share = described(Gauge, registry, "causeway_gateway_tier_share", ("tier", "priority"))
+        self._breaker = described(Gauge, registry, "causeway_gateway_breaker_open", ("tier",))
 
     def watch(self, fallback: TierFallback) -> None:
         """Read the tiers' state at each scrape."""

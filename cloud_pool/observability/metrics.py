@@ -27,25 +27,11 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         counter, histogram = partial(Counter, registry), partial(Histogram, registry)
-        self._requests = counter(
-            "causeway_gateway_requests",
-            "Requests that reached a tier, by outcome: ok or an error's code.",
-            ("tier", "outcome"),
-        )
-        self._rejected = counter(
-            "causeway_gateway_requests_rejected",
-            "Requests refused before a tier was chosen (authentication, parsing, limits), by the error's code.",
-            ("code",),
-        )
-        self._seconds = histogram(
-            "causeway_gateway_request_seconds", "Time from arrival to the end of the answer.", ("tier",), _SECONDS
-        )
-        self._tokens = counter("causeway_gateway_tokens", "Tokens by type: input or output.", ("tier", "type"))
-        self._reloads = counter(
-            "causeway_gateway_model_reloads",
-            "Models that this gateway reloaded after their process in Triton had died.",
-            ("model",),
-        )
+        self._requests = counter("causeway_gateway_requests", ("tier", "outcome"))
+        self._rejected = counter("causeway_gateway_requests_rejected", ("code",))
+        self._seconds = histogram("causeway_gateway_request_seconds", ("tier",), _SECONDS)
+        self._tokens = counter("causeway_gateway_tokens", ("tier", "type"))
+        self._reloads = counter("causeway_gateway_model_reloads", ("model",))
         self.models = ModelMetrics(registry)
 
     def count_rejected(self, code: str) -> None:

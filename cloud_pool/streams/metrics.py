@@ -6,6 +6,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from causeway_server.router.serving.metrics import described
+
 from ..brokers.port import TopicLag
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -13,42 +15,15 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0
 
 class StreamMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        self._messages = counter(
-            "causeway_gateway_stream_messages",
-            "Messages that are done, by outcome: answered, expired (an expiry notice was published), "
-            "dead (a dead letter), duplicate (its outcome was published before).",
-            ("outcome",),
-        )
-        self._retries = counter(
-            "causeway_gateway_stream_retries",
-            "Runs of messages that are repeated, by kind: failed (one attempt used) or postponed (not started).",
-            ("kind",),
-        )
-        self.recovered = counter(
-            "causeway_gateway_stream_recovered",
-            "Outcomes that an earlier process recorded, and that this process found in the topic or published.",
-        )
-        self._lag = gauge(
-            "causeway_gateway_stream_lag",
-            "Unacknowledged messages, including those in progress, that this process receives; 0 while "
-            "it stands by. Scale on the sum.",
-        )
-        self._in_flight = gauge("causeway_gateway_stream_in_flight", "Messages that this process is handling.")
-        self._oldest = gauge(
-            "causeway_gateway_stream_oldest_seconds",
-            "Age of the oldest message that this process is handling, since its publication.",
-        )
-        self._active = gauge(
-            "causeway_gateway_stream_active",
-            "Whether this process receives (1), or stands by or waits for its broker (0).",
-        )
-        self._seconds = Histogram(
-            "causeway_gateway_stream_seconds",
-            "Time from a message's publication to that of its outcome.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
+        counter, gauge = partial(described, Counter, registry), partial(described, Gauge, registry)
+        self._messages = counter("causeway_gateway_stream_messages", ("outcome",))
+        self._retries = counter("causeway_gateway_stream_retries", ("kind",))
+        self.recovered = counter("causeway_gateway_stream_recovered")
+        self._lag = gauge("causeway_gateway_stream_lag")
+        self._in_flight = gauge("causeway_gateway_stream_in_flight")
+        self._oldest = gauge("causeway_gateway_stream_oldest_seconds")
+        self._active = gauge("causeway_gateway_stream_active")
+        self._seconds = described(Histogram, registry, "causeway_gateway_stream_seconds", buckets=_SECONDS)
 
     def count(self, outcome: str, seconds: float | None = None) -> None:
         """Count an outcome. `seconds`: time since the message was published; None: not measured."""

@@ -79,17 +79,8 @@ class TierVariants:
         self._scored = ScoredAnswers()
         registry = CollectorRegistry() if registry is None else registry
         counter = partial(Counter, registry)
-        self._counted = counter(
-            "causeway_gateway_variant_answers",
-            "Answers of tiers with variants, by variant (empty: the tier's own model) and result (ok, failed; of shadow"
-            " variants: same, differs, failed).",
-            ("tier", "variant", "result"),
-        )
-        self._feedback = counter(
-            "causeway_gateway_feedback",
-            "Scores of clients for answers, by tier, variant and result (good: 0.5 or more, bad).",
-            ("tier", "variant", "result"),
-        )
+        self._counted = counter("causeway_gateway_variant_answers", ("tier", "variant", "result"))
+        self._feedback = counter("causeway_gateway_feedback", ("tier", "variant", "result"))
         registry.register(SampleCollector(self._samples))
         self.use(tiers)
 
@@ -189,16 +180,10 @@ class TierVariants:
         now = self._clock()
         for (tier, variant), mean in self._scores.items():
             if (score := mean.value(now)) is not None:
-                yield Sample(
-                    "causeway_gateway_feedback_score",
-                    "Recent mean of clients' scores, 0 to 1, by tier and variant (empty: the tier's own model).",
-                    score,
-                    (("tier", tier), ("variant", variant)),
-                )
+                yield Sample("causeway_gateway_feedback_score", score, (("tier", tier), ("variant", variant)))
         for trial in self.trials:
             yield Sample(
                 "causeway_gateway_variant_share",
-                "Share of a tier's requests that a variant answers, 0 to 1, with the state of its trial.",
                 trial.share / 100.0,
                 (("tier", trial.place), ("variant", trial.variant.model), ("state", trial.state)),
             )

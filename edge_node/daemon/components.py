@@ -201,75 +201,8 @@ def read_samples(parts: Components) -> Iterator[Sample]:
     yield _gauge("policy_rejected", bool(report.refused))
 
 
-_HELP = {
-    "causeway_edge_cache_bytes": "Size of the cache in memory, in bytes.",
-    "causeway_edge_cache_entries": "Cache entries in memory.",
-    "causeway_edge_closed_idle_connections": "Idle connections that were closed to make room for new ones.",
-    "causeway_edge_cloud_breaker_open": "Whether the circuit breaker of the cloud is open (1 or 0).",
-    "causeway_edge_cloud_reachable": "Whether the last probe of the cloud succeeded (1 or 0).",
-    "causeway_edge_cloud_token_refused": "Whether the cloud refuses the token with HTTP 401 (1 or 0).",
-    "causeway_edge_connections": "Open connections, by address (tcp, unix).",
-    "causeway_edge_device_battery_ratio": "Charge of the battery, 0 to 1; absent without one.",
-    "causeway_edge_device_cpu_ratio": "Busy share of all cores, 0 to 1.",
-    "causeway_edge_device_memory_free_bytes": "Memory that the daemon could still allocate, in bytes.",
-    "causeway_edge_device_power_watts": "Power draw of the device or module; absent without a sensor.",
-    "causeway_edge_device_temperature_celsius": "Highest temperature of the processor; absent without a sensor.",
-    "causeway_edge_device_throttled": (
-        "Whether heat or lack of power slows the processor down (1 or 0); absent where it cannot be read."
-    ),
-    "causeway_edge_engine_loaded": (
-        "Whether the edge model is loaded, or will be as soon as a request needs it (1 or 0)."
-    ),
-    "causeway_edge_engine_requests_queued": "Requests that wait in the engine.",
-    "causeway_edge_engine_restarts": "Engine processes that were restarted, by model.",
-    "causeway_edge_engine_unloaded": (
-        "Whether the model is unloaded because it was idle (1 or 0), by model. The next request loads it again."
-    ),
-    "causeway_edge_engine_unloads": "Times that a model was unloaded because it was idle, by model.",
-    "causeway_edge_files": "Uploaded files.",
-    "causeway_edge_files_bytes": "Size of the uploaded files, in bytes.",
-    "causeway_edge_files_expired": "Uploaded files that expired.",
-    "causeway_edge_fleet_reachable": "Whether the last request to the fleet's control plane succeeded (1 or 0).",
-    "causeway_edge_fleet_telemetry_lost": (
-        "Minutes of telemetry that were dropped because a whole day of it was waiting."
-    ),
-    "causeway_edge_fleet_token": "Whether the device has a valid token of its fleet (1 or 0).",
-    "causeway_edge_issuer_unreachable": "1 while the keys of an issuer (`identity.issuers`) cannot be read.",
-    "causeway_edge_jobs_accepted": "Jobs that were accepted.",
-    "causeway_edge_jobs_bytes": "Size of the requests and results of jobs, in bytes.",
-    "causeway_edge_jobs_dropped": "Bulk jobs that were dropped to make room for newer jobs.",
-    "causeway_edge_jobs_ended": "Jobs that ended, by state.",
-    "causeway_edge_jobs_revisions": (
-        "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the deadline passed), "
-        "failed (the part could not be read, or the run failed), cancelled, no_room (too many answers were waiting "
-        "for late parts)."
-    ),
-    "causeway_edge_jobs_unfinished": "Jobs that have not ended, by class.",
-    "causeway_edge_jobs_unreadable": (
-        "Jobs that this version cannot read, because they are damaged or of a newer version. They are kept as long as"
-        " dead letters."
-    ),
-    "causeway_edge_jobs_webhooks": (
-        "Webhooks that are no longer sent, by outcome: delivered, failed, disabled (the receiver answered 410), "
-        "expired (the receiver was unreachable for too long), lost (the job was deleted)."
-    ),
-    "causeway_edge_jobs_webhooks_unreachable": "Attempts to send a webhook that found no connection to its receiver.",
-    "causeway_edge_jobs_webhooks_waiting": "Webhooks that wait to be sent.",
-    "causeway_edge_policy_info": "The active policy; always 1.",
-    "causeway_edge_policy_rejected": "Whether the newest policy file was rejected (1) or not (0).",
-    "causeway_edge_refused_connections": "Connections refused because every open connection had a request in progress.",
-    "causeway_edge_requests_queued": "Requests that wait for admission.",
-    "causeway_edge_requests_running": "Generations in progress.",
-    "causeway_edge_shared_generations": "Generations in progress that identical requests may share.",
-    "causeway_edge_store_available": "Whether the store writes to disk (1) or only keeps data in memory (0).",
-    "causeway_edge_store_corrupt_files": "Corrupt database files that were set aside and replaced.",
-    "causeway_edge_store_lost_writes": "Writes that were dropped because the disk was full, slow or failing.",
-}
-
-
 def _gauge(name: str, value: float, *labels: tuple[str, str], kind: MetricKind = "gauge") -> Sample:
-    name = f"causeway_edge_{name}"
-    return Sample(name, _HELP[name], float(value), labels, kind)
+    return Sample(f"causeway_edge_{name}", float(value), labels, kind)
 
 
 _counter = partial(_gauge, kind="counter")
@@ -285,16 +218,16 @@ def _device_samples(device: DeviceSignals) -> Iterator[Sample]:
     """Yield the last readings for the policy's signals; nothing is read for a scrape."""
     memory_mb = device.memory_free_mb
     readings = {
-        "temperature_celsius": device.temperature_c,
-        "throttled": device.throttled,
-        "memory_free_bytes": None if memory_mb is None else memory_mb * 2**20,
-        "cpu_ratio": device.cpu,
-        "power_watts": device.power_w,
-        "battery_ratio": device.battery,
+        "device_temperature_celsius": device.temperature_c,
+        "device_throttled": device.throttled,
+        "device_memory_free_bytes": None if memory_mb is None else memory_mb * 2**20,
+        "device_cpu_ratio": device.cpu,
+        "device_power_watts": device.power_w,
+        "device_battery_ratio": device.battery,
     }
     for name, value in readings.items():
         if value is not None:
-            yield _gauge(f"device_{name}", value)
+            yield _gauge(name, value)
 
 
 def _storage_samples(parts: Components) -> Iterator[Sample]:

@@ -57,7 +57,6 @@ _ONLINE, _OFFLINE = "online", "offline"
 _AT_ONCE = 8
 _POLL_S = 1.0  # for jobs that end without a run
 _REFUSED_S = 60.0  # pause before an answer that the broker refused is sent again
-_MESSAGES = "Messages by result: accepted, known, refused, ignored, or dropped (QoS 0 without room)."
 _MIN_WAIT_S, _MAX_WAIT_S = 1.0, 30.0  # pause before a message without room is tried again
 _NO_ROOM = (OutboxFull, RateLimited, JobStoreUnavailable, Draining)
 
@@ -342,16 +341,12 @@ class MqttBridge:
 
     def samples(self) -> Iterator[Sample]:
         """Yield the samples of `/metrics`."""
-        yield Sample(
-            "causeway_edge_mqtt_connected", "Whether the broker is connected (1 or 0).", float(self.stats.connected)
-        )
+        yield Sample("causeway_edge_mqtt_connected", float(self.stats.connected))
         for result, count in self.stats.messages.items():
-            yield Sample("causeway_edge_mqtt_messages", _MESSAGES, count, (("result", result),), kind="counter")
-        yield Sample(
-            "causeway_edge_mqtt_answers", "Answers that the broker acknowledged.", self.stats.answers, kind="counter"
-        )
+            yield Sample("causeway_edge_mqtt_messages", count, (("result", result),), kind="counter")
+        yield Sample("causeway_edge_mqtt_answers", self.stats.answers, kind="counter")
         if (outbox := self._jobs.stats) is not None:
-            yield Sample("causeway_edge_mqtt_unsent_answers", "Answers that wait to be published.", outbox.replies_due)
+            yield Sample("causeway_edge_mqtt_unsent_answers", outbox.replies_due)
 
 
 class AnswerPublisher:

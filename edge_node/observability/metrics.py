@@ -54,59 +54,21 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = LateRegistry()
         counter, histogram = partial(Counter, self.registry), partial(Histogram, self.registry)
-        self._requests = counter("causeway_edge_requests", "Requests, by route and result.", _REQUEST)
-        self._request_s = histogram(
-            "causeway_edge_request_seconds", "Seconds from arrival to the last byte.", ("route",), _REQUEST_SECONDS
-        )
-        self._rejected = counter(
-            "causeway_edge_requests_rejected",
-            "Requests for an answer that were rejected before routing, by error code.",
-            ("code",),
-        )
-        self._attempts = counter("causeway_edge_attempts", "Attempts, by target and result.", _ATTEMPT)
-        self._handoffs = counter(
-            "causeway_edge_handoffs", "Attempts handed off for low confidence, by target.", _TARGET
-        )
-        self._fallbacks = counter(
-            "causeway_edge_fallbacks", "Answers from a fallback attempt, by the target that answered.", _TARGET
-        )
-        self._tokens = counter("causeway_edge_tokens", "Tokens, by target and type.", ("target", "type"))
-        self.cost = counter(
-            "causeway_edge_cost_usd", "Cost of answers in US dollars, by target, including shadow requests.", _TARGET
-        )
-        self.shadow_requests = counter(
-            "causeway_edge_shadow_requests",
-            "Shadow requests, by target and result (agreed, disagreed, failed, interrupted, over_budget, dropped).",
-            ("target", "result"),
-        )
-        self.semantic_checks = counter(
-            "causeway_edge_semantic_checks",
-            "Semantic answers that were generated again for comparison, by result (agreed, disagreed, failed).",
-            ("result",),
-        )
-        self.variant_answers = counter(
-            "causeway_edge_variant_answers",
-            "Answers of targets with variants, by variant (empty: the target's own model) and result (ok, failed).",
-            ("target", "variant", "result"),
-        )
-        self.feedback = counter(
-            "causeway_edge_feedback",
-            "Scores of clients for answers, by target, variant and result (good: 0.5 or more, bad).",
-            ("target", "variant", "result"),
-        )
-        self._session_turns = counter(
-            "causeway_edge_session_turns",
-            "Answers in sessions, by target and whether the session stayed there (new, stayed, switched).",
-            ("target", "status"),
-        )
-        self._lost_prefix = counter(
-            "causeway_edge_session_lost_tokens",
-            "Prompt tokens that were warm at the target that a session left, by the target that answered instead.",
-            _TARGET,
-        )
-        self._policy_loads = counter(
-            "causeway_edge_policy_loads", "Policy files that were read, by result (activated, refused).", ("result",)
-        )
+        self._requests = counter("causeway_edge_requests", _REQUEST)
+        self._request_s = histogram("causeway_edge_request_seconds", ("route",), _REQUEST_SECONDS)
+        self._rejected = counter("causeway_edge_requests_rejected", ("code",))
+        self._attempts = counter("causeway_edge_attempts", _ATTEMPT)
+        self._handoffs = counter("causeway_edge_handoffs", _TARGET)
+        self._fallbacks = counter("causeway_edge_fallbacks", _TARGET)
+        self._tokens = counter("causeway_edge_tokens", ("target", "type"))
+        self.cost = counter("causeway_edge_cost_usd", _TARGET)
+        self.shadow_requests = counter("causeway_edge_shadow_requests", ("target", "result"))
+        self.semantic_checks = counter("causeway_edge_semantic_checks", ("result",))
+        self.variant_answers = counter("causeway_edge_variant_answers", ("target", "variant", "result"))
+        self.feedback = counter("causeway_edge_feedback", ("target", "variant", "result"))
+        self._session_turns = counter("causeway_edge_session_turns", ("target", "status"))
+        self._lost_prefix = counter("causeway_edge_session_lost_tokens", _TARGET)
+        self._policy_loads = counter("causeway_edge_policy_loads", ("result",))
         self._answers = ModelMetrics(self.registry)
         self._models: frozenset[str] = frozenset({AUTO})
         # by target: requests, their seconds, attempts, tokens of input and output

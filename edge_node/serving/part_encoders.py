@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _N = TypeVar("_N", int, float)
-_PROCESSES = "Decoders and encoders that are started, by kind of part (audio, image, file), and projectors."
-_STARTS = "Decoders, encoders and projectors started so far, by kind of part; each that died or hung adds one."
 VISION_WORKER = "causeway_server.models.parts.encoders.mmproj:VisionModel"
 
 
@@ -223,14 +221,12 @@ class PartEncoders:
 
     def samples(self) -> Iterator[Sample]:
         """Yield the samples of `/metrics`."""
-        yield Sample(
-            "causeway_edge_parts_in_progress", "Parts of requests that encoders are reading.", self.graph.running
-        )
+        yield Sample("causeway_edge_parts_in_progress", self.graph.running)
         pools: list[tuple[str, LocalBranch | Projectors]] = [*self._branches.items(), ("projector", self.projectors)]
         for name, pool in pools:
             labels = (("part", name),)
-            yield Sample("causeway_edge_encoder_processes", _PROCESSES, pool.running, labels)
-            yield Sample("causeway_edge_encoder_process_starts", _STARTS, pool.starts, labels, kind="counter")
+            yield Sample("causeway_edge_encoder_processes", pool.running, labels)
+            yield Sample("causeway_edge_encoder_process_starts", pool.starts, labels, kind="counter")
 
     async def close(self) -> None:
         """End all children."""

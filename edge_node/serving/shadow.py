@@ -286,9 +286,7 @@ class Shadows:
         """Yield the cost of the policy's shadow requests today, and the quality of the calibrated signals."""
         if self._store is None or self._observer is None:
             return
-        yield Sample(
-            "causeway_edge_shadow_usd_today", "Cost of shadow requests since local midnight.", self._store.usd_today
-        )
+        yield Sample("causeway_edge_shadow_usd_today", self._store.usd_today)
         yield from self._observer.samples()
 
     def use(self, policy: Policy) -> None:

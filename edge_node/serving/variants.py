@@ -103,12 +103,7 @@ class DeviceVariants:
         """Yield the share in force of each variant."""
         for trial in self._trials:
             labels = (("target", trial.place), ("variant", trial.variant.model), ("state", trial.state))
-            yield Sample(
-                "causeway_edge_variant_share",
-                "Share of a target's requests that a variant answers, 0 to 1, with the state of its trial.",
-                trial.share / 100.0,
-                labels,
-            )
+            yield Sample("causeway_edge_variant_share", trial.share / 100.0, labels)
 
     def save(self) -> None:
         """Write the trials to the state folder, if there are any. A failure is logged."""

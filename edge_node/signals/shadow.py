@@ -128,22 +128,10 @@ class ShadowObserver:
         for model, sha256 in self._learned.pairs.items():
             for signal, drift in self._drifts(sha256, least=1):
                 labels = (("model", model), ("signal", signal))
-                yield Sample(
-                    "causeway_edge_calibration_error",
-                    "Calibration error (ECE) of a pair's signal over its newest shadow answers.",
-                    drift.error,
-                    labels,
-                )
-                yield Sample(
-                    "causeway_edge_calibration_drift",
-                    "Calibration error beyond the part that chance explains; above the policy's "
-                    "max_drift the signal is set aside.",
-                    drift.drift,
-                    labels,
-                )
+                yield Sample("causeway_edge_calibration_error", drift.error, labels)
+                yield Sample("causeway_edge_calibration_drift", drift.drift, labels)
             yield Sample(
                 "causeway_edge_calibration_set_aside",
-                "Whether the pair's signals have drifted and are not used (1 or 0).",
                 float(model in self._learned.set_aside_pairs),
                 (("model", model),),
             )

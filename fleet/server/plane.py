@@ -39,13 +39,6 @@ from .wakes import Wakes
 
 _TIDY_S = 3600.0
 _STEADY_S, _STEP_S = 6 * 3600.0, 60.0  # time without a step of the wall clock before rows are deleted
-_COHORT_HELP = {
-    "causeway_fleet_devices": "Devices of a cohort, without revoked ones.",
-    "causeway_fleet_devices_recently_seen": "Devices that reported within the last hour.",
-    "causeway_fleet_rollout_devices": "Devices that run the bundle of the cohort's active or newest rollout.",
-}
-_SHARE = "Share of the cohort's devices that the rollout has reached, 0 to 1."
-_STATE = "State of the cohort's active or newest rollout; always 1."
 log = logging.getLogger(__name__)
 
 
@@ -148,24 +141,17 @@ async def _find(connection: AsyncConnection, names: Sequence[str]) -> list[Devic
 def _samples(plane: ControlPlane, controller: Controller | None) -> Iterator[Sample]:
     """Yield the metrics. Alert on problems and devices ahead, which only the leader has above 0."""
     polls, messages = plane.wakes.polls, plane.messages
-    yield Sample("causeway_fleet_parked_polls", "Polls that wait for a change.", polls.parked)
-    text = "Polls that were answered at once, because there was no room to park them."
-    yield Sample("causeway_fleet_refused_polls", text, polls.refused, kind="counter")
-    yield Sample("causeway_fleet_connections", "Connections that are not parked.", polls.connections.others)
-    text = "Signed messages of devices that were handled."
-    yield Sample("causeway_fleet_messages", text, messages.items, kind="counter")
-    text = "Transactions of devices' messages."
-    yield Sample("causeway_fleet_message_transactions", text, messages.transactions, kind="counter")
+    yield Sample("causeway_fleet_parked_polls", polls.parked)
+    yield Sample("causeway_fleet_refused_polls", polls.refused, kind="counter")
+    yield Sample("causeway_fleet_connections", polls.connections.others)
+    yield Sample("causeway_fleet_messages", messages.items, kind="counter")
+    yield Sample("causeway_fleet_message_transactions", messages.transactions, kind="counter")
     if controller is None:
         return
-    yield Sample(
-        "causeway_fleet_controller_leads", "Whether this process runs the controller: 1 or 0.", controller.leads
-    )
-    text = "Reasons for which a plan is not published."
-    yield Sample("causeway_fleet_controller_problems", text, len(controller.problems))
-    text = "Devices with newer metadata than the control plane, as after a restored backup."
+    yield Sample("causeway_fleet_controller_leads", controller.leads)
+    yield Sample("causeway_fleet_controller_problems", len(controller.problems))
     for cohort, count in controller.ahead.items():
-        yield Sample("causeway_fleet_devices_ahead", text, count, (("cohort", cohort),))
+        yield Sample("causeway_fleet_devices_ahead", count, (("cohort", cohort),))
     if controller.leads:
         yield from _cohort_samples(controller.counts, controller.rollouts)
 
@@ -180,11 +166,11 @@ def _cohort_samples(counts: Iterable[CohortCount], rollouts: Iterable[Rollout]) 
         if (bundle := runs.get(count.cohort)) is not None:
             figures["causeway_fleet_rollout_devices", count.cohort] += count.devices * (count.running == bundle)
     for (name, cohort), figure in figures.items():
-        yield Sample(name, _COHORT_HELP[name], figure, (("cohort", cohort),))
+        yield Sample(name, figure, (("cohort", cohort),))
     for rollout in rollouts:
         labels = (("cohort", rollout.cohort),)
-        yield Sample("causeway_fleet_rollout_share_ratio", _SHARE, rollout.share / WHOLE, labels)
-        yield Sample("causeway_fleet_rollout_info", _STATE, 1, (*labels, ("state", rollout.state.value)))
+        yield Sample("causeway_fleet_rollout_share_ratio", rollout.share / WHOLE, labels)
+        yield Sample("causeway_fleet_rollout_info", 1, (*labels, ("state", rollout.state.value)))
 
 
 def health_routes(plane: ControlPlane, controller: Controller | None = None) -> list[ApiRoute]:

@@ -7,11 +7,12 @@ dashboard shows edge and gateway. The values of every label are bounded.
 
 from __future__ import annotations
 
+import pkgutil
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -30,15 +31,40 @@ _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 _MODEL = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_response_model")
 
 
+T = TypeVar("T")
+_PACKAGES = {
+    "causeway_edge": "edge_node",
+    "causeway_gateway": "cloud_pool",
+    "causeway_jobs": "cloud_pool",
+    "causeway_fleet": "fleet",
+}
+"""The package of each prefix; all other metrics are those of `router`."""
 MetricKind = Literal["gauge", "counter"]
 Registry: TypeAlias = "CollectorRegistry | LateRegistry"
+
+
+def help_of(name: str) -> str:
+    """Return the help text of a metric, from `metrics.yaml` in its package."""
+    return _help_texts(_PACKAGES.get("_".join(name.split("_", 2)[:2]), "router"))[name]
+
+
+@cache
+def _help_texts(package: str) -> dict[str, str]:
+    text = pkgutil.get_data(f"causeway_server.{package}", "metrics.yaml")
+    return msgspec.yaml.decode(text or b"", type=dict[str, str])
+
+
+def described(
+    kind: Callable[..., T], registry: CollectorRegistry, name: str, labels: tuple[str, ...] = (), **options: Any
+) -> T:
+    """Return a metric of prometheus_client with its help text."""
+    return kind(name, help_of(name), labels, registry=registry, **options)
 
 
 class Sample(msgspec.Struct, frozen=True):
     """A number that is read at a scrape. `labels` is ``((name, value), …)``."""
 
     name: str
-    help: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()
     kind: MetricKind = "gauge"
@@ -85,7 +111,7 @@ class SampleCollector(Collector):
             family = families.get(sample.name)
             if family is None:
                 kind = CounterMetricFamily if sample.kind == "counter" else GaugeMetricFamily
-                family = families[sample.name] = kind(sample.name, sample.help, labels=names)
+                family = families[sample.name] = kind(sample.name, help_of(sample.name), labels=names)
             family.add_metric(values, sample.value)
         return families.values()
 
@@ -93,8 +119,8 @@ class SampleCollector(Collector):
 class Counter(Collector):
     """Sums by label values. Only the event loop's thread writes and scrapes, so that no lock is needed."""
 
-    def __init__(self, registry: Registry, name: str, help_text: str, labels: tuple[str, ...]) -> None:
-        self._terms = name, help_text
+    def __init__(self, registry: Registry, name: str, labels: tuple[str, ...]) -> None:
+        self._name = name
         self._labels = labels
         self._sums: dict[tuple[str, ...], list[float]] = {}
         registry.register(self)
@@ -115,7 +141,7 @@ class Counter(Collector):
     def collect(self) -> Iterable[Metric]:
         from prometheus_client.metrics_core import CounterMetricFamily
 
-        family = CounterMetricFamily(*self._terms, labels=self._labels)
+        family = CounterMetricFamily(self._name, help_of(self._name), labels=self._labels)
         for labels, value in self.items():
             family.add_metric(labels, value)
         return (family,)
@@ -124,10 +150,8 @@ class Counter(Collector):
 class Histogram(Collector):
     """Counts of values by bucket, by label values. Only the event loop's thread writes and scrapes."""
 
-    def __init__(
-        self, registry: Registry, name: str, help_text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
-    ) -> None:
-        self._terms = name, help_text
+    def __init__(self, registry: Registry, name: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
+        self._name = name
         self._labels = labels
         self._bounds = bounds
         self._series: dict[tuple[str, ...], list[float]] = {}  # label values → bucket counts, then the sum
@@ -152,7 +176,7 @@ class Histogram(Collector):
     def collect(self) -> Iterable[Metric]:
         from prometheus_client.metrics_core import HistogramMetricFamily
 
-        family = HistogramMetricFamily(*self._terms, labels=self._labels)
+        family = HistogramMetricFamily(self._name, help_of(self._name), labels=self._labels)
         names = [*map(str, self._bounds), "+Inf"]
         for labels, series in self._series.items():
             family.add_metric(labels, list(zip(names, accumulate(series[:-1]), strict=True)), series[-1])
@@ -164,16 +188,10 @@ class ModelMetrics:
 
     def __init__(self, registry: Registry) -> None:
         histogram = partial(Histogram, registry)
-        self._ttft = histogram("gen_ai_server_time_to_first_token", "Seconds to the first token.", _MODEL, _SECONDS)
-        self._tpot = histogram(
-            "gen_ai_server_time_per_output_token", "Seconds per token after the first.", _MODEL, _SECONDS
-        )
-        self._duration = histogram(
-            "gen_ai_server_request_duration", "Seconds of a request at its model.", (*_MODEL, "error_type"), _SECONDS
-        )
-        self._usage = histogram(
-            "gen_ai_client_token_usage", "Tokens per request.", (*_MODEL, "gen_ai_token_type"), _TOKENS
-        )
+        self._ttft = histogram("gen_ai_server_time_to_first_token", _MODEL, _SECONDS)
+        self._tpot = histogram("gen_ai_server_time_per_output_token", _MODEL, _SECONDS)
+        self._duration = histogram("gen_ai_server_request_duration", (*_MODEL, "error_type"), _SECONDS)
+        self._usage = histogram("gen_ai_client_token_usage", (*_MODEL, "gen_ai_token_type"), _TOKENS)
         self._sizes: dict[tuple[str, ...], tuple[list[float], ...]] = {}  # labels → usage of input and output
         self._answers: dict[tuple[str, str, str], tuple[list[float], ...]] = {}  # → usage of both, three times
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import msgspec
+import yaml
 
 import causeway_server.cloud_pool.cli.main
 import causeway_server.cloud_pool.config
@@ -30,7 +31,6 @@ from causeway_server.router.policy.signals import SIGNALS
 from causeway_server.router.realtime.event_log import MEANING as CLOSE_CODES
 from causeway_server.router.realtime.event_log import CloseCode
 from causeway_server.router.renames import RENAMED
-from causeway_server.router.serving.live.sessions import SESSION_METRICS
 from causeway_train.cli.commands import main as causeway_train
 from tests.cloud_pool.redis.declared_keys import REDIS_KEYS
 
@@ -81,53 +81,30 @@ def _command_rows(path: str, command: click.Command) -> Iterator[tuple[str, str,
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
-_METRIC = re.compile(r"(?:causeway_(?:edge|gateway|jobs)|gen_ai_(?:server|client))_[a-z_]+")
-_MODEL_METRICS = ROOT / "router/serving/metrics.py"
+_METRIC = re.compile(r"(causeway_(?:edge|gateway|jobs)|gen_ai_(?:server|client))_[a-z_]+")
+
+
+def _help_texts(package: str) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for folder in (package, "router"):
+        texts |= yaml.safe_load((ROOT / folder / "metrics.yaml").read_text(encoding="utf-8"))
+    return texts
 
 
 def _metrics(package: str) -> str:
-    """Calls, tuples and entries in the package that begin with a metric's name and its help text."""
-    found = _shared_metrics(package)
-    for path in [*sorted((ROOT / package).rglob("*.py")), _MODEL_METRICS]:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        constants = {
-            target.id: node.value.value
-            for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in ast.walk(tree):
-            rows = [node.args if isinstance(node, ast.Call) else node.elts if isinstance(node, ast.Tuple) else []]
-            if isinstance(node, ast.Dict):
-                rows = [[key, value] for key, value in zip(node.keys, node.values, strict=True) if key is not None]
-            for values in rows:
-                name, text = (_text(value, constants) for value in values[:2]) if len(values) > 1 else (None, None)
-                if name is not None and text is not None and _METRIC.fullmatch(name):
-                    found[name] = text
-    assert len(found) > 40, f"{_METRIC.pattern} misses the metrics of {package}"
-    return table(("metric", "meaning"), [(f"`{name}`", text) for name, text in sorted(found.items())])
-
-
-def _shared_metrics(package: str) -> dict[str, str]:
-    """Metrics of `router.serving`, by name in this package."""
-    prefix = {"edge_node": "causeway_edge_", "cloud_pool": "causeway_gateway_"}[package]
-    return {prefix + name: text for name, text in SESSION_METRICS.items()}
-
-
-def _text(node: ast.expr, constants: Mapping[str, object]) -> str | None:
-    value = constants.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
-    return value if isinstance(value, str) else None
+    rows = [(f"`{name}`", text) for name, text in sorted(_help_texts(package).items())]
+    return table(("metric", "meaning"), rows)
 
 
 def metric_names(package: str) -> set[str]:
-    """Every metric's name that stands as a string in the package."""
-    names = {*_shared_metrics(package)}
-    for path in [*(ROOT / package).rglob("*.py"), _MODEL_METRICS]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _METRIC.fullmatch(node.value):
-                names.add(node.value)
-    return names
+    """Every metric's name that stands as a string in the package, whole or without the package's prefix."""
+    prefix = {"edge_node": "causeway_edge_", "cloud_pool": "causeway_gateway_"}[package]
+    described, strings = _help_texts(package).keys(), set[str]()
+    for path in [*(ROOT / package).rglob("*.py"), *(ROOT / "router" / "serving").rglob("*.py")]:
+        constants = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant))
+        strings |= {node.value for node in constants if isinstance(node.value, str)}
+    whole = {name for name in strings if _METRIC.fullmatch(name)}
+    return whole | {name for name in described if name.removeprefix(prefix) in strings}
 
 
 def redis_keys() -> str:

@@ -38,16 +38,6 @@ _STOP_S = 2.0  # time for cancelled answers to end
 _RETRY_S = 5.0
 _DIGITS = 15
 
-SESSION_METRICS: Mapping[str, str] = {
-    "sessions": "Live sessions, by state (connected, cut: it can be resumed).",
-    "sessions_unsent_bytes": "Events that wait for their clients.",
-    "sessions_opened": "Live sessions that were opened.",
-    "sessions_resumed": "Times that a live session was resumed.",
-    "sessions_refused": "Live sessions refused for want of room.",
-    "sessions_ended": "Live sessions that ended, by reason (closed, not_resumed, idle, gave_way, drained).",
-}
-"""Names, without the server's prefix, and help texts of the metrics of `Sessions.samples`."""
-
 
 class SessionUnknown(NotFound, code="session_not_found"):
     """The session to resume does not exist here, has ended, or is another client's."""
@@ -105,11 +95,11 @@ class Sessions(Generic[Client]):
         return SessionStats(connected, cut, self._opened, self._resumed, self._refused, unsent_bytes, dict(self._ended))
 
     def samples(self, prefix: str) -> Iterator[Sample]:
-        """Return the metrics of `SESSION_METRICS`. `prefix`: the prefix of their names, such as "causeway_edge_"."""
+        """Yield the metrics of sessions. `prefix`: the prefix of their names, such as "causeway_edge_"."""
         stats = self.stats
 
         def sample(name: str, value: int, *labels: tuple[str, str], kind: MetricKind = "gauge") -> Sample:
-            return Sample(prefix + name, SESSION_METRICS[name], value, labels, kind)
+            return Sample(prefix + name, value, labels, kind)
 
         yield sample("sessions", stats.connected, ("state", "connected"))
         yield sample("sessions", stats.cut, ("state", "cut"))
