@@ -91,7 +91,7 @@ def _numbers(text: str, shape: bytes, regions: Sequence[str], expired: Expired) 
     if b"aa00" in shape:
         yield from _ibans(text, shape, expired)
     backwards, size = text[::-1], len(text)
-    has_prefix = "+" in text or "00" in text
+    has_prefix = "+" in text or _ZEROS.search(text) is not None
     may_be_american = _AMERICAN_SHAPE.search(shape) is not None
     has_address = _IP4_SHAPE.search(shape) is not None
     for run in _RUN.finditer(shape):
@@ -300,15 +300,19 @@ def _macs(text: str) -> Iterator[Found]:
 
 _BETWEEN: Final = rf"[-./(){_SPACES}]"
 _INTERNATIONAL: Final = re.compile(rf"(?:\+|00) ?\(?[1-9](?:{_BETWEEN}{{0,3}}\d){{6,14}}")
+_ZEROS: Final = re.compile(r"00(?<![\w+.,/-]00)")
 _NATIONAL: Final = re.compile(rf"\(?\d(?:{_BETWEEN}{{0,2}}\d){{6,12}}")
 _DATE: Final = re.compile(r"(?:\d{1,2}([./-])\d{1,2}\1\d{2,4}|\d{4}([./-])\d{1,2}\2\d{1,2})(?![./-]?\d)")
 _AMERICAN: Final = re.compile(r"(?:\([2-9]\d\d\) ?|[2-9]\d\d([.-]))[2-9]\d\d[.-]\d{4}")
 _AMERICAN_SHAPE: Final = re.compile(rb"000(?:[-.]|\) ?)000[-.]0000")
 _BEFORE: Final = re.compile(r"(?:[^\w\n]|_)*+([^\W\d_]++)")
-_CALL: Final = re.compile(
-    r"tel|tél|tel[eé]f[oó]n\w*|téléphone\w*|phone\w*|telem[oó]vel|mobil\w*|m[oó]vil|handy\w*|cell|cellulare|celular"
-    r"|portable|fax|sms|whatsapp|call\w*|dial|reach|ruf\w*|anruf\w*|erreich\w*|r?appel\w*|joindre|ll[aá]m\w*"
-    r"|r?i?chiam\w*|lig(?:ue|a|ar)|contact\w*|kontakt\w*"
+_CALL: Final = frozenset(
+    "tel tél telemovel telemóvel movil móvil cell cellulare celular portable fax sms whatsapp dial reach joindre ligue"
+    " liga ligar".split()
+)
+_CALL_STEMS: Final = tuple(
+    "telefon telefón teléfon teléfón téléphone phone mobil handy call ruf anruf erreich appel rappel llam llám chiam"
+    " richiam contact kontakt".split()
 )
 _NUMBER: Final = frozenset("number nummer número numéro numero".split())
 _OWN: Final = frozenset("my new his her our their der die meine neue mi mon mio meu nuevo nouveau nuovo novo".split())
@@ -356,7 +360,7 @@ def _is_introduced(backwards: str, at: int) -> bool:
         word = match[1][::-1].lower()
         if later in _NUMBER and word in _OWN:
             return True
-        if _CALL.fullmatch(word) or (word == "text" and later in _THEM):
+        if word in _CALL or word.startswith(_CALL_STEMS) or (word == "text" and later in _THEM):
             return True
         if len(word) > _SHORT and word not in _NUMBER and word != "unter":
             return False
