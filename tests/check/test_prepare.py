@@ -331,7 +331,7 @@ def test_skipping_leaves_steps_out(tmp_path: Path) -> None:
     assert not [title for title in untrained if "torch" in title or "training" in title]
     with pytest.raises(StepFailed) as caught:
         plan.plan("test", here, {"CAUSEWAY_SKIP": "tritn"})
-    assert "triton redis nats mosquitto postgres chromium node swtpm tpm2 torch" in caught.value.advice
+    assert "triton redis nats mosquitto postgres chromium node swtpm tpm2 prometheus torch" in caught.value.advice
 
 
 def test_torch_is_set_up_for_those_who_train(tmp_path: Path) -> None:

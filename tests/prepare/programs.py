@@ -170,4 +170,6 @@ NODE = Package("node", "npm", ["node", "nodejs"], "(Debian, Ubuntu), dnf install
 SWTPM = Package("swtpm", "swtpm", ["swtpm"], "(Debian, Ubuntu), dnf install swtpm (Fedora)")
 # It brings the libraries by which systemd speaks to a TPM.
 TPM2 = Package("tpm2", "tpm2-tools", ["tpm2"], "(Debian, Ubuntu), dnf install tpm2-tools (Fedora)")
-PACKAGES = (REDIS, NATS, MOSQUITTO, POSTGRES, CHROMIUM, NODE, SWTPM, TPM2)
+# It also has promtool.
+PROMETHEUS = Package("prometheus", "prometheus", ["prometheus"], "(Debian, Ubuntu)")
+PACKAGES = (REDIS, NATS, MOSQUITTO, POSTGRES, CHROMIUM, NODE, SWTPM, TPM2, PROMETHEUS)
