@@ -1,4 +1,4 @@
-"""What the operations that edge and gateway have in common need beside `operations.yaml`: types, and pages of files."""
+"""The types that the operations of edge and gateway name (`operations.yaml`), and pages of files."""
 
 from __future__ import annotations
 
