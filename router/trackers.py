@@ -292,6 +292,11 @@ class SpendTracker:
     def state(self) -> SpendState:
         return SpendState(days=tuple(sorted(self._days.items())), minutes=tuple(sorted(self._minutes.items())))
 
+    def local(self, now_unix: float) -> tuple[str, float]:
+        """Return the local date, ISO 8601, and the hours of it that have passed."""
+        now = datetime.fromtimestamp(now_unix, UTC).astimezone(self._zone)
+        return now.date().isoformat(), now.hour + now.minute / 60 + now.second / 3600
+
     def _day(self, now_unix: float) -> str:
         return datetime.fromtimestamp(now_unix, UTC).astimezone(self._zone).date().isoformat()
 

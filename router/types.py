@@ -388,6 +388,7 @@ ReasonCode = Literal[
     "constraint_held",
     "constraint_excluded",  # a constraint excludes a target
     "region_excluded",  # the request is bound to regions, and the target is in none of them
+    "budget_excluded",  # the answer could cost more than what is left of the policy's budget
     "preference_excluded",  # the client's preference excludes a target
     "preference_ordered",  # the client's preference moves a target forward
     "target_scored",  # `best_of`: the target's score, and the estimates that it is made of
@@ -511,6 +512,8 @@ class SpendSignals(msgspec.Struct, frozen=True, gc=False):
     usd_hour: float | None = None  # spending of the last 60 minutes
     usd_today: float | None = None  # spending since local midnight
     usd_month: float | None = None
+    usd_left: float | None = None  # of the policy's budget of the day, less what requests in flight may cost
+    price: float | None = None  # what a dollar of the budget must gain in quality
 
 
 class NowSignals(msgspec.Struct, frozen=True, gc=False):

@@ -134,6 +134,7 @@ class Generation(msgspec.Struct, eq=False):
     sequence: AttemptSequence | None = None
     upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
     trimmed: TrimmedRequest | None = None  # set if the chat exceeds the context of the current target
+    reserved_usd: float = 0.0  # of the policy's budget
     enforceable: EnforceableRequest | None = None  # set if the current target loosens offered tools
     facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
     soft: RequestSoftTokens | None = None  # set when a projector was asked for the parts' soft tokens

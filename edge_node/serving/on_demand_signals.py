@@ -39,7 +39,7 @@ class TokenCounter(Protocol):
 
 QualityEstimator = Callable[[Policy, Request], float | None]
 _TOKENS = "request.prompt_tokens"
-_LENGTH = frozenset({_TOKENS})
+LENGTH = frozenset({_TOKENS})
 _COUNT_TIMEOUT_S = 1.0  # timeout of the engine's count of a prompt's tokens
 
 
@@ -87,7 +87,7 @@ class OnDemandSignals:
 
     async def compare(self, generation: Generation) -> None:
         """Set the estimates of the targets that the policy's `best_of` compares. Never raises."""
-        await self.compute(generation, _LENGTH)
+        await self.compute(generation, LENGTH)
         try:
             found = self.candidates.estimate(generation.policy, await self._as_text(generation), self.clock.monotonic())
             generation.estimates = msgspec.structs.replace(generation.estimates, candidates=found)

@@ -27,6 +27,7 @@ import msgspec
 
 from causeway_server.router.anthropic.replies import UNCOUNTED
 from causeway_server.router.decision.attempts import AttemptSequence
+from causeway_server.router.decision.candidates import choices, most_usd
 from causeway_server.router.decision.decide import (
     CachePlanner,
     RequestMemo,
@@ -36,6 +37,7 @@ from causeway_server.router.decision.decide import (
     until_first_cloud,
     without_down,
 )
+from causeway_server.router.decision.sessions import NO_SESSION
 from causeway_server.router.errors import (
     AllAttemptsFailed,
     BackendError,
@@ -48,6 +50,7 @@ from causeway_server.router.errors import (
 )
 from causeway_server.router.openai.answer import CachedAnswer, is_keepable
 from causeway_server.router.openai.tokens import TokenizeRequest, TokenList
+from causeway_server.router.pacing import steps_of
 from causeway_server.router.parts.reading import first_part
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import ON_DEMAND
@@ -75,7 +78,7 @@ from ..signals.semantic import SemanticAnswers
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
 from .agent_sessions import AgentSessions, written
 from .generation import AttemptRunner, Generation, SemanticCheck, Tokenizer
-from .on_demand_signals import OnDemandSignals
+from .on_demand_signals import LENGTH, OnDemandSignals
 from .requests import Admission, Records, RequestContext, SharedGeneration, SharedGenerations, Subscriber, rank_of
 
 if TYPE_CHECKING:
@@ -160,7 +163,8 @@ class Service:
         self._policy = policy
         reads = policy.guard or policy.priced or not policy.reads_only_features or self.on_demand.record_all
         keeps_samples = any(rule.allow_sampled for rule in policy.cache)
-        self.direct_policy = None if reads or policy.places or keeps_samples else policy
+        paced = policy.budget_usd is not None
+        self.direct_policy = None if reads or paced or policy.places or keeps_samples else policy
         self.records.variants.use(policy)
         self._planner = CachePlanner(scope)
         self.sources.semantic.activate(policy)
@@ -530,6 +534,8 @@ class Service:
                 await self._decide(generation)
             decision = generation.decision
             assert decision is not None
+            if generation.policy.budget_usd is not None:
+                self._reserve(generation, decision)
             if generation.session is not None:
                 await written(self.sessions.bind(generation.session, generation))
             tap = None if decision.shadow is None else self.shadows.tap(generation, reply)
@@ -540,6 +546,8 @@ class Service:
         finally:
             if decided:
                 self.end_generation(generation)
+            else:
+                self.records.spend.reserved_usd -= generation.reserved_usd
             if waits:
                 admission.release(loop.time() - started)
 
@@ -554,6 +562,10 @@ class Service:
             await self.on_demand.compute(generation, policy.priced)
         if policy.compared and request.model == AUTO:
             await self.on_demand.compare(generation)
+        if policy.budget_usd is not None:
+            await self.on_demand.compute(generation, LENGTH)
+            spend = self.records.spend.paced(policy.budget_usd)
+            generation.snapshot = msgspec.structs.replace(generation.snapshot, spend=spend)
         snapshot = generation.snapshot if generation.job is None else without_down(generation.snapshot)
         features = generation.features
         if features is None:
@@ -570,6 +582,17 @@ class Service:
         if log.isEnabledFor(logging.DEBUG) and generation.id:
             log_decision(generation.id, decision)
         return decision
+
+    def _reserve(self, generation: Generation, decision: Decision) -> None:
+        """Hold back what the answer may cost, in the step that decided it, and take note of what could be chosen."""
+        request, estimates, spend = generation.request, generation.estimates, self.records.spend
+        dear = {plan.target.name: plan.target for plan in decision.attempts if plan.target.price.costs}
+        generation.reserved_usd = sum(most_usd(target, request, estimates) for target in dear.values())
+        spend.reserved_usd += generation.reserved_usd
+        weights = next((route.best_of for route in generation.policy.routes if route.name == decision.rule), None)
+        if weights is not None:
+            targets = tuple(dict.fromkeys(plan.target for plan in decision.attempts))
+            spend.offer(steps_of(choices(targets, weights, request, estimates, estimates.session or NO_SESSION)))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -604,6 +627,7 @@ class Service:
     def _finish_generation(self, generation: Generation, ended: float) -> None:
         """Record a generation, once for all requests that share it."""
         usd = generation.usd()
+        self.records.spend.reserved_usd -= generation.reserved_usd
         if usd > 0.0:
             self.records.spend.add(usd)
         if generation.semantic_check is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from causeway_server.router.pacing import Demand, Pacer, Steps
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.trackers import SpendState, SpendTracker
 from causeway_server.router.types import SpendSignals
@@ -30,8 +31,13 @@ CREATE TABLE IF NOT EXISTS clients (client BLOB, day INTEGER, usd REAL NOT NULL,
 """
 _PUT = "INSERT OR REPLACE INTO spend VALUES (1, ?)"
 _GET = "SELECT state FROM spend WHERE id = 1"
+_PUT_DEMAND = "INSERT OR REPLACE INTO spend VALUES (2, ?)"
+_GET_DEMAND = "SELECT state FROM spend WHERE id = 2"
 _TRIM = "DELETE FROM clients WHERE rowid <= (SELECT max(rowid) FROM clients) - 8192"
 _STATE_BYTES = 4096  # approximate
+_DEMAND_BYTES = 65536  # approximate
+_REPRICED = 16  # offers after which the price is computed again, which takes a millisecond
+_SAVED = 256  # offers after which they are saved
 LOAD_TIMEOUT_S = 5.0
 
 
@@ -62,6 +68,11 @@ class SpendStore(SqliteStore):
     ) -> None:
         self._clock = clock
         self._tracker = SpendTracker()
+        self.reserved_usd = 0.0
+        """What requests in flight may cost."""
+        self._pacer = Pacer()
+        self._offers = 0
+        self._price: tuple[int, float, float] | None = None  # (offers // 16, hour, price)
         self.current = SpendSignals()
         """The sums as of the last cost or `refresh`. Each decision reads them."""
         self.refresh()
@@ -82,6 +93,8 @@ class SpendStore(SqliteStore):
         try:
             rows = await self.database.read(_GET, timeout_s=LOAD_TIMEOUT_S)
             state = msgspec.json.decode(str(rows[0][0]), type=SpendState) if rows else SpendState()
+            if rows := await self.database.read(_GET_DEMAND, timeout_s=LOAD_TIMEOUT_S):
+                self._pacer = Pacer(msgspec.json.decode(str(rows[0][0]), type=Demand))
         except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             fault = type(error).__name__
             log.warning("The spending of earlier runs in %s cannot be read, so it starts at 0: %s", self._file, fault)
@@ -97,10 +110,35 @@ class SpendStore(SqliteStore):
         self.current = SpendSignals(*((one or 0.0) + usd for one in known))  # adding all of them up again takes longer
         self.write(Write(_PUT, functools.partial(_row, self._tracker.state()), _STATE_BYTES))
 
+    def paced(self, budget_usd: float) -> SpendSignals:
+        """Return the sums, with what is left of a budget of the local day, and its price."""
+        day, hours = self._tracker.local(self._clock.unix())
+        left = budget_usd - (self.current.usd_today or 0.0) - self.reserved_usd
+        at = (self._offers // _REPRICED, hours // 0.05)
+        if self._price is None or self._price[:2] != at:
+            self._price = (*at, self._pacer.price(max(0.0, left), day, hours))
+        return msgspec.structs.replace(self.current, usd_left=left, price=self._price[2])
+
+    def offer(self, steps: Steps) -> None:
+        """Take note of a choice between targets, for the price of the next ones."""
+        day, hours = self._tracker.local(self._clock.unix())
+        self._pacer.offer(steps, day, int(hours))
+        self._offers += 1
+        if self._offers % _SAVED == 0:
+            self._save_demand()
+
+    def close(self) -> None:
+        if self._offers:
+            self._save_demand()
+        super().close()
+
+    def _save_demand(self) -> None:
+        self.write(Write(_PUT_DEMAND, functools.partial(_row, self._pacer.state()), _DEMAND_BYTES))
+
     def refresh(self) -> None:
         """Remove old costs from the sums of the hour, the day and the month. Call it about once a second."""
         self.current = self._tracker.signals(self._clock.unix())
 
 
-def _row(state: SpendState) -> Row:
+def _row(state: SpendState | Demand) -> Row:
     return (msgspec.json.encode(state).decode(),)

@@ -64,7 +64,7 @@ from ..types import (
 )
 from .abilities import PartForms, part_forms, unmet_abilities
 from .attempts import continuing_target, split_token
-from .candidates import ranked
+from .candidates import expected_usd, most_usd, ranked
 from .features import without_question
 from .sessions import NO_SESSION, SESSION_BOUND, counts_prefix, pinned_route
 
@@ -262,15 +262,22 @@ def _plan(
     if not allowed:
         reasons.append(Reason("no_route", rule=route.name, detail="every target is excluded"))
         return (), ""
+    price = snapshot.spend.price or 0.0
+    if snapshot.spend.usd_left is not None:
+        allowed = _affordable(allowed, route.name, request, signals, reasons)
+        if not allowed:
+            reasons.append(Reason("no_route", rule=route.name, detail="every target is excluded"))
+            return (), ""
     if route.best_of is not None:  # (4)
-        allowed = ranked(allowed, route.name, route.best_of, request, estimates, reasons, session)
+        allowed = ranked(allowed, route.name, route.best_of, request, estimates, reasons, session, price)
     preferred = _prefer(allowed, prefer, reasons)
     ordered = _move_down_targets_last(preferred, route.name, snapshot.down, reasons)
     skipped_target = "" if ordered[0].name == preferred[0].name else preferred[0].name
     if route.handoff is None or bound or prefer == "only_on_device":  # (5)
         plans = tuple([AttemptPlan(target) for target in ordered])
     else:
-        plans = plan_handoff(ordered, route.handoff, snapshot.down)
+        handoff = _priced(route.handoff, ordered, price, request, estimates) if price else route.handoff
+        plans = plan_handoff(ordered, handoff, snapshot.down)
     return plans if forms is None else forms.noted(plans, route.wait_for), skipped_target
 
 
@@ -306,6 +313,34 @@ def _exclude(
         else:
             allowed.append(target)
     return tuple(allowed)
+
+
+def _affordable(
+    targets: tuple[Target, ...],
+    rule: str,
+    request: Request,
+    signals: tuple[Snapshot, Estimates],
+    reasons: list[Reason],
+) -> tuple[Target, ...]:
+    """Return the targets whose answer costs at most what is left of the policy's budget."""
+    snapshot, estimates = signals
+    left, allowed = snapshot.spend.usd_left or 0.0, []
+    for target in targets:
+        if target.price.costs and (most := most_usd(target, request, estimates)) > left:
+            detail = f"{most:.6f} USD at most, {max(0.0, left):.6f} USD left"
+            reasons.append(Reason("budget_excluded", rule=rule, target=target.key, detail=detail))
+        else:
+            allowed.append(target)
+    return tuple(allowed)
+
+
+def _priced(
+    handoff: Handoff, targets: tuple[Target, ...], price: float, request: Request, estimates: Estimates
+) -> Handoff:
+    """Return the handoff whose confidence is lower by what the first target that costs takes from the budget."""
+    dear = next((target for target in targets if target.price.costs), None)
+    usd = 0.0 if dear is None else expected_usd(dear, request, estimates)
+    return msgspec.structs.replace(handoff, below=max(0.0, handoff.below - price * usd))
 
 
 def _outside(target: Target, regions: frozenset[str], snapshot: Snapshot) -> str:

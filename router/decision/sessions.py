@@ -42,7 +42,7 @@ NO_SESSION: Final = Session()
 SESSION_BOUND: Final = Constraint("session", None, "on_device")
 EXCLUSIONS: Final = (
     *("constraint_excluded", "region_excluded", "preference_excluded", "target_absent", "target_unable"),
-    "session_left",
+    *("session_left", "budget_excluded"),
 )
 """The codes of reasons for which a target may not answer."""
 _MAX_SINCE: Final = 64  # messages since the last answer whose keys are looked up

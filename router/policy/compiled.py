@@ -149,6 +149,7 @@ class Policy:
     guard_settings: GuardSettings = DEFAULT_SETTINGS
     places: Mapping[str, TrialPlace] = field(default_factory=dict)  # the targets with variants
     overflow: Overflow = "refuse"
+    budget_usd: float | None = None  # a local day; None: no limit
     base: Policy | None = None  # the policy without variants, of one made by `with_variants`
     claims: tuple[Claim, ...] = ()  # of its owner; nothing reads them where requests are decided
     constraint_needs: RequiredSignals = field(init=False)  # of `decide` with a named model: constraints only
@@ -172,7 +173,7 @@ class Policy:
         compared = dict.fromkeys(target for route in ordered for target in route.targets)
         object.__setattr__(self, "compared", tuple(compared))
         alone = self.route_needs.request_only and not self.compared and self.shadow is None and self.session is None
-        object.__setattr__(self, "reads_only_features", alone)
+        object.__setattr__(self, "reads_only_features", alone and self.budget_usd is None)
         hears = any(target.price.audio_second for target in self.targets)
         object.__setattr__(self, "priced", frozenset((AUDIO_S,) if hears else ()))
         object.__setattr__(self, "target_names", frozenset(target.name for target in self.targets))
@@ -371,6 +372,7 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
             name for name, t in doc.targets.items() if t.location == "edge" and isinstance(t.temperature, UnsetType)
         ),
         overflow=doc.context.overflow,
+        budget_usd=None if isinstance(doc.budget, UnsetType) else doc.budget.usd_per_day,
         guard=tuple(
             guard_rule(rule, conditions.get(f"guard.rules[{index}].when")) for index, rule in enumerate(doc.guard.rules)
         ),

@@ -208,6 +208,12 @@ class ShadowDoc(_Doc, frozen=True):
     max_drift: Annotated[float, Meta(ge=0.01, le=1)] = 0.1
 
 
+class BudgetDoc(_Doc, frozen=True):
+    """What targets with a price may cost a day; it is spent where they help most. A day begins at local midnight."""
+
+    usd_per_day: Annotated[float, Meta(gt=0, le=1_000_000)]
+
+
 class SessionDoc(_Doc, frozen=True):
     """Keeps the turns of an agent together. A session is an `x-session-id`, a stored conversation, or one history."""
 
@@ -232,6 +238,7 @@ class PolicyDoc(_Doc, frozen=True):
     context: ContextDoc = ContextDoc()
     shadow: ShadowDoc | UnsetType = UNSET
     session: SessionDoc | UnsetType = UNSET
+    budget: BudgetDoc | UnsetType = UNSET
 
 
 RuleDoc = ConstraintDoc | GuardRuleDoc | RouteDoc | CacheDoc

@@ -39,6 +39,7 @@ def check_meaning(
         *checks.uses(),
         *checks.handoffs(),
         *checks.weights(),
+        *checks.budget(),
         *checks.fusions(),
         *checks.names(),
         *checks.reach(),
@@ -281,6 +282,14 @@ class _Checks:
             yield self.error(path, "has no effect with `pin: conversation`, which leaves no target for its price")
         elif not any(weights.usd for weights in compared):
             yield self.warning(path, "has no effect: `weights.usd` is 0 in every `best_of`")
+
+    def budget(self) -> Iterator[Problem]:
+        if isinstance(self.doc.budget, UnsetType):
+            return
+        if not any(target.price.costs for target in self.doc.targets.values()):
+            yield self.error("budget", "has no effect: no target has a `price`")
+        elif not any(isinstance(route.use, BestOfDoc) for route in self.doc.routes):
+            yield self.warning("budget", "only stops: without a route with `best_of` no answer is weighed by its price")
 
     def contradictions(self) -> Iterator[Problem]:
         """Find rules whose comparisons exclude each other, or lie outside a signal's range."""

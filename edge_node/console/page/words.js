@@ -13,6 +13,7 @@ export const REASONS = {
   guard_not_held: ["·", "", "rule of the guard does not apply"],
   constraint_excluded: ["✗", "", "constraint excluded {target} {detail}"],
   region_excluded: ["✗", "", "regions excluded {target}: {detail}"],
+  budget_excluded: ["✗", "", "the budget excluded {target}: {detail}"],
   preference_excluded: ["✗", "", "the request's preference excluded {target} {detail}"],
   preference_ordered: ["↑", "", "the request's preference moved {target} forward {detail}"],
   target_scored: ["=", "", "{target}: {detail}"],
