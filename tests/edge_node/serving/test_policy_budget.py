@@ -35,11 +35,12 @@ async def test_a_budget_is_not_overrun_and_the_device_goes_on(tmp_path: Path) ->
     """Whole and streamed answers at once: what they may cost is held back meanwhile."""
     now = [1_780_000_000.0]
     async with running(tmp_path, policy=PACED, clock=clock_at(now)) as device:
-        for _ in range(6):
+        for _ in range(12):
             answers = await asyncio.gather(*[ask(device, stream=number % 2 == 0) for number in range(8)])
             assert {answer.status for answer in answers} == {200}
             assert spent(device) <= BUDGET_USD
         assert spent(device) > BUDGET_USD / 2
+        await ask(device)
         record = device.newest()
         assert record.outcome.route == "edge"
         assert record.decision is not None
