@@ -464,8 +464,8 @@ def test_what_policies_and_calls_have_is_known_here() -> None:
     """A new field fails here: say in `Service.use` or `DirectAnswers` what it means for the plain case, then add it."""
     policy = (
         "name revision targets constraints part_constraints region_constraints routes cache limits shadow "
-        "default_temperature own_temperature session adapted guard guard_settings places overflow base claims "
-        "constraint_needs route_needs cache_needs offered compared target_names priced reads_only_features "
+        "default_temperature own_temperature session adapted guard guard_settings places overflow "
+        "budget_usd base claims constraint_needs route_needs cache_needs offered compared target_names priced reads_only_features "
         "decisions named"
     ).split()
     call = (
