@@ -37,6 +37,7 @@ from causeway_server.router.decision.decide import (
     until_first_cloud,
     without_down,
 )
+from causeway_server.router.decision.pacing import steps_of
 from causeway_server.router.decision.sessions import NO_SESSION
 from causeway_server.router.errors import (
     AllAttemptsFailed,
@@ -50,7 +51,6 @@ from causeway_server.router.errors import (
 )
 from causeway_server.router.openai.answer import CachedAnswer, is_keepable
 from causeway_server.router.openai.tokens import TokenizeRequest, TokenList
-from causeway_server.router.pacing import steps_of
 from causeway_server.router.parts.reading import first_part
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import ON_DEMAND

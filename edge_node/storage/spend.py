@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from causeway_server.router.pacing import Demand, Pacer, Steps
+from causeway_server.router.decision.pacing import Demand, Pacer, Steps
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.trackers import SpendState, SpendTracker
 from causeway_server.router.types import SpendSignals
@@ -69,7 +69,7 @@ class SpendStore(SqliteStore):
         self._clock = clock
         self._tracker = SpendTracker()
         self.reserved_usd = 0.0
-        """What requests in flight may cost."""
+        """The most that requests in flight may cost, US dollars."""
         self._pacer = Pacer()
         self._offers = 0
         self._price: tuple[int, float, float] | None = None  # (offers // 16, hour, price)

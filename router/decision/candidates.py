@@ -40,7 +40,7 @@ def ranked(
 
     Args:
         session: The request's session, if the policy counts the cost of leaving a target.
-        price: What a dollar of the policy's budget must gain.
+        price: The quality that a dollar of the policy's budget must gain.
     """
     scores = _scores(targets, rule, weights, request, estimates, reasons, session)
     if scores is None:

@@ -209,7 +209,7 @@ class ShadowDoc(_Doc, frozen=True):
 
 
 class BudgetDoc(_Doc, frozen=True):
-    """What targets with a price may cost a day; it is spent where they help most. A day begins at local midnight."""
+    """Money a day for targets with a price, which is spent where they help most. A day begins at local midnight."""
 
     usd_per_day: Annotated[float, Meta(gt=0, le=1_000_000)]
 

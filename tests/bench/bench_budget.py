@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from causeway_server.router.pacing import Pacer, steps_of
+from causeway_server.router.decision.pacing import Pacer, steps_of
 
 from .rows import Row
 

@@ -10,7 +10,7 @@ import msgspec
 
 from causeway_server.edge_node.clock import Clock, system_clock
 from causeway_server.edge_node.storage.spend import SpendStore
-from causeway_server.router.pacing import Steps
+from causeway_server.router.decision.pacing import Steps
 from tests.waiting import until
 
 from ..device import POLICY, Answer, Device, running

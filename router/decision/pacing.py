@@ -24,14 +24,14 @@ _FIRST_DAY: Final = 1000.0  # offers a day before anything is known
 
 
 class Steps(msgspec.Struct, frozen=True, gc=False):
-    """What an offer gains for more money, the best step first. `usd`: what its cheapest choice costs."""
+    """The gains of an offer for more money, the best step first. `usd`: the price of its cheapest choice."""
 
     usd: float
     steps: tuple[tuple[float, float], ...]  # (gain per dollar, dollars)
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """What a restart restores. `hours`: offers by local hour on a usual day, which `days` days showed."""
+    """State to restore after a restart. `hours`: offers by local hour on a usual day, seen on `days` days."""
 
     hours: tuple[float, ...] = ()
     days: float = 0.0

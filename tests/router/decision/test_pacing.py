@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from causeway_server.router.pacing import MAX_PRICE, Demand, Pacer, Steps, steps_of
+from causeway_server.router.decision.pacing import MAX_PRICE, Demand, Pacer, Steps, steps_of
 
 TWO = ((0.5, 0.0), (0.9, 0.002))
 
