@@ -1,4 +1,4 @@
-"""`python -m tests.bench simulation`: error rates of the verdict, times of reverts, and loads for a fleet."""
+"""`python -m tests.bench simulation`: rollouts' verdicts, reverts and loads of a fleet; a tier's autoscaler."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.tool import run_tool
 from .devices import Effect
 from .polls import PollModel, polls_after_wake, reconnect_storm, revert_times
 from .rollouts import RolloutRun, simulate_rollout
+from .scaling import scale, trace
 
 CASES = (
     ("the same bundle on both sides", Effect(), True),
@@ -31,7 +32,7 @@ OUTAGES_S = (0.0, 5.0, 20.0, 40.0, 60.0, 300.0, 1800.0)
 @click.option("--rollouts", default=100, show_default=True, type=click.IntRange(1), help="Rollouts of each case.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same figures.")
 def main(devices: int, rollouts: int, seed: int) -> None:
-    """Simulate rollouts, reverts, polls and reconnects of a fleet."""
+    """Simulate rollouts, reverts, polls and reconnects of a fleet, and a tier that scales ahead of its load."""
     for title, effect, accepts in CASES:
         runs = [simulate_rollout(seed + number, devices, effect, accepts=accepts) for number in range(rollouts)]
         click.echo(f"{title}: {outcome_line(runs, devices)}")
@@ -47,6 +48,21 @@ def main(devices: int, rollouts: int, seed: int) -> None:
     )
     polls = polls_after_wake(rng, devices, 3600.0, model)
     click.echo(f"polls in the hour after a wake: peak over mean {polls.peak_over_mean:.2f} ({polls.mean_per_s:.1f}/s)")
+    for number in range(3):
+        click.echo(scaling_line(seed + number, season=True))
+        click.echo(scaling_line(seed + number, season=False))
+
+
+def scaling_line(seed: int, *, season: bool) -> str:
+    """Say what the forecast changes over three weeks."""
+    requests = trace(seed, season=season)
+    plain, ahead = scale(requests, ahead=False), scale(requests, ahead=True)
+    return (
+        f"three weeks {'with' if season else 'without'} a season, trace {seed}: "
+        f"late {plain.late / plain.requests:.4%}, "
+        f"with the forecast {ahead.late / plain.requests:.4%} ({ahead.late / plain.late - 1:+.1%}), "
+        f"replica-hours {plain.replica_hours:.0f}, {ahead.replica_hours / plain.replica_hours:.1%} of them"
+    )
 
 
 def outcome_line(runs: Sequence[RolloutRun], devices: int) -> str:

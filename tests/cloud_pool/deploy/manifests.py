@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def read(path: Path) -> list[Manifest]:
 
 
 def build(folder: Path) -> list[Manifest]:
-    """Return what `kubectl kustomize` builds, as far as we use it: resources, images, and patches that delete."""
+    """Return what `kubectl kustomize` builds, as far as we use it: resources, images, patches that delete or append."""
     (kustomization,) = read(folder / "kustomization.yaml")
     found: list[Manifest] = []
     for name in kustomization["resources"]:
@@ -37,6 +38,9 @@ def build(folder: Path) -> list[Manifest]:
         found += build(path) if path.is_dir() else read(path)
     for entry in kustomization.get("patches", ()):
         patch = yaml.safe_load(entry["patch"])
+        if isinstance(patch, list):
+            _append(found, entry["target"], patch)
+            continue
         assert patch.pop("$patch") == "delete"
         left = [each for each in found if identity(each) != identity(patch)]
         assert len(left) == len(found) - 1, f"{identity(patch)} is not there"
@@ -46,6 +50,24 @@ def build(folder: Path) -> list[Manifest]:
         for container in pod(each)["containers"]:
             container["image"] = tags.get(container["image"], container["image"])
     return found
+
+
+def _append(manifests: list[Manifest], target: Manifest, operations: list[Manifest]) -> None:
+    """Apply the operations of a JSON patch, each of which appends to a list."""
+    chosen = [
+        each
+        for each in of_kind(manifests, target["kind"])
+        if re.fullmatch(target["name"], str(each["metadata"]["name"]))
+    ]
+    assert chosen
+    for each in chosen:
+        for operation in operations:
+            *keys, last = operation["path"].strip("/").split("/")
+            assert (operation["op"], last) == ("add", "-")
+            found: Any = each
+            for key in keys:
+                found = found[int(key) if key.isdigit() else key]
+            found.append(operation["value"])
 
 
 def identity(manifest: Manifest) -> tuple[str, str, str, str]:

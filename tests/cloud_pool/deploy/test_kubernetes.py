@@ -40,20 +40,25 @@ from .manifests import (
 
 pytestmark = pytest.mark.slow
 
-BUILDS = {name: build(FOLDER / name) for name in ("base", "keda", "vllm")}
+BUILDS = {name: build(FOLDER / name) for name in ("base", "keda", "vllm", "monitoring", "ingress")}
 ALL = [each for manifests in BUILDS.values() for each in manifests]
 SLOW = pytest.mark.slow
+SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 EVERY_BUILD = pytest.mark.parametrize("manifests", BUILDS.values(), ids=BUILDS)
 # What an operator makes beforehand, as the kustomizations say.
 GIVEN = {
     ("Secret", "causeway-redis"),
     ("Secret", "causeway-triton"),
     ("Secret", "causeway-operators"),
+    ("Secret", "causeway-prometheus"),
     ("ConfigMap", "causeway-keys"),
     ("ConfigMap", "causeway-llama-template"),
 }
 # What Triton exports itself, where it has a GPU.
 TRITONS_OWN = {"nv_gpu_utilization"}
+MONITORING = FOLDER.parent / "monitoring"
+# What the rules of the forecast record.
+FORECAST = {"causeway_forecast_replicas"}
 
 
 def exported() -> set[str]:
@@ -68,7 +73,7 @@ def exported() -> set[str]:
 @pytest.mark.parametrize("version", [pytest.param("1.29", marks=SLOW), pytest.param("1.32", marks=SLOW), "1.37"])
 @EVERY_BUILD
 def test_manifests_match_kubernetes_schemas(manifests: list[Manifest], version: str) -> None:
-    core = [each for each in manifests if not each["apiVersion"].startswith("keda.sh/")]
+    core = [each for each in manifests if not each["apiVersion"].startswith(("keda.sh/", "monitoring.coreos.com/"))]
     assert len(core) > 20
     for each in core:
         kubernetes_validate.validate(each, version, strict=True)
@@ -286,7 +291,8 @@ def test_the_model_control_of_each_triton_needs_the_key_of_the_gateways(manifest
 
 
 def test_autoscaling_metrics_are_exported() -> None:
-    known = exported() | TRITONS_OWN
+    known = exported() | TRITONS_OWN | FORECAST
+    assert set(re.findall(r"record: (\w+)$", (MONITORING / "forecast.yaml").read_text(), re.MULTILINE)) >= FORECAST
     assert {"causeway_gateway_requests_queued", "causeway_jobs_queued"} <= exported()
     assert set(metric_names(ALL)) <= known
     assert set(metric_names(ALL)) > TRITONS_OWN
@@ -297,6 +303,50 @@ def test_autoscaling_metrics_are_exported() -> None:
         assert set(series.findall(query)) <= known
     rules = set(series.findall((FOLDER / "base" / "autoscaling.yaml").read_text()))
     assert set(metric_names(BUILDS["base"])) <= rules <= known
+
+
+def test_each_tier_has_a_scaler_that_reads_its_own_queue() -> None:
+    """The sum over all tiers would start replicas of one for another's queue."""
+    for name, tiers in (("base", {"triton": "assistant-large"}), ("vllm", {"vllm": "llama-70b"})):
+        scalers = {each["spec"]["scaleTargetRef"]["name"]: each for each in of_kind(BUILDS[name], *SCALERS)}
+        for workload, tier in tiers.items():
+            external = [one["external"]["metric"] for one in scalers[workload]["spec"]["metrics"] if "external" in one]
+            assert external
+            assert [one["selector"]["matchLabels"] for one in external] == [{"tier": tier}] * len(external)
+    (triton,) = [each for each in of_kind(BUILDS["keda"], *SCALERS) if each["metadata"]["name"] == "triton"]
+    for trigger in triton["spec"]["triggers"]:
+        assert re.search(r'\{tier="assistant-large"\}|\{pod=~"triton-\.\+"\}', trigger["metadata"]["query"])
+
+
+def test_gateways_and_workers_have_the_template_of_the_vllm_tier() -> None:
+    """As the comment of the kustomization names it, and the probe of the pod has it."""
+    named = re.search(r"template_file: (/[\w-]+/[\w-]+)/", (FOLDER / "vllm" / "kustomization.yaml").read_text())
+    assert named is not None
+    for each in workloads(BUILDS["vllm"]):
+        if each["metadata"]["name"] in ("gateway", "worker", "vllm"):
+            mounts = [mount for one in pod(each)["containers"] for mount in one["volumeMounts"]]
+            assert {"name": "template", "mountPath": named[1], "readOnly": True} in mounts
+
+
+def test_prometheus_operator_gets_the_rules_and_finds_the_pods() -> None:
+    (rules,) = of_kind(BUILDS["monitoring"], "PrometheusRule")
+    groups = [yaml.safe_load((MONITORING / name).read_text())["groups"] for name in ("alerts.yaml", "forecast.yaml")]
+    assert rules["spec"]["groups"] == [*groups[0], *groups[1]]
+    for monitor in of_kind(BUILDS["monitoring"], "PodMonitor"):
+        found = [each for each in workloads(BUILDS["monitoring"]) if selects(monitor["spec"]["selector"], labels(each))]
+        assert found
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            assert all(endpoint["port"] in named_ports(each) for each in found)
+
+
+def test_the_ingress_leads_to_the_gateways_with_a_certificate() -> None:
+    (ingress,) = of_kind(BUILDS["ingress"], "Ingress")
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    (service,) = [each for each in of_kind(BUILDS["ingress"], "Service") if each["metadata"]["name"] == "gateway"]
+    assert path["backend"]["service"]["name"] == "gateway"
+    assert path["backend"]["service"]["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+    assert [rule["host"]] == ingress["spec"]["tls"][0]["hosts"]
 
 
 def test_keda_objects_have_required_fields() -> None:

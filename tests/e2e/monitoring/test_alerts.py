@@ -46,7 +46,7 @@ def test_alerts_fire_on_their_faults_alone(rules: Path, tmp_path: Path) -> None:
         checks.append(unit_test(alert.name, case["fault"], fires, [expected]))
         if fires:
             checks.append(unit_test(alert.name, case["fault"], fires - 1, []))
-        checks.append(unit_test(alert.name, case["sound"], case.get("silent", fires), []))
+        checks.append(unit_test(alert.name, case["healthy"], case.get("silent", fires), []))
     file = tmp_path / "tests.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": checks}))
     subprocess.run([promtool(), "check", "rules", rules], check=True, capture_output=True)
@@ -57,7 +57,7 @@ def test_alerts_fire_on_their_faults_alone(rules: Path, tmp_path: Path) -> None:
 def test_an_alert_that_does_not_fire_is_seen(tmp_path: Path) -> None:
     (alert,) = [one for one in ALERTS if one.name == "DeviceHot"]
     expected = {"exp_labels": alert.labels, "exp_annotations": {}}
-    check = unit_test("DeviceHot", FAULTS["DeviceHot"]["sound"], 6, [expected])
+    check = unit_test("DeviceHot", FAULTS["DeviceHot"]["healthy"], 6, [expected])
     file = tmp_path / "tests.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(alert.file)], "evaluation_interval": "1m", "tests": [check]}))
     assert subprocess.run([promtool(), "test", "rules", file], capture_output=True, check=False).returncode != 0
