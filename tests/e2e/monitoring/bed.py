@@ -49,6 +49,7 @@ from causeway_server.edge_node.signals.device import DeviceProbes
 DeviceProbes.__init__.__defaults__ = (pathlib.Path({root!r}),)
 runpy.run_module("causeway_server.edge_node", run_name="__main__", alter_sys=True)
 """
+_PATIENCE = aiohttp.ClientTimeout(30.0)
 BATTERY = {f"sys/class/power_supply/BAT0/{name}": value for name, value in (("type", "Battery"), ("capacity", "80"))}
 
 
@@ -84,7 +85,8 @@ class Bed:
         await self.post(f"{url}/v1/chat/completions", body, headers)
 
     async def post(self, url: str, body: object, headers: Mapping[str, str] = {}) -> None:
-        async with self._http.post(url, json=body, headers={"authorization": f"Bearer {TOKEN}", **headers}) as answer:
+        sent = {"authorization": f"Bearer {TOKEN}", **headers}
+        async with self._http.post(url, json=body, headers=sent, timeout=_PATIENCE) as answer:
             await answer.read()
 
 
