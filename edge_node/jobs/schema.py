@@ -14,11 +14,11 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from causeway_server.router.documents.data import text_of
 from causeway_server.router.errors import RecordUnreadable
 from causeway_server.router.jobs.job import JobState, encode_job_error
 from causeway_server.router.jobs.submission import RANK
@@ -27,7 +27,7 @@ from causeway_server.router.jobs.webhooks import JobNotice
 from ..clock import ClockMark
 from .record import EdgeJob
 
-SCHEMA = Path(__file__).with_name("jobs.sql").read_text(encoding="utf-8")
+SCHEMA = text_of(__package__, "jobs.sql")
 # Each frequent query uses an index, however many jobs there are.
 WAITING = "state IN ('queued', 'waiting')"  # in the form of the index
 RECORD = "opened(record, 'jobs', jobs.seq)"

@@ -20,6 +20,8 @@ from typing import NoReturn
 
 import msgspec
 
+from causeway_server.router.documents.data import table_of
+
 from .artifact import ArtifactError
 
 MAGIC = b"GGUF"
@@ -35,9 +37,7 @@ _STRING, _ARRAY = 8, 9
 _ALIGNMENT = 32  # of the weights, unless the metadata says otherwise
 # Number of a tensor's type → its name, elements of a block and bytes of a block (ggml's `type_traits`). The package
 # gguf has them too, but brings numpy into every process that reads a chat template.
-TYPES: Mapping[int, tuple[str, int, int]] = msgspec.json.decode(
-    Path(__file__).with_name("tensor_types.json").read_bytes(), type=dict[int, tuple[str, int, int]]
-)
+TYPES = table_of(__package__, "tensor_types.json", dict[int, tuple[str, int, int]])
 _ADAPTER_KEYS = ("general.type", "general.architecture", "adapter.type")
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 

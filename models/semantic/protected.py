@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 
 import msgspec
+
+from causeway_server.router.documents.data import table_of
 
 CHARACTERS = 400  # a longer text is no short question: it never matches another one
 _TOKEN = re.compile(r"[^\W_]+(?:[.,:'/@&_-]+[^\W_]+)*|[^\w\s]|_")
@@ -69,7 +70,7 @@ class _Words(msgspec.Struct, frozen=True):
     scales: tuple[tuple[str, str], ...]
 
 
-_WORDS = msgspec.yaml.decode(Path(__file__).with_name("words.yaml").read_bytes(), type=_Words)
+_WORDS = table_of(__package__, "words.yaml", _Words)
 _ASKED = {"who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "which": ""}
 _MEASURES = frozenset("many much old long far tall big often fast high heavy deep large soon late expensive".split())
 _CAPITALIZED = re.compile(r"(?<=[\w,;] )[A-Z][\w'-]*")

@@ -15,17 +15,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from ..documents.data import table_of
 from ..errors import InvalidRequest, MissingField, ThreadsUnsupported, UnsupportedFeature
-from ..openai.request_body import (
-    canonical_json,
-    encode_extra,
-    load,
-    merge_hints,
-    read_advice,
-    resume_of,
-    too_deep,
-    tool_choice_of,
-)
+from ..openai.request_body import canonical_json, encode_extra, load, merge_hints, resume_of, too_deep, tool_choice_of
 from ..openai.request_body import validate as convert
 from ..openai.wire import Count, Name
 from ..reasoning import EFFORT_TOKENS
@@ -67,7 +59,7 @@ from .wire import (
 
 _NO_SAMPLING: Final = Sampling()
 _MODES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "tool": "function", "none": "none"}
-_ADVICE: Final = read_advice(__package__) | {
+_ADVICE: Final = table_of(__package__, "advice.json", dict[str, str]) | {
     "budget_tokens": f"Send a whole number of at least {MIN_BUDGET}, below `max_tokens`."
 }
 _ERROR: Final = "Error: "

@@ -6,7 +6,6 @@ further responses, and schemas of types that no struct has. `operations.yaml` is
 
 from __future__ import annotations
 
-import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from .. import errors
+from ..documents.data import table_of
 from ..jobs.webhooks import CLOUD_EVENT_JSON
 from .document import EVENTS, FORM, JSON, TEXT, AnyOf, ApiResponse, Operation, Parameter, SchemaReference
 
@@ -97,7 +97,7 @@ class ApiText(_Written, frozen=True):
 
 def read_api(package: str, name: str) -> ApiText:
     """Read a document from a package. Raises msgspec.ValidationError for a part that is written wrongly."""
-    return msgspec.yaml.decode(pkgutil.get_data(package, name) or b"", type=ApiText)
+    return table_of(package, name, ApiText)
 
 
 class Api:

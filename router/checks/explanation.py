@@ -5,13 +5,13 @@ Used for the response of `POST /v1/route`, and for drafts of a policy that are t
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from ..decision.decide import decide, plan_cache
+from ..documents.data import table_of
 from ..documents.reader import did_you_mean
 from ..errors import ConfigError
 from ..guard.facts import NOTHING, Detector, facts_of
@@ -49,9 +49,7 @@ class RouteExplanation(msgspec.Struct, frozen=True):
     draft: bool = False  # whether it was decided without a device, from the signals that the author set
 
 
-_REASON_TEXTS = msgspec.yaml.decode(
-    pkgutil.get_data(__package__, "reasons.yaml") or b"", type=dict[ReasonCode, tuple[str, str, str]]
-)
+_REASON_TEXTS = table_of(__package__, "reasons.yaml", dict[ReasonCode, tuple[str, str, str]])
 """Mark, style and text of each reason; `{detail}` and `{target}` are fields of the reason."""
 
 

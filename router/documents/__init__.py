@@ -1,1 +1,3 @@
-"""Strict YAML files: `strict_yaml` parses text to a tree, `reader` reads the tree into a struct."""
+"""Strict YAML files: `strict_yaml` parses text to a tree, `reader` reads the tree into a struct. `data` reads the data
+files of the code itself.
+"""

@@ -7,7 +7,6 @@ correction. `chat.py`, `completions.py` and `embeddings.py` build the `Request`.
 from __future__ import annotations
 
 import json
-import pkgutil
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from ..documents.data import table_of
 from ..errors import InvalidJSON, InvalidRequest, MissingField, UnknownField, UnsupportedFeature, UnsupportedMediaType
 from ..types import Prefer, RoutingHints, Sampling, Tool, ToolChoice
 from .wire import WireGeneration, WireRoutingHints
@@ -45,12 +45,7 @@ _FIELD = re.compile(r"^Object (?P<fault>missing required|contains unknown) field
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
-def read_advice(package: str) -> dict[str, str]:
-    """Read `advice.json` of a dialect's package: what to send in a field, by its name."""
-    return msgspec.json.decode(pkgutil.get_data(package, "advice.json") or b"", type=dict[str, str])
-
-
-_ADVICE = read_advice(__package__)
+_ADVICE = table_of(__package__, "advice.json", dict[str, str])
 
 # If a request has two preferences, the narrower one applies. Pairs that are missing here contradict each other.
 _NARROWER: Final[dict[frozenset[Prefer], Prefer]] = {

@@ -7,7 +7,6 @@ dashboard shows edge and gateway. The values of every label are bounded.
 
 from __future__ import annotations
 
-import pkgutil
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from ..documents.data import table_of
 from ..types import OPERATIONS, Kind, Usage
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def help_of(name: str) -> str:
 
 @cache
 def _help_texts(package: str) -> dict[str, str]:
-    text = pkgutil.get_data(f"causeway_server.{package}", "metrics.yaml")
-    return msgspec.yaml.decode(text or b"", type=dict[str, str])
+    return table_of(f"causeway_server.{package}", "metrics.yaml", dict[str, str])
 
 
 def described(
