@@ -31,6 +31,7 @@ from causeway_server.router.bundle.refusals import (
     UpdateRefused,
     Withdrawn,
 )
+from causeway_server.router.documents.data import table_of
 
 from ..observability.metrics import DeviceCondition
 from .store import BundleStore, Disk, InstalledBundle
@@ -65,6 +66,7 @@ class Event(Enum):
     RESTARTED = auto()  # the daemon restarted
 
 
+_ENDS = {Event.REFUSED: DeviceState.IDLE, Event.RESTARTED: DeviceState.IDLE}
 TRANSITIONS: Mapping[DeviceState, Mapping[Event, DeviceState]] = {
     DeviceState.IDLE: {Event.BEGIN: DeviceState.CHECK},
     DeviceState.CHECK: {
@@ -74,27 +76,10 @@ TRANSITIONS: Mapping[DeviceState, Mapping[Event, DeviceState]] = {
     },
     # Until the pointer moves, nothing is in use: after a restart the next check begins again, and reuses the files that
     # were already downloaded.
-    DeviceState.FETCH: {
-        Event.DONE: DeviceState.VERIFY,
-        Event.REFUSED: DeviceState.IDLE,
-        Event.RESTARTED: DeviceState.IDLE,
-    },
-    DeviceState.VERIFY: {
-        Event.DONE: DeviceState.DRY_RUN,
-        Event.REFUSED: DeviceState.IDLE,
-        Event.RESTARTED: DeviceState.IDLE,
-    },
-    DeviceState.DRY_RUN: {
-        Event.DONE: DeviceState.STAGE,
-        Event.UNFIT: DeviceState.QUARANTINE,
-        Event.REFUSED: DeviceState.IDLE,
-        Event.RESTARTED: DeviceState.IDLE,
-    },
-    DeviceState.STAGE: {
-        Event.DONE: DeviceState.ACTIVATE,
-        Event.REFUSED: DeviceState.IDLE,
-        Event.RESTARTED: DeviceState.IDLE,
-    },
+    DeviceState.FETCH: {Event.DONE: DeviceState.VERIFY, **_ENDS},
+    DeviceState.VERIFY: {Event.DONE: DeviceState.DRY_RUN, **_ENDS},
+    DeviceState.DRY_RUN: {Event.DONE: DeviceState.STAGE, Event.UNFIT: DeviceState.QUARANTINE, **_ENDS},
+    DeviceState.STAGE: {Event.DONE: DeviceState.ACTIVATE, **_ENDS},
     # The pointer may have moved: if it has, a restart continues the trial; otherwise nothing has changed.
     DeviceState.ACTIVATE: {
         Event.DONE: DeviceState.TRIAL,
@@ -136,23 +121,7 @@ def event_of(refusal: UpdateRefused, state: DeviceState, *, pointed: bool) -> Ev
     return Event.FAILED if Event.FAILED in events and pointed else Event.REFUSED
 
 
-MEANING: Mapping[DeviceState, str] = {
-    DeviceState.IDLE: (
-        "waits for the next check, which the control plane may request and which comes after 15 minutes at the latest"
-    ),
-    DeviceState.CHECK: "verifies signatures, and reads the plan and the manifest of the bundle that it assigns",
-    DeviceState.FETCH: "fetches the missing files; a download that breaks off is resumed",
-    DeviceState.VERIFY: "hashes each file and moves it into the store",
-    DeviceState.DRY_RUN: "runs the cases, checks the models' memory and signals, replays its decisions of the last day",
-    DeviceState.STAGE: "builds the bundle's folder, and waits for the permission to change",
-    DeviceState.ACTIVATE: (
-        "changes the pointer, loads the new models beside the old ones, and sends them their golden prompts"
-    ),
-    DeviceState.TRIAL: "serves with the bundle, and compares requests, health and heat with the time before",
-    DeviceState.COMMIT: "keeps the bundle, and removes files that no kept bundle needs",
-    DeviceState.ROLLBACK: "returns to the previous bundle, or to the factory files",
-    DeviceState.QUARANTINE: "records the reason; the bundle is not tried again",
-}
+MEANING = table_of(__package__, "states.json", dict[DeviceState, str])
 
 
 class JournalRow(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from causeway_server.router.documents.data import text_of
 from causeway_server.router.errors import StreamBroken
 from causeway_server.router.openai.answer import CachedAnswer, decode_chunks, encode_chunks
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
@@ -28,13 +29,7 @@ from ..clock import Clock
 from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write, evict
 
 FILE = "cache-2.sqlite"  # the number is the schema version: another version starts a new file
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS answers (
-    key BLOB PRIMARY KEY, value BLOB NOT NULL, boot TEXT NOT NULL, monotonic_s REAL NOT NULL, unix_s REAL NOT NULL,
-    used_unix_s REAL NOT NULL, owner TEXT NOT NULL DEFAULT ''
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS answers_by_use ON answers (used_unix_s);
-"""
+_SCHEMA = text_of(__package__, "cache.sql")
 _PUT = "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)"
 _GET = "SELECT opened(value, 'answers', key), owner, boot, monotonic_s, unix_s FROM answers WHERE key = keyed(?)"
 _ERASE = "DELETE FROM answers WHERE keyed(?) IN ('', owner) RETURNING key"

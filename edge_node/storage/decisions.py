@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from causeway_server.router.documents.data import text_of
 from causeway_server.router.errors import QueueFull
 from causeway_server.router.migrate.records import RecordBefore, with_new_names
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
@@ -32,15 +33,7 @@ MAX_QUERY_LIMIT = 1000
 # concurrent searches of the file: each reads all of it, which takes a tenth of a second of its thread
 _MAX_SEARCHES = 8
 _RECORD_BYTES = 2048  # approximate
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS decisions (
-    id TEXT PRIMARY KEY, created REAL NOT NULL, route TEXT NOT NULL, target TEXT NOT NULL, status TEXT NOT NULL,
-    record BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (created);
-CREATE TABLE IF NOT EXISTS ages (elapsed REAL NOT NULL, newest INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, mark BLOB NOT NULL);
-"""
+_SCHEMA = text_of(__package__, "decisions.sql")
 _RECORD = "opened(record, 'decisions', id)"
 _PUT = "INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?)"
 _READ = f"SELECT {_RECORD} FROM decisions WHERE created >= ? ORDER BY created, id"

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from causeway_server.router.documents.data import text_of
 from causeway_server.router.errors import BodyTooLarge
 from causeway_server.router.openai.responses.state import group_of
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
@@ -24,15 +25,7 @@ from .group_commit import GroupCommit, TableHooks
 from .sealed import exists, register
 
 FILE = "responses-2.sqlite"
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS objects (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, name TEXT NOT NULL, place TEXT NOT NULL,
-    expires REAL NOT NULL, bytes INTEGER NOT NULL, data BLOB NOT NULL, UNIQUE (owner, name)
-);
-CREATE INDEX IF NOT EXISTS objects_by_place ON objects (owner, place, seq);
-CREATE INDEX IF NOT EXISTS objects_by_expiry ON objects (expires);
-CREATE TABLE IF NOT EXISTS device (id INTEGER PRIMARY KEY, mark BLOB NOT NULL);
-"""
+_SCHEMA = text_of(__package__, "responses.sql")
 _PUT = (
     "INSERT INTO objects (owner, name, place, expires, bytes, data) "
     "VALUES (keyed(?1), ?2, ?3, ?4, ?5, seal(?6, 'objects', keyed(?1), ?2)) "

@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from causeway_server.router.decision.sessions import KEY_BYTES, client_of
+from causeway_server.router.documents.data import text_of
 from causeway_server.router.errors import JobStoreUnavailable
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.types import Session, decode_row
@@ -27,11 +28,7 @@ from .sealed import exists
 FILE = "sessions-2.sqlite"
 MAX_SESSIONS = 16_384
 """The maximum number of states that are bound, and of those that are not. Each turn has one or two."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS sessions (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, state BLOB NOT NULL
-);
-"""
+_SCHEMA = text_of(__package__, "sessions.sql")
 _PUT = "INSERT OR REPLACE INTO sessions (key, state) VALUES (keyed(?1), seal(?2, 'sessions', keyed(?1)))"
 _ALL = "SELECT opened(state, 'sessions', key) FROM sessions ORDER BY seq"
 _DELETE = "DELETE FROM sessions WHERE key = keyed(?)"

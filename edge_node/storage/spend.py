@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from causeway_server.router.decision.pacing import Demand, Pacer, Steps
+from causeway_server.router.documents.data import text_of
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.trackers import SpendState, SpendTracker
 from causeway_server.router.types import SpendSignals
@@ -25,10 +26,7 @@ from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write
 log = logging.getLogger(__name__)
 
 FILE = "spend-1.sqlite"
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS spend (id INTEGER PRIMARY KEY, state TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS clients (client BLOB, day INTEGER, usd REAL NOT NULL, PRIMARY KEY (client, day));
-"""
+_SCHEMA = text_of(__package__, "spend.sql")
 _PUT = "INSERT OR REPLACE INTO spend VALUES (1, ?)"
 _GET = "SELECT state FROM spend WHERE id = 1"
 _PUT_DEMAND = "INSERT OR REPLACE INTO spend VALUES (2, ?)"

@@ -47,17 +47,10 @@ class IllegalJobTransition(RuntimeError):
     """The table has no such transition, which is a bug of the caller."""
 
 
+_STOPPED: Final = {JobEvent.CANCEL: JobState.CANCELLED, JobEvent.EXPIRE: JobState.EXPIRED}
 TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
-    JobState.QUEUED: {
-        JobEvent.CLAIM: JobState.RUNNING,
-        JobEvent.CANCEL: JobState.CANCELLED,
-        JobEvent.EXPIRE: JobState.EXPIRED,
-    },
-    JobState.WAITING: {
-        JobEvent.PROMOTE: JobState.QUEUED,
-        JobEvent.CANCEL: JobState.CANCELLED,
-        JobEvent.EXPIRE: JobState.EXPIRED,
-    },
+    JobState.QUEUED: {JobEvent.CLAIM: JobState.RUNNING, **_STOPPED},
+    JobState.WAITING: {JobEvent.PROMOTE: JobState.QUEUED, **_STOPPED},
     JobState.RUNNING: {
         JobEvent.RELEASE: JobState.QUEUED,
         JobEvent.POSTPONE: JobState.WAITING,
@@ -65,8 +58,7 @@ TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
         JobEvent.FAIL: JobState.FAILED,
         # This also needs no report of a worker: a job that kills each worker that runs it must end.
         JobEvent.EXHAUST: JobState.DEAD,
-        JobEvent.CANCEL: JobState.CANCELLED,
-        JobEvent.EXPIRE: JobState.EXPIRED,
+        **_STOPPED,
     },
     JobState.DEAD: {JobEvent.REVIVE: JobState.QUEUED},
     JobState.SUCCEEDED: {JobEvent.REVISE: JobState.SUCCEEDED},

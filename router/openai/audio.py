@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal, get_args
 import msgspec
 from msgspec import Meta
 
+from ..documents.data import table_of
 from ..errors import InvalidRequest, MissingField, UnknownField, UnsupportedFeature, UnsupportedMediaType
 from .request_body import check_encoding, load, too_deep, validate
 
@@ -79,23 +80,7 @@ def _malformed() -> InvalidRequest:
     return InvalidRequest(f"The body is not valid {_FORM}.")
 
 
-_NAMES: Final = """
-af afrikaans, am amharic, ar arabic, as assamese, az azerbaijani, ba bashkir, be belarusian, bg bulgarian, bn bengali,
-bo tibetan, br breton, bs bosnian, ca catalan, ca valencian, cs czech, cy welsh, da danish, de german, el greek,
-en english, es spanish, es castilian, et estonian, eu basque, fa persian, fi finnish, fo faroese, fr french,
-gl galician, gu gujarati, ha hausa, haw hawaiian, he hebrew, hi hindi, hr croatian, ht haitian creole, ht haitian,
-hu hungarian, hy armenian, id indonesian, is icelandic, it italian, ja japanese, jw javanese, ka georgian, kk kazakh,
-km khmer, kn kannada, ko korean, la latin, lb luxembourgish, lb letzeburgesch, ln lingala, lo lao, lt lithuanian,
-lv latvian, mg malagasy, mi maori, mk macedonian, ml malayalam, mn mongolian, mr marathi, ms malay, mt maltese,
-my myanmar, my burmese, ne nepali, nl dutch, nl flemish, nn nynorsk, no norwegian, oc occitan, pa punjabi, pa panjabi,
-pl polish, ps pashto, ps pushto, pt portuguese, ro romanian, ro moldavian, ro moldovan, ru russian, sa sanskrit,
-sd sindhi, si sinhala, si sinhalese, sk slovak, sl slovenian, sn shona, so somali, sq albanian, sr serbian,
-su sundanese, sv swedish, sw swahili, ta tamil, te telugu, tg tajik, th thai, tk turkmen, tl tagalog, tr turkish,
-tt tatar, uk ukrainian, ur urdu, uz uzbek, vi vietnamese, yi yiddish, yo yoruba, yue cantonese, zh chinese, zh mandarin
-"""
-LANGUAGE_CODES: Final = {
-    name: code for code, _, name in (entry.strip().partition(" ") for entry in _NAMES.replace("\n", " ").split(","))
-}
+LANGUAGE_CODES: Final = table_of(__package__, "languages.json", dict[str, str])
 """The language codes that Whisper's models know, by English name in lower case; some languages have several names.
 
 Source: the tables of https://github.com/openai/whisper/blob/main/whisper/tokenizer.py

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from ..documents.data import table_of
 from ..errors import CausewayError, InvalidRequest
 from ..openai.answer import error_fields
 
@@ -102,18 +103,7 @@ class CloseCode(IntEnum):
     EVENTS_LOST = 4410
 
 
-MEANING: Final = {
-    CloseCode.GOING_AWAY: "the server is shutting down; connect again",
-    CloseCode.NOT_TEXT: "the frame was binary; events are JSON in text frames",
-    CloseCode.TOO_SLOW: "the client read nothing for too long; the session can be resumed",
-    CloseCode.TOKEN_REFUSED: "the token has expired or was revoked; resume the session with a new token",
-    CloseCode.UNKNOWN_SESSION: (
-        "the session to resume does not exist on this server, has ended, or belongs to another client"
-    ),
-    CloseCode.IDLE: "the session was idle for too long and has ended",
-    CloseCode.TAKEN_OVER: "another connection resumed the session",
-    CloseCode.EVENTS_LOST: "events after the given number are no longer kept, or were never sent",
-}
+MEANING: Final = table_of(__package__, "close_codes.json", dict[CloseCode, str])
 """The meaning of each code, for the pages."""
 
 
