@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from causeway_server.router.documents.data import table_of
+
 OUT_OF_SCOPE = "out_of_scope"
 LABELLED = "labelled"  # source of pseudo-labelled rows; their intents are function names already
 
@@ -23,44 +25,7 @@ SNIPS = {
 }
 
 # CLINC150 intent → the functions that answer it correctly.
-CLINC_MERGED: dict[str, tuple[str, ...]] = {
-    "alarm": ("alarm_set", "alarm_query", "alarm_remove"),
-    "calculator": ("qa_maths",),
-    "calendar": ("calendar_query", "calendar_set", "calendar_remove"),
-    "calendar_update": ("calendar_set", "calendar_remove"),
-    "change_volume": ("audio_volume_up", "audio_volume_down", "audio_volume_mute"),
-    "date": ("datetime_query",),
-    "definition": ("qa_definition",),
-    "exchange_rate": ("qa_currency",),
-    "oos": (OUT_OF_SCOPE,),
-    "play_music": ("play_music", "music_play"),
-    "recipe": ("cooking_recipe",),
-    "reminder": ("calendar_query",),
-    "reminder_update": ("calendar_set",),
-    "restaurant_reservation": ("restaurant_book",),
-    "shopping_list": ("lists_query",),
-    "shopping_list_update": ("lists_createoradd", "lists_remove"),
-    "smart_home": (
-        "iot_cleaning",
-        "iot_coffee",
-        "iot_hue_lightchange",
-        "iot_hue_lightdim",
-        "iot_hue_lightoff",
-        "iot_hue_lighton",
-        "iot_hue_lightup",
-        "iot_wemo_off",
-        "iot_wemo_on",
-    ),
-    "tell_joke": ("general_joke",),
-    "time": ("datetime_query", "datetime_convert"),
-    "todo_list": ("lists_query",),
-    "todo_list_update": ("lists_createoradd", "lists_remove"),
-    "traffic": ("transport_traffic",),
-    "uber": ("transport_taxi",),
-    "update_playlist": ("playlist_add",),
-    "weather": ("weather_query", "weather_get"),
-    "what_song": ("music_query",),
-}
+CLINC_MERGED = table_of(__package__, "clinc_merged.json", dict[str, tuple[str, ...]])
 
 DEVICE_DOMAINS = ("iot", "audio", "alarm", "lists", "calendar", "weather", "play", "music", "datetime")
 # CLINC150 intents that are too close to the device's functions to be trained as refusals.
