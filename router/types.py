@@ -363,6 +363,32 @@ class Handoff(msgspec.Struct, frozen=True, gc=False):
     within_s: float | None = None  # time after the first token, at which the handoff is decided
 
 
+class Promise(msgspec.Struct, frozen=True, gc=False):
+    """A route's promise of quality: of its answers, a share of `keep` is at least as good as those of the target `of`.
+
+    With a probability of 1 - `risk` the share of the whole falls short by at most `tolerance`. `shadow`: share of the
+    device's answers that `of` is asked as well. `only_where_measured`: requests that cannot be measured, or that lack
+    evidence, follow the route as it is written; else a cloud answers them first.
+    """
+
+    of: str
+    keep: float
+    risk: float
+    tolerance: float
+    shadow: float
+    only_where_measured: bool
+
+
+class PromiseSignals(msgspec.Struct, frozen=True, gc=False):
+    """The state of a route's promise on a device. `threshold`: confidence below which the device hands off, moved by
+    labelled answers; None while evidence is short. `answers`: the labelled answers so far. `detail`: what is missing.
+    """
+
+    threshold: float | None = None
+    answers: int = 0
+    detail: str = ""
+
+
 class Weights(msgspec.Struct, frozen=True, gc=False):
     """The weights of a score by which targets are ordered: per unit of quality, per US dollar, per second."""
 
@@ -404,6 +430,8 @@ ReasonCode = Literal[
     "guard_held",  # this rule of the guard applies to the request; `detail` is its action
     "guard_not_held",
     "calibration_set_aside",  # shadow answers showed that the target's calibrated signals are wrong: they are not used
+    "promise_kept",  # the device hands off below the threshold (`detail`) that the route's promise allows
+    "promise_unmeasured",  # the promise lacks evidence, or gets no label from this request (`detail`)
     "no_route",  # no target is left
     "cache_rule_held",
     "cache_rule_not_held",
@@ -450,6 +478,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     shadow: Shadow | None = None  # whether the answer may be followed by a shadow request to the other side
     refused_by: str = ""  # rule of the guard that refuses the request
     mask: tuple[str, ...] = ()  # classes of values that cloud targets get as placeholders
+    promise: Promise | None = None  # the route's promise, if the answer may give a label for it
 
 
 class ExactCache(msgspec.Struct, frozen=True, gc=False):
@@ -551,7 +580,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     `cloud`: the first cloud; `clouds`: all of them by name, in order. `down`: keys of targets that are known to be
     down, which are tried last. `absent`: targets at a location that this device is not set up for (no cloud is
     configured, the engine is off), which are never tried. `setup`: None if unknown. `uncalibrated`: edge targets whose
-    calibrated signals were set aside.
+    calibrated signals were set aside. `promises`: states of the routes' promises, by route.
     """
 
     device: DeviceSignals = DeviceSignals()
@@ -564,6 +593,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     setup: DeviceSetup | None = None
     uncalibrated: frozenset[str] = frozenset()
     clouds: dict[str, CloudSignals] = {}
+    promises: dict[str, PromiseSignals] = {}
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

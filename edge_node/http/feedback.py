@@ -41,4 +41,5 @@ class FeedbackApi:
         counted = self.service.records.variants.score(record, feedback)
         if counted and (at := self.service.place_of(record.outcome.target)) is not None:
             self.signals.scored(at, feedback.score)
+            self.service.shadows.scored(record, feedback.score)
         return json_response(FeedbackReceipt(feedback.id, counted))

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -26,6 +26,8 @@ import anyio
 import msgspec
 
 from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.models.signals.promise import PromiseDraw
+from causeway_server.router.decision.attempts import Attempt
 from causeway_server.router.decision.decide import other_target
 from causeway_server.router.decision.features import question_of
 from causeway_server.router.errors import BackendError, CausewayError
@@ -36,7 +38,18 @@ from causeway_server.router.prices import PICO_USD
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.serving.reply import AnswerHead, Piece, Reply
-from causeway_server.router.types import Chunk, Confidence, Location, Request, RoutingHints, Target, Usage
+from causeway_server.router.types import (
+    AttemptRecord,
+    Chunk,
+    Confidence,
+    DecisionRecord,
+    Location,
+    Request,
+    RoutingHints,
+    Target,
+    Usage,
+)
+from causeway_server.router.variants.feedback import GOOD_SCORE
 
 from ..backends.backend import Backend, BackendRequest, UpstreamInfo
 from ..clock import Clock
@@ -133,6 +146,15 @@ class SemanticChecks:
             self._store.add(usd)
 
 
+def device_confidence(attempts: Sequence[Attempt] | Sequence[AttemptRecord]) -> float | None:
+    """Return the confidence of the device's first tokens; None if the device was not asked, or reported none."""
+    for attempt in attempts:
+        at = attempt.at if isinstance(attempt, AttemptRecord) else attempt.plan.target.at
+        if at == "edge" and attempt.confidence is not None:
+            return attempt.confidence.score
+    return None
+
+
 def _text(answer: StoredAnswer) -> str | None:
     """Return the text of a complete answer that is short enough to compare; None for any other."""
     if not isinstance(answer.body, CachedAnswer):
@@ -168,6 +190,7 @@ class ShadowText:
         self.ended = False  # whether `confidence` covers all tokens
         self.usage: Usage | None = None
         self.degraded = False  # whether another model than the target's answered
+        self.score: float | None = None  # the confidence as a handoff compares it, if it was asked for
         self._pieces: list[str] = []
         self._characters = 0
         self._finish_reason = ""
@@ -204,6 +227,13 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
     answered: Target
     other: Target
     since: float
+    draw: PromiseDraw | None = None  # for the route's promise
+
+    @property
+    def confidence(self) -> float | None:
+        """The confidence of the device's first tokens, as the handoff compared it; None if it was not asked."""
+        sequence = self.generation.sequence
+        return None if sequence is None else device_confidence(sequence.attempts)
 
     @property
     def route(self) -> str:
@@ -213,6 +243,9 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
     def after(self) -> int:
         """The number of tokens after which the route hands off, or would."""
         decision = self.generation.decision
+        if decision is not None and decision.promise is not None:  # there may be none in its plans
+            found = (one.handoff for one in self.generation.policy.routes if one.name == decision.rule)
+            return next((one.after_tokens for one in found if one is not None), _CONFIDENCE_TOKENS)
         plans = () if decision is None else decision.attempts
         return next((plan.handoff.after_tokens for plan in plans if plan.handoff is not None), _CONFIDENCE_TOKENS)
 
@@ -276,7 +309,8 @@ class Shadows:
     def problems(self) -> tuple[str, ...]:
         aside = {} if self._observer is None else self._observer.set_aside
         stats = self.disk()
-        return (self._unusable, *aside.values(), "" if stats is None else stats.problem)
+        promises = () if self._observer is None else self._observer.promises.problems
+        return (self._unusable, *aside.values(), *promises, "" if stats is None else stats.problem)
 
     def disk(self) -> SqliteStats | None:
         """Return the state of the file; None without one."""
@@ -298,6 +332,8 @@ class Shadows:
 
     def _follow_policy(self, policy: Policy) -> None:
         if policy.shadow is None:
+            if self._observer is not None:
+                self._observer.use(policy)
             return
         if self._store is None:
             try:
@@ -309,6 +345,8 @@ class Shadows:
             self._wake.set()
         elif self._observer is not None:
             self._observer.look(policy.shadow.max_drift)
+        if self._observer is not None:
+            self._observer.use(policy)
 
     def tap(self, generation: Generation, reply: Reply[AnswerHead]) -> ShadowTap | None:
         """Return the reply of an answer that a shadow request will follow; None for any other answer."""
@@ -318,7 +356,9 @@ class Shadows:
         if generation.on_device or generation.job is not None or request.echo or request.suffix is not None:
             return None
         prompt = prompt_text(request)
-        if prompt is None or len(prompt) > MAX_CHARACTERS or self.rng.random() >= decision.shadow.share:
+        if prompt is None or len(prompt) > MAX_CHARACTERS:
+            return None
+        if decision.promise is None and self.rng.random() >= decision.shadow.share:
             return None
         return ShadowTap(generation, reply, prompt)
 
@@ -329,13 +369,39 @@ class Shadows:
         other = None if answered is None else other_target(generation.decision.attempts, answered)
         if answered is None or other is None or not tap.answer.complete or generation.on_device or generation.degraded:
             return ""
-        if len(self._waiting) >= _MAX_WAITING or self._stopped or generation.policy is not self._policy:
-            self._count("dropped", other)
-            return ""
         now = self.clock.monotonic()
-        self._waiting.append(ShadowQuestion(generation, tap.prompt, tap.answer, answered, other, now))
+        question = ShadowQuestion(generation, tap.prompt, tap.answer, answered, other, now)
+        if generation.decision.promise is not None and (question := self._drawn(question)).draw is None:
+            return ""
+        if len(self._waiting) >= _MAX_WAITING or self._stopped or generation.policy is not self._policy:
+            self._end(question, "dropped")
+            return ""
+        self._waiting.append(question)
         self._wake.set()
         return other.name
+
+    def _drawn(self, question: ShadowQuestion) -> ShadowQuestion:
+        """Count an answer of a route with a promise; return its question with the draw, if it is drawn."""
+        assert self._observer is not None
+        on_device, confidence = question.answered.at == "edge", question.confidence
+        draw = self._observer.promises.draw(question.route, confidence, self.rng, on_device=on_device)
+        return msgspec.structs.replace(question, draw=draw)
+
+    def scored(self, record: DecisionRecord, score: float) -> None:
+        """Take a client's score into account: a bad one of the device's answer speaks against its route's promise."""
+        decision, policy = record.decision, self._policy
+        if decision is None or decision.promise is None or self._observer is None or policy is None:
+            return
+        confidence = device_confidence(record.outcome.attempts)
+        bad = score < GOOD_SCORE and record.outcome.route == "edge" and decision.revision == policy.revision
+        if bad and confidence is not None:
+            self._observer.promises.object(decision.rule, confidence)
+            self._keep_promises()
+
+    def _keep_promises(self) -> None:
+        assert self._observer is not None
+        if self._store is not None:
+            self._store.keep_promises(self._observer.promises.records)
 
     def stop(self) -> None:
         """Drop the waiting shadow requests and cancel the running one: the daemon drains."""
@@ -358,6 +424,7 @@ class Shadows:
             if not started and self._store is not None and self._observer is not None:
                 started = True
                 self._observer.add(await self._store.restore(self._observer.window), self._max_drift)
+                self._observer.promises.restore(self._store.earlier_promises)
                 self.checks.restore(self._store)
             while self._waiting:
                 await self._run_next(self._waiting.popleft())
@@ -374,7 +441,7 @@ class Shadows:
                 log.error("A shadow request failed unexpectedly: %s", redacted(failure))
                 result = "failed"
         self._scope = None
-        self._count(result, question.other)
+        self._end(question, result)
 
     async def _follow(self, question: ShadowQuestion) -> Result:
         """Ask the other side, compare, and store the result."""
@@ -396,11 +463,15 @@ class Shadows:
     async def _ask(self, question: ShadowQuestion) -> ShadowText:
         """Return the other side's answer. Its possible cost is charged however the request ends."""
         text, usd = ShadowText(), question.most_usd
-        chunks = self.backends[question.other.at].generate(self._call(question, text))
+        call = self._call(question, text)
+        chunks = self.backends[question.other.at].generate(call)
         try:
             async with asyncio.timeout(_WHOLE_S):
                 async for chunk in chunks:
                     text.add(chunk)
+                    if question.draw is not None and chunk.confidence is not None and self._observer is not None:
+                        quality = question.generation.estimates.quality
+                        text.score = self._observer.score(call, chunk, quality)
             if text.usage is not None and text.usage.completion_tokens:
                 usd = text.usage.pico_usd(question.other.price) / PICO_USD
         except BackendError as error:
@@ -446,6 +517,11 @@ class Shadows:
         )
         self._store.keep(answer)
         self._observer.add([answer], self._max_drift)
+        if question.draw is not None:
+            known = question.confidence
+            score = text.score if known is None else known
+            self._observer.promises.label(question.route, score, question.draw, good=answer.agreed)
+            self._keep_promises()
         return "agreed" if answer.agreed else "disagreed"
 
     def _is_affordable(self, question: ShadowQuestion) -> bool:
@@ -460,12 +536,15 @@ class Shadows:
             self.spend.add(usd)
             self.metrics.cost.add((target.name,), usd)
 
-    def _count(self, result: Result, target: Target) -> None:
-        self.metrics.shadow_requests.add((target.name, result))
+    def _end(self, question: ShadowQuestion, result: Result) -> None:
+        """Count a result; one that leaves no label is missing in the route's promise."""
+        self.metrics.shadow_requests.add((question.other.name, result))
+        if question.draw is not None and result not in ("agreed", "disagreed") and self._observer is not None:
+            self._observer.promises.label(question.route, None, question.draw, good=None)
 
     def _drop_waiting(self) -> None:
         while self._waiting:
-            self._count("dropped", self._waiting.popleft().other)
+            self._end(self._waiting.popleft(), "dropped")
 
     @property
     def _max_drift(self) -> float:

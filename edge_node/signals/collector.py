@@ -26,6 +26,7 @@ from causeway_server.router.types import (
     Location,
     Modality,
     NowSignals,
+    PromiseSignals,
     Snapshot,
 )
 
@@ -41,6 +42,7 @@ _MAX_RECENT_AGE_S = 0.05
 _FEEDBACK_HALF_LIFE_S = 3600.0
 _NONE: frozenset[str] = frozenset()
 _NO_CLOUD = CloudSignals()
+_NO_PROMISES: dict[str, PromiseSignals] = {}
 
 
 @dataclass(eq=False, repr=False)
@@ -111,9 +113,10 @@ class SignalCollector:
         uncalibrated = _NONE if self.learned is None else _uncalibrated(policy, self.learned)
         signals = (self.device, edge, cloud, self.spend.current, self._now_signals(int(self.clock.unix())))
         known = self._last
-        rest = (clouds, uncalibrated)
+        promises = _NO_PROMISES if self.learned is None else self.learned.promises.signals
+        rest = (clouds, uncalibrated, promises)
         same = (known.device, known.edge, known.cloud, known.spend, known.now) == signals
-        if same and known.setup is self._setup and (known.clouds, known.uncalibrated) == rest:
+        if same and known.setup is self._setup and (known.clouds, known.uncalibrated, known.promises) == rest:
             return known  # records of one moment share it
         self._last = Snapshot(
             *signals,
@@ -122,6 +125,7 @@ class SignalCollector:
             setup=self._setup,
             uncalibrated=uncalibrated,
             clouds=clouds,
+            promises=promises,
         )
         return self._last
 

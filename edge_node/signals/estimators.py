@@ -27,6 +27,7 @@ from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.types import Chunk, Confidence, Message, Request, TextPart
 
 from ..backends.backend import BackendRequest
+from .promises import Promises
 
 if TYPE_CHECKING:
     from causeway_server.models.signals.pair import PairEstimator
@@ -69,6 +70,7 @@ class LearnedEstimators:
         self._aside: dict[str, str] = {}  # sha256 of a pair's signals → why they are not used
         self.set_aside_pairs: dict[str, str] = {}
         """The reason for each edge model of the active policy whose calibrated signals are set aside."""
+        self.promises = Promises()
         self._policy: Policy | None = None
 
     def activate(self, policy: Policy) -> None:

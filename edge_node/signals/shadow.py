@@ -21,10 +21,13 @@ from causeway_server.models.signals.drift import MIN_ANSWERS, CalibrationDrift, 
 from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.models.signals.pair import ModelIdentity, prompt_features
 from causeway_server.models.signals.shadow import ShadowAnswer
+from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.serving.metrics import Sample
-from causeway_server.router.types import Confidence
+from causeway_server.router.types import Chunk, Confidence
 
+from ..backends.backend import BackendRequest
 from .estimators import LearnedEstimators
+from .promises import Promises
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +63,20 @@ class ShadowObserver:
     def set_aside(self) -> dict[str, str]:
         """Reason by edge model, for models whose calibrated signals are set aside."""
         return self._learned.set_aside_pairs
+
+    @property
+    def promises(self) -> Promises:
+        """The promises of the active policy's routes."""
+        return self._learned.promises
+
+    def use(self, policy: Policy) -> None:
+        """Follow the promises of another policy, once its signals are loaded."""
+        self.promises.use(policy, self._weights, self._learned.pairs)
+
+    def score(self, call: BackendRequest, chunk: Chunk, quality: float | None) -> float | None:
+        """Return the confidence of a chunk as the handoff compares it; None without one."""
+        confidence = self._learned.calibrate(call, chunk, quality).confidence
+        return None if confidence is None else confidence.score
 
     def compare(
         self,
@@ -124,7 +141,8 @@ class ShadowObserver:
                 self._learned.use_again(sha256)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics of the active policy's signals."""
+        """Yield the metrics of the active policy's signals and promises."""
+        yield from self.promises.samples()
         for model, sha256 in self._learned.pairs.items():
             for signal, drift in self._drifts(sha256, least=1):
                 labels = (("model", model), ("signal", signal))

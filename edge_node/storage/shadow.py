@@ -1,7 +1,7 @@
 """The store of shadow requests' results and costs, which survives restarts: the newest answers without content, and the
 cost of each day.
 
-The results of comparisons of semantic answers are kept as well.
+The results of comparisons of semantic answers, and the evidence of promises of quality, are kept as well.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from causeway_server.models.semantic.judge import Findings
 from causeway_server.models.signals import SHADOW_FILE as FILE
+from causeway_server.models.signals.promise import PromiseRecord
 from causeway_server.models.signals.shadow import (
     NEWEST_ANSWERS,
     PUT_ANSWER,
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _PUT_FINDINGS = "INSERT OR REPLACE INTO semantic VALUES (1, ?)"
 _GET_FINDINGS = "SELECT findings FROM semantic WHERE id = 1"
+_PUT_PROMISES = "INSERT OR REPLACE INTO promises VALUES (1, ?)"
+_GET_PROMISES = "SELECT records FROM promises WHERE id = 1"
 _ANSWER_BYTES = 1500  # approximate
 
 
@@ -48,6 +51,7 @@ class ShadowStore(SpendStore):
     def __init__(self, directory: Path | None, clock: Clock, keys: StateKeys | None = None) -> None:
         super().__init__(directory, clock, FILE, SCHEMA, _trim, keys)
         self.earlier_findings: Findings | None = None  # results of comparisons of semantic answers before `restore`
+        self.earlier_promises: list[PromiseRecord] = []
 
     async def restore(self, newest: int) -> list[ShadowAnswer]:
         """Load the spending of earlier runs, and return their `newest` answers, oldest first."""
@@ -57,6 +61,9 @@ class ShadowStore(SpendStore):
             found = await self.database.read(_GET_FINDINGS, timeout_s=LOAD_TIMEOUT_S)
             if found:
                 self.earlier_findings = msgspec.json.decode(str(found[0][0]), type=Findings)
+            found = await self.database.read(_GET_PROMISES, timeout_s=LOAD_TIMEOUT_S)
+            if found:
+                self.earlier_promises = msgspec.json.decode(str(found[0][0]), type=list[PromiseRecord])
             rows = await self.database.read(NEWEST_ANSWERS, (newest,), timeout_s=LOAD_TIMEOUT_S)
         except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("The results of earlier shadow requests cannot be read: %s", type(error).__name__)
@@ -76,6 +83,11 @@ class ShadowStore(SpendStore):
         """Store the results of comparisons of semantic answers, in place of the previous ones."""
         row = (msgspec.json.encode(findings).decode(),)
         self.write(Write(_PUT_FINDINGS, lambda: row, len(row[0])))
+
+    def keep_promises(self, records: list[PromiseRecord]) -> None:
+        """Store the evidence of promises, in place of the previous one."""
+        row = (msgspec.json.encode(records).decode(),)
+        self.write(Write(_PUT_PROMISES, lambda: row, len(row[0])))
 
 
 def _trim(database: sqlite3.Connection) -> None:

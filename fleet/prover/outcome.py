@@ -79,7 +79,8 @@ class _Scenario(NamedTuple):
         route = self.route
         assert route is not None
         left = self.session.target if route.best_of is not None else ""
-        return route.targets, route.handoff, route.best_of, route.fusion, self.chosen, left
+        promised = "" if route.promise is None else route.name
+        return route.targets, route.handoff, route.best_of, route.fusion, self.chosen, left, promised
 
 
 class Outcome:
@@ -209,7 +210,17 @@ class Outcome:
             return
         guard = z3.And(scenario.guard, z3.Not(self._refuses))
         may = [z3.And(guard, self._allowed(one, route.fusion)) for one in targets]
-        before = self._order(scenario, route, may)
+        before, shadow = self._order(scenario, route, may), FALSE
+        if self._policy.shadow is not None and scenario.chosen:
+            shadow = self._shadow(targets, may)
+            self._sums["shadow"].append(shadow)
+        unmeasured = FALSE
+        if route.promise is not None and not route.promise.only_where_measured:
+            unmeasured = z3.Not(z3.And(shadow, self._facts.flag(f"promises:{route.name}")))
+            for a, b in before:
+                cloud_first = self._sooner(targets[a], targets[b], z3.BoolVal(targets[a].at == "cloud"), False)
+                if targets[a].at != targets[b].at:
+                    before[a, b] = z3.If(unmeasured, cloud_first, before[a, b])
         for at, target in enumerate(targets):
             self._tried[target].append(may[at])
             later = [z3.And(may[other], before[at, other]) for other in range(len(targets)) if other != at]
@@ -221,9 +232,7 @@ class Outcome:
                 others = [other for other in range(len(targets)) if other != at]
                 up = [z3.And(one, z3.Not(self._down(targets[n].key))) for one, n in zip(later, others, strict=True)]
                 free = z3.And(z3.Not(bound), z3.Not(self._prefers("only_on_device")))
-                self._sums["handoff"].append(z3.And(may[at], free, z3.Or(FALSE, *up)))
-        if self._policy.shadow is not None and scenario.chosen:
-            self._sums["shadow"].append(self._shadow(targets, may))
+                self._sums["handoff"].append(z3.And(may[at], free, z3.Not(unmeasured), z3.Or(FALSE, *up)))
 
     @_once
     def _read(self, fusion: Fusion) -> tuple[dict[str, Formula], Formula]:
@@ -283,8 +292,8 @@ class Outcome:
         return found
 
     @_once
-    def _sooner(self, first: Target, second: Target, listed: Formula) -> Formula:
-        if first.at != second.at:
+    def _sooner(self, first: Target, second: Target, listed: Formula, hinted: bool = True) -> Formula:
+        if hinted and first.at != second.at:
             prefer = [self._prefers(one) for one in ("prefer_cloud", "prefer_on_device")]
             favoured, other = prefer if first.at == "cloud" else prefer[::-1]
             listed = z3.And(z3.Or(listed, favoured), z3.Not(other))

@@ -170,6 +170,7 @@ class Witness:
             "clouds": clouds,
             "regions": {cloud or FIRST: region for cloud, region in regions.items() if region},
             "down": self._flags("down:"),
+            "promises": dict.fromkeys(self._flags("promises:"), 0.5),
             "encoders": self._flags("encoders:"),
             "projectors": models,
             "candidates": list(self._candidates()) or None,

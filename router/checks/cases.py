@@ -39,6 +39,7 @@ from ..types import (
     NowSignals,
     Part,
     Prefer,
+    PromiseSignals,
     Reason,
     Request,
     ResponseFormat,
@@ -146,6 +147,7 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     encoders: tuple[Modality, ...] = ()  # kinds of parts that the device turns into text
     projectors: dict[str, tuple[Modality, ...]] = {}  # kinds that it turns into soft tokens, by model
     candidates: tuple[Candidate, ...] | None = None  # estimates of the targets of `best_of`
+    promises: dict[str, float] = {}  # thresholds that promises allow, by route; a route without one lacks evidence
 
     def build(self) -> Snapshot:
         edge = EdgeSignals(self.edge.queue, self.edge.tokens_per_s, self.edge.loaded, self.edge.feedback)
@@ -153,7 +155,17 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         setup = None
         if self.regions or self.encoders or self.projectors:
             setup = DeviceSetup(True, True, {}, self.encoders, self.projectors, clouds, self.regions)
-        return Snapshot(self.device, edge, self.cloud, self.spend, self.now, self.down, setup=setup, clouds=self.clouds)
+        return Snapshot(
+            self.device,
+            edge,
+            self.cloud,
+            self.spend,
+            self.now,
+            self.down,
+            setup=setup,
+            clouds=self.clouds,
+            promises={name: PromiseSignals(threshold) for name, threshold in self.promises.items()},
+        )
 
 
 def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:

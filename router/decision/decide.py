@@ -10,7 +10,8 @@
 4. Order: `best_of` orders by score (`candidates.ranked`); the client's preference moves targets forward within what
    the route lists; targets that are down go last.
 5. Plans: an attempt per target, with a handoff if a later target can take over, but never for a request that must stay
-   on the device. Parts that a target cannot take reach it as text or as soft tokens (`abilities.part_forms`).
+   on the device. A route's promise sets the handoff's threshold, or lets clouds go first (`_with_promise`). Parts that
+   a target cannot take reach it as text or as soft tokens (`abilities.part_forms`).
 
 In a policy with `session`, an earlier request of the session binds as constraints do (1), and the route may be replaced
 by the target that the session asked before (2): `sessions`.
@@ -51,6 +52,8 @@ from ..types import (
     Location,
     Modality,
     Prefer,
+    Promise,
+    PromiseSignals,
     Reason,
     Request,
     RequestFeatures,
@@ -87,6 +90,7 @@ class _Bindings(msgspec.Struct, frozen=True):
 
 
 _UNBOUND: Final = _Bindings()
+_NO_EVIDENCE: Final = PromiseSignals(detail="no answer is labelled yet")
 
 
 def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> Decision:
@@ -119,9 +123,12 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         attempts, skipped_target = _plan(route, request, kinds, (snapshot, estimates), bindings, reasons, leaving)
         if snapshot.uncalibrated and named is None:
             _note_uncalibrated(policy, route, snapshot, attempts, reasons)
-    shadow = None
+    shadow: Shadow | None = None
     if policy.shadow is not None and named is None and not (session is not None and session.tool_result):
         shadow = _shadow_of(policy.shadow, request, attempts, bindings)
+    promise = None
+    if route is not None and route.promise is not None:
+        attempts, promise = _with_promise(route.name, route.promise, attempts, shadow, snapshot, reasons)
     decided = bool(attempts or refused_by)
     missing, able = ((), ()) if decided else unmet_abilities(policy, request, kinds, snapshot, route, named)
     on_device, regions = bool(bindings.on_device), bindings.regions
@@ -142,6 +149,7 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         shadow,
         refused_by,
         bindings.mask,
+        promise,
     )
 
 
@@ -167,6 +175,46 @@ def decide_memoized(
         if known.attempts:  # else the reasons name what else is missing
             policy.decisions[key] = known
     return known
+
+
+def _with_promise(
+    name: str,
+    promise: Promise,
+    attempts: tuple[AttemptPlan, ...],
+    shadow: Shadow | None,
+    snapshot: Snapshot,
+    reasons: list[Reason],
+) -> tuple[tuple[AttemptPlan, ...], Promise | None]:
+    """Return the plans under a route's promise, and the promise if the answer may give a label for it.
+
+    1. Device and cloud may answer, a shadow request may follow, and there is evidence: the threshold of the handoff is
+       the one that the evidence allows, and never below the policy's own.
+    2. Otherwise the clouds answer first, those that are down last, and none hands off; or the route stays as it is
+       where its promise is for measured requests only. What is bound to the device stays there, without a promise.
+    """
+    state = snapshot.promises.get(name, _NO_EVIDENCE)
+    if shadow is not None and state.threshold is not None:  # (1)
+        reasons.append(Reason("promise_kept", rule=name, detail=f"{state.threshold:.3f}"))
+        return tuple([_with_threshold(plan, state.threshold) for plan in attempts]), promise
+    detail = "the request gives no label" if shadow is None else state.detail  # (2)
+    reasons.append(Reason("promise_unmeasured", rule=name, detail=detail))
+    measured = None if shadow is None else promise
+    if promise.only_where_measured:
+        return attempts, measured
+    down = snapshot.down
+    plans = dict.fromkeys(msgspec.structs.replace(plan, handoff=None) for plan in attempts)
+
+    def rank(plan: AttemptPlan) -> tuple[bool, bool]:
+        target = plan.target
+        return target.key in down or target.name in down, target.at == "edge"
+
+    return tuple(sorted(plans, key=rank)), measured
+
+
+def _with_threshold(plan: AttemptPlan, threshold: float) -> AttemptPlan:
+    if plan.handoff is None or plan.handoff.below >= threshold:
+        return plan
+    return msgspec.structs.replace(plan, handoff=msgspec.structs.replace(plan.handoff, below=threshold))
 
 
 def _shadow_of(

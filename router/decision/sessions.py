@@ -206,7 +206,7 @@ def pinned_route(
     keys = {one.key for one in targets}
     others = () if only or route is None else tuple(one for one in route.targets if one.key not in keys)
     base = chosen_by_name(()) if route is None else route
-    return replace(base, name=rule, targets=(*targets, *others), handoff=None, best_of=None), only  # (3)
+    return replace(base, name=rule, targets=(*targets, *others), handoff=None, best_of=None, promise=None), only  # (3)
 
 
 def outcome_of(session: Session, decision: Decision | None, target: str, model: str, because: str) -> SessionOutcome:

@@ -26,6 +26,7 @@ from ..types import (
     Fusion,
     Handoff,
     Overflow,
+    Promise,
     Reason,
     ReasonCode,
     SemanticCache,
@@ -107,6 +108,7 @@ class Route(Rule):
     fusion: Fusion
     wait_for: WaitFor
     best_of: Weights | None = None  # None: the targets are tried in their order
+    promise: Promise | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -435,7 +437,11 @@ def _route(doc: RouteDoc, when: Expression | None, targets: dict[str, Target]) -
     handoff = None
     if not isinstance(doc.handoff, UnsetType):
         handoff = Handoff(doc.handoff.after_tokens, doc.handoff.below, seconds(doc.handoff.within))
-    return Route(doc.name, when, listed, handoff, doc.fusion, doc.wait_for, best_of)
+    promise = None
+    if not isinstance(doc.promise, UnsetType):
+        settings = msgspec.structs.asdict(doc.promise)
+        promise = Promise(only_where_measured=settings.pop("applies") == "only_where_measured", **settings)
+    return Route(doc.name, when, listed, handoff, doc.fusion, doc.wait_for, best_of, promise)
 
 
 def _shadow(doc: ShadowDoc | UnsetType) -> Shadow | None:

@@ -119,6 +119,17 @@ class HandoffDoc(_Doc, frozen=True):
     within: Duration | UnsetType = UNSET
 
 
+class PromiseDoc(_Doc, frozen=True):
+    """Keeps the quality of a cloud target: the device moves the threshold of the handoff by labelled answers."""
+
+    of: Name
+    keep: Annotated[float, Meta(ge=0.5, le=0.999)]
+    risk: Annotated[float, Meta(ge=0.001, le=0.2)] = 0.05
+    tolerance: Annotated[float, Meta(ge=0.005, le=0.1)] = 0.01
+    shadow: Annotated[float, Meta(ge=0.01, le=1)] = 0.06
+    applies: Literal["always", "only_where_measured"] = "always"
+
+
 Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
 
 
@@ -144,6 +155,7 @@ class RouteDoc(_Doc, frozen=True):
     use: Annotated[tuple[Name, ...], Meta(min_length=1)] | BestOfDoc
     when: Condition | UnsetType = UNSET
     handoff: HandoffDoc | UnsetType = UNSET
+    promise: PromiseDoc | UnsetType = UNSET
     fusion: Fusion = "late"
     wait_for: WaitFor = "all"
 

@@ -38,6 +38,7 @@ def check_meaning(
         *checks.targets(),
         *checks.uses(),
         *checks.handoffs(),
+        *checks.promises(),
         *checks.weights(),
         *checks.budget(),
         *checks.fusions(),
@@ -125,6 +126,20 @@ class _Checks:
             elif sides.index("edge") == len(sides) - 1 and not isinstance(route.use, BestOfDoc):
                 name = used(route)[sides.index("edge")]
                 yield self.error(path, f"no target can take over from `{name}`: it is the last in `use`")
+
+    def promises(self) -> Iterator[Problem]:
+        for index, route in enumerate(self.doc.routes):
+            if isinstance(route.promise, UnsetType):
+                continue
+            path, of = f"routes[{index}].promise", route.promise.of
+            if isinstance(route.handoff, UnsetType):
+                yield self.error(path, "needs `handoff` in its route: its threshold is what the device moves")
+            if isinstance(self.doc.shadow, UnsetType):
+                yield self.error(path, "needs `shadow` in the policy, whose budget pays for the labels")
+            if of not in used(route) or of not in self.doc.targets or self.doc.targets[of].location != "cloud":
+                yield self.error(f"{path}.of", f"`{of}` is not a cloud target of this route's `use`")
+            elif "cloud" in self._sides(route)[: used(route).index(of)]:
+                yield self.error(f"{path}.of", f"a cloud target precedes `{of}` in `use`, and is compared instead")
 
     def weights(self) -> Iterator[Problem]:
         for index, route in enumerate(self.doc.routes):

@@ -19,6 +19,7 @@ SCENARIOS = {
     "ablation": Tool("bed.ablation", "what each mechanism is worth, in a scenario or in virtual time"),
     "agents": Tool("bed.agents", "agents in sessions at a device, under faults"),
     "clients": Tool("bed.clients.__main__", "agent frameworks and official clients against one edge daemon"),
+    "contract": Tool("bench.simulation.contract", "promises of quality on generated streams, beside an oracle"),
     "clouds": Tool("bed.clouds", "a device with three clouds, of which one and two are cut under load"),
     "dialects": Tool("bench.dialects", "CPU of a Messages request over a chat request's, at edge and gateway"),
     "equal": Tool("bed.equal", "equal requests at two gateways with a shared cache"),

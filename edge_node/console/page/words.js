@@ -26,6 +26,8 @@ export const REASONS = {
   session_bound: ["✓", "", "an earlier request of the session is bound, and so is this one {detail}"],
   session_pinned: ["✓", "", "the session stays at {target}: {detail}"],
   session_left: ["✗", "", "the session leaves {target}: {detail}"],
+  promise_kept: ["✓", "", "the promise of quality hands off below {detail}"],
+  promise_unmeasured: ["?", "", "the promise of quality has no measure: {detail}"],
   calibration_set_aside: ["!", "", "the calibration of {target} has drifted and is set aside {detail}"],
   no_route: ["✗", "", "no target is left {detail}"],
   cache_rule_held: ["✓", "held", "cache rule held"],

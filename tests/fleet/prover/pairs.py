@@ -41,6 +41,7 @@ from causeway_server.router.types import (
     Message,
     NowSignals,
     Part,
+    PromiseSignals,
     Request,
     ResponseFormat,
     RoutingHints,
@@ -175,6 +176,7 @@ class Draw:
             absent=frozenset(key for kind, _, key in named if kind == "absent" and rng.random() < 0.1),
             setup=setup if rng.random() < 0.7 else None,
             clouds={c: self._cloud() for c in (*self._clouds, "eu", "us") if c and rng.random() < 0.8},
+            promises={key: PromiseSignals(0.5) for kind, _, key in named if kind == "promises" and rng.random() < 0.5},
         )
 
     def _estimates(self, request: Request) -> Estimates:
@@ -283,7 +285,7 @@ class Valuation:
         spec = find_signal(name.removesuffix("?"))
         if spec is not None and spec.type != "list" and name != "request.temperature":
             return _of_signal(spec, self._world.facts.choices.get(name), asks_presence=name.endswith("?"))
-        if head in ("down", "absent"):
+        if head in ("down", "absent", "promises"):
             return lambda pair: rest in getattr(pair[1], head)
         if head == "encoders":
             return lambda pair: pair[1].setup is not None and rest in pair[1].setup.encoders

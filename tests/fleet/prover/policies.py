@@ -124,6 +124,7 @@ class Author:
         document["cache"] = [self.cache(at) for at in range(rng.randrange(3))]
         if self.flip(0.4):
             document["shadow"] = {"share": 0.5}
+            self.promise(document["routes"], targets)
         if self.flip(0.5):
             document["session"] = {
                 "pin": rng.choice(("tool_loop", "conversation")),
@@ -132,6 +133,16 @@ class Author:
             if any(isinstance(route["use"], dict) for route in document["routes"]) and self.flip():  # type: ignore[attr-defined]
                 document["session"] = {"switch_cost": "prefix"}
         return document
+
+    def promise(self, routes: object, targets: dict[str, dict[str, object]]) -> None:
+        """Give routes with a handoff and a cloud target a promise."""
+        assert isinstance(routes, list)
+        for route in routes:
+            use = route["use"]["best_of"] if isinstance(route["use"], dict) else route["use"]
+            clouds = [name for name in use if targets[name]["at"] != "edge"]
+            if "handoff" in route and clouds and self.flip():
+                applies = "always" if self.flip(0.7) else "only_where_measured"
+                route["promise"] = {"of": clouds[0], "keep": 0.9, "applies": applies}
 
     def constraint(self, at: int) -> dict[str, object]:
         keep = self._rng.choice(("on_device", "on_device", "parts_on_device", "in_region"))

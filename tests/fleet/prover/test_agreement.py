@@ -43,12 +43,28 @@ def test_formulas_agree_with_decisions(group: int) -> None:
 def test_each_fact_of_an_outcome_occurs_among_the_pairs() -> None:
     """Else the comparison would say nothing about it."""
     seen = dict.fromkeys(OUTCOMES, 0)
-    for at, (_, policy) in enumerate(itertools.islice(drawn(3), 12)):
+    for at, (_, policy) in enumerate(itertools.islice(drawn(3), 18)):
         agreement = Agreement(policy, at)
         assert list(agreement.disagreements(100)) == []
         for name, count in agreement.seen.items():
             seen[name] += count
     assert [name for name, count in seen.items() if not count] == []
+
+
+@pytest.mark.parametrize("applies", ["always", "only_where_measured"])
+@pytest.mark.parametrize("use", ["[s, l, e]", "{best_of: [s, l, e]}"])
+def test_formulas_agree_on_a_promise_with_and_without_evidence(applies: str, use: str) -> None:
+    text = (
+        "version: 1\nname: a\ntargets: {s: {at: edge, model: m}, l: {at: cloud, model: n}, "
+        'e: {at: "cloud:eu", model: o}}\n'
+        "constraints: [{name: c, keep: on_device, when: '\"private\" in request.tags'}]\n"
+        f"routes: [{{name: r, use: {use}, handoff: {{after_tokens: 8, below: 0.3}}, "
+        f"promise: {{of: l, keep: 0.95, applies: {applies}}}}}]\n"
+        "shadow: {share: 0.1}\nsession: {pin: tool_loop}\n"
+    )
+    agreement = Agreement(parse_policy(text), 1)
+    assert list(agreement.disagreements(1_500)) == []
+    assert {"outcome.handoff", "outcome.shadow"} <= {name for name, count in agreement.seen.items() if count}
 
 
 def test_a_formula_of_another_policy_is_seen() -> None:
