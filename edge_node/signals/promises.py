@@ -113,16 +113,11 @@ class Promises:
             open_below = 1.0 if threshold is None else threshold
             bound = min(1.0, kept.wrong_at_most / max(1.0, record.requests))
             yield from (
-                Sample(
-                    "causeway_edge_promise_threshold",
-                    "Confidence below which the device hands off; 1: the cloud answers first.",
-                    open_below,
-                    labels,
-                ),
-                Sample("causeway_edge_promise_labels", "Labelled answers of a promise.", record.answers, labels),
-                Sample("causeway_edge_promise_requests", "Answers that a promise counts.", record.requests, labels),
-                Sample("causeway_edge_promise_wrong", "Upper bound of the share of wrong answers.", bound, labels),
-                Sample("causeway_edge_promise_alarms", "Falls of quality that were found.", record.alarms, labels),
+                Sample("causeway_edge_promise_threshold", open_below, labels),
+                Sample("causeway_edge_promise_labels", record.answers, labels),
+                Sample("causeway_edge_promise_requests", record.requests, labels),
+                Sample("causeway_edge_promise_wrong", bound, labels),
+                Sample("causeway_edge_promise_alarms", record.alarms, labels),
             )
 
     def _publish(self) -> None:
