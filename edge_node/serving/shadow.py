@@ -147,7 +147,7 @@ class SemanticChecks:
 
 
 def device_confidence(attempts: Sequence[Attempt] | Sequence[AttemptRecord]) -> float | None:
-    """Return the confidence of the device's first tokens; None if the device was not asked, or reported none."""
+    """Return the confidence of the device's first tokens; None if it made no answer, or reported none."""
     for attempt in attempts:
         at = attempt.at if isinstance(attempt, AttemptRecord) else attempt.plan.target.at
         if at == "edge" and attempt.confidence is not None:
@@ -231,7 +231,7 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
 
     @property
     def confidence(self) -> float | None:
-        """The confidence of the device's first tokens, as the handoff compared it; None if it was not asked."""
+        """The confidence of the device's first tokens, as the handoff compared it; None if it made none."""
         sequence = self.generation.sequence
         return None if sequence is None else device_confidence(sequence.attempts)
 

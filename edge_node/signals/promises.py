@@ -73,7 +73,7 @@ class Promises:
         """Count a complete answer; return its draw if it is to be labelled.
 
         Args:
-            confidence: Of the device's answer or its first tokens; None if the device was not asked.
+            confidence: The confidence of the device's first tokens; None without any.
         """
         kept = self._kept.get(route)
         if kept is None or (on_device and confidence is None):

@@ -102,7 +102,7 @@ class KeptPromise:
         return _CLOSED_SHARE if self.record.closed else _CLOUD_SHARE
 
     def count(self, confidence: float | None) -> None:
-        """Count a request that the device or the cloud answered. `confidence`: None if the device was not asked."""
+        """Count a request that the device or the cloud answered. `confidence`: None if the device made none."""
         record = self.record
         record.requests += 1.0
         record.weight *= 1.0 + 1.0 / _MEMORY
