@@ -26,7 +26,7 @@ PROMISED = (
     )
     + "shadow: {share: 0.000001, usd_per_day: 1000}\n"
 )
-OTHER_WORDS = ("entirely", " different", " matters", " here")
+OTHER_WORDS = ("entirely", " different", " here")
 
 
 async def ask(device: Device, **more: object) -> Answer:

@@ -43,7 +43,7 @@ def opened(threshold: float) -> Snapshot:
 
 def decided(snapshot: Snapshot, text: str = TEXT, *, session: Session | None = None, **request: object) -> Decision:
     asked = Request(kind="chat", model="auto", messages=(Message(role="user", content="x"),))
-    asked = msgspec.structs.replace(asked, **request)  # type: ignore[arg-type]
+    asked = msgspec.structs.replace(asked, **request)
     return decide(parse_policy(text), asked, snapshot, Estimates(session=session))
 
 
