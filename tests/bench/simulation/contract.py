@@ -151,7 +151,7 @@ def attack(rng: random.Random, kind: str) -> Requests:
         if threshold is None:
             return rng.random(), False
         bets = sum(kept.record.bets) / len(kept.record.bets)
-        bad = kind == "all at once" or (kind == "below the doubt" and bets < 2.5) or rng.random() < 0.12
+        bad = kind == "all at once" or (kind == "below the doubt" and bets < 1.2) or rng.random() < 0.12
         return (min(0.999, threshold + 0.01), True) if bad else (rng.random(), False)
 
     return each
@@ -204,9 +204,10 @@ def main(options: argparse.Namespace) -> list[Row]:
             found = list(pool.map(partial(kept_of, kind=kind, size=size, seed=seed), range(each), chunksize=5))
             is_broken, share, oracle, whole, window, alarms = map(np.array, zip(*found, strict=True))
             print(
-                f"{kind:9} broken {is_broken.mean():.1%}  on the device {share.mean():.1%}, oracle {oracle.mean():.1%} "
-                f" quality {KEEP - whole.mean():.2%}, 95 % of streams at least {KEEP - np.quantile(whole, 0.95):.2%},"
-                f" worst 1,000 {KEEP - np.quantile(window, 0.95):.2%}  alarms {alarms.mean():.2f}"
+                f"{kind:9} broken {is_broken.mean():.1%}  on the device {share.mean():.1%}, oracle {oracle.mean():.1%}"
+                f"  alarms {alarms.mean():.2f}\n"
+                f"          quality {KEEP - whole.mean():.2%}, 95 % of streams at least "
+                f"{KEEP - np.quantile(whole, 0.95):.2%}, worst 1,000 {KEEP - np.quantile(window, 0.95):.2%}"
             )
             rows.append(Row(f"share of the oracle's, {kind}", 100 * share.sum() / oracle.sum(), "%"))
             broken += is_broken.tolist()
