@@ -21,6 +21,9 @@ MAGIC: Final = b"\x00CWJ1"
 KEY_BYTES: Final = 32
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
+_DRAWN = 256  # nonces
+_nonces: list[bytes] = []  # to use; each once
+os.register_at_fork(after_in_child=_nonces.clear)
 
 
 def head_of(key_id: str) -> bytes:
@@ -64,7 +67,7 @@ class Sealer:
     def seal(self, key_id: str, data: bytes, *place: str) -> bytes:
         """Seal a value for a place."""
         head, cipher = self._ciphers[key_id]
-        nonce = os.urandom(_NONCE_BYTES)
+        nonce = _nonce()
         return head + nonce + cipher.encrypt(nonce, data, _bound(head, place))
 
     def open(self, stored: bytes, *place: str) -> bytes:
@@ -80,6 +83,16 @@ class Sealer:
             return cipher.decrypt(nonce, rest, _bound(head, place))
         except (InvalidTag, KeyError, ValueError):
             raise RecordUnreadable("Encrypted content was modified, or belongs to another record.") from None
+
+
+def _nonce() -> bytes:
+    """Return a random nonce. Many are drawn at once, as each draw hands the interpreter's lock to another thread."""
+    try:
+        return _nonces.pop()
+    except IndexError:
+        drawn = os.urandom(_DRAWN * _NONCE_BYTES)
+        _nonces.extend([drawn[at : at + _NONCE_BYTES] for at in range(_NONCE_BYTES, len(drawn), _NONCE_BYTES)])
+        return drawn[:_NONCE_BYTES]
 
 
 def _bound(head: bytes, place: tuple[str, ...]) -> bytes:
