@@ -25,6 +25,7 @@ import msgspec
 from causeway_server.router.bundle.settings import CloudSettings
 from causeway_server.router.decision.abilities import no_route, pinned_error
 from causeway_server.router.decision.attempts import Attempt, AttemptSequence, AttemptState, final_error
+from causeway_server.router.decision.candidates import MOST_TOKENS
 from causeway_server.router.decision.sessions import SessionTurn
 from causeway_server.router.errors import (
     BackendError,
@@ -482,7 +483,7 @@ class AttemptRunner:
             request, restorer = masked.request, restorer_of(masked) if masked.values else None
         call = BackendRequest(
             id=generation.id,
-            request=with_temperature(request, target),
+            request=bounded(with_temperature(request, target), target, generation.policy),
             target=target,
             deadline=deadline,
             first_token_by=first_token_by,
@@ -707,6 +708,13 @@ async def close_chunks(chunks: AsyncIterator[Chunk]) -> None:
         return
     with anyio.CancelScope(deadline=_now() + _CLOSE_S, shield=True):
         await close()
+
+
+def bounded(request: Request, target: Target, policy: Policy) -> Request:
+    """Return the request with the limit that a budget counts with, if the client sets none."""
+    if policy.budget_usd is None or request.max_tokens or not target.price.costs or request.kind == "embedding":
+        return request
+    return msgspec.structs.replace(request, max_tokens=MOST_TOKENS)
 
 
 def with_temperature(request: Request, target: Target) -> Request:

@@ -261,9 +261,13 @@ class Admission:
         """Return whether a request could start now."""
         return self.running < self._limits.concurrent and not self.waiting
 
+    @property
+    def is_idle(self) -> bool:
+        return not (self.running or self.waiting)
+
     async def idle(self) -> None:
         """Wait until no request runs or waits."""
-        while self.running or self.waiting:
+        while not self.is_idle:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(turn)
             await turn

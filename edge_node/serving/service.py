@@ -586,12 +586,14 @@ class Service:
     def _reserve(self, generation: Generation, decision: Decision) -> None:
         """Hold back what the answer may cost, in the step that decided it, and take note of what could be chosen."""
         request, estimates, spend = generation.request, generation.estimates, self.records.spend
-        dear = {plan.target.name: plan.target for plan in decision.attempts if plan.target.price.costs}
+        dear = {plan.target.key: plan.target for plan in decision.attempts if plan.target.price.costs}
         generation.reserved_usd = sum(most_usd(target, request, estimates) for target in dear.values())
         spend.reserved_usd += generation.reserved_usd
         weights = next((route.best_of for route in generation.policy.routes if route.name == decision.rule), None)
         if weights is not None:
-            targets = tuple(dict.fromkeys(plan.target for plan in decision.attempts))
+            dropped = {reason.target for reason in decision.reasons if reason.code == "budget_excluded"}
+            found = (target for target in generation.policy.compared if target.key in dropped)
+            targets = tuple(dict.fromkeys((*(plan.target for plan in decision.attempts), *found)))
             spend.offer(steps_of(choices(targets, weights, request, estimates, estimates.session or NO_SESSION)))
 
     # --- the end -----------------------------------------------------------------------------------------------------

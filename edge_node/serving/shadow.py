@@ -74,6 +74,7 @@ _LONGER, _MORE_TOKENS = 4, 64  # limit of the other answer: this multiple of the
 _CHARACTERS_PER_TOKEN = 2  # characters per token, nearly always more; for the maximum cost of a prompt
 _MAX_WAITING = 8
 _MAX_WAIT_S = 600.0
+_MAX_IDLE_WAIT_S = 60.0
 _TRIES = 3  # number of times that a client's request may interrupt one on the device
 _WHOLE_S = 120.0
 Result = Literal["agreed", "disagreed", "failed", "interrupted", "over_budget", "dropped"]
@@ -204,6 +205,11 @@ class ShadowText:
         """Whether the model ended it, and it is short enough to be compared."""
         return self._finish_reason == "stop" and self._characters <= MAX_CHARACTERS
 
+    @property
+    def is_longer(self) -> bool:
+        """Whether it goes on beyond the limit."""
+        return self._finish_reason == "length" and not self.degraded
+
     def set_upstream(self, info: UpstreamInfo) -> None:
         self.degraded = info.degraded
 
@@ -253,6 +259,12 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
     def answer_tokens(self) -> int:
         """The limit of the other answer in tokens: a much longer one does not agree."""
         return _LONGER * max(self.answer.tokens, self.generation.usage.completion_tokens) + _MORE_TOKENS
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether `answer_tokens` bounds the other answer, and not the client's own limit."""
+        most = self.generation.request.max_tokens
+        return most is None or self.answer_tokens < most
 
     @property
     def most_usd(self) -> float:
@@ -448,7 +460,10 @@ class Shadows:
         on_device = question.other.at == "edge"
         for _ in range(_TRIES if on_device else 1):
             if on_device:
-                await self.admission.idle()
+                with anyio.move_on_after(_MAX_IDLE_WAIT_S):  # others wait behind it, which need no idle device
+                    await self.admission.idle()
+                if not self.admission.is_idle:
+                    return "dropped"
             elif not self.admission.has_room:
                 return "dropped"
             if self.clock.monotonic() - question.since > _MAX_WAIT_S:
@@ -457,6 +472,8 @@ class Shadows:
                 return "over_budget"
             with self.admission.spare() if on_device else nullcontext():
                 text = await self._ask(question)
+                if text.is_longer and question.draw is not None and question.is_bounded:
+                    return self._label(question, text, agreed=False)
                 return self._compare(question, text) if text.complete and not text.degraded else "failed"
         return "interrupted"
 
@@ -517,12 +534,15 @@ class Shadows:
         )
         self._store.keep(answer)
         self._observer.add([answer], self._max_drift)
-        if question.draw is not None:
+        return self._label(question, text, agreed=answer.agreed)
+
+    def _label(self, question: ShadowQuestion, text: ShadowText, *, agreed: bool) -> Result:
+        if question.draw is not None and self._observer is not None:
             known = question.confidence
             score = text.score if known is None else known
-            self._observer.promises.label(question.route, score, question.draw, good=answer.agreed)
+            self._observer.promises.label(question.route, score, question.draw, good=agreed)
             self._keep_promises()
-        return "agreed" if answer.agreed else "disagreed"
+        return "agreed" if agreed else "disagreed"
 
     def _is_affordable(self, question: ShadowQuestion) -> bool:
         shadow = None if self._policy is None else self._policy.shadow

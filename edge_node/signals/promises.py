@@ -78,9 +78,9 @@ class Promises:
         kept = self._kept.get(route)
         if kept is None or (on_device and confidence is None):
             return None
-        share = kept.draw_share(on_device=on_device)
+        draw = PromiseDraw(on_device, kept.draw_share(on_device=on_device), confidence is not None, kept.binds)
         kept.count(confidence)
-        return PromiseDraw(on_device, share, confidence is not None) if rng.random() < share else None
+        return draw if rng.random() < draw.share else None
 
     def label(self, route: str, confidence: float | None, draw: PromiseDraw, *, good: bool | None) -> None:
         """Take the label of a drawn answer into account. `good`: None if the comparison failed."""

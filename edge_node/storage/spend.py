@@ -91,14 +91,19 @@ class SpendStore(SqliteStore):
         try:
             rows = await self.database.read(_GET, timeout_s=LOAD_TIMEOUT_S)
             state = msgspec.json.decode(str(rows[0][0]), type=SpendState) if rows else SpendState()
-            if rows := await self.database.read(_GET_DEMAND, timeout_s=LOAD_TIMEOUT_S):
-                self._pacer = Pacer(msgspec.json.decode(str(rows[0][0]), type=Demand))
         except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             fault = type(error).__name__
             log.warning("The spending of earlier runs in %s cannot be read, so it starts at 0: %s", self._file, fault)
             return False
         self._tracker = SpendTracker(restored=state)
         self.refresh()
+        try:
+            rows = await self.database.read(_GET_DEMAND, timeout_s=LOAD_TIMEOUT_S)
+            self._pacer = Pacer(msgspec.json.decode(str(rows[0][0]), type=Demand)) if rows else Pacer()
+        except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.warning(
+                "The usual day in %s cannot be read, so it is learned again: %s", self._file, type(error).__name__
+            )
         return True
 
     def add(self, usd: float) -> None:
@@ -111,11 +116,11 @@ class SpendStore(SqliteStore):
     def paced(self, budget_usd: float) -> SpendSignals:
         """Return the sums, with what is left of a budget of the local day, and its price."""
         day, hours = self._tracker.local(self._clock.unix())
-        left = budget_usd - (self.current.usd_today or 0.0) - self.reserved_usd
+        left = budget_usd - (self.current.usd_today or 0.0)
         at = (self._offers // _REPRICED, hours // 0.05)
         if self._price is None or self._price[:2] != at:
             self._price = (*at, self._pacer.price(max(0.0, left), day, hours))
-        return msgspec.structs.replace(self.current, usd_left=left, price=self._price[2])
+        return msgspec.structs.replace(self.current, usd_left=left - self.reserved_usd, price=self._price[2])
 
     def offer(self, steps: Steps) -> None:
         """Take note of a choice between targets, for the price of the next ones."""

@@ -102,10 +102,18 @@ class _Prover:
     def proof(self, statement: Statement, until: float) -> Proof:
         """Search a setting that `decide` confirms; a rule that none reaches is refuted, any other statement proved."""
         setting, why = self._search(statement, until)
+        if setting is None and not why and self._reads_budget(statement):
+            why = "it may depend on what is left of a `budget`, which has no formula"
         is_found, is_about_reach = setting is not None, statement.kind == "reach"
         status: Status = "undecided" if why else "proved" if is_found == is_about_reach else "refuted"
         case = None if setting is None or is_about_reach else self._case(statement, setting)
         return Proof(statement.kind, statement.name, statement.text, status, case, why)
+
+    def _reads_budget(self, statement: Statement) -> bool:
+        """Whether a statement is of targets that a budget may exclude. What stays on the device does not hang on it."""
+        if statement.kind == "compare":
+            return self._old is not None and self._old.budget_usd is not None
+        return statement.kind == "claim" and self._policy.budget_usd is not None
 
     def _search(self, statement: Statement, until: float) -> tuple[Setting | None, str]:
         """Return a setting that is as the statement says; or why it is not known whether there is one.

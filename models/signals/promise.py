@@ -78,6 +78,7 @@ class PromiseDraw(msgspec.Struct, frozen=True):
     on_device: bool
     share: float
     counted: bool
+    binds: bool = True  # whether the promise was about this answer: one that only measures is about none before
 
 
 class KeptPromise:
@@ -101,10 +102,15 @@ class KeptPromise:
             return self.share
         return _CLOSED_SHARE if self.record.closed else _CLOUD_SHARE
 
+    @property
+    def binds(self) -> bool:
+        """Whether the next answers are held to the promise."""
+        return not self.promise.only_where_measured or self.signals.threshold is not None
+
     def count(self, confidence: float | None) -> None:
         """Count a request that the device or the cloud answered. `confidence`: None if the device made none."""
         record = self.record
-        record.requests += 1.0
+        record.requests += self.binds
         record.weight *= 1.0 + 1.0 / _MEMORY
         if record.weight > _RESCALE:
             record.seen, record.labels, record.bad = (
@@ -127,7 +133,7 @@ class KeptPromise:
             record.seen[cell] += record.weight / draw.share
         if draw.on_device:
             self._drawn(missed=False)
-            if not good:
+            if not good and draw.binds:
                 self._lose(draw.share * max(_LEAST_COVERED, 1.0 - record.missed / record.drawn), 1.0)
         if record.closed:
             record.fresh += 1
@@ -141,7 +147,7 @@ class KeptPromise:
             self._drawn(missed=True)
             record = self.record
             if record.drawn >= _LEAST_DRAWN and record.missed > (1.0 - _LEAST_COVERED) * record.drawn:
-                self._close("most comparisons with the cloud fail")
+                self._suspend("most comparisons with the cloud fail")
                 self._choose()
 
     def object(self, confidence: float) -> None:
@@ -149,7 +155,8 @@ class KeptPromise:
         cell = cell_of(confidence)
         self.record.labels[cell] += self.record.weight
         self.record.bad[cell] += self.record.weight
-        self._lose(1.0, self.share)
+        if self.binds:
+            self._lose(1.0, self.share)
         self._look()
 
     @property
@@ -170,7 +177,8 @@ class KeptPromise:
         record = self.record
         for at, stake in enumerate(_STAKES):
             record.losses[at] -= math.log1p(-min(stake * self.promise.shadow / share, 0.99))
-        record.bets = [value * (1.0 + bet * bet_on) for value, bet in zip(record.bets, _BETS, strict=True)]
+        if not record.closed:
+            record.bets = [value * (1.0 + bet * bet_on) for value, bet in zip(record.bets, _BETS, strict=True)]
 
     def _look(self) -> None:
         """Look at the alarm's e-value, and choose the threshold."""
@@ -182,6 +190,14 @@ class KeptPromise:
             doubt = 0.0
         self.share = max(self.promise.shadow, _DOUBTED_SHARE) if doubt > _DOUBT else self.promise.shadow
         self._choose()
+
+    def _suspend(self, why: str) -> None:
+        """Close it until there are labels again: what is known stays known."""
+        record = self.record
+        if not record.closed:
+            record.closed, record.why, record.fresh, record.need = True, why, 0, _LEAST
+            self.share = self.promise.shadow
+        record.drawn = record.missed = 0.0
 
     def _close(self, why: str) -> None:
         record = self.record
@@ -228,6 +244,8 @@ class KeptPromise:
             above_labels, above_bad = above_labels + labels[cell + 1], above_bad + bad[cell + 1]
             bound = risk + _CAUTION * math.sqrt(variance)
             if bound > allowed:
+                if cell == CELLS - 1:
+                    return None  # also the surest answers are wrong too often
                 odds = _LOWEST + _STEP * (cell + 1 - (allowed - before) / (bound - before))
                 return 1.0 / (1.0 + math.exp(-odds))
             before = bound

@@ -100,6 +100,9 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         ModelNotFound: No target has the name, or serves the model, that the client asked for.
         InvalidRequest: The continue token belongs to no target of this policy.
     """
+    if policy.budget_usd is None and snapshot.spend.usd_left is not None:  # of another policy
+        spend = msgspec.structs.replace(snapshot.spend, usd_left=None, price=None)
+        snapshot = msgspec.structs.replace(snapshot, spend=spend)
     named = named_route(policy, request)
     kinds = modalities(request)
     values = (policy.route_needs if named is None else policy.constraint_needs).read(request, snapshot, estimates)
@@ -374,7 +377,8 @@ def _affordable(
     snapshot, estimates = signals
     left, allowed = snapshot.spend.usd_left or 0.0, []
     for target in targets:
-        if target.price.costs and (most := most_usd(target, request, estimates)) > left:
+        most = most_usd(target, request, estimates) if target.price.costs else 0.0
+        if most > max(0.0, left):
             detail = f"{most:.6f} USD at most, {max(0.0, left):.6f} USD left"
             reasons.append(Reason("budget_excluded", rule=rule, target=target.key, detail=detail))
         else:

@@ -8,6 +8,7 @@ arrived for all connections of a loop in a row, then the protocols get it, then 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,8 @@ from typing import Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 _RECORD_BYTES: Final = 16 * 1024  # maximum plaintext of a record, and of a read (RFC 8446, 5.1)
+_HELD_BYTES: Final = 256 * 1024  # maximum undecrypted bytes that wait for the turn
+_LINGER_S: Final = 30.0  # maximum time in which the last bytes must leave
 _UNSENT_BYTES: Final = 64 * 1024  # maximum unsent bytes of a peer that gets an answer of TLS's own
 _SINGLE_TURNS: Final = 4
 _ALONE: Final = 64
@@ -56,9 +59,14 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         """End the connection because of a fault, of which the peer gets an alert if OpenSSL has one."""
         if not self._is_over:
             self._is_over = True
-            self._fault = error
+            self._fault = error.with_traceback(None)  # whose frames hold the connection
             self._flush()
-            self._tcp.close()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._tcp.close()
+        if self._tcp.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(_LINGER_S, self._tcp.abort)
 
     # --- the protocol of the TCP transport ---------------------------------------------------------------------------
 
@@ -70,8 +78,8 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self._incoming.write(data)
         if self._protocol is None:
             self._shake()
-        elif self._turn.alone:
-            self._turn.alone -= 1
+        elif self._turn.alone or self._incoming.pending > _HELD_BYTES:  # libuv reads a full socket on and on
+            self._turn.alone = max(0, self._turn.alone - 1)
             self.deliver(self.decrypt())
         else:
             self._turn.add(self._turn.arrived, self)
@@ -176,7 +184,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             with suppress(ssl.SSLError):  # the peer's end is not awaited
                 self._tls.unwrap()
             self._flush()
-            self._tcp.close()
+            self._leave()
 
     def abort(self) -> None:
         self._is_over = True
@@ -231,6 +239,7 @@ class _Turn:
 
     def __init__(self) -> None:
         self.alone = 0
+        self._context = contextvars.Context()  # of no request
         self._single = 0  # turns in a row that had one connection
         self.arrived: list[TlsConnection] = []
         self.written: list[TlsConnection] = []
@@ -240,13 +249,14 @@ class _Turn:
         queue.append(connection)
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._run)
+            asyncio.get_running_loop().call_soon(self._run, context=self._context)
 
     def _run(self) -> None:
         try:
             arrived = [(one, one.decrypt()) for one in self.arrived]
             self.arrived.clear()
-            self._single = self._single + 1 if len(arrived) < 2 else 0
+            is_single = max(len(arrived), len(self.written)) < 2
+            self._single = self._single + 1 if is_single else 0
             for one, found in arrived:
                 one.deliver(found)
             for one in self.written:

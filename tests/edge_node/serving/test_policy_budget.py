@@ -10,6 +10,7 @@ import msgspec
 
 from causeway_server.edge_node.clock import Clock, system_clock
 from causeway_server.edge_node.storage.spend import SpendStore
+from causeway_server.router.decision.candidates import MOST_TOKENS
 from causeway_server.router.decision.pacing import Steps
 from tests.waiting import until
 
@@ -81,3 +82,22 @@ async def test_the_usual_day_survives_a_restart(tmp_path: Path) -> None:
     assert again.paced(0.1).price == price == 50.0
     assert msgspec.structs.replace(again.paced(0.1), usd_left=None, price=None) == again.current
     await asyncio.to_thread(again.close)
+
+
+async def test_an_answer_without_a_limit_gets_the_one_that_was_counted(tmp_path: Path) -> None:
+    dear = POLICY + "budget: {usd_per_day: 100}\n"
+    async with running(tmp_path, policy=dear) as device:
+        assert (await device.ask(tags="cloud", temperature=0.7)).status == 200
+        assert device.cloud.bodies[-1]["max_tokens"] == MOST_TOKENS
+        assert (await ask(device)).status == 200
+        assert device.cloud.bodies[-1]["max_tokens"] == 8
+
+
+async def test_what_is_held_back_for_now_moves_no_price(tmp_path: Path) -> None:
+    store = SpendStore(None, Clock(unix=lambda: 1_780_000_000.0))
+    for _ in range(100):
+        store.offer(Steps(0.0, ((50.0, 0.01),)))
+    free = store.paced(100.0)
+    store.reserved_usd = 100.0
+    held = store.paced(100.0)
+    assert (held.price, held.usd_left) == (free.price, 0.0)

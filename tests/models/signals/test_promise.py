@@ -145,3 +145,44 @@ def test_a_million_requests_overflow_nothing() -> None:
     serve(kept, 10_000, good=True)
     assert kept.record.weight < 1e100
     assert kept.signals.threshold is not None
+
+
+def test_failing_comparisons_only_suspend_it() -> None:
+    """What is known stays known: the usual number of labels opens it again, however often that happens."""
+    kept = opened()
+    known = list(kept.record.labels)
+    for _ in range(4):
+        for _ in range(40):
+            kept.miss(OF_DEVICE)
+        assert kept.signals.threshold is None
+        assert sum(kept.record.labels) >= sum(known)
+        for _ in range(120):
+            kept.count(None)
+            kept.label(SURE, OF_CLOUD, good=True)
+        assert kept.signals.threshold is not None
+
+
+def test_a_promise_that_only_measures_does_not_count_what_it_was_not_about() -> None:
+    """Without evidence the route answers as it is written; those answers' faults do not close it for good."""
+    kept = KeptPromise(msgspec.structs.replace(PROMISE, only_where_measured=True), PromiseRecord("one"))
+    draw = PromiseDraw(True, 0.1, True, binds=kept.binds)
+    assert not draw.binds
+    for at in range(1_200):
+        kept.count(UNSURE if at % 2 else SURE)
+        if at % 10 < 2:
+            kept.label(UNSURE if at % 2 else SURE, draw, good=at % 2 == 0)
+    assert kept.record.requests < 1_200
+    assert kept.wrong_at_most < 100
+    threshold = kept.signals.threshold
+    assert threshold is not None
+    assert UNSURE < threshold < SURE
+    assert kept.binds
+    assert all(bet < 1e6 for bet in kept.record.bets)
+
+
+def test_where_the_surest_answers_are_wrong_too_often_the_cloud_answers() -> None:
+    kept = new()
+    for at in range(1_200):
+        kept.count(None)
+        kept.label(0.999, OF_CLOUD, good=at % 5 != 0)
+    assert kept.signals.threshold is None
