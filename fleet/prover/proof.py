@@ -110,7 +110,7 @@ class _Prover:
         return Proof(statement.kind, statement.name, statement.text, status, case, why)
 
     def _reads_budget(self, statement: Statement) -> bool:
-        """Whether a statement is of targets that a budget may exclude. What stays on the device does not hang on it."""
+        """Return whether a budget may decide a statement. What stays on the device does not hang on it."""
         if statement.kind == "compare":
             return self._old is not None and self._old.budget_usd is not None
         return statement.kind == "claim" and self._policy.budget_usd is not None
