@@ -70,7 +70,7 @@ class SpendStore(SqliteStore):
         """The most that requests in flight may cost, US dollars."""
         self._pacer = Pacer()
         self._offers = 0
-        self._price: tuple[int, float, float] | None = None  # (offers // 16, hour, price)
+        self._price: tuple[int, float, float, float] | None = None  # (offers // 16, hours // 0.05, budget, price)
         self.current = SpendSignals()
         """The sums as of the last cost or `refresh`. Each decision reads them."""
         self.refresh()
@@ -117,10 +117,10 @@ class SpendStore(SqliteStore):
         """Return the sums, with what is left of a budget of the local day, and its price."""
         day, hours = self._tracker.local(self._clock.unix())
         left = budget_usd - (self.current.usd_today or 0.0)
-        at = (self._offers // _REPRICED, hours // 0.05)
-        if self._price is None or self._price[:2] != at:
+        at = (self._offers // _REPRICED, hours // 0.05, budget_usd)
+        if self._price is None or self._price[:3] != at:
             self._price = (*at, self._pacer.price(max(0.0, left), day, hours))
-        return msgspec.structs.replace(self.current, usd_left=left - self.reserved_usd, price=self._price[2])
+        return msgspec.structs.replace(self.current, usd_left=left - self.reserved_usd, price=self._price[3])
 
     def offer(self, steps: Steps) -> None:
         """Take note of a choice between targets, for the price of the next ones."""

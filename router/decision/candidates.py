@@ -101,9 +101,8 @@ def _scores(
 def most_usd(target: Target, request: Request, estimates: Estimates) -> float:
     """Return what an answer costs at most, US dollars.
 
-    A prompt that was not counted has at most a token a byte, a part or a tool what `_TOKENS_OF` says, an answer without
-    a limit `MOST_TOKENS`. The target's
-    tokenizer and template may make more of a prompt than the device's.
+    A prompt that was not counted has at most a token a byte of its texts, an answer without a limit `MOST_TOKENS`. The
+    target's tokenizer and template may make more of a prompt than the device's. Not counted: images, files, tools.
     """
     prompt = estimates.prompt_tokens
     if prompt is None:

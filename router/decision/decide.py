@@ -310,15 +310,12 @@ def _plan(
         bindings = msgspec.structs.replace(bindings, on_device=bound)
     required = required_abilities(request, kinds)
     allowed = _exclude(route, prefer, required, bindings, snapshot, forms, reasons)  # (3)
+    if snapshot.spend.usd_left is not None:
+        allowed = _affordable(allowed, route.name, request, signals, reasons)
     if not allowed:
         reasons.append(Reason("no_route", rule=route.name, detail="every target is excluded"))
         return (), ""
     price = snapshot.spend.price or 0.0
-    if snapshot.spend.usd_left is not None:
-        allowed = _affordable(allowed, route.name, request, signals, reasons)
-        if not allowed:
-            reasons.append(Reason("no_route", rule=route.name, detail="every target is excluded"))
-            return (), ""
     if route.best_of is not None:  # (4)
         allowed = ranked(allowed, route.name, route.best_of, request, estimates, reasons, session, price)
     preferred = _prefer(allowed, prefer, reasons)

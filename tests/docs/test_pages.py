@@ -38,7 +38,7 @@ def test_each_table_stands_in_a_page() -> None:
 
 @pytest.mark.parametrize(("package", "table"), [("edge_node", "edge-metrics"), ("cloud_pool", "cloud-metrics")])
 def test_each_metric_is_in_its_table(package: str, table: str) -> None:
-    """Those in the code, which are those that `metrics.yaml` describes."""
+    """The code and the table have the same metrics."""
     assert metric_names(package) == set(re.findall(r"^\| `(\w+)`", TABLES[table](), re.MULTILINE))
 
 

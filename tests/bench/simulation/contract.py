@@ -104,7 +104,7 @@ class Served:
 
     @property
     def shortfalls(self) -> tuple[float, float]:
-        """How far the quality is below the promise: of the stream, and of the worst window."""
+        """Return how far the quality is below the promise: of the stream, and of the worst window."""
         sums = np.concatenate([[0], np.cumsum(self.wrong)])
         return sums[-1] / len(self.wrong) - ALLOWED, (sums[WINDOW:] - sums[:-WINDOW]).max() / WINDOW - ALLOWED
 

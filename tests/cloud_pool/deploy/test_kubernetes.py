@@ -319,7 +319,7 @@ def test_each_tier_has_a_scaler_that_reads_its_own_queue() -> None:
 
 
 def test_gateways_and_workers_have_the_template_of_the_vllm_tier() -> None:
-    """As the comment of the kustomization names it, and the probe of the pod has it."""
+    """Their pods mount it where the comment of the kustomization says, as vLLM's own do."""
     named = re.search(r"template_file: (/[\w-]+/[\w-]+)/", (FOLDER / "vllm" / "kustomization.yaml").read_text())
     assert named is not None
     for each in workloads(BUILDS["vllm"]):

@@ -93,7 +93,14 @@ async def test_an_answer_without_a_limit_gets_the_one_that_was_counted(tmp_path:
         assert device.cloud.bodies[-1]["max_tokens"] == 8
 
 
-async def test_what_is_held_back_for_now_moves_no_price(tmp_path: Path) -> None:
+async def test_another_budget_has_another_price_at_once() -> None:
+    store = SpendStore(None, Clock(unix=lambda: 1_780_000_000.0))
+    for _ in range(100):
+        store.offer(Steps(0.0, ((50.0, 0.01),)))
+    assert [store.paced(budget).price for budget in (0.1, 100.0, 0.1)] == [50.0, 0.0, 50.0]
+
+
+async def test_what_is_held_back_for_now_moves_no_price() -> None:
     store = SpendStore(None, Clock(unix=lambda: 1_780_000_000.0))
     for _ in range(100):
         store.offer(Steps(0.0, ((50.0, 0.01),)))

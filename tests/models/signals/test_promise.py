@@ -108,7 +108,7 @@ def test_a_spent_allowance_leaves_the_cloud_alone_and_comes_back_with_good_reque
 
 
 def test_comparisons_that_fail_close_it() -> None:
-    """As an outage of the cloud does, or a budget that is spent."""
+    """An outage of the cloud has this effect, and so has a budget that is spent."""
     kept = opened()
     for _ in range(19):
         kept.miss(OF_DEVICE)
