@@ -12,7 +12,7 @@ CACHE = $(or $(CAUSEWAY_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/causeway)
 RUN_vllm = --vllm $(CACHE)/vllm/vllm.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test test-vllm test-clients quick check lint fuzz bench bench-llm bench-peers dist dist-check docs train-setup lock clean
+.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test test-vllm test-clients quick check lint fuzz bench bench-llm bench-peers dist dist-check release docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ dist: ## Build wheels, sdists, the npm package, llama.cpp's wheel, checksums and
 
 dist-check: ## Install dist/ where nothing of ours is, without compiler and index, and time the device's first answer
 	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.dist_check
+
+release: ## Test, build and check the release VERSION from this checkout, and tag it here; nothing is pushed
+	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.release $(VERSION)
 
 docs: ## Write the pages' reference tables again from the code
 	@$(PREPARE) check && $(BIN)/python -m tests.docs

@@ -47,9 +47,13 @@ def test_a_second_build_has_the_same_bytes(wheels: dict[str, Path], source: Path
 def test_all_distributions_have_one_version(tmp_path: Path) -> None:
     """And all get another one at once."""
     assert len(set(dist.versions(ROOT))) == 1
+    count = len(dist.versions(ROOT))
     dist.write_tree(tmp_path, {str(path.relative_to(ROOT)): path.read_bytes() for path in dist.version_files(ROOT)}, 0)
     dist.set_version(tmp_path, "9.8.7")
-    assert dist.versions(tmp_path) == ["9.8.7"] * 8
+    assert dist.versions(tmp_path) == ["9.8.7"] * count
+    texts = [path.read_text(encoding="utf-8") for path in dist.version_files(tmp_path)]
+    assert len(texts) > 8
+    assert [text for text in texts if "9.8.7" not in text] == []
 
 
 def test_the_bill_of_materials_names_the_locked_packages() -> None:

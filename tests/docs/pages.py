@@ -30,7 +30,7 @@ class Block(msgspec.Struct, frozen=True):
 
 def pages() -> list[Path]:
     """README.md and its like of the whole tree; the cards of models and the changelog have no programs."""
-    folders = ("edge_node", "cloud_pool", "router", "models", "policies", "fleet", "tests", "examples")
+    folders = ("docs", "edge_node", "cloud_pool", "router", "models", "policies", "fleet", "tests", "examples")
     found = {*ROOT.glob("*.md")}
     for folder in map(ROOT.joinpath, folders):
         found |= {

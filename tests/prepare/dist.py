@@ -35,8 +35,10 @@ from .progress import Progress, StepFailed, run
 
 PYTHON = (".", "edge_node/sdk", "models/train")
 NODE = "edge_node/sdk-ts"
+IMAGES = ("*.Dockerfile", "kubernetes/*/kustomization.yaml", "*.md")  # below cloud_pool/deploy
 _VERSION = re.compile(
-    r'(?P<key>^version = "|"name": "causeway-sdk",\s+"version": "|causeway-[a-z]+(?:\[[a-z,]+\])?==)'
+    r'(?P<key>^version = "|"name": "causeway-sdk",\s+"version": "|causeway-[a-z]+(?:\[[a-z,]+\])?==|'
+    r"\bcauseway/[a-z]+(?::|\n +newTag: ))"
     r'(?P<version>[^"\s]+)',
     re.MULTILINE,
 )
@@ -49,7 +51,9 @@ _OPENMP = "libgomp.so.1"  # comes with compilers only; llama.cpp's libraries loo
 def version_files(root: Path) -> list[Path]:
     """Return the files that name the version of our distributions, pyproject.toml first."""
     npm = [root / NODE / name for name in ("package.json", "package-lock.json")]
-    return [*(root / folder / "pyproject.toml" for folder in PYTHON), *npm]
+    images = [path for name in IMAGES for path in sorted((root / "cloud_pool" / "deploy").glob(name))]
+    found = [*(root / folder / "pyproject.toml" for folder in PYTHON), *npm, *images]
+    return [path for path in found if _VERSION.search(path.read_text(encoding="utf-8"))]
 
 
 def versions(root: Path) -> list[str]:
