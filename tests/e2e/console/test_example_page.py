@@ -1,4 +1,4 @@
-"""The example of a page on another origin, in the browser, against a daemon that lists this origin and one that does not."""
+"""The example of a page on another origin, in a browser: a daemon that lists the origin, and one that does not."""
 
 from __future__ import annotations
 
