@@ -6,11 +6,19 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
 from causeway_server.router.errors import InvalidRequest
-from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
+from causeway_server.router.serving.listener import (
+    ANSWERED,
+    Address,
+    Connection,
+    ConnectionTable,
+    DirectWork,
+    Listener,
+)
 from causeway_server.router.serving.request import HttpExchange, PlainRequest, arrived_body, read_authorization
 from causeway_server.router.serving.responses import (
     EventStream,
@@ -23,6 +31,7 @@ from causeway_server.router.web_origins import WebOrigins
 from tests.waiting import until
 
 from .test_plain_head import OTHER, PLAIN, post
+from .test_plain_verdicts import Wire
 
 PAGE = "https://page.example"
 CHAT = post(b"Content-Length: 2")
@@ -269,3 +278,66 @@ async def test_a_source_waits_for_a_client_that_reads_slowly_and_ends_with_it() 
     await until(lambda: table.stats().open == 0 and sent)
     await listener.close()
     assert sent[0] < 1000
+
+
+def asking(body: bytes) -> bytes:
+    return post(b"Content-Length: %d" % len(body), body=body)
+
+
+STREAM = asking(b'{"stream":true}')
+
+
+class _Burst:
+    """Connections in memory, whose requests a handler notes when they begin."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.wires: list[Wire] = []
+        address = Address(ConnectionTable("tcp", 100, lambda: 0.0), WebOrigins([], ["localhost"]), "", "127.0.0.1")
+        self._listener = Listener(self._handle, (address,), 20.0, [("POST", "/v1/chat/completions")], direct=self._note)
+        for _ in range(4):
+            connection = Connection(self._listener, address)
+            wire = Wire()
+            wire.set_protocol(connection)
+            connection.connection_made(wire)
+            self.wires.append(wire)
+
+    def _note(self, http: PlainRequest, connection: Connection) -> DirectWork | None:
+        self.begun.append(next(n for n, wire in enumerate(self.wires) if wire.protocol is connection))
+        return ANSWERED
+
+    async def _handle(self, http: HttpExchange) -> ServerResponse:
+        raise AssertionError("it is answered in callbacks")
+
+
+async def test_streams_that_arrive_together_begin_one_in_each_turn_and_others_at_once() -> None:
+    burst = _Burst()
+    for wire, request in zip(burst.wires, (STREAM, STREAM, asking(b"{}"), asking(b'{"stream": true}')), strict=True):
+        wire.receive(request)
+    assert burst.begun == [0, 2]
+    for further in ([1], [3], []):
+        before = len(burst.begun)
+        await asyncio.sleep(0)
+        assert burst.begun[before:] == further
+    burst.wires[1].receive(STREAM)
+    assert burst.begun == [0, 2, 1, 3, 1]
+
+
+async def test_a_stream_whose_client_leaves_before_its_turn_is_not_begun_and_holds_nobody_up() -> None:
+    burst = _Burst()
+    for wire in burst.wires[:3]:
+        wire.receive(STREAM)
+    cast("asyncio.Protocol", burst.wires[1].protocol).connection_lost(None)
+    await asyncio.sleep(0)
+    assert burst.begun == [0, 2]
+
+
+async def test_a_stream_that_waits_for_its_turn_is_whole_when_the_rest_comes() -> None:
+    burst = _Burst()
+    burst.wires[0].receive(STREAM)
+    head, body = asking(b'{"stream":true, "n": 1}')[:-4], asking(b'{"stream":true, "n": 1}')[-4:]
+    burst.wires[1].receive(head)
+    burst.wires[1].receive(body + STREAM)  # the next one is sent ahead
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert burst.begun == [0, 1, 1]

@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
     plain: int  # requests that were answered without aiohttp
 
 
-class _Wire(asyncio.Transport):
+class Wire(asyncio.Transport):
     """A client's connection in memory, which takes everything at once."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ async def verdict(pieces: tuple[bytes, ...], *, plain: bool) -> Verdict:
     address = Address(table, WebOrigins([], ["localhost"]), "")
     listener = Listener(handle, (), READ_S, LINES if plain else ())
     await listener.start()
-    wire = _Wire()
+    wire = Wire()
     connection = Connection(listener, address)
     wire.set_protocol(connection)
     connection.connection_made(wire)
