@@ -27,6 +27,7 @@ from ..parts.voices import ARCHITECTURE, voice_memory_bytes
 from ..publish.add import AddResult, add_adapter, add_mmproj, add_model, add_voice
 from ..publish.publish import PlaceMode
 from ..pull.demo import packaged_models
+from .compare import gate_options, make_gate
 from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()
@@ -109,6 +110,7 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
     "--link", "Link a GGUF instead of copying it. This takes no space, but the original file must stay.", is_flag=True
 )
 @option("--mmproj", "The mmproj file of a vision model. With it the model accepts images.", existing_file)
+@gate_options
 def add(
     file: Path,
     name: str | None,
@@ -120,6 +122,9 @@ def add(
     calls: bool,
     link: bool,
     mmproj: Path | None,
+    against: str | None,
+    prompt_files: Sequence[Path],
+    limits: Sequence[str],
 ) -> None:
     """Check a GGUF or ONNX FILE of your own and add it as a named model."""
     added = add_model(
@@ -133,6 +138,7 @@ def add(
         answers="calls" if calls else "text",
         mode="link" if link else "copy",
         mmproj=mmproj,
+        gate=make_gate(against, prompt_files, limits, (to,)),
     )
     print_added(added)
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import click
 
-from . import catalog, prices, pull
+from . import catalog, compare, prices, pull
 from .options import CommandGroup
 
 _TRAINING = "causeway_train"
@@ -31,9 +31,9 @@ class _Commands(CommandGroup):
 
 @click.group("causeway-models", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Pull, add, check, price and calibrate models."""
+    """Pull, add, check, compare, price and calibrate models."""
 
 
-for _module in (catalog, pull, prices):
+for _module in (catalog, compare, pull, prices):
     for _command in _module.COMMANDS:
         main.add_command(_command)

@@ -50,7 +50,7 @@ from ..parts.voices import (
     worker_spec,
 )
 from .check import check_beside, check_gguf
-from .publish import PlaceMode, place, place_mmproj, publish_gguf
+from .publish import PlaceMode, PublishGate, place, place_mmproj, publish_gguf
 
 _NO_LICENCE = "the file does not name a licence: make sure that you may use it"
 
@@ -83,6 +83,7 @@ def add_model(
     mode: PlaceMode = "copy",
     origin: Origin | None = None,
     mmproj: Path | None = None,
+    gate: PublishGate | None = None,
 ) -> AddResult:
     """Check a GGUF or ONNX file and put it into `root/name` as an artifact.
 
@@ -94,10 +95,11 @@ def add_model(
         mode: Copy the file, link it, or move it.
         origin: The origin of the file; None: the owner's own.
         mmproj: The mmproj file of a vision model, which is installed in the same way.
+        gate: The comparison that a GGUF must pass; its figures go into the manifest.
 
     Raises:
         ArtifactError: The file is neither a complete GGUF nor ONNX, cannot be loaded or does not fit `device`; the
-            mmproj file is not for it; or the name is taken or not valid in a policy.
+            mmproj file is not for it; the gate refuses it; or the name is taken or not valid in a policy.
     """
     chosen = check_name(name or model_name(file.stem), root)
     try:
@@ -122,6 +124,7 @@ def add_model(
             file,
             chosen,
             root,
+            gate=gate,
             command=origin.command,
             note=origin.note,
             licence=origin.licence,
@@ -129,8 +132,9 @@ def add_model(
             mode=mode,
         )
         return AddResult(added if mmproj is None else place_mmproj(added, mmproj, mode), notes)
-    if mmproj is not None:
-        raise ArtifactError(f"{file}: an mmproj file belongs to a language model in a GGUF")
+    for given, what in ((mmproj, "an mmproj file"), (gate, "a comparison")):
+        if given is not None:
+            raise ArtifactError(f"{file}: {what} belongs to a language model in a GGUF")
     if file.suffix == ".onnx":
         return _add_onnx(file, root, chosen)
     found = f"it starts with {magic!r}" if magic else "it is empty"

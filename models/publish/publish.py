@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -31,6 +31,14 @@ from ..catalog.projector import read_mmproj
 PlaceMode = Literal["copy", "link", "move"]
 
 
+class PublishGate(Protocol):
+    """Checks a GGUF before it is published; `comparison.compare.Gate` is one."""
+
+    def check(self, file: Path, /) -> dict[str, float]:
+        """Return figures for the manifest. Raises ArtifactError: the file is refused."""
+        ...
+
+
 def publish_gguf(
     weights: Path,
     name: str,
@@ -41,17 +49,20 @@ def publish_gguf(
     note: str = "",
     answers: Answers = "text",
     mode: PlaceMode = "copy",
+    gate: PublishGate | None = None,
 ) -> Artifact:
     """Place `weights` at `root/name/model.gguf`, write a manifest from the file's metadata, and verify the result.
 
     Args:
         mode: The way of installing the weights, see `place`.
         licence: Defaults to the licence that the file names, else "unknown".
+        gate: The comparison that it must pass.
 
     Raises:
-        ArtifactError: The file is not a readable GGUF, or cannot be placed.
+        ArtifactError: The file is not a readable GGUF, the gate refuses it, or it cannot be placed.
     """
     gguf = read_gguf(weights)
+    metrics = {} if gate is None else gate.check(weights)
     folder = root / name
     partial = place(weights, folder / "model.gguf.partial", mode)
     manifest = Manifest(
@@ -68,6 +79,7 @@ def publish_gguf(
         refuse_token=gguf.refuse_token,
         tokenizer_sha256=gguf.tokenizer_sha256,
         chat_template_sha256=hashlib.sha256(gguf.chat_template.encode()).hexdigest() if gguf.chat_template else None,
+        metrics=metrics,
         answers=answers,
         command=command,
         note=note,

@@ -8,7 +8,7 @@ import msgspec
 
 from causeway_server.models.catalog.artifact import Artifact, DataSource, Manifest, save_manifest, sha256_of
 from causeway_server.models.constraints.grammars import ANSWER_TOKENS
-from causeway_server.models.publish.publish import publish_gguf
+from causeway_server.models.publish.publish import PublishGate, publish_gguf
 
 from .evaluate.report import EvaluationReport
 from .function_calls.catalog import CATALOG
@@ -52,21 +52,25 @@ def publish_assistant(
     seed: int | None,
     note: str,
     teachers: tuple[DataSource, ...] = (),
+    gate: PublishGate | None = None,
 ) -> Artifact:
     """Publish one of the assistants trained here.
 
     Args:
         report: the output of `evaluate --format json`; its figures go into the manifest and the card.
         teachers: pretrained models to attribute beside the training data.
+        gate: the comparison that the weights must pass.
     """
     reports = msgspec.json.decode(report.read_bytes(), type=list[EvaluationReport]) if report else []
     reports = [one for one in reports if one.model == name] or reports
     metrics = {key: value for one in reports for key, value in one.metrics("grammar/" if one.grammar else "").items()}
-    artifact = publish_gguf(weights, name, root, command=command, licence=LICENCE, note=note, answers="calls")
+    artifact = publish_gguf(
+        weights, name, root, command=command, licence=LICENCE, note=note, answers="calls", gate=gate
+    )
     manifest = msgspec.structs.replace(
         artifact.manifest,
         data=(*ATTRIBUTIONS, *teachers),
-        metrics=metrics,
+        metrics=metrics | artifact.manifest.metrics,
         seed=seed,
         catalog_sha256=sha256_of(CATALOG),
         # A call is either correct or not: default to the likeliest one. No call is longer than ANSWER_TOKENS.

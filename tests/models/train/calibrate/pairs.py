@@ -5,18 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from causeway_server.models.comparison.prompts import EvaluationPrompt
 from causeway_server.router.types import Confidence
-from causeway_train.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers
+from causeway_train.calibrate.prompts import ModelAnswer, PairAnswers
 
 EASY, HARD = "colour", "physics"
 _SUBJECTS = {EASY: "the colour of a {}", HARD: "the orbital momentum of {} electrons"}
 
 
-def prompts(count: int) -> list[CalibrationPrompt]:
+def prompts(count: int) -> list[EvaluationPrompt]:
     """Half of them easy, half hard; each has an answer of its own."""
     kinds = (EASY, HARD)
     return [
-        CalibrationPrompt(
+        EvaluationPrompt(
             prompt=f"What is {_SUBJECTS[kinds[number % 2]].format(number)}?",
             task=kinds[number % 2],
             answer=f"answer {number}",
@@ -26,7 +27,7 @@ def prompts(count: int) -> list[CalibrationPrompt]:
     ]
 
 
-def answered(asked: Sequence[CalibrationPrompt], seed: int, *, telling: bool = True) -> dict[str, PairAnswers]:
+def answered(asked: Sequence[EvaluationPrompt], seed: int, *, telling: bool = True) -> dict[str, PairAnswers]:
     """The large model is nearly always right. The small one's confidence is the probability that it is right.
 
     Args:

@@ -16,11 +16,12 @@ pytest.importorskip("llama_cpp")
 
 from causeway_server.models.catalog.artifact import ArtifactError, DataSource, find_artifact, find_signal
 from causeway_server.models.cli.commands import main
+from causeway_server.models.comparison.prompts import EvaluationPrompt
 from causeway_server.models.signals.pair import ModelIdentity, PairEstimator
 from causeway_server.router.errors import BackendError
 from causeway_server.router.types import Confidence
 from causeway_train.calibrate.collect import EndpointAnswerer, collect
-from causeway_train.calibrate.prompts import AnswerLog, CalibrationPrompt, ModelAnswer, Pair, PairAnswers, label
+from causeway_train.calibrate.prompts import AnswerLog, ModelAnswer, Pair, PairAnswers, label
 
 from .pairs import answered, prompts
 
@@ -34,7 +35,7 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(one) for one in arguments])
 
 
-def write_prompts(path: Path, asked: Sequence[CalibrationPrompt]) -> Path:
+def write_prompts(path: Path, asked: Sequence[EvaluationPrompt]) -> Path:
     path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in asked))
     return path
 
@@ -156,7 +157,7 @@ def test_wrong_options_and_files_are_refused_in_one_line(tmp_path: Path) -> None
 
 def test_real_models_are_asked_and_a_second_run_asks_only_what_is_missing(tmp_path: Path) -> None:
     """The shipped pair, on six commands; too few to fit on is said, and the answers stay."""
-    few = [CalibrationPrompt(prompt=f"set an alarm at {hour} am") for hour in range(1, 7)]
+    few = [EvaluationPrompt(prompt=f"set an alarm at {hour} am") for hour in range(1, 7)]
     command = ["calibrate", "--small", "assistant", "--large", "assistant-large", "--run-dir", tmp_path / "run"]
     command += ["--to", tmp_path / "to", "--threads", "1", "--context", "1024"]
     first = call(*command, "--prompts", write_prompts(tmp_path / "four.jsonl", few[:4]))
@@ -228,7 +229,7 @@ class Scripted:
     def __init__(self, answers: int) -> None:
         self.left = answers
 
-    async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
+    async def answer(self, prompt: EvaluationPrompt) -> ModelAnswer:
         if not self.left:
             raise BackendError("gone", phase="connect")
         self.left -= 1
@@ -241,7 +242,7 @@ class PrefersTheLongerAnswer:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
+    async def answer(self, prompt: EvaluationPrompt) -> ModelAnswer:
         self.asked += 1
         first, second = prompt.prompt.split("First answer:\n")[1].split("\n\nSecond answer:\n")
         return ModelAnswer("C" if len(first) == len(second) else "A" if len(first) > len(second) else "B")
@@ -249,7 +250,7 @@ class PrefersTheLongerAnswer:
 
 async def test_a_judge_compares_the_answers_to_prompts_without_a_reference(tmp_path: Path) -> None:
     """Also those that are answered already; each once, whichever answer comes first."""
-    without = [CalibrationPrompt(prompt=f"Tell me about {number}") for number in range(12)]
+    without = [EvaluationPrompt(prompt=f"Tell me about {number}") for number in range(12)]
     asked = [*without, ASKED[0]]
     texts = {"short": [False, 0.0], "as long": [True, 1.0], "much longer": [True, 1.0]}
     judge = PrefersTheLongerAnswer()

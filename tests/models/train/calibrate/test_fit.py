@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.comparison.prompts import EvaluationPrompt
 from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.router.types import Confidence
 from causeway_train.calibrate.fit import Rows, Unseen, fit_pair, folds_of, predict_unseen, quality_inputs
-from causeway_train.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers, label
+from causeway_train.calibrate.prompts import ModelAnswer, PairAnswers, label
 from causeway_train.calibrate.report import (
     BOTH,
     PROMPT,
@@ -108,7 +109,7 @@ def test_noise_is_not_routed(encoder: SentenceEncoder) -> None:
 def test_a_small_model_that_only_guesses_is_said(encoder: SentenceEncoder) -> None:
     """With the kind of prompt, while the kind that it is good at stays routable beside it."""
     quiz = [
-        CalibrationPrompt(
+        EvaluationPrompt(
             prompt=f"Which of these is number {number}?",
             task="quiz",
             metric="choice",

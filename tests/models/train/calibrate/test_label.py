@@ -5,16 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from causeway_server.models.comparison.prompts import EvaluationPrompt, chosen_letter
+from causeway_server.models.signals.agreement import last_number, same_text
 from causeway_server.models.signals.encoder import Vector
 from causeway_server.router.types import Confidence
 from causeway_train.calibrate.prompts import (
-    CalibrationPrompt,
     ModelAnswer,
     PairAnswers,
-    chosen_letter,
     label,
-    last_number,
-    same_text,
 )
 
 CONFIDENT = (Confidence(1, 0.9, -0.1, 0.8, 0.3),)
@@ -26,7 +24,7 @@ def encode(text: str) -> Vector:
     return np.eye(256, dtype=np.float32)[ord(text[0]) % 256]
 
 
-def grades(prompt: CalibrationPrompt, small: str, large: str) -> tuple[float, float]:
+def grades(prompt: EvaluationPrompt, small: str, large: str) -> tuple[float, float]:
     pair = PairAnswers(prompt.id, prompt.task, ModelAnswer(small, confidences=CONFIDENT), ModelAnswer(large))
     (labelled,) = label([prompt], {prompt.id: pair}, encode)
     return labelled.small, labelled.large
@@ -50,7 +48,7 @@ def test_answers_are_compared_with_the_reference(
     metric: str, answer: str, small: str, large: str, expected: tuple[int, int]
 ) -> None:
     choices = CHOICES if metric == "choice" else {}
-    prompt = CalibrationPrompt(prompt="x", metric=metric, answer=answer, choices=choices)  # type: ignore[arg-type]
+    prompt = EvaluationPrompt(prompt="x", metric=metric, answer=answer, choices=choices)  # type: ignore[arg-type]
     assert grades(prompt, small, large) == expected
 
 
@@ -65,16 +63,16 @@ def test_answers_are_compared_with_the_reference(
     ],
 )
 def test_without_a_reference_the_large_model_s_answer_is_the_reference(small: str, large: str, agrees: bool) -> None:
-    assert grades(CalibrationPrompt(prompt="x"), small, large) == (float(agrees), 1.0)
-    assert grades(CalibrationPrompt(prompt="x", choices=CHOICES), "A", "A") == (1.0, 1.0)
-    assert grades(CalibrationPrompt(prompt="x", choices=CHOICES), "neither", "neither") == (0.0, 1.0)
+    assert grades(EvaluationPrompt(prompt="x"), small, large) == (float(agrees), 1.0)
+    assert grades(EvaluationPrompt(prompt="x", choices=CHOICES), "A", "A") == (1.0, 1.0)
+    assert grades(EvaluationPrompt(prompt="x", choices=CHOICES), "neither", "neither") == (0.0, 1.0)
 
 
 def test_an_answer_without_a_letter_counts_as_the_likeliest_choice() -> None:
     """Of the first token's alternatives."""
     answer = ModelAnswer("To determine where the", choices=(("To", -1.0), (" B", -1.5), ("A", -2.0)))
-    assert chosen_letter(answer, ["A", "B"]) == "B"
-    assert chosen_letter(ModelAnswer("To determine"), ["A", "B"]) is None
+    assert chosen_letter(answer.text, ["A", "B"], answer.alternatives) == "B"
+    assert chosen_letter("To determine", ["A", "B"]) is None
 
 
 def test_texts_without_words_or_numbers() -> None:
@@ -85,7 +83,7 @@ def test_texts_without_words_or_numbers() -> None:
 
 def test_rows_give_each_task_its_share_of_the_prompts() -> None:
     """A run that stopped early has two of four long answers, and both short ones."""
-    asked = [CalibrationPrompt(prompt=f"{number}", task="long" if number < 4 else "short") for number in range(6)]
+    asked = [EvaluationPrompt(prompt=f"{number}", task="long" if number < 4 else "short") for number in range(6)]
     pair = PairAnswers("", "", ModelAnswer("x", confidences=CONFIDENT), ModelAnswer("x"))
     rows = label(asked, {prompt.id: pair for prompt in asked[2:]}, None)
     assert [row.weight for row in rows] == pytest.approx([4 / 3, 4 / 3, 2 / 3, 2 / 3])
@@ -93,6 +91,6 @@ def test_rows_give_each_task_its_share_of_the_prompts() -> None:
 
 
 def test_a_prompt_without_an_answer_is_left_out() -> None:
-    prompt = CalibrationPrompt(prompt="x")
+    prompt = EvaluationPrompt(prompt="x")
     assert label([prompt], {}, None) == []
     assert label([prompt], {prompt.id: PairAnswers(prompt.id, "x", ModelAnswer(""), ModelAnswer("a"))}, None) == []

@@ -21,6 +21,7 @@ from causeway_server.models.catalog.artifact import (
     find_artifact,
     find_signal,
 )
+from causeway_server.models.comparison.prompts import read_lines
 from causeway_server.models.signals.candidates import KIND, CandidateModel, CandidateParameters, Logistic, Neighbours
 from causeway_server.models.signals.drift import calibration_error
 from causeway_server.models.signals.encoder import SentenceEncoder
@@ -28,7 +29,6 @@ from causeway_server.models.signals.pair import ModelIdentity, prompt_features
 
 from ..publish_signal import SignalMetadata, publish_signal
 from .fit import Indices, fit_logistic, predict
-from .prompts import read_lines
 from .routing_curves import Array64
 
 MIN_ROWS = 100

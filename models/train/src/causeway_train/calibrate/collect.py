@@ -14,12 +14,13 @@ import httpx2
 import msgspec
 
 from causeway_server.models.catalog.artifact import Artifact
+from causeway_server.models.comparison.prompts import EvaluationPrompt, chosen_letter
 from causeway_server.models.llama_cpp.process.parent import EngineProcess
 from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Prompt, SequenceRequest
 from causeway_server.router.errors import BackendError, EngineCrashed
 from causeway_server.router.types import Confidence, Message, Sampling, TokenLogprob
 
-from .prompts import AnswerLog, CalibrationPrompt, ModelAnswer, PairAnswers, chosen_letter
+from .prompts import AnswerLog, ModelAnswer, PairAnswers
 
 CONFIDENCE_TOKENS = 32  # of an answer's tokens, that confidence is recorded for
 ALTERNATIVES = 20
@@ -42,7 +43,7 @@ _CHOICES = {"A": "The first answer is better.", "B": "The second answer is bette
 class Answerer(Protocol):
     """Answers prompts with one model."""
 
-    async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
+    async def answer(self, prompt: EvaluationPrompt) -> ModelAnswer:
         """Answer one prompt, greedily.
 
         Raises:
@@ -50,7 +51,7 @@ class Answerer(Protocol):
         """
 
 
-async def _is_as_good(prompt: CalibrationPrompt, answers: PairAnswers, judge: Answerer) -> bool:
+async def _is_as_good(prompt: EvaluationPrompt, answers: PairAnswers, judge: Answerer) -> bool:
     """Return whether the small model's answer is as good; an unclear judgement counts against it.
 
     Raises:
@@ -61,8 +62,9 @@ async def _is_as_good(prompt: CalibrationPrompt, answers: PairAnswers, judge: An
     texts = [answers.small.text, answers.large.text]
     first, second = reversed(texts) if swapped else texts
     question = _QUESTION.format(prompt=prompt.question, first=first, second=second)
-    comparison = CalibrationPrompt(prompt=question, metric="choice", answer="A", choices=_CHOICES)
-    letter = chosen_letter(await judge.answer(comparison), list(_CHOICES))
+    comparison = EvaluationPrompt(prompt=question, metric="choice", answer="A", choices=_CHOICES)
+    judgement = await judge.answer(comparison)
+    letter = chosen_letter(judgement.text, list(_CHOICES), judgement.alternatives)
     return letter in ("C", "B" if swapped else "A")
 
 
@@ -90,7 +92,7 @@ class EngineAnswerer:
     async def __aexit__(self, *_: object) -> None:
         await self._process.close()
 
-    async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
+    async def answer(self, prompt: EvaluationPrompt) -> ModelAnswer:
         """See `Answerer`."""
         job = SequenceRequest(
             id=next(self._ids),
@@ -147,7 +149,7 @@ class _AnswerSink:
 
 
 async def collect(
-    prompts: Sequence[CalibrationPrompt],
+    prompts: Sequence[EvaluationPrompt],
     small: Answerer,
     large: Answerer,
     log: AnswerLog,
@@ -167,10 +169,10 @@ async def collect(
         BackendError: A model cannot be reached. The answers so far are stored, and a second call resumes.
     """
 
-    def judges(prompt: CalibrationPrompt, row: PairAnswers) -> bool:
+    def judges(prompt: EvaluationPrompt, row: PairAnswers) -> bool:
         return judge is not None and prompt.answer is None and row.judged is None
 
-    def is_done(prompt: CalibrationPrompt) -> bool:
+    def is_done(prompt: EvaluationPrompt) -> bool:
         row = log.rows.get(prompt.id)
         return row is not None and not judges(prompt, row)
 
@@ -221,7 +223,7 @@ class EndpointAnswerer:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
+    async def answer(self, prompt: EvaluationPrompt) -> ModelAnswer:
         """See `Answerer`. A request to an endpoint that is unreachable or overloaded is repeated for half a minute."""
         body = {
             "model": self._model,

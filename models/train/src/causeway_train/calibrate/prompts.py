@@ -1,7 +1,6 @@
-"""The JSON-lines files of a calibration: prompts, each with a reference answer if there is one, and the answers of both
-models.
+"""The order of a calibration's prompts, and the answers of both models as JSON lines.
 
-A pair is calibrated on the prompts. The answers of both models are stored, so that a run that was killed resumes.
+The answers of both models are stored, so that a run that was killed resumes.
 
 `label` grades both answers. With a reference each answer is right (1) or wrong (0). Without one the large model's
 answer is the reference: it counts 1, and so does the small model's answer if it agrees, or if a judge finds it as good.
@@ -9,34 +8,23 @@ answer is the reference: it counts 1, and so does the small model's answer if it
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Self
 
 import msgspec
 
 from causeway_server.models.catalog.artifact import ArtifactError, DataSource
-from causeway_server.models.signals.agreement import last_number, same_text, texts_agree
+from causeway_server.models.comparison.prompts import EvaluationPrompt, chosen_letter, is_right, read_lines
+from causeway_server.models.signals.agreement import last_number, texts_agree
 from causeway_server.models.signals.pair import Encode, ModelIdentity
 from causeway_server.router.types import Confidence
 
-Metric = Literal["choice", "number", "text", "none"]
-Line = TypeVar("Line")
 LONG_TURN = 5  # prompts with long answers take every fifth turn, so that the others get on
 _LONG_TOKENS = 64
-_BAD_LINES_SHOWN = 5
-_INSTRUCTIONS: dict[Metric, str] = {
-    "choice": "Answer with the letter of the right choice and nothing else.",
-    "number": "Work it out in a few short steps. End with the answer as a number.",
-    "text": "Answer with a name or a few words, and nothing else.",
-    "none": "",
-}
-_ANSWER_TOKENS: dict[Metric, int] = {"choice": 4, "number": 256, "text": 24, "none": 256}
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,6 +37,11 @@ class ModelAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: str = ""
     confidences: tuple[Confidence, ...] = ()
     choices: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def alternatives(self) -> tuple[str, ...]:
+        """The tokens of `choices`, the likeliest first."""
+        return tuple(token for token, _ in self.choices)
 
 
 class PairAnswers(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -125,82 +118,6 @@ def _check_pair(path: Path, found: Pair, wanted: Pair) -> None:
         )
 
 
-class CalibrationPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of a prompts file. `metric`: the way to compare an answer with `answer`: by the letter of one of
-    `choices`, by the last number, or by the text. Without `answer` the large model's answer is the reference.
-    """
-
-    prompt: str
-    task: str = "prompts"
-    answer: str | None = None
-    metric: Metric = "none"
-    choices: dict[str, str] = {}
-
-    @property
-    def id(self) -> str:
-        """A digest of the text that both models are asked."""
-        return hashlib.sha256(f"{self.task}\0{self.question}".encode()).hexdigest()[:16]
-
-    @property
-    def question(self) -> str:
-        """The text of the user message."""
-        choices = "".join(f"\n{letter}. {text}" for letter, text in self.choices.items())
-        instruction = _INSTRUCTIONS[self.metric]
-        return f"{self.prompt}{choices}\n{instruction}" if instruction else f"{self.prompt}{choices}"
-
-    @property
-    def answer_tokens(self) -> int:
-        """The maximum number of tokens of an answer."""
-        return _ANSWER_TOKENS[self.metric]
-
-
-def read_prompts(files: Sequence[Path]) -> list[CalibrationPrompt]:
-    """Read prompts; duplicates are read once.
-
-    Raises:
-        ArtifactError: Lines are not prompts, with file, line and reason; or there is no prompt.
-    """
-    prompts: dict[str, CalibrationPrompt] = {}
-    for prompt in read_lines(files, _parse, '{"prompt": "..."}'):
-        prompts.setdefault(prompt.id, prompt)
-    return list(prompts.values())
-
-
-def read_lines(files: Sequence[Path], parse: Callable[[bytes], Line], example: str) -> list[Line]:
-    """Read JSON lines; blank ones are skipped.
-
-    Args:
-        parse: Converts a line; raises ValueError or DecodeError.
-        example: A usable line, for the message.
-
-    Raises:
-        ArtifactError: Lines that `parse` refuses, with file, line and reason; or there is no line at all.
-    """
-    found: list[Line] = []
-    faults: list[str] = []
-    for path in files:
-        try:
-            lines = path.read_bytes().splitlines()
-        except OSError as error:
-            raise ArtifactError(f"{path}: {error.strerror}") from error
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                found.append(parse(line))
-            except (ValueError, msgspec.DecodeError) as error:
-                faults.append(f"{path}:{number}: {error}")
-    if faults:
-        rest = len(faults) - _BAD_LINES_SHOWN
-        more = [f"and {rest} more lines"] if rest > 0 else []
-        raise ArtifactError(
-            "\n".join([*faults[:_BAD_LINES_SHOWN], *more, f"Correct or delete these lines; each is {example}."])
-        )
-    if not found:
-        raise ArtifactError(f"{', '.join(map(str, files))}: the file has no lines; a line is, for example, {example}")
-    return found
-
-
 def read_sources(path: Path) -> list[DataSource]:
     """Read the sources that a set of prompts is attributed to.
 
@@ -211,19 +128,19 @@ def read_sources(path: Path) -> list[DataSource]:
     return read_lines([path], decoder.decode, '{"name": "...", "licence": "...", "attribution": "..."}')
 
 
-def collection_order(prompts: Sequence[CalibrationPrompt], seed: int) -> list[CalibrationPrompt]:
+def collection_order(prompts: Sequence[EvaluationPrompt], seed: int) -> list[EvaluationPrompt]:
     """Return the prompts in a seeded order in which the tasks alternate, so that the first prompts are always a fair
     sample.
 
     Tasks with long answers come once in `LONG_TURN` turns while other tasks have prompts left.
     """
     draw = random.Random(seed)
-    queues: dict[str, list[CalibrationPrompt]] = {}
+    queues: dict[str, list[EvaluationPrompt]] = {}
     for prompt in prompts:
         queues.setdefault(prompt.task, []).append(prompt)
     for queue in queues.values():
         draw.shuffle(queue)
-    order: list[CalibrationPrompt] = []
+    order: list[EvaluationPrompt] = []
     turn = 0
     while queues:
         short = [task for task, queue in queues.items() if queue[-1].answer_tokens <= _LONG_TOKENS]
@@ -234,23 +151,6 @@ def collection_order(prompts: Sequence[CalibrationPrompt], seed: int) -> list[Ca
                 del queues[task]
         turn += 1
     return order
-
-
-def _parse(line: bytes) -> CalibrationPrompt:
-    """Return the prompt of a line. Raises ValueError or DecodeError if it is not a usable prompt."""
-    prompt = msgspec.json.decode(line, type=CalibrationPrompt)
-    if not prompt.prompt.strip():
-        raise ValueError("`prompt` is empty")
-    if (prompt.metric == "none") != (prompt.answer is None):
-        raise ValueError("`answer` and `metric` (choice, number or text) belong together")
-    if prompt.metric == "choice" and prompt.answer not in prompt.choices:
-        raise ValueError(f"`answer` is {prompt.answer!r}, which is not among the `choices`")
-    if prompt.metric == "number" and last_number(prompt.answer or "") is None:
-        raise ValueError(f"`answer` is {prompt.answer!r}, which has no number")
-    return prompt
-
-
-_LETTER = re.compile(r"^\W*([A-Z])\b")
 
 
 class LabelledAnswer(msgspec.Struct, frozen=True):
@@ -276,7 +176,7 @@ class LabelledAnswer(msgspec.Struct, frozen=True):
 
 
 def label(
-    prompts: Sequence[CalibrationPrompt], answers: Mapping[str, PairAnswers], encode: Encode | None
+    prompts: Sequence[EvaluationPrompt], answers: Mapping[str, PairAnswers], encode: Encode | None
 ) -> list[LabelledAnswer]:
     """Grade the answers to every prompt that has answers.
 
@@ -298,13 +198,6 @@ def label(
     return _weighted(rows, Counter(prompt.task for prompt in prompts))
 
 
-def chosen_letter(answer: ModelAnswer, letters: Sequence[str]) -> str | None:
-    """Return the choice that an answer begins with, or else the likeliest one among its first token's alternatives."""
-    if (found := _LETTER.match(answer.text)) and found[1] in letters:
-        return found[1]
-    return next((token.strip() for token, _ in answer.choices if token.strip() in letters), None)
-
-
 def _weighted(rows: Sequence[LabelledAnswer], wanted: Mapping[str, int]) -> list[LabelledAnswer]:
     """Weight the rows so that each task has its proportion in `wanted`."""
     answered = Counter(row.task for row in rows)
@@ -312,29 +205,21 @@ def _weighted(rows: Sequence[LabelledAnswer], wanted: Mapping[str, int]) -> list
     return [msgspec.structs.replace(row, weight=scale * wanted[row.task] / answered[row.task]) for row in rows]
 
 
-def _grades(prompt: CalibrationPrompt, pair: PairAnswers, encode: Encode | None) -> tuple[float, float]:
+def _grades(prompt: EvaluationPrompt, pair: PairAnswers, encode: Encode | None) -> tuple[float, float]:
     if prompt.answer is not None:
-        return float(_is_right(prompt, pair.small)), float(_is_right(prompt, pair.large))
+        small, large = (is_right(prompt, one.text, one.alternatives) for one in (pair.small, pair.large))
+        return float(small), float(large)
     agreed = _agree(prompt, pair, encode) if pair.judged is None else pair.judged
     return float(agreed), 1.0
 
 
-def _is_right(prompt: CalibrationPrompt, answer: ModelAnswer) -> bool:
-    assert prompt.answer is not None
-    if prompt.metric == "choice":
-        return chosen_letter(answer, list(prompt.choices)) == prompt.answer
-    if prompt.metric == "number":
-        number = last_number(answer.text)
-        return number is not None and number == last_number(prompt.answer)
-    return same_text(answer.text, prompt.answer)
-
-
-def _agree(prompt: CalibrationPrompt, pair: PairAnswers, encode: Encode | None) -> bool:
+def _agree(prompt: EvaluationPrompt, pair: PairAnswers, encode: Encode | None) -> bool:
     """Compare both answers by choice or by number if the prompt asks for one, else by their texts."""
     small, large = pair.small, pair.large
     if prompt.choices:
         letters = list(prompt.choices)
-        return chosen_letter(small, letters) == chosen_letter(large, letters) is not None
+        chosen, wanted = (chosen_letter(one.text, letters, one.alternatives) for one in (small, large))
+        return chosen == wanted is not None
     if prompt.metric == "number":
         return last_number(small.text) == last_number(large.text) is not None
     return texts_agree(small.text, large.text, encode)

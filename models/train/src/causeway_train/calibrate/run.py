@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from causeway_server.models.catalog.artifact import Artifact, ArtifactError, DataSource, find_signal
+from causeway_server.models.comparison.prompts import EvaluationPrompt
 from causeway_server.models.signals import SHADOW_FILE as FILE
 from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.models.signals.pair import ModelIdentity, PairHandoff, PairParameters, find_pair, prompt_features
@@ -19,7 +20,7 @@ from causeway_server.router.errors import BackendError
 from ..publish_signal import SignalMetadata, publish_signal
 from .collect import Answerer, EndpointAnswerer, EngineAnswerer, collect
 from .fit import FOLDS, Rows, Unanswered, fit_pair, predict_published, predict_unseen
-from .prompts import AnswerLog, CalibrationPrompt, LabelledAnswer, Pair, label
+from .prompts import AnswerLog, LabelledAnswer, Pair, label
 from .report import (
     BOTH,
     PROMPT,
@@ -76,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return Pair(ModelIdentity(self.small.name, self.small.manifest.sha256), identity)
 
 
-def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, echo: Echo) -> None:
+def ask_pair(plan: Plan, prompts: Sequence[EvaluationPrompt], log: AnswerLog, echo: Echo) -> None:
     """Ask both models all prompts that `log` has no answers to.
 
     Raises:
@@ -112,14 +113,14 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
         raise
 
 
-def _kept(prompts: Sequence[CalibrationPrompt], log: AnswerLog) -> str:
+def _kept(prompts: Sequence[EvaluationPrompt], log: AnswerLog) -> str:
     return (
         f"{len(log.rows)} of {len(prompts)} prompts are answered; the answers are in {log.path}. Run the "
         "same command again to resume."
     )
 
 
-def calibrate_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, echo: Echo) -> Artifact | None:
+def calibrate_pair(plan: Plan, prompts: Sequence[EvaluationPrompt], log: AnswerLog, echo: Echo) -> Artifact | None:
     """Fit on the answers in `log`, write the report, and publish the signals.
 
     Returns:
@@ -135,7 +136,7 @@ def calibrate_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: Answer
 
 
 def check_pair(
-    plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, dirs: Sequence[Path], echo: Echo
+    plan: Plan, prompts: Sequence[EvaluationPrompt], log: AnswerLog, dirs: Sequence[Path], echo: Echo
 ) -> None:
     """Measure the published signals of the pair on the answers in `log`; the report goes to the run's folder.
 
@@ -176,7 +177,7 @@ def _check_count(count: int, path: Path) -> None:
         raise ArtifactError(f"{path}: {count} prompts are answered, but a fit needs at least {MIN_PROMPTS}")
 
 
-def _answered(prompts: Sequence[CalibrationPrompt], log: AnswerLog, encoder_artifact: Artifact) -> Rows:
+def _answered(prompts: Sequence[EvaluationPrompt], log: AnswerLog, encoder_artifact: Artifact) -> Rows:
     """Raise ArtifactError if too few prompts are answered."""
     encoder = SentenceEncoder(encoder_artifact.path)
     answers = label(prompts, log.rows, encoder)
@@ -223,7 +224,7 @@ def _fit_and_publish(
 
 
 def as_rows(
-    answers: Sequence[LabelledAnswer], encoder: SentenceEncoder, unanswered: Sequence[CalibrationPrompt] = ()
+    answers: Sequence[LabelledAnswer], encoder: SentenceEncoder, unanswered: Sequence[EvaluationPrompt] = ()
 ) -> Rows:
     """Return labelled answers as arrays, together with the prompts that have no answers."""
 

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from causeway_server.models.catalog.gguf import read_gguf
+from causeway_server.models.cli.compare import gate_options, make_gate
 from causeway_server.models.cli.options import (
     existing_file,
     existing_folder,
@@ -286,15 +287,27 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
 @click.option("--seed", type=int, help="Training seed, for the manifest.")
 @click.option("--note", default="", help="Remark for the manifest and the card.")
 @click.option("--minilm", is_flag=True, help="The model was trained with --minilm or --encoder: attribute MiniLM.")
+@gate_options
 def publish(
-    gguf: Path, name: str, to: Path, report: Path | None, command: str, seed: int | None, note: str, minilm: bool
+    gguf: Path,
+    name: str,
+    to: Path,
+    report: Path | None,
+    command: str,
+    seed: int | None,
+    note: str,
+    minilm: bool,
+    against: str | None,
+    prompt_files: Sequence[Path],
+    limits: Sequence[str],
 ) -> None:
     """Make an artifact of a GGUF trained here: weights, manifest, and card with the measured figures."""
     from ..publish import publish_assistant
 
     teachers = (MINILM,) if minilm else ()
+    gate = make_gate(against, prompt_files, limits, (to,))
     artifact = publish_assistant(
-        gguf, name, to, report=report, command=command, seed=seed, note=note, teachers=teachers
+        gguf, name, to, report=report, command=command, seed=seed, note=note, teachers=teachers, gate=gate
     )
     click.echo(f"{artifact.path}: {mebibytes(artifact.manifest.size_bytes)}")
 

@@ -123,7 +123,9 @@ def calibrate(
     --from-shadow no prompts are asked: the fit uses the answers that a device compared because its policy has `shadow`.
     With --check the report measures signals that were published before, on prompts that their fit did not see.
     """
-    from ..calibrate.prompts import AnswerLog, collection_order, read_prompts, read_sources
+    from causeway_server.models.comparison.prompts import read_prompts
+
+    from ..calibrate.prompts import AnswerLog, collection_order, read_sources
     from ..calibrate.report import Target
     from ..calibrate.run import Plan, ask_pair, calibrate_from_shadow, calibrate_pair, check_pair
 
