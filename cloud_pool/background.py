@@ -171,9 +171,7 @@ class Background:
         is_gateway = self.jobs.redis != config.redis
         runtime = self.runtime = build_runtime(config, tasks, service_name, kind="worker", is_gateway=is_gateway)
         accounts = runtime.accounts
-        backend = ServiceBackend(
-            runtime.caching_service, runtime.service.embed, runtime.tiers, runtime.pools.by_tier, runtime.parts
-        )
+        backend = ServiceBackend(runtime.caching_service, runtime.service.embed, runtime.tiers, runtime.pools.by_tier)
         ledger, trace, sessions = accounts.ledger, runtime.job_trace, runtime.sessions
         self.runner = MeteredRunner(backend, ledger, trace, accounts.revocations, sessions=sessions, route=route)
         self._reread = reread

@@ -398,13 +398,10 @@ def _generation_key(cache_key: str, context: RequestContext) -> GenerationKey:
     """Return the key under which requests share a generation.
 
     Requests share only within a priority, critical ones only with critical ones. Because a fallback tier may answer,
-    callers share only with callers that may use the same tiers. A job whose answer may be revised shares with no other
-    request, because it must know which parts its answer lacks.
+    callers share only with callers that may use the same tiers.
     """
     rank = f"{context.priority}.critical" if context.critical else context.priority
     if context.allowed_tiers is not None:
         names = "\0".join(sorted(context.allowed_tiers)).encode()
         rank += f".{hashlib.blake2b(names, digest_size=8).hexdigest()}"
-    if context.late is not None:
-        rank += f".{context.id}"
     return GenerationKey(cache_key, rank)

@@ -2,5 +2,4 @@
 
 request_context   a request with its tier, the answer's head and pieces, and the memory of the bodies in progress
 principal         the caller, and the grants of its token
-late              the parts of a job that are still read after its first answer
 """

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from causeway_server.router.serving.egress.ledger import EgressLedger
 
     from ..observability.tracing import Trace
-    from .late import DeferredParts
     from .principal import Principal
 
 _TIER_HEADER = "x-causeway-tier"
@@ -97,7 +96,6 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     session: TierTurn | None = None  # None: sessions are off
     guard: RequestGuard | None = None  # checks what tiers get; None: there are no rules
-    late: DeferredParts | None = None  # reader of the parts of a job whose answer may be revised
     meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # counter of upstream cost
 
     @property

@@ -18,7 +18,6 @@ class JobMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(described, Counter, registry), partial(described, Gauge, registry)
         self.runs = counter("causeway_jobs_runs", ("tier", "outcome"))
-        self._revisions = counter("causeway_jobs_revisions", ("outcome",))
         self.deliveries = counter("causeway_jobs_webhook_deliveries", ("outcome",))
         self.refused = gauge("causeway_jobs_refused")
         self._queued = gauge("causeway_jobs_queued", _QUEUE)
@@ -30,10 +29,6 @@ class JobMetrics:
         self._file_bytes = gauge("causeway_jobs_file_bytes", ("store",))
         self._pending = gauge("causeway_jobs_webhook_deliveries_pending")
         self._receivers = gauge("causeway_jobs_webhook_receivers", ("state",))
-
-    def count_revisions(self, outcome: str, count: int = 1) -> None:
-        if count:
-            self._revisions.labels(outcome).inc(count)
 
     def set_file_bytes(self, by_store: Mapping[str, int]) -> None:
         for store, size in by_store.items():

@@ -226,7 +226,6 @@ class SubmissionParser:
             digest=submission_digest(submission.priority, submission.tags, submission.endpoint, sent),
             tags=folded_tags((*submission.tags, *region_tags(regions))),
             window=window,
-            revise_ms=min(extensions.revise_within_ms, int(self._config.max_revise_s * 1000)),
             user=user_digest(principal.tenant, request.user or ""),
         )
 

@@ -24,7 +24,6 @@ from causeway_server.router.openai.audio import Transcript, TranscriptionRequest
 from causeway_server.router.parts.reading import find_parts, fuse
 from causeway_server.router.types import AudioPart, Message, Modality, Request, RoutingHints, Transcripts
 
-from ..core.late import DeferredParts
 from ..core.request_context import DEGRADED, AnswerHead, RequestContext
 from ..degradation.fallback import TierFallback
 from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
@@ -197,17 +196,9 @@ class RequestParts:
             EncoderFailed: No content is left of the request's last message.
         """
         kinds = tuple(kind for kind in sorted(self.kinds) if kind not in native)
-        if context.late is None:
-            graph = self._graph(self._branches(context), self._known_to(context))
-            facts = await graph.facts(context.request, context.deadline, kinds)
-        else:
-            facts = msgspec.structs.replace(await context.late.facts(context.deadline), kinds=kinds)
+        graph = self._graph(self._branches(context), self._known_to(context))
+        facts = await graph.facts(context.request, context.deadline, kinds)
         return ReadParts(context.request, facts, fuse(context.request, facts.facts, facts.kinds))
-
-    def read_late(self, context: RequestContext, by: float) -> DeferredParts:
-        """Return the reader of a job's parts, which continues with late parts until `by` (monotonic seconds)."""
-        memory = JobMemory(self._known_to(context), self._config.max_parts)
-        return DeferredParts(self._graph(self._branches(context), memory), context.request, by)
 
     async def transcribe(
         self, context: RequestContext, request: TranscriptionRequest, tell: Tell | None = None, param: str = "file"
@@ -276,21 +267,6 @@ def audio_request(model: str, hints: RoutingHints, *, stream: bool = False) -> R
         stream=stream,
         hints=hints,
     )
-
-
-class JobMemory:
-    """A job's memory of its own parts for revisions, in addition to its tenant's memory."""
-
-    def __init__(self, shared: Memory, max_parts: int) -> None:
-        self._shared = shared
-        self._own = PartMemory(max_parts)
-
-    def find(self, reader: Modality, sha256: str) -> ReadPart | None:
-        return self._own.find(reader, sha256) or self._shared.find(reader, sha256)
-
-    def keep(self, reader: Modality, sha256: str, read: ReadPart) -> None:
-        self._own.keep(reader, sha256, read)
-        self._shared.keep(reader, sha256, read)
 
 
 class TenantMemory:

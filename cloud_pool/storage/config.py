@@ -121,7 +121,6 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dead_letter_ttl_s: Seconds = 7 * _DAY_S
     max_attempts: Positive = 5
     attempt_timeout_s: Seconds = 300.0
-    max_revise_s: Seconds = 120.0
     lease_s: Seconds = 15.0
     lease_check_s: Seconds = 0.4
     reclaim_interval_s: Seconds = 1.0

@@ -12,13 +12,12 @@ import msgspec
 from causeway_server.router import errors
 from causeway_server.router.jobs.job import JobState, encode_job_error
 from causeway_server.router.jobs.submission import is_same_request
-from causeway_server.router.types import Modality
 
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from .config import JobsConfig, OffPeakHours
 from .encryption import NO_CIPHER, ContentCipher
-from .live_answers import AnswerRevisions, LiveTexts
+from .live_answers import LiveTexts
 from .record import (
     LISTED_FIELDS,
     AcceptedJob,
@@ -48,7 +47,6 @@ _OPTIONAL = (
 """Fields of a NewJob that are stored only if they differ from their default."""
 _MAX_WAIT_S = 2.0  # below the client's timeout
 _WINDOWS_S = 3600.0  # they are known for a week
-_CANCELLED = encode_job_error(errors.JobCancelled("The job was cancelled before the part was read."))
 
 
 def job_cost(job: NewJob, limits: TenantLimits) -> float:
@@ -103,7 +101,6 @@ class JobStore:
         self._config = config
         self._cipher = cipher
         self.texts = LiveTexts(database, cipher)
-        self.late = AnswerRevisions(database, config)
         self._off_peak = OffPeakHours(config.off_peak)
         self._result_ttl_ms = int(config.result_ttl_s * 1000)
         self._lease_ms = int(config.lease_s * 1000)
@@ -126,7 +123,7 @@ class JobStore:
         fields: list[Argument] = ["endpoint", job.endpoint, "body", sealed, "cost", job_cost(job, limits)]
         fields += ["max_attempts", config.max_attempts]
         optional = {name: getattr(job, name) for name in _OPTIONAL}
-        optional |= {"tags": ",".join(job.tags), "revise": job.revise_ms, "ttl": job.ttl_ms}
+        optional |= {"tags": ",".join(job.tags), "ttl": job.ttl_ms}
         for name, value in optional.items():
             fields += [name, value] if value else []
         place = (job.id, job.owner, job.tier, job.priority, job.deadline_ms)
@@ -187,24 +184,13 @@ class JobStore:
     async def read_answer(
         self, job: str, owner: str, check: Callable[[JobRecord], object] = lambda _: None
     ) -> tuple[JobRecord, bytes]:
-        """Return a job of `owner` and the body of its answer, of the same revision; empty if there is none.
+        """Return a job of `owner` and the body of its answer; empty if there is none.
 
         Raises as `get`, `check`, which comes before the answer is read, and `read_result`.
         """
-        while True:
-            record = await self.get(job, owner)
-            check(record)
-            result = await self.read_result(job, owner) if record.state is JobState.SUCCEEDED else b""
-            if not record.late or (await self.get(job, owner)).revision == record.revision:
-                return record, result
-
-    async def may_be_revised(self, job: str) -> bool:
-        """Return whether parts are still being read that may revise the answer of a job."""
-        return as_int(await self._db.command("HEXISTS", self._db.key("job", job), "late")) > 0
-
-    async def revision(self, job: str) -> int:
-        """Return the revision of a job's answer; 0: the original answer, or none."""
-        return as_int(await self._db.command("HGET", self._db.key("job", job), "revision"))
+        record = await self.get(job, owner)
+        check(record)
+        return record, await self.read_result(job, owner) if record.state is JobState.SUCCEEDED else b""
 
     def read_request(self, record: JobRecord) -> JobRecord:
         """Return a claimed record with its request as it was sent. Raises ContentKeyMissing or RecordUnreadable."""
@@ -229,11 +215,11 @@ class JobStore:
         return "HMGET", self._db.key("job", job), *LISTED_FIELDS
 
     async def cancel(self, job: str, owner: str) -> None:
-        """Cancel a job, or a pending revision of its answer; later reports of its worker have no effect.
+        """Cancel a job; later reports of its worker have no effect.
 
         Raises NotFound or JobAlreadyEnded.
         """
-        verdict = as_text(await self._db.run("cancel", self._db.time, job, owner, self._result_ttl_ms, _CANCELLED))
+        verdict = as_text(await self._db.run("cancel", self._db.time, job, owner, self._result_ttl_ms))
         if verdict == "absent":
             raise job_not_found(job)
         if verdict == "ended":
@@ -297,19 +283,10 @@ class JobStore:
         cache: str = "",
         *,
         bill: RunBill | None = None,
-        late: Iterable[Modality] = (),
-        late_error: errors.CausewayError | None = None,
     ) -> bool:
-        """Report an answer, as returned by `seal_result`.
-
-        Args:
-            late: Kinds of part that may revise the answer; this worker then keeps the job, under the next fence.
-            late_error: Reason why the answer is not revised.
-        """
-        dropped = b"" if late_error is None else encode_job_error(late_error)
+        """Report an answer, as returned by `seal_result`."""
         arguments = (job, fence, self._result_ttl_ms, result, cache, encode_bill(bill))
-        reply = await self._db.run("succeed", self._db.time, *arguments, ",".join(late), self._lease_ms, dropped)
-        return as_int(reply) > 0
+        return as_int(await self._db.run("succeed", self._db.time, *arguments)) > 0
 
     async def fail(
         self,

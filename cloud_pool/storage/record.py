@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 import msgspec
 
 from causeway_server.router.errors import RecordUnreadable
 from causeway_server.router.jobs.job import FINAL_STATES, JobState, JobView
 from causeway_server.router.jobs.submission import Endpoint
-from causeway_server.router.types import Modality, Priority
+from causeway_server.router.types import Priority
 
 Window = Literal["", "off_peak"]
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
-_BYTES: Final = ("body", "error", "late_error")
+_BYTES: Final = ("body", "error")
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,6 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     token_issued: float = 0.0  # Unix seconds
     not_before: int = 0  # start of the earliest run, Unix milliseconds; 0: it is queued at once
     window: Window = ""  # window in which it may start
-    revise_ms: int = 0  # time from the start of a run in which its answer may be revised; 0: never
     ttl_ms: int = 0  # time to live after its end; 0: the configured one
 
 
@@ -75,11 +74,6 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     not_before: int = 0  # start of the earliest run; 0: it was queued at once
     window: Window = ""  # window in which it may start
     followed: int = 0  # 1 if a client follows its events; only set by a claim
-    revise: int = 0  # time from the start of a run in which its answer may be revised, milliseconds; 0: never
-    revision: int = 0  # revision of the answer
-    late: str = ""  # kinds of part, separated by commas, that may still revise the answer; the request is kept as long
-    late_until: int = 0  # end of the time for revisions
-    late_error: bytes = b""  # reason, as JSON, why no further revision came
 
     @property
     def begun(self) -> int:
@@ -90,11 +84,6 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     def ended(self) -> bool:
         """Whether the job is in a final state."""
         return self.state in FINAL_STATES
-
-    @property
-    def late_kinds(self) -> tuple[Modality, ...]:
-        """Kinds in `late`, as a tuple."""
-        return cast("tuple[Modality, ...]", tuple(self.late.split(",")) if self.late else ())
 
     @property
     def tag_list(self) -> tuple[str, ...]:
@@ -159,9 +148,6 @@ def job_view(record: JobRecord, result: bytes = b"") -> JobView:
         result=msgspec.Raw(result or b"null"),
         webhook=record.webhook or None,
         webhook_status=record.webhook_status or None,
-        revision=record.revision,
-        late_parts=record.late_kinds,
-        late_error=msgspec.Raw(record.late_error or b"null"),
     )
 
 
@@ -187,21 +173,6 @@ class ClaimedJobs(msgspec.Struct, frozen=True):
     unreadable: tuple[str, ...] = ()  # jobs whose records this version cannot read, which are now dead letters
     expired: tuple[ExpiredJob, ...] = ()
     more: bool = False  # whether more jobs may be queued, so that claiming again is better than waiting
-
-
-class RevisableAnswer(msgspec.Struct, frozen=True):
-    """A job, with its request, whose answer may be revised for `left_s` seconds."""
-
-    record: JobRecord
-    left_s: float
-
-
-class ClaimedRevisions(msgspec.Struct, frozen=True):
-    """Result of `claim_revisions`: the claimed answers, and the number of those dropped as late or lost."""
-
-    answers: tuple[RevisableAnswer, ...] = ()
-    too_late: int = 0
-    lost: int = 0
 
 
 class LeaseStates(msgspec.Struct, frozen=True):

@@ -1,14 +1,13 @@
 """All stores of jobs over one connection pool to Redis, and their Lua scripts by name, which need Redis 7.
 
 Each script runs in Redis atomically and can be repeated, since its reply may get lost. `common.lua`, `fair_queue.lua`,
-`endings.lua`, `revisions.lua` and `billing.lua` precede every script, `webhooks/delivery.lua` some of those on
+`endings.lua` and `billing.lua` precede every script, `webhooks/delivery.lua` some of those on
 webhooks, `batches/files.lua` those on files.
 
 The README lists the keys. Of the hashes:
 
-    job:<id>     `fence` rises with each claim, `cost` is tokens over weight, `reported` the fence of the last report;
-                 `late` kinds of part may revise its answer until `late_until`, `claims` of its late answer
-    webhook:<id> job, owner, url, state, finished, `attempts` made, `fence`; `event` and `revision` of an answer
+    job:<id>     `fence` rises with each claim, `cost` is tokens over weight, `reported` the fence of the last report
+    webhook:<id> job, owner, url, state, finished, `attempts` made, `fence`
     file:<id>    `users` open batches read it
     batch:<id>   `submitted` lines have become jobs, `ended` of them have ended, the first `collected` lines are in the
                  output files
@@ -59,7 +58,7 @@ def transitions_as_lua() -> str:
 _COMMON: Final = (
     f"local LAYOUT = '{JOBS_LAYOUT}'\n"
     + transitions_as_lua()
-    + "".join(load_script(_LUA, name) for name in ("common", "fair_queue", "endings", "revisions", "billing"))
+    + "".join(load_script(_LUA, name) for name in ("common", "fair_queue", "endings", "billing"))
 )
 
 
@@ -75,7 +74,6 @@ def load_with_shared(package: str, name: str, *shared: str) -> str:
 SCRIPTS: Final = {
     **_load("transitions", "accept", "claim", "renew_leases", "succeed", "fail", "postpone", "release", "cancel"),
     **_load("transitions", "promote_and_expire", "publish_progress", "append_text"),
-    **_load("transitions", "revise", "drop_revision", "claim_revisions"),
     **_load("admin", "revive", "purge", "quarantine", "depths", "unblock_all"),
     **_load("admin", "erase_job", "erase_batch"),
     **_load("webhooks", "webhook_claim", "webhook_finish", "webhook_disabled", "webhook_erase", shared=_DELIVERY),

@@ -34,7 +34,6 @@ _JOB_ONLY: Mapping[str, str] = {
     "deadline_ms": "the event's `expirytime` is its deadline",
     "not_before_ms": "it always runs as soon as it can",
     "window": "it always runs as soon as it can",
-    "revise_within_ms": "it is always answered exactly once",
 }
 ReportFailure = Callable[[RunBill | None], Awaitable[None]]
 """Reports a failed run that may be repeated and is billed. Raises JobStoreUnavailable."""

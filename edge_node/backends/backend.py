@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from causeway_server.router.errors import BackendError
-from causeway_server.router.jobs.job import JobEvent, ReadingLimits
+from causeway_server.router.jobs.job import JobEvent
 from causeway_server.router.residency import Regions
 from causeway_server.router.types import Chunk, Embeddings, Priority, Request, Target
 
@@ -47,7 +47,6 @@ class JobTerms(msgspec.Struct, frozen=True):
     key: str  # the cloud's Idempotency-Key
     priority: Priority
     pin: Callable[[str], Awaitable[bool]]
-    late: ReadingLimits | None = None  # terms for parts whose branch is late; None: the branch ends
 
 
 class CloudJobEnded(BackendError, code="cloud_job_ended", retryable=False):

@@ -276,9 +276,8 @@ def _job_samples(jobs: LazyJobs) -> Iterator[Sample]:
     yield _gauge("jobs_unreadable", stats.unreadable)
     yield _gauge("jobs_webhooks_waiting", stats.webhooks_due)
     yield _counter("jobs_webhooks_unreachable", jobs.unreachable)
-    for name, counts in (("jobs_webhooks", stats.webhooks), ("jobs_revisions", stats.revisions)):
-        for outcome, count in counts.items():
-            yield _counter(name, count, ("outcome", outcome))
+    for outcome, count in stats.webhooks.items():
+        yield _counter("jobs_webhooks", count, ("outcome", outcome))
 
 
 def _file_samples(files: DeviceFileStore) -> Iterator[Sample]:

@@ -188,7 +188,7 @@ def make_jobs(
     clouds, service, clock = backends.clouds, serving.service, serving.records.clock
     store = JobOutbox(folder, config, clock, keys=keys)
     rng = random.Random(os.urandom(16))
-    runner = OutboxRunner(store, service, clouds, config, clock, new_decision_id, rng, backends.encoders)
+    runner = OutboxRunner(store, service, clouds, config, clock, new_decision_id, rng)
     runner.settle = settle
     intake = JobIntake(config, store, runner, service, reader)
     api = OutboxApi(store, runner, intake, service, reader)

@@ -7,7 +7,7 @@ schema     its tables and queries, the row of a job, and unreadable rows
 rows       one job at a time: reading, saving, ending, deleting, notifications; all counts
 acceptance room for a new job
 runner     takes jobs of the outbox, and limits where they run and when they are sent to the cloud
-run        one run of a job: its answer, shown while it is made, and revised once a late part has been read
+run        one run of a job: its answer, shown while it is made
 webhooks   notifies receivers of jobs that have ended, and the cloud of jobs that were cancelled here
 """
 

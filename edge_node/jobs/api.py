@@ -22,7 +22,7 @@ from causeway_server.router.errors import (
     QueueFull,
     UnsupportedFeature,
 )
-from causeway_server.router.jobs.job import NOT_REVISED, REVISED, JobFailed, JobState, WebhookSecrets
+from causeway_server.router.jobs.job import JobFailed, JobState, WebhookSecrets
 from causeway_server.router.jobs.submission import (
     RANK,
     Endpoint,
@@ -63,10 +63,9 @@ from .store import JobOutbox
 
 _MAX_FOLLOWERS = 64
 COMMENT: Final = b": still there\n\n"
-_ID = re.compile(r"([0-9]{1,9})-([0-9]{1,9}|wait|end|last|r[1-9][0-9]{0,2})")
+_ID = re.compile(r"([0-9]{1,9})-([0-9]{1,9}|wait|end)")
 _WAIT, _END = 1 << 40, 1 << 41  # position after all text
-_LAST = _END + 1000  # position after all revisions, which are at `_END` and their number
-_PLACES = {"wait": _WAIT, "end": _END, "last": _LAST}
+_PLACES = {"wait": _WAIT, "end": _END}
 _POLL_S = 1.0  # interval of checking a job that does not run
 _SILENT_POLLS = 15  # interval of comments that keep proxies from closing the connection
 Position = tuple[int, int]
@@ -78,7 +77,6 @@ position.
 class _EventData(msgspec.Struct, omit_defaults=True):
     event: str
     text: str = ""
-    revision: int = 0
     error: msgspec.Raw | None = None
 
 
@@ -89,29 +87,20 @@ def read_last_id(header: str) -> Position | None:
     match = _ID.fullmatch(header)
     if match is None:
         raise InvalidRequest("`Last-Event-ID` must be an id of this stream, or absent.")
-    return int(match[1]), _read_place(match[2])
-
-
-def _read_place(text: str) -> int:
-    if text.startswith("r"):
-        return _END + int(text[1:])
-    place = _PLACES.get(text)
-    return int(text) if place is None else place
+    place = _PLACES.get(match[2])
+    return int(match[1]), int(match[2]) if place is None else place
 
 
 def _show_place(place: int) -> str:
-    if _END < place < _LAST:
-        return f"r{place - _END}"
-    return {_WAIT: "wait", _END: "end", _LAST: "last"}.get(place, str(place))
+    return {_WAIT: "wait", _END: "end"}.get(place, str(place))
 
 
 class OutboxEventReader:
     """Reads the events of one job after a position: its states, and the text of its answer while it is made.
 
     An event's id is the run and the position in it: `2-17` is after 17 characters of run 2, `2-wait` is its end before
-    another run, `2-end` the end of the job, `2-r1` the first revision of its answer, which replaces all text before it,
-    and `2-last` means that no revision follows. A client that reconnects with `Last-Event-ID` gets the events after it;
-    the text of a run that failed is void, and the next run begins at its first character.
+    another run, `2-end` the end of the job. A client that reconnects with `Last-Event-ID` gets the events after it; the
+    text of a run that failed is void, and the next run begins at its first character.
     """
 
     def __init__(self, store: JobOutbox, feed: JobFeed, job_id: str, owner: str, last: Position | None) -> None:
@@ -131,7 +120,7 @@ class OutboxEventReader:
             events = b"".join(self._states(job, result))
             if events:
                 yield events
-            if job.has_ended and job.late is None:
+            if job.has_ended:
                 return
             silent = 0 if events else silent + 1
             if silent >= _SILENT_POLLS:
@@ -156,14 +145,9 @@ class OutboxEventReader:
         if job.state is JobState.WAITING and self._last < (run, _WAIT):
             events.append(self._event((run, _WAIT), "waiting", job.error))
         if job.has_ended and self._last < (run, _END):
-            if job.state is JobState.SUCCEEDED and not job.revision:
+            if job.state is JobState.SUCCEEDED:
                 events.append(self._delta(run, answer_text(result)))
             events.append(self._event((run, _END), job.state.value, job.error))
-        if job.revision and self._last < (run, _END + job.revision):
-            place = (run, _END + job.revision)
-            events.append(self._event(place, REVISED, text=answer_text(result), revision=job.revision))
-        if job.late_error and self._last < (run, _LAST):
-            events.append(self._event((run, _LAST), NOT_REVISED, job.late_error, revision=job.revision))
         return events
 
     def _delta(self, run: int, text: str) -> bytes:
@@ -173,10 +157,10 @@ class OutboxEventReader:
             return b""
         return self._event((run, len(text)), "delta", text=text[known:])
 
-    def _event(self, position: Position, name: str, error: bytes = b"", *, text: str = "", revision: int = 0) -> bytes:
+    def _event(self, position: Position, name: str, error: bytes = b"", *, text: str = "") -> bytes:
         self._last = position
         run, place = position
-        data = msgspec.json.encode(_EventData(name, text, revision, msgspec.Raw(error) if error else None))
+        data = msgspec.json.encode(_EventData(name, text, msgspec.Raw(error) if error else None))
         return f"id: {run}-{_show_place(place)}\nevent: {name}\ndata: ".encode() + data + b"\n\n"
 
 
@@ -470,6 +454,5 @@ class JobIntake:
             deadline=now + min(time_ms / 1000.0, self._config.max_deadline_s),
             accepted_unix=self._store.time.unix(),
             webhook=fields.webhook,
-            revise_within_s=min(fields.revise_within_ms / 1000.0, self._config.max_revise_s),
         )
         return job, plain

@@ -10,10 +10,10 @@ from typing import Literal
 import msgspec
 
 from causeway_server.router.errors import CausewayError, InvalidRequest, QueueFull
-from causeway_server.router.jobs.job import FINAL_STATES, JobState, JobView, PendingRevision, RevisionOutcome
+from causeway_server.router.jobs.job import FINAL_STATES, JobState, JobView
 from causeway_server.router.jobs.submission import Endpoint
 from causeway_server.router.serving.webhooks import DueWebhook
-from causeway_server.router.types import PartRecord, Prefer, Priority
+from causeway_server.router.types import Prefer, Priority
 
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 Lane = Literal["", "edge", "cloud"]
@@ -53,11 +53,6 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = ""
     decision: str = ""  # id of the last run's decision
     route: str = ""  # source of the answer: edge, cloud or cache
-    # time from the start of a run in which its answer may be revised; 0: it is not revised
-    revise_within_s: float = 0.0
-    revision: int = 0  # number of revisions of the answer
-    late: PendingRevision | None = None  # late parts that may still revise the answer; the request is kept until then
-    late_error: bytes = b""  # reason, as JSON, why no further revision followed
     webhook: str = ""  # URL of the webhook
     webhook_status: WebhookStatus = ""
 
@@ -77,18 +72,12 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
-    """The answer of a run, as JSON, and its origin. `parts`: the parts that the target received as text."""
+    """The answer of a run, as JSON, and its origin."""
 
     result: bytes
     cache: str
     route: str
     decision: str
-    parts: tuple[PartRecord, ...] = ()
-
-    @property
-    def notes(self) -> dict[str, object]:
-        """Return the fields of the job's record that describe the answer."""
-        return {"cache": self.cache, "route": self.route, "decision": self.decision}
 
 
 class EdgeJobView(JobView, frozen=True, kw_only=True, omit_defaults=False):
@@ -119,9 +108,6 @@ def edge_job_view(job: EdgeJob, now: float, unix: float, result: bytes = b"") ->
         result=msgspec.Raw(result or b"null"),
         webhook=job.webhook or None,
         webhook_status=job.webhook_status or None,
-        revision=job.revision,
-        late_parts=() if job.late is None else job.late.kinds,
-        late_error=msgspec.Raw(job.late_error or b"null"),
     )
 
 
@@ -204,7 +190,6 @@ class OutboxStats(msgspec.Struct):
     accepted: int = 0
     dropped: int = 0
     ended: Counter[str] = msgspec.field(default_factory=Counter)  # ended jobs by state
-    revisions: Counter[RevisionOutcome] = msgspec.field(default_factory=Counter)  # revisions of answers, made or failed
     replies_due: int = 0  # answers that must be sent
     replies_lost: int = 0  # answers that were deleted before they could be sent
 

@@ -151,7 +151,7 @@ class OutboxRows:
         """Move a job to a final state. Its request is deleted, unless it may run again."""
         self.count(job, -1)
         state = next_state(job.state, event)
-        kept = job.body_bytes if state is JobState.DEAD or notes.get("late") else 0
+        kept = job.body_bytes if state is JobState.DEAD else 0
         job = msgspec.structs.replace(
             job,
             state=state,
@@ -175,16 +175,12 @@ class OutboxRows:
         self.add_bytes(job, job.stored_bytes)
         self.stats.empty += not job.stored_bytes
         self.stats.ended[state.value] += 1
-        if notes.get("late_error"):
-            self.stats.revisions["no_room"] += 1
         return job
 
     def delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
         self._delete(db, job.seq)
         self.add_bytes(job, -job.stored_bytes)
         self.stats.empty -= not job.stored_bytes
-        if job.late is not None:
-            self.stats.revisions["cancelled"] += 1
 
     def delete_unreadable(self, db: sqlite3.Connection, seq: int) -> None:
         """Delete a job that was set aside."""
@@ -206,9 +202,7 @@ class OutboxRows:
         self.bodies.delete(db, "results", job.seq)
         self.add_bytes(job, -job.stored_bytes)
         self.stats.empty += 1
-        if job.late is not None:
-            self.stats.revisions["cancelled"] += 1
-        self.save(db, msgspec.structs.replace(job, body_bytes=0, result_bytes=0, late=None))
+        self.save(db, msgspec.structs.replace(job, body_bytes=0, result_bytes=0))
 
     def count(self, job: EdgeJob, sign: int) -> None:
         """Add (1) or subtract (-1) an unfinished job in the counts."""
@@ -337,7 +331,7 @@ class OutboxCancellations:
 
 
 class OutboxWebhooks:
-    """The webhooks that must be sent: a row for each, from the transaction that ends or revises its job.
+    """The webhooks that must be sent: a row for each, from the transaction that ends its job.
 
     1. The webhooks of a job are sent in order: a later one waits for the earlier ones.
     2. A job is kept until its webhooks are sent; its request and its answer are still deleted on time. After
@@ -349,17 +343,10 @@ class OutboxWebhooks:
         self._time = time
         self._stats = stats
 
-    def add(self, db: sqlite3.Connection, job: EdgeJob, event: str = "") -> None:
-        """Schedule a webhook about a job in its present state. `event`: its name if it is not the state's."""
-        name = f"{job.cloud_key}.{event or job.state.value}" + (f".{job.revision}" if job.revision else "")
-        notice = JobNotice(
-            id=name,
-            job=job.id,
-            state=job.state.value,
-            event=event,
-            revision=job.revision,
-            finished=int(self._time.unix() * 1000.0),
-        )
+    def add(self, db: sqlite3.Connection, job: EdgeJob) -> None:
+        """Schedule a webhook about the end of a job."""
+        state, finished = job.state.value, int(self._time.unix() * 1000.0)
+        notice = JobNotice(id=f"{job.cloud_key}.{state}", job=job.id, state=state, finished=finished)
         row = (job.seq, self._time.now(), receiver_of(job.webhook), 0, _encoder.encode(notice))
         values = "VALUES (?1, ?2, keyed(?3), ?4, seal(?5, 'webhooks', ?1))"
         db.execute(f"INSERT INTO webhooks (seq, due, receiver, attempts, notice) {values}", row)

@@ -1,7 +1,6 @@
 """A run of a job on the service: its request, its answer, and the errors that determine the next step.
 
-While an answer is made, its text is shown to clients that follow the job's events (`JobFeed`). Answers with late parts
-are revised (`JobRevisions`).
+While an answer is made, its text is shown to clients that follow the job's events (`JobFeed`).
 """
 
 from __future__ import annotations
@@ -9,23 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import anyio.abc
 import msgspec
 
-from causeway_server.models.parts.revising import revise_each
 from causeway_server.router.errors import (
     BreakerOpen,
     CausewayError,
     CloudSaturated,
     CloudUnavailable,
     CloudUnreachable,
-    DeadlineExceeded,
     Draining,
     EngineUnavailable,
     JobStoreUnavailable,
@@ -33,35 +28,20 @@ from causeway_server.router.errors import (
     RateLimited,
     ResultTooLarge,
 )
-from causeway_server.router.jobs.job import (
-    MAX_LATE,
-    ReadingLimits,
-    RevisionDropped,
-    check_read,
-    check_revised,
-    revision_id,
-)
 from causeway_server.router.jobs.submission import FirstText, encode_job_answer, parse_job_request
 from causeway_server.router.openai.answer import CachedAnswer
-from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead, Piece
-from causeway_server.router.types import Chunk, Embeddings, Modality, Request, RoutingHints
+from causeway_server.router.types import Chunk, Embeddings, Request, RoutingHints
 
 from ..backends.backend import JobTerms
 from ..clock import Clock, DeviceTime
 from ..config.schema import OutboxConfig
 from ..serving.requests import RequestContext
 from ..serving.service import Service
-from .record import Claimed, EdgeJob, JobAnswer, Lane
-from .store import JobOutbox
-
-if TYPE_CHECKING:
-    from ..serving.part_encoders import PartEncoders
+from .record import Claimed, JobAnswer, Lane
 
 log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-_AGAIN_S = 1.0  # pause before a revision is tried again
 # The cloud is unreachable or full: its jobs wait, and this does not count as an attempt.
 CLOUD_AWAY = (CloudUnreachable, CloudUnavailable, CloudSaturated, BreakerOpen)
 # The device is not ready: the same.
@@ -131,7 +111,7 @@ class JobRuns:
         except CausewayError as error:
             return RunFailure(_errors(context, error), decision)
         assert reply.head is not None
-        return JobAnswer(result, context.cache, reply.head.route, decision, context.generation.used_parts)
+        return JobAnswer(result, context.cache, reply.head.route, decision)
 
 
 def _errors(context: RequestContext, error: CausewayError) -> list[CausewayError]:
@@ -142,7 +122,7 @@ def _errors(context: RequestContext, error: CausewayError) -> list[CausewayError
 
 
 class RunningJobs:
-    """The running jobs by number, with their lanes. A revision that waits for its part has no lane."""
+    """The running jobs by number, with their lanes."""
 
     def __init__(self) -> None:
         self._running: dict[int, tuple[Lane, anyio.CancelScope]] = {}
@@ -151,9 +131,6 @@ class RunningJobs:
         scope = anyio.CancelScope()
         self._running[seq] = (lane, scope)
         return scope
-
-    def move(self, seq: int, lane: Lane) -> None:
-        self._running[seq] = (lane, self._running[seq][1])
 
     def end(self, seq: int) -> None:
         self._running.pop(seq, None)
@@ -273,117 +250,3 @@ class JobFeed(_Signal):
             text.ended = True
             text.wake()
         self.wake()
-
-
-@dataclass(eq=False, repr=False)
-class JobRevisions:
-    """Revises answers, each in a task of its own, once their late parts have been read.
-
-    A revision is a run like any other: decided again, under the present constraints and budget, within the limits of
-    device and cloud. Each kind of part revises an answer at most once, also over restarts: the extracted text is not
-    stored, so the part is read again, and the number of the revision makes it idempotent in the cloud. A revision that
-    fails is dropped, and the job records the reason.
-
-    Args:
-        runs: Makes answers.
-        reader: Reader of parts; None: this device reads none.
-        take: Function that takes a slot on a lane; it returns whether there was one.
-    """
-
-    store: JobOutbox
-    runs: JobRuns
-    running: RunningJobs
-    feed: JobFeed
-    clock: Clock
-    reader: PartEncoders | None
-    take: Callable[[Lane], bool]
-    _count: int = 0
-
-    def take_room(self) -> bool:
-        """Reserve room for another answer that waits for its late parts; call `start` or `leave_room` afterwards."""
-        has_room = self.reader is not None and self._count < MAX_LATE
-        self._count += has_room
-        return has_room
-
-    def leave_room(self) -> None:
-        self._count -= 1
-
-    def start(self, tasks: anyio.abc.TaskGroup, claimed: Claimed) -> None:
-        """Revise an answer once its late parts have been read, in the room reserved before."""
-        tasks.start_soon(self._run, claimed, self.running.start(claimed.job.seq, ""))
-
-    async def _run(self, claimed: Claimed, scope: anyio.CancelScope) -> None:
-        seq = claimed.job.seq
-        try:
-            with scope:
-                await self._revise_all(claimed)
-        except Exception as error:
-            log.error("An answer could not be revised: %s", redacted(error))
-        finally:
-            self.leave_room()
-            self.running.end(seq)
-            self.feed.end(seq)
-
-    async def _revise_all(self, claimed: Claimed) -> None:
-        job, late = claimed.job, claimed.job.late
-        assert late is not None
-        by = self.clock.monotonic() + min(late.until, job.deadline) - self.store.time.now()
-
-        async def revise(kinds: Sequence[Modality]) -> bool:
-            nonlocal job
-            revised = await self._revise(Claimed(job, claimed.body), kinds)
-            job = revised or job
-            return revised is not None
-
-        error = await revise_each(late.kinds, partial(self._read, claimed, by), revise)
-        if error is not None:
-            await self._stored(partial(self.store.drop_revision, job, error))
-
-    async def _read(self, claimed: Claimed, by: float, kind: Modality) -> None:
-        """Wait until the parts of one kind have been read. Raises CausewayError."""
-        if self.reader is None:
-            raise RevisionDropped("This device reads no parts any more.")
-        check_read(await self.reader.read_late(self.runs.request(claimed, ""), by, (kind,)), kind)
-
-    async def _revise(self, claimed: Claimed, kinds: Sequence[Modality]) -> EdgeJob | None:
-        """Make the answer again with the parts that were read; return None if no revision is wanted any more.
-
-        Raises CausewayError.
-        """
-        job, late = claimed.job, claimed.job.late
-        assert late is not None
-        absent = tuple(kind for kind in late.kinds if kind not in kinds)
-        number = job.revision + 1
-        while True:
-            if self.store.time.now() >= job.deadline:
-                raise DeadlineExceeded("The job's deadline passed before its answer was revised.")
-            request = self.runs.request(claimed, late.target)
-            lane = await self.runs.lane(request)
-            if not self.take(lane):
-                await self.feed.change(_AGAIN_S)
-                continue
-            self.running.move(job.seq, lane)
-            terms = JobTerms(
-                revision_id(job.cloud_key, number),
-                job.priority,
-                lambda target: self.store.pin_revision(job, target),
-                ReadingLimits(self.clock.monotonic() + max(0.0, late.until - self.store.time.now()), absent),
-            )
-            answer = await self.runs.answer(claimed, request, RunningText(job.run), terms)
-            self.running.move(job.seq, "")
-            if isinstance(answer, JobAnswer):
-                break
-            error = answer.errors[-1]
-            if not isinstance(error, (*CLOUD_AWAY, *DEVICE_BUSY)):
-                raise error
-            await self.feed.change(max(_AGAIN_S, error.retry_after_s or 0.0))
-        check_revised(answer.parts, kinds)
-        return await self._stored(partial(self.store.revise, job, kinds, answer))
-
-    async def _stored(self, store: Callable[[], Awaitable[_T]]) -> _T:
-        """Store a result as soon as the disk accepts it."""
-        while True:
-            try:
-                return await store()
-            except JobStoreUnavailable:
-                await asyncio.sleep(_AGAIN_S)

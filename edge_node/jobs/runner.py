@@ -14,11 +14,9 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
-import msgspec
 
 from causeway_server.router.errors import (
     CausewayError,
@@ -28,7 +26,7 @@ from causeway_server.router.errors import (
     InvalidRequest,
     JobStoreUnavailable,
 )
-from causeway_server.router.jobs.job import JobEvent, PendingRevision, ReadingLimits, late_kinds, no_room
+from causeway_server.router.jobs.job import JobEvent
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.stored.ports import SettleResponse
 
@@ -38,15 +36,13 @@ from ..clock import Clock
 from ..config.schema import OutboxConfig
 from ..serving.service import Service
 from .record import Claimed, EdgeJob, Lane
-from .run import CLOUD_AWAY, DEVICE_BUSY, JobFeed, JobRevisions, JobRuns, RunFailure, RunningJobs
+from .run import CLOUD_AWAY, DEVICE_BUSY, JobFeed, JobRuns, RunFailure, RunningJobs
 from .store import JobOutbox
-
-if TYPE_CHECKING:
-    from ..serving.part_encoders import PartEncoders
 
 log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
+Report = Callable[[], Awaitable[bool]]
+"""Stores the end of a run; False if the job has a later run."""
 _TICK_S = 1.0
 _LOOK_S = 0.01  # minimum interval of checks: many jobs may arrive at once
 _PLACED_AT_ONCE = 200
@@ -72,7 +68,6 @@ class OutboxRunner:
     clock: Clock
     new_id: Callable[[], str]
     rng: random.Random
-    late_parts: PartEncoders | None = None
     feed: JobFeed = field(default_factory=JobFeed, init=False)
     settle: SettleResponse | None = field(default=None, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -84,16 +79,13 @@ class OutboxRunner:
     def __post_init__(self) -> None:
         self._gate = CloudGate(self.config, self.rng)
         self._runs = JobRuns(self.service, self.config, self.store.time, self.clock, self.new_id)
-        self._revisions = JobRevisions(
-            self.store, self._runs, self._running, self.feed, self.clock, self.late_parts, self._take
-        )
 
     def wake(self) -> None:
         """Check for work at once."""
         self._wake.set()
 
     def stop_job(self, job: EdgeJob) -> None:
-        """Stop the run of a cancelled job, or the pending revision of its answer."""
+        """Stop the run of a cancelled job."""
         self._running.stop(job.seq)
         self.feed.wake()  # the cloud is notified
 
@@ -101,26 +93,17 @@ class OutboxRunner:
         """Run jobs until cancelled; runs in progress then return to the queue."""
         async with anyio.create_task_group() as runs:
             try:
-                await self._resume(runs)
+                await self._recover()
                 while True:
                     await self._look(runs)
             finally:
                 self._stopping = True
 
-    async def _resume(self, runs: anyio.abc.TaskGroup) -> None:
-        """Take back the jobs that were running when the daemon ended, and resume pending revisions."""
-        await self._read(self.store.recover)
-        for claimed in await self._read(self.store.late):
-            if self._revisions.take_room():
-                self._revisions.start(runs, claimed)
-            else:
-                await self._deliver(partial(self.store.drop_revision, claimed.job, no_room()))
-
-    async def _read(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Read from the store at the start, as soon as the disk accepts it, and return the result."""
+    async def _recover(self) -> None:
+        """Take back the jobs that were running when the daemon ended, as soon as the disk accepts it."""
         while True:
             try:
-                return await work()
+                return await self.store.recover()
             except CausewayError as error:
                 if not isinstance(error, JobStoreUnavailable):  # the store reports that itself
                     log.error("The jobs of an earlier run of the daemon could not be read: %s", redacted(error))
@@ -184,14 +167,6 @@ class OutboxRunner:
             await self.store.place(lanes)
         return bool(lanes)
 
-    def _take(self, lane: Lane) -> bool:
-        """Take a slot on a lane for a revision; return whether one was free."""
-        if lane != "cloud":
-            return self._running.count("edge") < self.config.device_concurrency
-        return self._running.count("cloud") < self.config.cloud_concurrency and self._gate.may_send(
-            self.clock.monotonic(), reachable=self._is_reachable, backlog=True
-        )
-
     @property
     def _is_reachable(self) -> bool:
         return self.clouds.is_reachable
@@ -200,34 +175,28 @@ class OutboxRunner:
 
     def _start_all(self, runs: anyio.abc.TaskGroup, claimed: list[Claimed], lane: Lane) -> None:
         for job in claimed:
-            runs.start_soon(self._run, runs, job, self._running.start(job.job.seq, lane))
+            runs.start_soon(self._run, job, self._running.start(job.job.seq, lane))
 
-    async def _run(self, runs: anyio.abc.TaskGroup, claimed: Claimed, scope: anyio.CancelScope) -> None:
-        job, stored = claimed.job, False
-        end = _RunEnd(lambda: self.store.release(job))
+    async def _run(self, claimed: Claimed, scope: anyio.CancelScope) -> None:
+        job = claimed.job
+        report: Report = partial(self.store.release, job)
         try:
             with scope:
-                end = await self._answer(claimed)
+                report = await self._answer(claimed)
         except Exception as error:  # an error of one job, which does not affect the others
             log.error("A job could not be run: %s", redacted(error))
-            end = _RunEnd(self._failed(job, [CausewayError("Internal error.")], ""))
+            report = self._failed(job, [CausewayError("Internal error.")], "")
         finally:
             self._running.end(job.seq)
             if not scope.cancel_called:
                 with anyio.CancelScope(shield=True):
-                    stored = await self._deliver(end.report)
+                    stored = await self._deliver(report)
                     if stored and self.settle is not None and job.endpoint == "/v1/responses":
                         await self.settle(job.owner, claimed.body)
             self.feed.end(job.seq)
             self._wake.set()
-        if end.late is None:
-            return
-        if stored:
-            self._revisions.start(runs, Claimed(msgspec.structs.replace(job, late=end.late), claimed.body))
-        else:
-            self._revisions.leave_room()
 
-    async def _deliver(self, report: Callable[[], Awaitable[bool | None]]) -> bool:
+    async def _deliver(self, report: Report) -> bool:
         """Store the end of a run as soon as the disk accepts it, without repeating the run.
 
         Returns the result of `report`; False if it is not stored.
@@ -235,7 +204,7 @@ class OutboxRunner:
         pause_s = _BACKOFF_S
         while True:
             try:
-                return bool(await report())
+                return await report()
             except JobStoreUnavailable:
                 if self._stopping:
                     return False
@@ -245,26 +214,21 @@ class OutboxRunner:
                 log.error("The end of a run could not be stored: %s", redacted(error))
                 return False
 
-    async def _answer(self, claimed: Claimed) -> _RunEnd:
-        """Run a job once."""
+    async def _answer(self, claimed: Claimed) -> Report:
+        """Run a job once, and return the report of its end."""
         store, job = self.store, claimed.job
         try:
             request = self._runs.request(claimed, job.target)
         except CausewayError as error:
             failure = error
-            return _RunEnd(lambda: store.fail(job, JobEvent.FAIL, failure))
-        within_s, until = job.revise_within_s, store.time.now() + job.revise_within_s
-        late_limits = ReadingLimits(self.clock.monotonic() + within_s) if within_s else None
-        terms = JobTerms(job.cloud_key, job.priority, lambda target: store.pin(job, target), late_limits)
+            return lambda: store.fail(job, JobEvent.FAIL, failure)
+        terms = JobTerms(job.cloud_key, job.priority, lambda target: store.pin(job, target))
         answer = await self._runs.answer(claimed, request, self.feed.start(job.seq, job.run), terms)
         if isinstance(answer, RunFailure):
-            return _RunEnd(self._failed(job, answer.errors, answer.decision))
-        kinds = late_kinds(answer.parts) if within_s else ()
-        late = PendingRevision(kinds, until) if kinds and self._revisions.take_room() else None
-        dropped = no_room() if kinds and late is None else None
-        return _RunEnd(partial(store.succeed, job, answer, late, dropped), late)
+            return self._failed(job, answer.errors, answer.decision)
+        return partial(store.succeed, job, answer)
 
-    def _failed(self, job: EdgeJob, errors: list[CausewayError], decision: str) -> Callable[[], Awaitable[bool]]:
+    def _failed(self, job: EdgeJob, errors: list[CausewayError], decision: str) -> Report:
         """Return the report of a failed run: final, postponed, or not counted as an attempt. The last error counts."""
         store, now, error = self.store, self.store.time.now(), errors[-1]
         if isinstance(error, CloudJobEnded):
@@ -291,13 +255,6 @@ class OutboxRunner:
         longest_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0**job.attempts)
         until = now + self.rng.random() * longest_s
         return lambda: store.postpone(job, until, error, decision=decision)
-
-
-class _RunEnd(NamedTuple):
-    """The end of a run. `report` stores it; False if the job has a later run. `late`: parts that may revise."""
-
-    report: Callable[[], Awaitable[bool]]
-    late: PendingRevision | None = None
 
 
 class CloudGate:

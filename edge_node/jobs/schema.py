@@ -69,9 +69,6 @@ DUE_WEBHOOKS = (
     "AND NOT EXISTS (SELECT 1 FROM webhooks AS earlier WHERE earlier.seq = one.seq AND earlier.number < one.number) "
     "ORDER BY one.due LIMIT ?"
 )
-REVISABLE = (
-    f"SELECT {RECORD}, {_BODY.format('requests')} FROM requests JOIN jobs USING (seq) WHERE jobs.state = 'succeeded'"
-)
 RUNNING = f"SELECT {RECORD} FROM jobs WHERE state = 'running'"
 RESULT = f"SELECT {_BODY.format('results')} FROM results WHERE seq = ?"
 COUNTS = (

@@ -18,20 +18,10 @@ from causeway_server.router.errors import (
     CausewayError,
     DeadlineExceeded,
     JobAlreadyEnded,
-    JobCancelled,
     RecordUnreadable,
 )
-from causeway_server.router.jobs.job import (
-    JobEvent,
-    JobState,
-    PendingRevision,
-    encode_job_error,
-    next_state,
-    outcome_of,
-    revision_id,
-)
+from causeway_server.router.jobs.job import JobEvent, JobState, encode_job_error, next_state
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
-from causeway_server.router.types import Modality
 
 from ..clock import Clock, DeviceTime
 from ..config.schema import OutboxConfig
@@ -52,7 +42,6 @@ from .schema import (
     OLDEST_EMPTY,
     OWNED,
     RESULT,
-    REVISABLE,
     RUNNING,
     SCHEMA,
     UNTOLD,
@@ -191,20 +180,11 @@ class JobOutbox:
 
     @transaction
     def cancel(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
-        """Cancel a job, or the pending revisions of its answer. Raises NotFound or JobAlreadyEnded."""
+        """Cancel a job. Raises NotFound or JobAlreadyEnded."""
         job = self._rows.find(db, job_id, owner)
-        if job.late is not None:
-            self._cancel_revision(db, job)
-            return self._drop_revision(db, job, JobCancelled("The job was cancelled before the part was read."))
         if job.has_ended:
             raise JobAlreadyEnded(f"The job has ended: {job.state.value}.")
         return self._rows.end(db, job, JobEvent.CANCEL, {})
-
-    def _cancel_revision(self, db: sqlite3.Connection, job: EdgeJob) -> None:
-        """Let the cloud cancel the pending revision, if it has it."""
-        if job.late is not None and job.late.target:
-            key = revision_id(job.cloud_key, job.revision + 1)
-            self._rows.cancellations.add(db, key, job.late.target, job.deadline)
 
     @transaction
     def retry(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
@@ -262,7 +242,6 @@ class JobOutbox:
                 self._rows.delete_unreadable(db, seq)
                 job = unreadable_job(seq, "", RecordUnreadable("The job cannot be read."))
             else:
-                self._cancel_revision(db, job)
                 self._rows.delete(db, job if job.has_ended else self._rows.end(db, job, JobEvent.CANCEL, {}))
             jobs.append(job)
         secrets = db.execute("DELETE FROM webhook_secrets WHERE keyed(?) IN ('', owner)", (owner,)).rowcount
@@ -336,23 +315,9 @@ class JobOutbox:
         return current is not None
 
     @transaction
-    def succeed(
-        self,
-        db: sqlite3.Connection,
-        job: EdgeJob,
-        answer: JobAnswer,
-        late: PendingRevision | None = None,
-        late_error: CausewayError | None = None,
-    ) -> bool:
-        """End a run with an answer. Return False if it is not the job's last run, and drop the answer.
-
-        Args:
-            late: Late parts that may revise the answer; the request is kept for that.
-            late_error: Why the answer is not revised.
-        """
-        notes: dict[str, object] = answer.notes | {"late": late}
-        if late_error is not None:
-            notes["late_error"] = encode_job_error(late_error)
+    def succeed(self, db: sqlite3.Connection, job: EdgeJob, answer: JobAnswer) -> bool:
+        """End a run with an answer. Return False if it is not the job's last run, and drop the answer."""
+        notes = {"cache": answer.cache, "route": answer.route, "decision": answer.decision}
         return self._finish(db, job, JobEvent.SUCCEED, notes, answer.result)
 
     @transaction
@@ -440,90 +405,6 @@ class JobOutbox:
         for job in jobs:
             self._rows.delete(db, job)
         return len(jobs)
-
-    # --- what may still revise the answer of a job that has succeeded ------------------------------------------------
-
-    @transaction
-    def late(self, db: sqlite3.Connection) -> list[Claimed]:
-        """Return the jobs whose answers may still be revised: their requests are kept until then."""
-        return [Claimed(decode_job(record), body) for record, body in db.execute(REVISABLE)]
-
-    @transaction
-    def pin_revision(self, db: sqlite3.Connection, job: EdgeJob, target: str) -> bool:
-        """Record, like `pin`, that the next revision of an answer may have been sent."""
-        current = self._current_answer(db, job)
-        if current is None or current.late is None:
-            return False
-        if current.late.target != target:
-            late = msgspec.structs.replace(current.late, target=target)
-            self._rows.save(db, msgspec.structs.replace(current, late=late))
-        return True
-
-    @transaction
-    def revise(
-        self, db: sqlite3.Connection, job: EdgeJob, kinds: Sequence[Modality], answer: JobAnswer
-    ) -> EdgeJob | None:
-        """Replace the answer of a job by one that was made with late parts of these kinds.
-
-        Returns:
-            The job as it is now; None: another revision came before, or none is wanted any more.
-        """
-        current = self._current_answer(db, job)
-        if current is None or current.late is None or not set(kinds) <= set(current.late.kinds):
-            return None
-        left = tuple(kind for kind in current.late.kinds if kind not in kinds)
-        revised = msgspec.structs.replace(
-            current,
-            state=next_state(current.state, JobEvent.REVISE),
-            revision=current.revision + 1,
-            late=PendingRevision(left, current.late.until) if left else None,
-            body_bytes=current.body_bytes if left else 0,
-            result_bytes=len(answer.result),
-            webhook_status="pending" if current.webhook else "",
-            **answer.notes,
-        )
-        self._rows.bodies.delete(db, "results", job.seq)
-        self._rows.bodies.put(db, "results", job.seq, answer.result)
-        self._keep(db, current, revised, "revised")
-        self._rows.replies.set_due(db, revised.seq, self.time.now())
-        self.stats.revisions["made"] += 1
-        return revised
-
-    @transaction
-    def drop_revision(self, db: sqlite3.Connection, job: EdgeJob, error: CausewayError) -> None:
-        """Record that no further revision follows, and the reason; the request is deleted."""
-        current = self._current_answer(db, job)
-        if current is not None:
-            self._drop_revision(db, current, error)
-
-    def _drop_revision(self, db: sqlite3.Connection, job: EdgeJob, error: CausewayError) -> EdgeJob:
-        """Drop the revisions of a job as it is stored, see `drop_revision`."""
-        dropped = msgspec.structs.replace(
-            job,
-            late=None,
-            body_bytes=0,
-            late_error=encode_job_error(error),
-            webhook_status="pending" if job.webhook else "",
-        )
-        self._keep(db, job, dropped, "not_revised")
-        self.stats.revisions[outcome_of(error)] += 1
-        return dropped
-
-    def _keep(self, db: sqlite3.Connection, before: EdgeJob, after: EdgeJob, event: str) -> None:
-        """Store an answer that was revised, or whose revisions have ended, and schedule its webhook."""
-        if after.late is None:
-            self._rows.bodies.delete(db, "requests", after.seq)
-        self._rows.add_bytes(after, after.stored_bytes - before.stored_bytes)
-        self._rows.save(db, after)
-        if after.webhook:
-            self._rows.webhooks.add(db, after, event)
-
-    def _current_answer(self, db: sqlite3.Connection, job: EdgeJob) -> EdgeJob | None:
-        """Return the job as stored, if `job` is its last revision and another one is wanted."""
-        current = self._rows.stored(db, job.seq)
-        if current is None or current.late is None or (current.id, current.revision) != (job.id, job.revision):
-            return None
-        return current
 
 
 def _found(db: sqlite3.Connection, query: str, *arguments: float) -> list[EdgeJob]:

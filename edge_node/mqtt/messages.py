@@ -27,7 +27,7 @@ from causeway_server.router.jobs.cloud_event import (
     event_format,
     parse_event,
 )
-from causeway_server.router.jobs.job import REVISED, JobState, encode_job_error, revision_id
+from causeway_server.router.jobs.job import JobState, encode_job_error
 from causeway_server.router.jobs.submission import answer_text
 from causeway_server.router.openai.answer import encode_error
 
@@ -332,11 +332,9 @@ def _outgoing(
     properties = {"x-causeway-status": status}
     if job is not None:
         properties |= {"x-causeway-job": job.id, "x-causeway-decision": job.decision, "x-causeway-route": job.route}
-        properties["x-causeway-revision"] = str(job.revision or "")
     if address.event:
-        name = f"{address.event}.{status}" if job is None else revision_id(job.id, job.revision)
-        kind = f"job.{status}" if job is None or not job.revision else REVISED
-        properties |= {"specversion": "1.0", "id": name, "source": address.source, "type": f"causeway.{kind}"}
+        name = f"{address.event}.{status}" if job is None else job.id
+        properties |= {"specversion": "1.0", "id": name, "source": address.source, "type": f"causeway.job.{status}"}
         properties["subject"] = address.event
     answer = OutgoingAnswer(
         topic=address.topic,

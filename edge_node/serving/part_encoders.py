@@ -32,11 +32,10 @@ from causeway_server.models.parts.process.messages import (
 )
 from causeway_server.models.parts.process.parent import WorkerFailed, WorkerProcess
 from causeway_server.router.bundle.settings import PartsConfig
-from causeway_server.router.jobs.job import ReadingLimits
 from causeway_server.router.parts.reading import find_parts, fuse, has_parts
 from causeway_server.router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, IMAGES_TEXT, LANGUAGE
 from causeway_server.router.serving.metrics import Sample
-from causeway_server.router.types import AttemptPlan, Modality, PartRecord, Request, Transcripts
+from causeway_server.router.types import AttemptPlan, Modality, Request, Transcripts
 
 from ..clock import Clock
 
@@ -132,9 +131,7 @@ class PartEncoders:
         has_soft = not plan.soft or (soft is not None and (soft.model, soft.projector) == (model, made_by))
         if kinds or not has_soft:
             projected = () if has_soft else plan.soft
-            read = await self.graph.read(
-                request, kinds, generation.deadline, plan.wait_for, model, projected, _late(generation)
-            )
+            read = await self.graph.read(request, kinds, generation.deadline, plan.wait_for, model, projected)
             if kinds:
                 generation.facts = known.joined(facts_of(kinds, read))
             if projected:
@@ -183,7 +180,7 @@ class PartEncoders:
         """Return the generation's facts about these kinds and those requested earlier. Raises InvalidRequest."""
         known = generation.facts or RequestFacts()
         if missing := [kind for kind in kinds if kind not in known.kinds]:
-            facts = await self.graph.facts(generation.request, generation.deadline, missing, _late(generation))
+            facts = await self.graph.facts(generation.request, generation.deadline, missing)
             known = known.joined(facts)
             generation.facts = known
         return known
@@ -211,14 +208,6 @@ class PartEncoders:
                 return None
         return measured
 
-    async def read_late(self, request: Request, by: float, kinds: Sequence[Modality]) -> tuple[PartRecord, ...]:
-        """Read the late parts of these kinds, until `by`, monotonic s: the next request finds the facts in the cache.
-
-        Raises:
-            InvalidRequest: A part is invalid.
-        """
-        return (await self.graph.late_facts(request, by, kinds)).records
-
     def samples(self) -> Iterator[Sample]:
         """Yield the samples of `/metrics`."""
         yield Sample("causeway_edge_parts_in_progress", self.graph.running)
@@ -230,18 +219,12 @@ class PartEncoders:
 
     async def close(self) -> None:
         """End all children."""
-        await self.graph.close()
         for branch in self._branches.values():
             await branch.close()
         await self.projectors.close()
         if self.detector is not None:
             await self.detector.close()
         await self._decoder.close()
-
-
-def _late(generation: Generation) -> ReadingLimits | None:
-    """Return the terms for late parts; None for all requests but jobs: their late parts are not read."""
-    return None if generation.job is None else generation.job.late
 
 
 class Projectors:

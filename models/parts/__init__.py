@@ -5,7 +5,6 @@
     graph/      the encoders of one request, side by side; `installed` finds those of this machine
     process/    the child processes in which this runs: bounded in memory and time, and replaced when they die
     voices      Piper voices that an owner adds, and phonemes; `synthesizer` speaks them, in a child
-    revising    answers of jobs are revised after their late parts have been read
 
-Nothing here is imported by the daemon before the first request with such a part, except the messages and `revising`.
+Nothing here is imported by the daemon before the first request with such a part, except the messages.
 """

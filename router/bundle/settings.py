@@ -80,7 +80,6 @@ class OutboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cloud_concurrency: Positive = 16
     cloud_rate_per_s: Seconds = 5.0
     jitter_s: Pause = 30.0
-    max_revise_s: Seconds = 120.0
     webhooks: OutboxWebhookSettings = OutboxWebhookSettings()
 
 

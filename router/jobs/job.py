@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-from ..errors import CausewayError, DeadlineExceeded, JobCancelled, error_classes
+from ..errors import CausewayError, JobCancelled, error_classes
 from ..openai.answer import error_fields
-from ..types import Modality, PartRecord
 
 
 class JobState(StrEnum):
@@ -40,7 +39,6 @@ class JobEvent(StrEnum):
     CANCEL = "cancel"
     EXPIRE = "expire"
     REVIVE = "revive"
-    REVISE = "revise"  # a late part was read, so the answer is revised
 
 
 class IllegalJobTransition(RuntimeError):
@@ -61,7 +59,7 @@ TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
         **_STOPPED,
     },
     JobState.DEAD: {JobEvent.REVIVE: JobState.QUEUED},
-    JobState.SUCCEEDED: {JobEvent.REVISE: JobState.SUCCEEDED},
+    JobState.SUCCEEDED: {},
     JobState.FAILED: {},
     JobState.CANCELLED: {},
     JobState.EXPIRED: {},
@@ -82,11 +80,7 @@ def next_state(state: JobState, event: JobEvent) -> JobState:
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """The body of `GET /v1/jobs/{id}`. Times are unix seconds; `error` is the inner object of an error.
-
-    `revision`: the number of the answer's revision in `result`. `late_parts`: the kinds of parts that may still revise
-    it. `late_error`: the reason why no further revision came.
-    """
+    """The body of `GET /v1/jobs/{id}`. Times are unix seconds; `error` is the inner object of an error."""
 
     id: str
     object: str = "job"
@@ -105,9 +99,6 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     result: msgspec.Raw
     webhook: str | None
     webhook_status: str | None
-    revision: int
-    late_parts: tuple[Modality, ...]
-    late_error: msgspec.Raw
 
 
 class WebhookSecrets(msgspec.Struct):
@@ -156,81 +147,3 @@ class _StoredError(msgspec.Struct, frozen=True):
     type: str = "server_error"
     code: str = JobCancelled.code
     param: str | None = None
-
-
-REVISED: Final = "job.revised"
-"""The event that carries a revised answer."""
-NOT_REVISED: Final = "job.not_revised"
-"""The event that tells that no further revision follows, with the reason."""
-MAX_LATE: Final = 16
-"""Maximum answers of a process that wait for late parts at once; each holds its request in memory."""
-RevisionOutcome = Literal["made", "too_late", "failed", "cancelled", "no_room"]
-"""The results of a revision. In this order: it was made; the part was not read in time, or the job's deadline passed;
-the part could not be read, or the run failed; the job was cancelled; too many answers were waiting for late parts.
-"""
-
-
-class RevisionDropped(CausewayError, code="revision_dropped"):
-    """A late part will not revise the answer, which stays as it is."""
-
-    def __init__(self, message: str, outcome: RevisionOutcome = "failed") -> None:
-        super().__init__(message)
-        self.outcome = outcome
-
-
-def no_room() -> RevisionDropped:
-    """Return the error for an answer that cannot wait for its late parts."""
-    return RevisionDropped(f"{MAX_LATE} other answers already wait for late parts.", "no_room")
-
-
-def outcome_of(error: CausewayError) -> RevisionOutcome:
-    """Return the outcome of an answer's revisions that this error ended."""
-    if isinstance(error, RevisionDropped):
-        return error.outcome
-    if isinstance(error, DeadlineExceeded):
-        return "too_late"
-    return "cancelled" if isinstance(error, JobCancelled) else "failed"
-
-
-class ReadingLimits(msgspec.Struct, frozen=True):
-    """The limits of reading late parts. `by`: end, monotonic seconds. `absent`: kinds that are not waited for."""
-
-    by: float
-    absent: tuple[Modality, ...] = ()
-
-
-class PendingRevision(msgspec.Struct, frozen=True):
-    """A revision that may follow an answer. `kinds`: the kinds of the late parts that are being read. `until`:
-    the end of reading, s. `target`: the cloud target that may already have received the next revision's request, and is
-    then the only one that may make it.
-    """
-
-    kinds: tuple[Modality, ...]
-    until: float
-    target: str = ""
-
-
-def late_kinds(parts: Iterable[PartRecord]) -> tuple[Modality, ...]:
-    """Return the kinds of parts that the answer lacks and that may still be read."""
-    return tuple(sorted({part.modality for part in parts if part.status in ("timeout", "skipped") and not part.soft}))
-
-
-def check_read(parts: Sequence[PartRecord], kind: Modality) -> None:
-    """Raise RevisionDropped unless all parts of this kind were read."""
-    statuses = {part.status for part in parts if part.modality == kind}
-    if "failed" in statuses or not statuses:
-        raise RevisionDropped(f"`{kind}`: the part could not be read.")
-    if statuses != {"ok"}:
-        raise RevisionDropped(f"`{kind}`: the part was not read in time.", "too_late")
-
-
-def check_revised(parts: Iterable[PartRecord], kinds: Iterable[Modality]) -> None:
-    """Raise RevisionDropped unless the answer contains all parts of these kinds, which had been read before."""
-    kinds = set(kinds)
-    if any(part.modality in kinds and part.status != "ok" for part in parts):
-        raise RevisionDropped("The content of a late part is no longer known.")
-
-
-def revision_id(job: str, revision: int) -> str:
-    """Return the id of a job's revision, which its event has and which is its Idempotency-Key upstream."""
-    return f"{job}.r{revision}" if revision else job

@@ -34,9 +34,9 @@ _ADVICE: Final = {
     "priority": "Use interactive, standard or bulk.",
     "endpoint": f"Use one of {', '.join(ENDPOINTS)}.",
     "webhook": "Send a URL.",
+    "revise_within_ms": "Answers are no longer revised: leave it out.",
     "window": "Use off_peak, or leave it out.",
     "not_before_ms": "Send the time to wait as a whole number of milliseconds, at least 0.",
-    "revise_within_ms": "Send a whole number of milliseconds, at least 0.",
 }
 _PREFIXES: Final[Mapping[Endpoint, str]] = {
     "/v1/chat/completions": "chatcmpl-",
@@ -48,16 +48,14 @@ _PREFIXES: Final[Mapping[Endpoint, str]] = {
 
 
 class JobFields(msgspec.Struct, frozen=True):
-    """Our fields in a job's body. `deadline_ms` is the time left, `not_before_ms` the minimum time to wait.
-    `revise_within_ms`: the time from the start of a run in which late parts may revise its answer; 0: never.
-    """
+    """Our fields in a job's body. `deadline_ms` is the time left, `not_before_ms` the minimum time to wait."""
 
     priority: Priority | None = None
     deadline_ms: Annotated[int, Meta(ge=1)] | None = None
     not_before_ms: Annotated[int, Meta(ge=0)] = 0
     webhook: str = ""
     endpoint: Endpoint = "/v1/chat/completions"
-    revise_within_ms: Annotated[int, Meta(ge=0)] = 0
+    revise_within_ms: None = None  # of an earlier version; refused
 
 
 F = TypeVar("F", bound=JobFields)

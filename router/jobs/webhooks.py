@@ -39,8 +39,6 @@ class JobNotice(msgspec.Struct, frozen=True, kw_only=True):
     id: str  # the same in each attempt, as the receiver's idempotency key
     job: str
     state: str  # state of the job
-    event: str = ""  # `revised` or `not_revised`; "" if the new state is the event
-    revision: int = 0  # revision of the answer
     finished: int  # Unix milliseconds
 
     @property
@@ -54,7 +52,6 @@ class EndedJob(msgspec.Struct, frozen=True):
     id: str
     status: str
     object: str = "job"
-    revision: int = 0  # revision of the answer
 
 
 class StandardPayload(msgspec.Struct, frozen=True):
@@ -82,8 +79,8 @@ def webhook_payload(notice: JobNotice, form: WebhookFormat) -> tuple[str, dict[s
     """Return the body and the headers that describe it."""
     finished = datetime.fromtimestamp(notice.finished / 1000.0, tz=UTC)
     time = finished.isoformat().replace("+00:00", "Z")
-    data = EndedJob(notice.job, notice.state, revision=notice.revision)
-    kind = f"job.{notice.event or notice.state}"
+    data = EndedJob(notice.job, notice.state)
+    kind = f"job.{notice.state}"
     if form == "standard":
         return _encoded(StandardPayload(kind, time, data)), {"content-type": _JSON}
     event = JobCloudEvent(

@@ -1,11 +1,10 @@
 """A job's events as server-sent events: its states, and the text of its answer while a worker makes it.
 
-They begin at the start or after Last-Event-ID, and end with the job, or with the last possible revision of its answer.
+They begin at the start or after Last-Event-ID, and end with the job.
 An event's id is the id of the last state in Redis and, once the job has run, the run's fence and the number of
 characters of its text that the client has: `1800000000000-0.2-17`. The text of a failed run is void: the next run's
 `running` event tells the client to start again. Text that the client lacks when the job succeeds comes from the result,
-so a client that reconnects late gets all of it. A revised answer replaces all text before it; of several revisions a
-late client gets the last one.
+so a client that reconnects late gets all of it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import anyio
 import msgspec
 
 from causeway_server.router.errors import InvalidRequest
-from causeway_server.router.jobs.job import FINAL_STATES, NOT_REVISED, REVISED, JobState
+from causeway_server.router.jobs.job import FINAL_STATES, JobState
 from causeway_server.router.jobs.submission import answer_text
 
 from ...storage.redis_client import JobStoreRefused, Reply, as_fields, as_list, as_text
@@ -33,8 +32,7 @@ _FOLLOW_EVERY_S = 3.0  # a third of how long it holds
 _SILENT_BLOCKS = 7  # without an event; then a comment keeps proxies from closing the connection
 COMMENT: Final = b": still there\n\n"
 _OF_A_RUN = frozenset(("running", "progress"))
-_OF_AN_ANSWER = frozenset((JobState.SUCCEEDED.value, REVISED))
-_LAST_EVENTS = frozenset((*(state.value for state in FINAL_STATES), REVISED, NOT_REVISED))
+_LAST_EVENTS = frozenset(state.value for state in FINAL_STATES)
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -56,7 +54,6 @@ class _EventData(msgspec.Struct, omit_defaults=True):
     event: str
     run: int = 0
     text: str = ""
-    revision: int = 0
     progress: msgspec.Raw | None = None
     error: msgspec.Raw | None = None
 
@@ -81,9 +78,7 @@ class EventReader:
     last: Position = _START  # position up to which the client has received events
     _: KW_ONLY
     check: Callable[[], object] = lambda: None  # called at least every 2 s; any error that it raises ends the events
-    # whether to send the text, which the worker then stores, and revisions; otherwise the events end with the
-    # answer
-    with_text: bool = True
+    with_text: bool = True  # whether to send the text, which the worker then stores
     _followed_at: float = float("-inf")
 
     def __post_init__(self) -> None:
@@ -134,8 +129,6 @@ class EventReader:
 
     async def _is_over(self) -> bool:
         """Return whether no event will come after the last one."""
-        if self.with_text and await self.stores.jobs.may_be_revised(self.job):  # first: what ends that adds an event
-            return False
         database = self.stores.database
         newest = as_list(await database.command("XREVRANGE", database.key("events", self.job), "+", "-", "COUNT", 1))
         if not newest:
@@ -146,24 +139,18 @@ class EventReader:
 
     async def _state(self, entry_id: str, name: str, fields: dict[str, bytes]) -> AsyncGenerator[bytes, None]:
         raw = msgspec.Raw(fields["data"]) if fields["data"] else None
-        text, revision = await self._answer() if name in _OF_AN_ANSWER and self.with_text else ("", 0)
-        if name == JobState.SUCCEEDED and not revision and (delta := self._delta(0, text)):
-            yield delta
+        if name == JobState.SUCCEEDED and self.with_text:
+            text = answer_text(await self.stores.jobs.read_result(self.job, self.owner))
+            if delta := self._delta(0, text):
+                yield delta
         run = int(fields.get("run") or 0)
         self.last = (
             Position(entry_id, run, 0) if run > self.last.run else msgspec.structs.replace(self.last, state=entry_id)
         )
         if name == "progress":
             yield self._encode(_EventData(name, progress=raw))
-        elif name != REVISED:
+        else:
             yield self._encode(_EventData(name, run, error=raw))
-        elif revision == _revision_of(fields["data"]):  # else another one follows
-            yield self._encode(_EventData(name, text=text, revision=revision))
-
-    async def _answer(self) -> tuple[str, int]:
-        """Return the text of the answer and its revision, or a later revision if the answer was replaced meanwhile."""
-        text = answer_text(await self.stores.jobs.read_result(self.job, self.owner))
-        return text, await self.stores.jobs.revision(self.job)
 
     def _deltas(self, texts: list[Reply]) -> Iterator[bytes]:
         """Encode the part of the run's text that the client has not received."""
@@ -184,11 +171,6 @@ class EventReader:
 
     def _encode(self, data: _EventData) -> bytes:
         return f"id: {self.last.event_id}\nevent: {data.event}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
-
-
-def _revision_of(data: bytes) -> int:
-    """Return the number of the revision in an entry of the stream."""
-    return msgspec.json.decode(data, type=_EventData).revision
 
 
 def _order(entry_id: str) -> tuple[int, int]:

@@ -2,6 +2,5 @@
 
 worker          claims, leases, drain, and the text of runs for clients that follow their jobs
 execution       one run in a slot: stored request -> OpenAI's body -> its report to the job store
-revisions       answers without late parts -> answers with them
 runner          the service behind the shared cache, with tenant limits, usage and audit of each run
 """

@@ -23,11 +23,10 @@ from causeway_server.router.errors import CausewayError
 from causeway_server.router.jobs.submission import FirstText, encode_job_answer, parse_job_request
 from causeway_server.router.parts.reading import text_bytes
 from causeway_server.router.serving.logs import redacted
-from causeway_server.router.types import Chunk, Embeddings, Modality, RoutingHints
+from causeway_server.router.types import Chunk, Embeddings, RoutingHints
 
 from ...admission import Priority
 from ...cache.caching_service import STATUS_HEADER
-from ...core.late import DeferredParts
 from ...core.request_context import AnswerHead
 from ...storage.config import JobsConfig
 from ...storage.encryption import ContentKeyMissing
@@ -69,15 +68,10 @@ class RunProgress(msgspec.Struct, frozen=True):
 
 
 class JobResult(msgspec.Struct, frozen=True):
-    """An answer. `cache`: outcome of the shared cache; "" without one.
-
-    `late`: kinds of part that may revise it. `late_error`: reason why it is not revised.
-    """
+    """An answer. `cache`: outcome of the shared cache; "" without one."""
 
     body: bytes
     cache: str = ""
-    late: tuple[Modality, ...] = ()
-    late_error: CausewayError | None = None
 
 
 def job_run_of(
@@ -85,13 +79,12 @@ def job_run_of(
     deadline: float,
     receipt: RunReceipt | None = None,
     price_share: float = 1.0,
-    late: DeferredParts | None = None,
 ) -> JobRun:
     """Return a run of a job, with its request as it was sent. Raises InvalidRequest.
 
     Args:
         deadline: Deadline of this run, monotonic seconds.
-        receipt, late: See `execute`.
+        receipt: See `execute`.
     """
     hints = RoutingHints(client=record.owner, tags=record.tag_list)
     request = parse_job_request(record.endpoint, record.body, hints)
@@ -102,7 +95,6 @@ def job_run_of(
         deadline=deadline,
         receipt=receipt or RunReceipt(),
         price_share=price_share,
-        late=late,
     )
 
 
@@ -116,7 +108,6 @@ async def execute(
     max_bytes: int | None = None,
     report_progress: ReportProgress | None = None,
     on_text: Callable[[str], None] = lambda _: None,
-    late: DeferredParts | None = None,
 ) -> JobResult | CausewayError:
     """Run a job and return its answer or its error. Raise only cancellation.
 
@@ -125,13 +116,12 @@ async def execute(
         max_bytes: Maximum size of the answer's body, besides `max_result_bytes`.
         report_progress: Callback that gets a RunProgress as JSON, at most once per second.
         on_text: Callback for each part of the text, if the answer is a single text.
-        late: Reader of the request's parts; None if the answer is not revised.
     """
     left_s, started = max(0.0, min(config.attempt_timeout_s, left_s)), time.monotonic()
     try:
         with anyio.fail_after(left_s):
             share = config.price_share(record.window)
-            job_run = job_run_of(record, time.monotonic() + left_s, receipt, share, late)
+            job_run = job_run_of(record, time.monotonic() + left_s, receipt, share)
             cache, answer = await _collect(runner, job_run, report_progress, on_text)
         created, elapsed_s = record.begun // 1000, time.monotonic() - started
         body = encode_job_answer(
@@ -224,8 +214,6 @@ class JobLease:
     def __init__(self, record: JobRecord, now: float) -> None:
         self.record = record
         self.deadline = now + (record.deadline - record.begun) / 1000.0  # monotonic, s
-        self.reading: DeferredParts | None = None  # of the parts of this run, if its answer may be revised
-        self.late: tuple[Modality, ...] = ()  # kinds that will revise it, once the answer is reported
         self.scope = anyio.CancelScope()
         self.release_on_exit = False
 
@@ -269,9 +257,7 @@ class RunReports:
         job, fence = record.id, record.fence
         if isinstance(result, JobResult):
             sealed = self.store.seal_result(record, result.body)
-            accepted = await self.store.succeed(
-                job, fence, sealed, result.cache, bill=bill, late=result.late, late_error=result.late_error
-            )
+            accepted = await self.store.succeed(job, fence, sealed, result.cache, bill=bill)
             return "succeeded" if accepted else "superseded"
         action = classify_failure(result, late=time.monotonic() >= lease.deadline)
         if action in _FINAL_EVENTS:

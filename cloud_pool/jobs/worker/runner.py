@@ -12,14 +12,12 @@ import anyio
 import msgspec
 
 from causeway_server.router import errors
-from causeway_server.router.parts.reading import has_parts
 from causeway_server.router.types import Chunk, Embeddings, Request, Usage
 
 from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import BYTES_PER_TOKEN, Ledger, LedgerEntry, RunEnd
 from ...accounts.tenants.usage import Charge
 from ...cache.caching_service import Billing, CachingService
-from ...core.late import DeferredParts
 from ...core.principal import Principal
 from ...core.request_context import AnswerHead, Piece, RequestContext, TierTurn
 from ...degradation.tier_sessions import TierSessions
@@ -41,7 +39,6 @@ class TokenRevoked(errors.CausewayError, status=403, type="permission_error", co
 
 if TYPE_CHECKING:
     from ...observability.tracing import JobTrace, Trace
-    from ...parts.request_parts import RequestParts
 
 
 class RunReceipt:
@@ -80,7 +77,6 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     session: TierTurn | None = None  # None: sessions are off
     receipt: RunReceipt = msgspec.field(default_factory=RunReceipt)
     price_share: float = 1.0  # share of the tier's price
-    late: DeferredParts | None = None  # reader of the request's parts, if the answer may be revised
     meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # meter of this run
 
 
@@ -89,13 +85,6 @@ class JobTiers(Protocol):
 
     async def ready(self, tier: str) -> bool:
         """Return whether the tier answers a real request."""
-
-    def read_late(self, job_run: JobRun, by: float, /) -> DeferredParts | None:
-        """Return the reader of the parts of a job whose answer may be revised, until `by` (monotonic seconds); None: no
-        parts.
-
-        Raises CausewayError.
-        """
 
 
 class JobRunner(JobTiers, Protocol):
@@ -129,7 +118,6 @@ class ServiceBackend:
     embed: Embed  # makes vectors, which are neither cached nor shared
     tiers: Mapping[str, Tier]  # tiers by name
     pools: Mapping[str, Pool]  # endpoints by the tier's name
-    parts: RequestParts | None = None  # reader of audio, images and files; None if no tier reads them
 
     def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
         """Start the answer. Raises ModelNotFound."""
@@ -141,12 +129,6 @@ class ServiceBackend:
     async def _vectors(self, context: RequestContext) -> AsyncGenerator[JobPiece, None]:
         for piece in await self.embed(context):
             yield piece
-
-    def read_late(self, job_run: JobRun, by: float) -> DeferredParts | None:
-        """Return the reader of the job's parts. Raises ModelNotFound."""
-        if self.parts is None or not has_parts(job_run.request, self.parts.kinds):
-            return None
-        return self.parts.read_late(self._context(job_run), by)
 
     def _context(self, job_run: JobRun) -> RequestContext:
         """Return the request's context. Raises ModelNotFound."""
@@ -169,7 +151,6 @@ class ServiceBackend:
             tokens=job_run.body_bytes / BYTES_PER_TOKEN * job_run.request.n / job_run.request.sequences
             + (0 if job_run.request.kind == "embedding" else job_run.request.max_tokens or tier.max_tokens),
             critical=True,  # A job has time to wait for a whole answer of its own tier.
-            late=job_run.late,
             meter=job_run.meter,
         )
 
@@ -266,9 +247,6 @@ class MeteredRunner:
 
     async def ready(self, tier: str) -> bool:
         return await self.backend.ready(tier)
-
-    def read_late(self, job_run: JobRun, by: float) -> DeferredParts | None:
-        return self.backend.read_late(job_run, by)
 
     def record_expired(self, job: ExpiredJob) -> None:
         entry = self._open(job.id, _principal(job.owner), job.tier)

@@ -24,7 +24,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from causeway_server.router.errors import CausewayError, JobStoreUnavailable, RecordUnreadable
-from causeway_server.router.jobs.job import JobState, outcome_of
+from causeway_server.router.jobs.job import JobState
 from causeway_server.router.serving.stored.ports import SettleResponse
 
 from ...lifetime import StopSignal, keep_running
@@ -35,7 +35,6 @@ from ...storage.record import ExpiredJob, JobRecord, LiveText
 from ...storage.redis_client import JobStoreRefused
 from ..metrics import JobMetrics
 from .execution import JobLease, JobResult, RunReports, WorkerSlots, execute, is_tier_unavailable
-from .revisions import Revisions
 from .runner import JobRunner, RunReceipt
 
 if TYPE_CHECKING:
@@ -174,7 +173,6 @@ class Worker:
         self.name = f"worker-{secrets.token_hex(6)}"  # as in the records of its jobs
         self._reports = RunReports(self.store, self.config, rng=self.rng)
         self._texts = TextPublisher(self.store)
-        self._revisions = Revisions(self.store, self.runner, self.slots, self._reports, self.config, self.metrics)
 
     async def run(self, stop: StopSignal) -> None:
         """Run jobs until `stop`, then until all have ended or returned to their queue."""
@@ -185,13 +183,11 @@ class Worker:
             upkeep.start_soon(keep_running, "the upkeep of queues", self._promote_and_expire)
             upkeep.start_soon(keep_running, "the measuring of queues", self._measure_queues)
             upkeep.start_soon(keep_running, "the sender of texts", self._texts.run)
-            upkeep.start_soon(self._revisions.watch, runs)
             async with anyio.create_task_group() as claims:
                 for slots in self.slots.values():
                     claims.start_soon(keep_running, "the claiming of jobs", partial(self._claim, slots, runs))
                 await stop.wait()
                 claims.cancel_scope.cancel()
-            self._revisions.stop()
             await self._drain()
             upkeep.cancel_scope.cancel()
 
@@ -246,7 +242,7 @@ class Worker:
             older.scope.cancel()  # this worker's own lease had run out: only the new fence is valid
         lease = self._leases[record.id] = JobLease(record, time.monotonic())
         slots.acquire()
-        runs.start_soon(self._run_leased, slots, lease, runs)
+        runs.start_soon(self._run_leased, slots, lease)
 
     async def _wait_until_available(self, slots: WorkerSlots) -> None:
         while slots.tier_unavailable:
@@ -256,7 +252,7 @@ class Worker:
 
     # --- one job ---------------------------------------------------------------------------------------------------
 
-    async def _run_leased(self, slots: WorkerSlots, lease: JobLease, runs: TaskGroup) -> None:
+    async def _run_leased(self, slots: WorkerSlots, lease: JobLease) -> None:
         try:
             with lease.scope:
                 await self._run(slots, lease)
@@ -272,7 +268,6 @@ class Worker:
             slots.release()
             if not self._leases:
                 self._idle.set()
-            await self._revisions.go_on(lease, runs)
 
     async def _run(self, slots: WorkerSlots, lease: JobLease) -> None:
         receipt, outcome = RunReceipt(), "superseded"
@@ -307,7 +302,6 @@ class Worker:
         result: JobResult | CausewayError
         try:
             record = lease.record = self.store.read_request(record)
-            lease.reading = self._revisions.open(record, lease.deadline)
             result = await execute(
                 record,
                 self.runner,
@@ -316,25 +310,18 @@ class Worker:
                 receipt=receipt,
                 report_progress=report_progress,
                 on_text=on_text,
-                late=lease.reading,
             )
         except (ContentKeyMissing, RecordUnreadable) as error:
             log.error("%s cannot run: %s", record.id, error.message)
             result = error
         except CausewayError as error:
             result = error
-        if isinstance(result, JobResult) and lease.reading is not None:
-            result = self._revisions.mark(record.id, result, lease.reading)
         if isinstance(result, CausewayError) and is_tier_unavailable(result):
             slots.tier_unavailable = True
         outcome = await self._reports.report(lease, result, receipt.bill)
         if self.settle is not None and record.body and record.endpoint == "/v1/responses":
             with anyio.CancelScope(shield=True):  # the lease of a job that has ended counts as lost
                 await self.settle(record.owner, record.body)
-        if isinstance(result, JobResult) and outcome == "succeeded":
-            lease.late = result.late
-            if result.late_error is not None:
-                self.metrics.count_revisions(outcome_of(result.late_error))
         return outcome
 
     # --- (3), (4), (5), (6) ----------------------------------------------------------------------------------------
@@ -350,13 +337,12 @@ class Worker:
 
     async def _check_leases(self, *, renew: bool) -> None:
         """Stop the runs whose lease is lost. Raises JobStoreUnavailable."""
-        fences = {lease.record.id: lease.record.fence for lease in self._leases.values()} | self._revisions.fences
+        fences = {lease.record.id: lease.record.fence for lease in self._leases.values()}
         states = await self.store.renew_leases(fences.items(), renew=renew)
         for job in states.lost:
             lease = self._leases.get(job)
             if lease is not None and lease.record.fence == fences[job]:
                 lease.scope.cancel()
-            self._revisions.lose(job, fences[job])
         self._texts.set_followed(states.followed)
 
     async def _promote_and_expire(self) -> None:

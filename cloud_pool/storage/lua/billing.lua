@@ -12,9 +12,9 @@ local function bill_run(bill, now)
 end
 
 -- Accept the report of a run that still owns its job, and bill it. Returns false, and the script's reply, if it does not:
--- 1 if this report was accepted before and its reply was lost, else 0. `holds`: of a revision's run, holds_revision.
-local function accept_report(record, fence, bill, now, holds)
-  if not (holds or holds_lease)(record, fence) then
+-- 1 if this report was accepted before and its reply was lost, else 0.
+local function accept_report(record, fence, bill, now)
+  if not holds_lease(record, fence) then
     return false, redis.call('HGET', record, 'reported') == fence and 1 or 0
   end
   redis.call('HSET', record, 'reported', fence)

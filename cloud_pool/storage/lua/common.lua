@@ -1,4 +1,4 @@
--- Shared by all job scripts; fair_queue.lua, endings.lua, revisions.lua and billing.lua follow. KEYS[1] is the prefix of
+-- Shared by all job scripts; fair_queue.lua, endings.lua and billing.lua follow. KEYS[1] is the prefix of
 -- all keys; the table of keys is in ../../redis/keys.py. LAYOUT, from ../../redis/layout.py, and
 -- TRANSITIONS[state][event], the next state or nil, from states.py precede this text.
 local P = KEYS[1]

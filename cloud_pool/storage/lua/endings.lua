@@ -12,14 +12,13 @@ local function wake_receiver(tenant, receiver, now)
   redis.call('ZADD', key('webhooks'), 'LT', now, tenant)
 end
 
--- Add a delivery to the webhook outbox. The fence in its id makes it unique for each run of the job. `event`: what
--- happened, if that is not the job's new state.
-local function queue_webhook(id, record, now, event)
-  local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence', 'state', 'traceparent', 'revision')
+-- Add a delivery to the webhook outbox. The fence in its id makes it unique for each run of the job.
+local function queue_webhook(id, record, now)
+  local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence', 'state', 'traceparent')
   if not f[1] or f[1] == '' or not f[2] then return end
   local delivery, tenant, receiver = id .. '.' .. (f[3] or '0'), tenant_of(f[2]), receiver_of(f[1])
   redis.call('HSET', key('webhook', delivery), 'job', id, 'owner', f[2], 'url', f[1], 'state', f[4], 'finished', now,
-    'attempts', 0, 'fence', 0, 'traceparent', f[5] or '', 'event', event or '', 'revision', f[6] or 0)
+    'attempts', 0, 'fence', 0, 'traceparent', f[5] or '')
   redis.call('HSET', record, 'webhook_status', 'pending')
   redis.call('ZADD', key('webhooks', tenant, receiver), now, delivery)
   redis.call('INCR', key('webhooks_pending'))
@@ -97,7 +96,6 @@ end
 -- Delete a job with all that is kept of it.
 local function forget_job(id, record)
   local f = redis.call('HMGET', record, 'owner', 'idempotency', 'dead_letter')
-  redis.call('ZREM', key('late'), id)
   redis.call('ZREM', key('jobs', f[1] or ''), id)
   if f[3] and f[3] ~= '' then redis.call('XDEL', key('dead'), f[3]) end
   if f[2] and f[2] ~= '' then redis.call('UNLINK', f[2]) end
@@ -124,22 +122,22 @@ end
 -- its record and events (ms), queue the webhook, and count it in its batch. The only place where a job ends.
 local function finish_job(id, record, now, ttl)
   leave_queue(id, record)
-  local f = redis.call('HMGET', record, 'owner', 'batch', 'late', 'state', 'error', 'attempts')
+  local f = redis.call('HMGET', record, 'owner', 'batch', 'state', 'error', 'attempts')
   local is_line = f[2] and f[2] ~= ''
-  if not is_line and f[6] == '0' then ttl = math.min(tonumber(ttl), NEVER_RAN_TTL_MS) end
+  if not is_line and f[5] == '0' then ttl = math.min(tonumber(ttl), NEVER_RAN_TTL_MS) end
   redis.call('ZREM', key('waiting'), id)
   redis.call('ZREM', key('deadlines'), id)
   count_closed(tenant_of(f[1]), id, record)
   redis.call('HSET', record, 'finished', now)
-  -- A dead letter may be retried, and an answer revised.
-  if f[4] ~= 'dead' and not f[3] then redis.call('HDEL', record, 'body') end
-  publish_event(id, f[4], f[5])
+  -- A dead letter may be retried.
+  if f[3] ~= 'dead' then redis.call('HDEL', record, 'body') end
+  publish_event(id, f[3], f[4])
   redis.call('UNLINK', key('text', id))  -- the result has it
   ttl = keep_for(id, record, ttl)
   queue_webhook(id, record, now)
   if not is_line then count_ended(tenant_of(f[1]), id, record, now, ttl) end
   if f[2] and redis.call('EXISTS', key('batch', f[2])) == 1 then
-    local count = f[4] == 'succeeded' and 'completed' or 'failed'
+    local count = f[3] == 'succeeded' and 'completed' or 'failed'
     redis.call('HINCRBY', key('batch', f[2]), count, 1)
     redis.call('HINCRBY', key('batch', f[2]), 'ended', 1)
   end

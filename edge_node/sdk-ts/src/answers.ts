@@ -104,10 +104,6 @@ export interface Job {
   readonly code: string;
   /** Number of attempts, including the one that succeeded. */
   readonly attempts: number;
-  /** Number of times that the answer was replaced because late audio or an image had been read. */
-  readonly revision: number;
-  /** Kinds of part (`image`, `audio`, `file`) that may still revise the answer. */
-  readonly late_parts: readonly string[];
   /** The URL that is notified of the job's end; "" for none. */
   readonly webhook: string;
   /** `pending`, `delivered`, `failed` or `disabled` (the receiver answered 410); "" before the job has ended. */

@@ -76,8 +76,6 @@ export function decodeJob(document: JSONObject): Job {
     error: asText(error["message"]),
     code: asText(error["code"]),
     attempts: asNumber(document["attempts"]),
-    revision: asNumber(document["revision"]),
-    late_parts: asList(document["late_parts"]).map(asText),
     webhook: asText(document["webhook"]),
     webhook_status: asText(document["webhook_status"]),
   };

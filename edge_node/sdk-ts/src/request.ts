@@ -52,9 +52,7 @@ export interface JobOptions {
   priority?: "interactive" | "standard" | "bulk";
   /** Minimum number of seconds that the job waits. */
   not_before_s?: number;
-  /** Seconds in which audio and images that are read late may revise the answer; devices only. Default: no revision. */
-  revise_within_s?: number;
-  /** URL that receives a signed POST when the job has ended or its answer was revised. Default: none. */
+  /** URL that receives a signed POST when the job has ended. Default: none. */
   webhook?: string;
   /** Idempotency key: the same submission with the same key is the same job. Default: a new one. */
   key?: string;
@@ -129,14 +127,13 @@ export function buildUploadRequest(content: Bytes, filename: string, expires_aft
 
 /** Return the request that submits a job. Its body is the same at each attempt: the device compares it under the key. */
 export function buildJobRequest(messages: Messages, options: RequestOptions & JobOptions): Request {
-  const { priority = "standard", not_before_s = 0, revise_within_s = 0, webhook, key, ...others } = options;
+  const { priority = "standard", not_before_s = 0, webhook, key, ...others } = options;
   const { body, hints = {}, deadline_s } = buildChatRequest("/v1/jobs", messages, others);
   const fields = {
     ...body,
     priority,
     ...(deadline_s != null ? { deadline_ms: Math.max(1, Math.floor(deadline_s * 1000)) } : {}),
     ...(not_before_s > 0 ? { not_before_ms: Math.floor(not_before_s * 1000) } : {}),
-    ...(revise_within_s > 0 ? { revise_within_ms: Math.floor(revise_within_s * 1000) } : {}),
     ...(webhook ? { webhook } : {}),
   };
   return { path: "/v1/jobs", method: "POST", body: fields, hints, headers: { "idempotency-key": key || newKey() } };

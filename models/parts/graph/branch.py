@@ -1,7 +1,6 @@
 """The branches of the encoder graph, which read parts: one for each kind of part here, or a caller's `Branch`.
 
-`ContinuedReadings` go on after their request was answered, so that the answer can be revised. `SpeechDetection` serves
-live sessions.
+`SpeechDetection` serves live sessions.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -36,7 +35,7 @@ from ..process.messages import (
     Transcribe,
     WorkerSpec,
 )
-from ..process.parent import Tell, WorkerFailed, WorkerProcess, WorkerTimeout
+from ..process.parent import Tell, WorkerFailed, WorkerProcess
 
 PLAIN = AudioTerms()
 """The default priority: of audio in a message, and of a request for transcription alone."""
@@ -169,60 +168,6 @@ class PartMemory:
 
     def clear(self) -> None:
         self._kept.clear()
-
-
-class ContinuedReadings:
-    """Readings that may continue after their request. Equal parts are read once."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[PartKey, asyncio.Task[ReadPart]] = {}
-        self._waiting: dict[PartKey, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    async def read(self, key: PartKey, run: Callable[[], Awaitable[ReadPart]], until: float) -> ReadPart:
-        """Return the result of `run`. If `until` passes first, it continues without this caller; cancelling ends it.
-
-        Raises:
-            WorkerTimeout: `until` passed, in the loop's time.
-            Refusal, WorkerFailed: As `run`.
-        """
-        task = self._tasks.get(key)
-        if task is None:
-            # It outlasts its caller: `close` ends it, and `run` has a deadline of its own.
-            task = self._tasks[key] = asyncio.ensure_future(run())
-            task.add_done_callback(lambda done: self._ended(key, done))
-        self._waiting[key] = self._waiting.get(key, 0) + 1
-        try:
-            async with asyncio.timeout_at(until):
-                return await asyncio.shield(task)
-        except TimeoutError:
-            raise WorkerTimeout("it took too long") from None
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if task.cancelled() and caller is not None and not caller.cancelling():
-                raise WorkerFailed("its reading was cancelled") from None
-            if self._waiting[key] == 1:
-                task.cancel()
-            raise
-        finally:
-            self._waiting[key] -= 1
-            if not self._waiting[key]:
-                del self._waiting[key]
-
-    def _ended(self, key: PartKey, task: asyncio.Task[ReadPart]) -> None:
-        if self._tasks.get(key) is task:
-            del self._tasks[key]
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio logs nothing if no caller waits for it
-
-    async def close(self) -> None:
-        tasks: Sequence[asyncio.Task[ReadPart]] = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
 
 
 class SpeechDetection:

@@ -21,7 +21,6 @@ from typing import Protocol
 import msgspec
 
 from causeway_server.router.errors import InvalidRequest, UnsupportedFeature
-from causeway_server.router.jobs.job import ReadingLimits
 from causeway_server.router.openai.audio import (
     GRANULARITIES,
     Transcript,
@@ -35,7 +34,7 @@ from causeway_server.router.types import Fact, Modality, PartRecord, PartStatus,
 from ...llama_cpp.protocol import SoftTokens
 from ..process.messages import AudioTerms, Found, Refusal
 from ..process.parent import Tell, WorkerFailed, WorkerTimeout
-from .branch import PLAIN, Branch, ContinuedReadings, Memory, ReadPart
+from .branch import PLAIN, Branch, Memory
 
 PartReading = tuple[Fact | SoftTokens | None, PartRecord]
 """The result for a part; None if it is not there in time."""
@@ -184,7 +183,6 @@ class EncoderGraph:
         self._max_parts = max_parts
         self._clock = clock
         self._projectors = projectors
-        self._late = ContinuedReadings()
 
     def concerns(self, request: Request) -> bool:
         return request.kind == "chat" and has_parts(request, self.kinds)
@@ -194,28 +192,18 @@ class EncoderGraph:
         request: Request,
         deadline: float,
         kinds: Sequence[Modality] | None = None,
-        late: ReadingLimits | None = None,
     ) -> RequestFacts:
         """Run the branches of these kinds and return the facts that are ready in time.
 
         Args:
             deadline: Monotonic seconds; each branch also has its own.
             kinds: Kinds of part; None for all that can be read.
-            late: See `read`.
 
         Raises:
             InvalidRequest: A part is invalid; the message names it.
         """
         kinds = self.kinds if kinds is None else kinds
-        return facts_of(kinds, await self.read(request, kinds, deadline, late=late))
-
-    async def late_facts(self, request: Request, by: float, kinds: Sequence[Modality]) -> RequestFacts:
-        """Read late parts until `by` and return their facts; readings in progress are joined."""
-        parts = find_parts(request, kinds, self._max_parts)
-        late = ReadingLimits(by)
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._branch(part, by, late=late, timeout_s=math.inf)) for part in parts]
-        return facts_of(kinds, _checked(parts, [task.result() for task in running]))
+        return facts_of(kinds, await self.read(request, kinds, deadline))
 
     async def read(
         self,
@@ -225,12 +213,8 @@ class EncoderGraph:
         wait_for: WaitFor = "all",
         model: str = "",
         projected: Sequence[Modality] = (),
-        late: ReadingLimits | None = None,
     ) -> list[tuple[FoundPart, PartReading]]:
         """Run a branch for each part of these kinds, and for those of the `projected` kinds for soft tokens of `model`.
-
-        Args:
-            late: The terms on which late parts are read on for `late_facts`; None: late branches are cancelled.
 
         Raises:
             InvalidRequest: A part is invalid; the message names it.
@@ -238,7 +222,7 @@ class EncoderGraph:
         parts = find_parts(request, (*kinds, *projected), self._max_parts)
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(self._branch(part, deadline, model if part.modality in projected else "", late))
+                tasks.create_task(self._branch(part, deadline, model if part.modality in projected else ""))
                 for part in parts
             ]
             if wait_for == "first":
@@ -250,16 +234,8 @@ class EncoderGraph:
         ]
         return _checked(parts, outcomes)
 
-    async def _branch(
-        self,
-        part: FoundPart,
-        deadline: float,
-        model: str = "",
-        late: ReadingLimits | None = None,
-        timeout_s: float | None = None,
-    ) -> _Outcome:
-        """Read a part; if `model` is given, encode it as that model's soft tokens. `timeout_s`: None for the branch's
-        own timeout.
+    async def _branch(self, part: FoundPart, deadline: float, model: str) -> _Outcome:
+        """Read a part; if `model` is given, encode it as that model's soft tokens.
 
         Raises only CancelledError, so one branch does not end the others.
         """
@@ -272,7 +248,7 @@ class EncoderGraph:
         if found is None:
             self.running += 1
             try:
-                found = await self._encode(part, model, deadline, late, timeout_s)
+                found = await self._encode(part, model, deadline)
             except Refusal as refusal:
                 if not refusal.param:
                     return invalid_part(part, refusal)
@@ -308,28 +284,17 @@ class EncoderGraph:
         read = self._memory.find(part.reader, part.sha256)
         return None if read is None else read.found.fact
 
-    async def _encode(
-        self, part: FoundPart, model: str, deadline: float, late: ReadingLimits | None, timeout_s: float | None
-    ) -> Fact | SoftTokens:
+    async def _encode(self, part: FoundPart, model: str, deadline: float) -> Fact | SoftTokens:
         """Read or encode a part. Raises Refusal, WorkerTimeout or WorkerFailed."""
         if model:
             if self._projectors is None:
                 raise WorkerFailed("no projectors are installed")
             return await self._projectors.run(model, part.data, part.sha256, deadline)
         branch = self._branches[part.reader]
-        by = min(deadline, self._clock() + (branch.timeout_s if timeout_s is None else timeout_s))
-        if late is None:
-            return (await self._run(branch, part, by)).found.fact
-        if part.modality in late.absent:
-            raise WorkerTimeout("it is late")
-        key = (part.reader, part.sha256)
-        return (await self._late.read(key, lambda: self._run(branch, part, max(by, late.by)), by)).found.fact
-
-    async def _run(self, branch: Branch, part: FoundPart, by: float) -> ReadPart:
-        read = await branch.run(part.data, by)
+        read = await branch.run(part.data, min(deadline, self._clock() + branch.timeout_s))
         if part.reader != "file":  # its text may be long, and decoding it again is cheap
             self._memory.keep(part.reader, part.sha256, read)
-        return read
+        return read.found.fact
 
     async def transcribe(
         self, request: TranscriptionRequest, deadline: float, tell: Tell | None = None, *, keep: bool = True
@@ -363,10 +328,6 @@ class EncoderGraph:
         if terms == PLAIN and keep:
             self._memory.keep("audio", sha256, read)
         return read.found, read.seconds, False
-
-    async def close(self) -> None:
-        """Cancel the readings that continue after their requests."""
-        await self._late.close()
 
 
 def invalid_part(part: FoundPart, refusal: Refusal | str) -> InvalidRequest:

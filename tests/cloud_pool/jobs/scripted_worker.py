@@ -9,7 +9,6 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from causeway_server.cloud_pool.cache.caching_service import Billing
-from causeway_server.cloud_pool.core.late import DeferredParts
 from causeway_server.cloud_pool.core.request_context import AnswerHead, RequestContext
 from causeway_server.cloud_pool.jobs.metrics import JobMetrics
 from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
@@ -33,13 +32,6 @@ async def answers(_at: int, _run: JobRun) -> AsyncGenerator[Chunk, None]:
 async def no_vectors(context: RequestContext) -> tuple[AnswerHead, Embeddings]:
     """Stand in for `Service.embed` where no job asks for vectors."""
     raise AssertionError(f"{context.id} asks for vectors")
-
-
-ReadLate = Callable[[JobRun, float], DeferredParts | None]
-
-
-def read_nothing(_job_run: JobRun, _by: float) -> None:
-    return None
 
 
 def running_record(name: str, owner: str, fence: int = 0) -> JobRecord:
@@ -66,7 +58,6 @@ class ScriptedRunner:
         self.is_ready = True
         self.probes = 0
         self.expired: list[ExpiredJob] = []
-        self.read_late: ReadLate = read_nothing
         self._script = script
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
@@ -115,9 +106,6 @@ class RunningWorker:
     async def __aexit__(self, *fault: object) -> None:
         self.stop.set()
         await self._tasks.__aexit__(None, None, None)
-
-    def revisions(self, outcome: str) -> float:
-        return self.registry.get_sample_value("causeway_jobs_revisions_total", {"outcome": outcome}) or 0.0
 
     def count(self, outcome: str) -> float:
         labels = {"tier": "large", "outcome": outcome}

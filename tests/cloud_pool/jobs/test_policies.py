@@ -47,7 +47,7 @@ CHANCE = st.floats(0.0, 1.0, exclude_max=True)
 def test_every_state_has_a_row() -> None:
     assert set(TRANSITIONS) == set(JobState)
     for state in FINAL_STATES:
-        assert set(TRANSITIONS[state]) <= {JobEvent.REVIVE, JobEvent.REVISE}
+        assert set(TRANSITIONS[state]) <= {JobEvent.REVIVE}
 
 
 @given(st.lists(st.sampled_from(JobEvent), max_size=30))

@@ -278,43 +278,6 @@ async def test_a_part_that_is_late_is_left_out_and_said(replica: Replica, tmp_pa
     assert [record["outcome"] for record in gateway.audit] == ["ok", "encoder_failed"]
 
 
-@pytest.mark.redis
-async def test_an_image_that_is_late_revises_the_answer_of_a_job(replica: Replica, tmp_path: Path) -> None:
-    """It is read once, by the worker that gave the first answer, and never kept where it is private."""
-    redis = RedisServer(tmp_path)
-    hasty = PartsConfig(image_timeout_s=0.5)
-    jobs = JobsConfig(redis=redis.url, reclaim_interval_s=0.1)
-    before = replica.gauge("requests", "images")
-    try:
-        async with running(tmp_path, replica, hasty, jobs) as gateway:
-            body = {"model": "large", "messages": [{"role": "user", "content": [text("What?"), image(png(5, 11))]}]}
-            headers = {"Authorization": "Bearer one", "x-causeway-tags": "private"}
-            wish = {"revise_within_ms": 100_000}
-            async with gateway.http.post("/v1/jobs", json=body | wish, headers=headers) as reply:
-                job = (await reply.json())["id"]
-            lines = []
-            with anyio.fail_after(PATIENCE_S):
-                async with gateway.http.get(f"/v1/jobs/{job}/events", headers=headers) as events:
-                    async for line in events.content:
-                        lines.append(line.decode().strip())
-                        if lines[-1] == "event: succeeded":
-                            replica.encode.touch()
-            deltas, revised = (
-                [json.loads(line.removeprefix("data: "))["text"] for line in lines if f'"event":"{name}"' in line]
-                for name in ("delta", "job.revised")
-            )
-            assert "[An image that could not be read.]" in "".join(deltas)
-            assert ["TOTAL 42.00" in one for one in revised] == [True]
-            async with gateway.http.get(f"/v1/jobs/{job}", headers=headers) as reply:
-                found = await reply.json()
-            assert (found["revision"], found["late_parts"], found["late_error"]) == (1, [], None)
-            assert "TOTAL 42.00" in found["result"]["choices"][0]["message"]["content"]
-    finally:
-        redis.kill()
-        replica.encode.unlink(missing_ok=True)
-    assert replica.gauge("requests", "images") - before == 1
-
-
 async def test_an_encoder_that_dies_costs_its_part_and_the_next_one_is_read(replica: Replica, tmp_path: Path) -> None:
     async with running(tmp_path, replica) as gateway:
         answer = await gateway.ask(*ALL[:1], image(png(3, 8)))

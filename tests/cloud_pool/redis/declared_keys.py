@@ -67,7 +67,6 @@ _JOBS = _keys(
     ("tags:<tier>:<priority>", "zset", "ttl", "an hour", "tags of tenants that take no turns"),
     ("leases:<tier>:<priority>", "zset", "ends", "running jobs", "jobs by the end of their lease"),
     ("wake:<tier>", "list", "fixed", "64 tokens", "wakes workers that wait for jobs"),
-    ("late", "zset", "ends", "answers that wait for late parts", "jobs by the end of the revision's lease"),
     ("waiting", "zset", "ends", _OPEN, "jobs by the time of their next attempt"),
     ("deadlines", "zset", "ends", _OPEN, "jobs by their deadline"),
     ("blocked", "zset", "ends", "until their limit is reset", "tenants over a rate or budget"),

@@ -23,7 +23,7 @@ from causeway_server.edge_node.config.schema import OutboxConfig
 from causeway_server.edge_node.jobs.record import Claimed, EdgeJob, JobAnswer
 from causeway_server.edge_node.jobs.store import JobOutbox
 from causeway_server.router.errors import CloudFailed, JobStoreUnavailable
-from causeway_server.router.jobs.job import JobEvent, PendingRevision
+from causeway_server.router.jobs.job import JobEvent
 
 T = TypeVar("T")
 NOTES = "notes"
@@ -93,15 +93,9 @@ async def live(life: Life) -> None:
         note("accepted", text)
 
     async def succeed(job: EdgeJob, text: str) -> None:
-        """Every other answer lacks a part, and is revised for it."""
         answer = JobAnswer(b"answer", "miss", "edge", "d")
-        late = PendingRevision(("image",), store.time.now() + 500.0) if job.seq % 2 else None
-        await insist(lambda: store.succeed(job, answer, late))
+        await insist(lambda: store.succeed(job, answer))
         note("succeeded", text)
-        if late is not None:
-            answer, job = JobAnswer(b"revised", "miss", "edge", "d"), msgspec.structs.replace(job, late=late)
-            await insist(lambda: store.revise(job, ["image"], answer))
-            note("revised", text)
 
     async def end(claimed: Claimed, number: int) -> None:
         job, text = claimed.job, claimed.job.key

@@ -27,7 +27,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"not_before_ms": -1}, "invalid_value"),
     ({"deadline_ms": 0}, "invalid_value"),
     ({"deadline_ms": -1}, "invalid_value"),
-    ({"revise_within_ms": "soon"}, "invalid_value"),
+    ({"revise_within_ms": 5000}, "invalid_value"),
     ({"not_befor_ms": 1}, "unknown_parameter"),
     ({"model": "nobody"}, "model_not_found"),
     ({"endpoint": "/v1/images/generations"}, "invalid_value"),

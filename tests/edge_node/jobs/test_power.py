@@ -67,7 +67,7 @@ def outboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outboxes]:
 
 async def assert_kept(folder: Path, notes: Sequence[str]) -> None:
     """Each acknowledged job is there once, in its last acknowledged state or a later one; running ones are taken back.
-    Webhooks wait for each end and revision, no more and no fewer.
+    Webhooks wait for each end, no more and no fewer.
 
     A request is there as long as it may run, and then in no file; a result if and only if the job succeeded.
     """
@@ -78,26 +78,21 @@ async def assert_kept(folder: Path, notes: Sequence[str]) -> None:
     by_text = {job.key: job for job in jobs}
     assert len(by_text) == len(jobs)
     last = {text: what for what, _, text in (note.partition(" ") for note in notes)}
-    revisable = {claimed.job.id for claimed in await store.late()}
     for text, state in last.items():
         found = by_text[text].state.value
-        if state == "revised":
-            assert by_text[text].revision == 1
-            continue
         assert found == state or state in ("accepted", "queued"), (text, state, found)
     assert store.stats.unfinished == sum(not job.has_ended for job in jobs)
     for job in jobs:
         _, result = await store.get(job.id, "me")
-        assert result == ((b"answer", b"revised")[job.revision] if job.state.value == "succeeded" else b"")
-        assert (job.id in revisable) == (job.late is not None)
+        assert result == (b"answer" if job.state.value == "succeeded" else b"")
     told = [job for job in jobs if job.webhook and job.has_ended]
     assert [job.webhook_status for job in told] == ["pending"] * len(told)
     assert {due.job for due in await store.run(store.webhooks.due, 1000, (), ())} == {job.id for job in told}
-    assert store.stats.webhooks_due == len(told) + sum(job.revision for job in told)
+    assert store.stats.webhooks_due == len(told)
     assert store.stats.bytes == sum(job.body_bytes + job.result_bytes for job in jobs)
     claimed = await store.claim("edge", 1000)
     assert [one.body for one in claimed] == [said(one.job.key) for one in claimed]
-    ended = [said(job.key) for job in jobs if job.has_ended and job.late is None and job.state is not JobState.DEAD]
+    ended = [said(job.key) for job in jobs if job.has_ended and job.state is not JobState.DEAD]
     await erased(folder, ended)
     store.close()
 

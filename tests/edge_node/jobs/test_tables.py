@@ -34,7 +34,7 @@ from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from .killed_outbox import new_job
 from .support import opened
 
-RARE = {schema.COUNTS, schema.COUNTS_BY_OWNER, schema.REVISABLE, schema.RUNNING}
+RARE = {schema.COUNTS, schema.COUNTS_BY_OWNER, schema.RUNNING}
 """They read every job, when the file is opened."""
 QUERIES = sorted(
     text

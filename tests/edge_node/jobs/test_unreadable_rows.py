@@ -109,7 +109,7 @@ async def test_rows_of_an_older_and_of_a_newer_version_are_read_where_only_field
     cloud = away()
     async with running(tmp_path, cloud=cloud, jobs=PROMPT) as device:
         jobs = [await accepted(device, text, tags="cloud") for text in ("older", "newer")]
-    optional = ("late", "late_error", "revision", "revise_within_s", "webhook", "webhook_status", "lost", "revived")
+    optional = ("webhook", "webhook_status", "lost", "revived")
     edit_record(tmp_path / "state", 1, lambda fields: [fields.pop(name) for name in optional])
     edit_record(tmp_path / "state", 2, lambda fields: fields.update(of_a_newer_version={"any": 1}))
     await cloud.come_back()
@@ -163,7 +163,7 @@ async def test_a_job_that_cannot_be_read_is_kept_as_long_as_a_dead_letter(tmp_pa
     store.close()
 
 
-@pytest.mark.parametrize("ask", ["expire", "recover", "late", "due_replies", "due_webhooks", "list", "accept"])
+@pytest.mark.parametrize("ask", ["expire", "recover", "due_replies", "due_webhooks", "list", "accept"])
 async def test_every_query_passes_over_a_row_that_cannot_be_read(tmp_path: Path, ask: str) -> None:
     """Whichever query meets it first."""
     store = await opened(tmp_path, OutboxConfig(max_jobs=4, bulk_share=0.5))
@@ -179,11 +179,9 @@ async def test_every_query_passes_over_a_row_that_cannot_be_read(tmp_path: Path,
         damage(tmp_path, "UPDATE jobs SET deadline = -1.0")
     if ask == "recover":
         damage(tmp_path, "UPDATE jobs SET state = 'running' WHERE seq = 1")
-    if ask == "late":
-        damage(tmp_path, "UPDATE jobs SET state = 'succeeded' WHERE seq = 1")
     store = await opened(tmp_path, OutboxConfig(max_jobs=4, bulk_share=0.5))
     count = await _asked(store, ask)
-    assert (count, store.stats.unreadable) == ({"late": 0, "accept": 0}.get(ask, 1), 1)
+    assert (count, store.stats.unreadable) == ({"accept": 0}.get(ask, 1), 1)
     store.close()
 
 
@@ -195,8 +193,6 @@ async def _asked(store: JobOutbox, ask: str) -> int:
         case "recover":
             await store.recover()
             return len(await store.claim("edge", 2))
-        case "late":
-            return len(await store.late())
         case "due_replies":
             return len(await store.run(store.replies.due, 2))
         case "due_webhooks":

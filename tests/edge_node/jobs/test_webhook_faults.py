@@ -28,7 +28,7 @@ from causeway_server.edge_node.jobs.run import JobFeed
 from causeway_server.edge_node.jobs.store import JobOutbox
 from causeway_server.edge_node.jobs.webhooks import ReceiverQueue
 from causeway_server.router.errors import CloudFailed, JobStoreUnavailable, NotFound
-from causeway_server.router.jobs.job import JobEvent, PendingRevision
+from causeway_server.router.jobs.job import JobEvent
 from causeway_server.router.serving.webhooks import WebhookSender
 from tests.cloud_pool.jobs.webhook_receiver import Receiver, receiving
 from tests.ports import free_port
@@ -320,20 +320,6 @@ async def test_a_dead_letter_that_dies_again_is_another_delivery(tmp_path: Path)
         await device.becomes(claimed.job, "delivered")
         assert told(receiver) == ["job.dead", "job.dead"]
         assert len(set(ids(receiver))) == 2
-
-
-async def test_a_revision_is_told_after_the_answer_it_revises(tmp_path: Path) -> None:
-    async with receiving() as receiver, outbox(tmp_path) as device:
-        receiver.answers = [500]
-        claimed = await device.claimed(at(receiver))
-        late = PendingRevision(("image",), device.store.time.now() + 500.0)
-        await device.store.succeed(claimed.job, ANSWER, late)
-        job = msgspec.structs.replace(claimed.job, late=late)
-        assert await device.store.revise(job, ["image"], JobAnswer(b"revised", "miss", "edge", "d"))
-        await device.passing(10.0, lambda: receiver.deliveries >= 3)
-        await device.becomes(job, "delivered")
-        assert told(receiver) == ["job.succeeded", "job.succeeded", "job.revised"]
-        assert ids(receiver)[0] == ids(receiver)[1] != ids(receiver)[2]
 
 
 async def test_a_wall_clock_that_jumps_neither_delays_nor_ends_a_delivery(tmp_path: Path) -> None:

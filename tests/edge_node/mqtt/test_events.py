@@ -76,11 +76,6 @@ def test_a_structured_event_is_answered_with_one(content_type: str) -> None:
     assert (event.id, event.source, event.type) == ("job_1", "/causeway/device", "causeway.job.succeeded")
     assert event.time == datetime.fromtimestamp(NOW, UTC)
     assert bytes(event.data) == b'{"choices":[]}'
-    revised = msgspec.structs.replace(SUCCEEDED, revision=2)
-    answer = answer_of(DueReply(revised, b'{"choices":[]}', address.encoded(), 0.0))
-    assert dict(answer.properties)["x-causeway-revision"] == "2"
-    event = parse_event(answer.payload, event_format(content_type))
-    assert (event.id, event.type) == ("job_1.r2", "causeway.job.revised")
     refused = refusal(address, InvalidRequest("no"))
     event = parse_event(refused.payload, event_format(content_type))
     assert (event.type, json.loads(bytes(event.data))["error"]["message"]) == ("causeway.job.refused", "no")

@@ -166,19 +166,18 @@ test("URL and key come from the environment, else from the arguments", async (t)
 
 test("a job's body is the same at each attempt, its key in the header", async (t) => {
   const device = await running(t);
-  device.handler = answerWith({ id: "job_1", status: "queued", late_parts: ["image"], webhook: "https://a/b" });
+  device.handler = answerWith({ id: "job_1", status: "queued", webhook: "https://a/b" });
   const causeway = new Causeway(device.url);
   const options = /** @type {const} */ ({
     priority: "bulk",
     deadline_s: 60,
     not_before_s: 5,
-    revise_within_s: 2,
     webhook: "https://a/b",
     key: "k",
     tags: ["private"],
   });
   const job = await causeway.submit("hello", options);
-  assert.deepEqual([job.status, job.ended, job.late_parts, job.answer], ["queued", false, ["image"], null]);
+  assert.deepEqual([job.status, job.ended, job.answer], ["queued", false, null]);
   await causeway.submit("hello");
   assert.deepEqual(device.requests[0], {
     model: "auto",
@@ -186,7 +185,6 @@ test("a job's body is the same at each attempt, its key in the header", async (t
     priority: "bulk",
     deadline_ms: 60_000,
     not_before_ms: 5000,
-    revise_within_ms: 2000,
     webhook: "https://a/b",
     causeway: { tags: ["private"] },
   });

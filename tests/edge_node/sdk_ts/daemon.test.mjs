@@ -100,7 +100,7 @@ test("jobs are submitted, waited for and read", async () => {
   const { answer } = found.get(first.id);
   assert.deepEqual([answer.text, answer.decision.route], ["edge says so", "edge"]);
   assert.deepEqual((await causeway.jobs({ limit: 1 })).map((job) => job.id), [second.id]);
-  const late = await causeway.submit("hello", { not_before_s: 3600, revise_within_s: 5 });
+  const late = await causeway.submit("hello", { not_before_s: 3600 });
   await assert.rejects(causeway.wait(late, { timeout_s: 0 }), CausewayTimeout);
   assert.equal((await causeway.cancel(late)).status, "cancelled");
   assert.ok((await causeway.wait(late)).ended);

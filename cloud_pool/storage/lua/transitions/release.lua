@@ -1,14 +1,9 @@
 #!lua flags=allow-oom
--- Return a running job to its queue, when a worker drains. The run does not count as an attempt. An answer that may be
--- revised is left to another worker.
+-- Return a running job to its queue, when a worker drains. The run does not count as an attempt.
 -- ARGV: now (unix ms), id, fence
 -- Reply: 1; 0 if the fence is outdated
 local now, id, fence = time_ms(ARGV[1]), ARGV[2], ARGV[3]
 local record = key('job', id)
-if holds_revision(record, fence) then
-  redis.call('ZADD', key('late'), 0, id)
-  return 1
-end
 if not holds_lease(record, fence) then return 0 end
 transition(record, 'release')
 leave_queue(id, record)

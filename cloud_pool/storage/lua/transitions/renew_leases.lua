@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
--- Renew a worker's leases of runs and of answers that may be revised, and report those that it has lost, and the jobs
--- whose events a client follows.
+-- Renew a worker's leases of runs, and report those that it has lost, and the jobs whose events a client follows.
 -- ARGV: lease (ms) to renew or 0 to check only, then job id, fence, ...
 -- Reply: {ids of the jobs that are no longer this worker's, ids of the followed ones of the others}
 local lease, lost, followed = ARGV[1], {}, {}
@@ -12,8 +11,6 @@ for i = 2, #ARGV, 2 do
       local f = redis.call('HMGET', record, 'tier', 'priority')
       redis.call('ZADD', leases(f[1], f[2]), lease_end(lease), ARGV[i])
     end
-  elseif holds_revision(record, ARGV[i + 1]) then
-    if lease ~= '0' then redis.call('ZADD', key('late'), lease_end(lease), ARGV[i]) end
   else
     table.insert(lost, ARGV[i])
   end

@@ -143,8 +143,6 @@ class Job:
         error: The message of a job that ended without an answer.
         code: The code of that error.
         attempts: Number of attempts, including the one that succeeded.
-        revision: Number of times that the answer was replaced because late audio or an image had been read.
-        late_parts: Kinds of part (``image``, ``audio``, ``file``) that may still revise the answer.
         webhook: The URL that is notified of the job's end; "" for none.
         webhook_status: ``pending``, ``delivered``, ``failed`` or ``disabled`` (the receiver answered 410); "" before
             the job has ended.
@@ -156,8 +154,6 @@ class Job:
     error: str = ""
     code: str = ""
     attempts: int = 0
-    revision: int = 0
-    late_parts: tuple[str, ...] = ()
     webhook: str = ""
     webhook_status: str = ""
 

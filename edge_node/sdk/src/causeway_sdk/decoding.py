@@ -66,7 +66,7 @@ def decode_job(document: JSON) -> Job:
     """Return a job of the device or of the gateway."""
     result, error = _dict(document.get("result")), _dict(document.get("error"))
     route, decision = _text(document.get("route")), _text(document.get("decision"))
-    attempts, revision = document.get("attempts"), document.get("revision")
+    attempts = document.get("attempts")
     return Job(
         id=_text(document.get("id")),
         status=_text(document.get("status")),
@@ -76,8 +76,6 @@ def decode_job(document: JSON) -> Job:
         error=_text(error.get("message")),
         code=_text(error.get("code")),
         attempts=attempts if isinstance(attempts, int) else 0,
-        revision=revision if isinstance(revision, int) else 0,
-        late_parts=tuple(_text(kind) for kind in _list(document.get("late_parts"))),
         webhook=_text(document.get("webhook")),
         webhook_status=_text(document.get("webhook_status")),
     )

@@ -124,7 +124,6 @@ def build_job_request(
     options: RequestOptions,
     priority: str,
     not_before_s: float,
-    revise_within_s: float,
     webhook: str,
     key: str,
 ) -> Request:
@@ -137,8 +136,6 @@ def build_job_request(
         fields["deadline_ms"] = max(1, int(request.deadline_s * 1000))
     if not_before_s > 0:
         fields["not_before_ms"] = int(not_before_s * 1000)
-    if revise_within_s > 0:
-        fields["revise_within_ms"] = int(revise_within_s * 1000)
     if webhook:
         fields["webhook"] = webhook
     return Request("/v1/jobs", fields, request.hints, headers={"Idempotency-Key": key})

@@ -287,7 +287,6 @@ class AsyncCauseway:
         *,
         priority: Literal["interactive", "standard", "bulk"] = "standard",
         not_before_s: float = 0.0,
-        revise_within_s: float = 0.0,
         webhook: str = "",
         key: str = "",
         **options: Unpack[RequestOptions],
@@ -300,9 +299,7 @@ class AsyncCauseway:
             messages: A text, or OpenAI's list of messages.
             priority: ``interactive`` jobs run first, ``bulk`` jobs last.
             not_before_s: Minimum number of seconds that the job waits.
-            revise_within_s: Seconds in which audio and images that are read late may revise the answer; devices only.
-                Default: no revision.
-            webhook: URL that receives a signed POST when the job has ended or its answer was revised. The daemon's
+            webhook: URL that receives a signed POST when the job has ended. The daemon's
                 configuration limits the allowed URLs. Default: none.
             key: Idempotency key: the same submission with the same key is the same job. Default: a new one.
             **options: See `RequestOptions`; `deadline_s` is the job's.
@@ -310,9 +307,7 @@ class AsyncCauseway:
         Returns:
             The job, to be passed to `wait` or `results`.
         """
-        request = build_job_request(
-            messages, options, priority, not_before_s, revise_within_s, webhook, key or uuid.uuid4().hex
-        )
+        request = build_job_request(messages, options, priority, not_before_s, webhook, key or uuid.uuid4().hex)
         return decode_job(decode_document(await self._fetch(request)))
 
     async def job(self, job_id: str) -> Job:
