@@ -62,7 +62,6 @@ from .cache.shared_cache import CacheSecrets, SharedCache, is_private, read_secr
 from .config import Config
 from .core.principal import Principal
 from .core.request_context import Arrivals, BodyMemory, Generate
-from .degradation.continue_token import load_continue_tokens
 from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals, TierWarmer
 from .degradation.tier_attempt import TierRuntime
 from .degradation.tier_sessions import TierSessions
@@ -203,7 +202,6 @@ def build_runtime(
     service = Service(
         runtimes,
         fallback,
-        continue_tokens=load_continue_tokens(degradation.continue_key_file, degradation.continue_ttl_s),
         find_stale=nothing_stale if cache is None else cache.find_stale,
         parts=parts,
         metrics=degradation_metrics,

@@ -186,7 +186,6 @@ class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     user: str | None = None
     extra: str = ""  # canonical JSON object of fields that we do not interpret but pass on; "" for none
     hints: RoutingHints = RoutingHints()
-    resume: str = ""  # continue token of a truncated answer; the target that made the answer makes the rest
 
     @property
     def sequences(self) -> int:
@@ -213,7 +212,6 @@ class RequestFeatures(msgspec.Struct, frozen=True, gc=False):
     tools: bool  # value of the signal: tools are offered, and tool_choice is not none
     json: bool
     logprobs: bool
-    continues: str | None  # target of the answer whose rest is requested; "" if no target issued the token
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -287,7 +285,6 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     confidence: Confidence | None = None
     usage: Usage | None = None
     refusal: str | None = None
-    resume: str = ""  # continue token, on the last chunk of a truncated answer
     reasoning: str = ""  # the model's reasoning; never part of `text`
     extra: str = ""  # canonical JSON object of the message's fields that we do not interpret; "" for none
     note: str = ""  # a note on reading the target's answer, for the decision record only
@@ -420,7 +417,6 @@ ReasonCode = Literal[
     "target_scored",  # `best_of`: the target's score, and the estimates that it is made of
     "estimate_absent",  # `best_of`: the target has no estimate of quality, so the order of the list stays
     "model_named",  # the client named a model instead of `auto`
-    "continued",  # the rest of an answer comes from the target that made its start
     "target_unable",  # the target lacks an ability that the request needs (images, embeddings, tools)
     "target_absent",  # the device has no cloud, or no engine, for this target: it is not tried
     "target_down",  # breaker open, engine not running: moved to the end, not removed
@@ -435,7 +431,7 @@ ReasonCode = Literal[
     "no_route",  # no target is left
     "cache_rule_held",
     "cache_rule_not_held",
-    "cache_refused",  # sampled, offers tools (without the rule's permission), or continues an answer
+    "cache_refused",  # sampled, offers tools (without the rule's permission)
 ]
 
 

@@ -63,8 +63,6 @@ class EntryCodec:
     def pack(self, key: str, head: AnswerHead, request: Request, chunks: Iterable[Chunk]) -> bytes | None:
         """Encode an entry; None for an answer that is broken, truncated, too large or uncacheable."""
         chunks = tuple(chunks)
-        if any(chunk.resume for chunk in chunks):  # truncated for lack of capacity
-            return None
         try:
             choices, usage = coalesce(chunks)
         except StreamBroken:

@@ -47,8 +47,6 @@ def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
         return "region"
     if request.echo:
         return "echo"
-    if request.resume:
-        return "rest of an answer"
     if request.tools and not config.include_tools:
         return "tools"
     if is_sampled(request, tier.chat_format.temperature) and not (

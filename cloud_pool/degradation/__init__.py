@@ -7,7 +7,6 @@ Reading order:
     fallback         tier states → the fallback steps of one request; owns health, breakers and times to first token;
                      keeps tiers warm
     tier_attempt     one tier up to its first delta; the deltas of several sequences as they come
-    continue_token   truncated answers, and the token that asks for the rest
 
 Each priority has a separate health on each tier: under stress the least urgent work that is present moves first, and
 comes back last. Otherwise every priority would be spread over every tier.

@@ -1,4 +1,4 @@
-"""Configuration of degradation. Without `tiers` there is no fallback; without a key file no answer is truncated."""
+"""Configuration of degradation. Without `tiers` there is no fallback."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     first_token_timeout_factor: Annotated[float, Meta(ge=1)] = 3.0
     critical_tenants: tuple[str, ...] = ()
     sessions: TierSessionsConfig = TierSessionsConfig()
-    continue_key_file: str = ""
-    continue_ttl_s: Seconds = 600.0
-    truncate_to_tokens: Positive = 128
+    truncate_to_tokens: Annotated[int, Meta(ge=0)] = 0
     warm_up_after_idle_s: Pause = 60.0
 
     def check(self, tiers: Collection[str]) -> None:

@@ -5,7 +5,7 @@
 1. Tiers at or below the requested one that are healthy enough and offer this request a share, best first.
 2. Tiers whose lowered share excludes this request, which is better than an error if all of (1) refuse.
 3. If all tiers are broken, they are tried nevertheless, because a tier that looks broken may just have recovered.
-4. When every working tier is under stress, answers that can be continued are truncated.
+4. When every working tier is under stress, answers that may be truncated are.
 5. A critical request has exactly one step: the tier that it names, whatever its state.
 """
 
@@ -45,7 +45,7 @@ REQUESTED = "requested"
 _TIMEOUT_FACTOR: dict[Priority, float] = {"interactive": 1.0, "standard": 2.0, "bulk": 10.0}
 _PRESENT_S = 2.0  # a priority with a request in this time is present
 _HALF_LIFE_S = 0.5  # short: an overload that is over must be forgotten within seconds
-Kind = Literal["tier", "partial", "continued", "stale"]
+Kind = Literal["tier", "partial", "stale"]
 
 
 class FallbackRequest(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class FallbackRequest(msgspec.Struct, frozen=True):
     critical: bool = False  # whether no other tier may answer
     allowed: frozenset[str] | None = None  # tiers that may answer; None for all
     pinned: str = ""  # tier of the request's session, which is tried first; "": that of the request
-    resumable: bool = False  # whether a truncated answer could be continued as if it had never been cut
+    may_truncate: bool = False  # whether the answer may be truncated
 
 
 class FallbackStep(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ def plan(
     """Plan the steps of one request. `views`: the requested tier, then those below it, best first."""
     assessments = [_assess(view, tier_healths.get(view.name, FULL_SHARE), share_ramp, now) for view in views]
     if request.critical or len(assessments) == 1:  # (5)
-        truncated = request.resumable and not request.critical and _is_under_stress(assessments[0])
+        truncated = request.may_truncate and not request.critical and _is_under_stress(assessments[0])
         only = FallbackStep(views[0].name, truncated=truncated, last=True, forced=True)
         return FallbackPlan(
             (only,), tuple((assessment.view.name, assessment.tier_health) for assessment in assessments)
@@ -118,7 +118,7 @@ def plan(
         after.append((assessment.view.name, tier_health))
     working = [*offered, *excluded]  # (1), (2)
     truncated = (
-        request.resumable and bool(working) and all(_is_under_stress(assessment) for assessment in working)
+        request.may_truncate and bool(working) and all(_is_under_stress(assessment) for assessment in working)
     )  # (4)
     order = working or assessments  # (3)
     return FallbackPlan(_steps(order, assessments, truncated=truncated, forced=not working), tuple(after))
@@ -220,7 +220,7 @@ class TierFallback:
 
     def fallback_steps(self, request: FallbackRequest, priority: Priority) -> tuple[FallbackStep, ...]:
         """Return the steps to try for this request, in order; never empty."""
-        if not request.resumable and (sole := self.sole.get(request.tier)) is not None:
+        if not request.may_truncate and (sole := self.sole.get(request.tier)) is not None:
             return sole
         now = self._clock()
         first = request.pinned or request.tier

@@ -88,7 +88,7 @@ class TierSessions:
         session = session_of(keys, known.get, self._now())
         turn = TierTurn(SessionTurn(keys, session), tenant)
         pinned = session.target and (self._config.pin == "conversation" or session.tool_result)
-        if not pinned or request.resume:
+        if not pinned:
             return turn
         only = self._config.mode == "require"
         asked = TierTurn(turn.turn, tenant, session.target, session.model, only)

@@ -122,8 +122,6 @@ def _delta(chunk: Chunk) -> Any:
         delta.reasoning = chunk.reasoning
     if chunk.refusal is not None:
         delta.refusal = chunk.refusal
-    if chunk.resume:
-        delta.continue_token = chunk.resume
     if chunk.logprobs:
         delta.logprobs.extend(map(_logprob, chunk.logprobs))
     return delta

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -66,7 +65,7 @@ class RequestInput:
             )
         self._add_parts_to(body)
         parse = parse_completion if "prompt" in body else parse_chat
-        return _encode({**body, "stream": True}), partial(parse, resumes=True)
+        return _encode({**body, "stream": True}), parse
 
     def _add(self, kind: str, value: Any) -> None:
         """Add the field `kind` of an InputChunk: text, audio or image. Raises InvalidRequest."""

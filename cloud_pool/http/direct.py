@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from causeway_server.router.errors import CausewayError
@@ -39,7 +38,6 @@ from .request_runner import BegunRun, RequestRunner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_parse = partial(parse_chat, resumes=True)
 
 
 class ReplyingRoutes(Protocol):
@@ -240,7 +238,7 @@ class DirectChats:
         principal, inbound = admission.identify(http, entry)
         if connection.writing_paused or not admission.admits_now(http, principal):
             return None
-        context = completed(admission.admit_caller(http, _parse, arrived_at, entry, principal, inbound))
+        context = completed(admission.admit_caller(http, parse_chat, arrived_at, entry, principal, inbound))
         answer = http.begun = DirectChat(http, connection, self._routes, entry, context, arrived_at)
         return answer if answer.begin() else None
 

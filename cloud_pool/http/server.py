@@ -294,7 +294,7 @@ def _id_fields(request_id: str) -> dict[str, str]:
 class ParseEcho(Protocol):
     """A parser that also returns what the answer takes from the body."""
 
-    def __call__(self, body: bytes, hints: RoutingHints, /, *, resumes: bool) -> tuple[Request, Echo]: ...
+    def __call__(self, body: bytes, hints: RoutingHints, /) -> tuple[Request, Echo]: ...
 
 
 class GenerationRoutes(msgspec.Struct, frozen=True):
@@ -307,10 +307,10 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
     wall_clock: Callable[[], float] = time.time  # unix, s
 
     async def chat(self, http: HttpExchange) -> ServerResponse:
-        return await self._generate(http, partial(parse_chat, resumes=True), "chat")
+        return await self._generate(http, parse_chat, "chat")
 
     async def completion(self, http: HttpExchange) -> ServerResponse:
-        return await self._generate(http, partial(parse_completion, resumes=True), "completion")
+        return await self._generate(http, parse_completion, "completion")
 
     async def embedding(self, http: HttpExchange) -> ServerResponse:
         return await self._generate(http, parse_embedding, "embedding")
@@ -329,7 +329,7 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         echoes: list[Echo] = []
 
         def parse(body: bytes, hints: RoutingHints) -> Request:
-            request, echo = parse_echo(body, hints, resumes=True)
+            request, echo = parse_echo(body, hints)
             echoes.append(echo)
             return request
 

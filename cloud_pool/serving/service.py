@@ -44,7 +44,6 @@ from causeway_server.router.types import (
 )
 
 from ..core.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext, answer_head
-from ..degradation.continue_token import PARAM, ContinueTokens, PartialAnswer, Truncator, continued, is_resumable
 from ..degradation.fallback import REQUESTED, DegradationMetrics, FallbackRequest, FallbackStep, Kind, TierFallback
 from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
 from ..degradation.tier_health import Stress, caller_position
@@ -97,7 +96,6 @@ class Service(msgspec.Struct, frozen=True):
 
     runtimes: Mapping[str, TierRuntime]  # runtimes by the tier's name
     fallback: TierFallback  # planner of the tiers to try
-    continue_tokens: ContinueTokens | None = None  # issuer of continue tokens; None if no answer is truncated
     find_stale: FindStale = nothing_stale  # looks up a stale answer when every tier has failed
     parts: RequestParts | None = None  # reader of audio, images and files; None if no tier takes any
     metrics: DegradationMetrics | None = None  # counters of fallback and degraded answers
@@ -145,16 +143,18 @@ class Service(msgspec.Struct, frozen=True):
             What was begun, for callbacks and for `go_on`; None, and nothing was done, for any other answer.
         """
         request, tier = context.request, context.tier
-        if tier.config.upstream.kind != "openai" or request.kind != "chat" or request.n > 1 or request.resume:
+        if tier.config.upstream.kind != "openai" or request.kind != "chat" or request.n > 1:
             return None
         if request.hints.tags or context.session is not None or self.variants.active:
             return None
         for message in request.messages:
             if type(message.content) is tuple:
                 return None
-        sole = None if self.continue_tokens is not None else self.fallback.sole.get(tier.config.name)
+        sole = None if self.fallback.config.truncate_to_tokens else self.fallback.sole.get(tier.config.name)
         key = b"" if sole and not self.runtimes[tier.config.name].dispatch.by_prefix else prefix_key(request)
-        steps = sole or self._steps(context, None, key)
+        steps = sole or self._steps(context, key)
+        if steps[0].truncated:
+            return None
         runtime = self.runtimes[steps[0].tier]
         tier = tier if runtime.tier.config.name == tier.config.name else runtime.tier
         attempt = TierAttempt(self.fallback, steps[0], runtime, self.clock)
@@ -164,7 +164,7 @@ class Service(msgspec.Struct, frozen=True):
 
     def first_token(self, context: RequestContext, begun: BegunAnswer) -> AnswerBuilder:
         """Set head and builder of a begun answer, whose first token is here. Returns the builder."""
-        begun.head = self._head(context, begun.steps[0], {}, None, None, "", "")
+        begun.head = self._head(context, begun.steps[0], {}, False, "", "")
         begun.builder = builder = AnswerBuilder(context.request, answer_id=context.id)
         return builder
 
@@ -179,14 +179,13 @@ class Service(msgspec.Struct, frozen=True):
         """
         check_supported(context.request)
         parts_at = PartsByTier(context, self.parts)
-        partial_answer = self._partial_answer(context)
         key = prefix_key(context.request)
         stress: dict[str, Stress] = {}
         failures: list[TierFailed] = []
-        steps = self._steps(context, partial_answer, key) if begun is None else begun.steps
+        steps = self._steps(context, key) if begun is None else begun.steps
         first = None if begun is None else begun.attempt
         for step, tier in ((one, model) for one in steps for model in self._tried(one, context)):
-            truncator = self._truncator(context, step, tier, partial_answer)
+            limit = self._limit(context, step, tier)
             tried = msgspec.structs.replace(step, trial=True, last=False) if tier.variant else step
             attempt = first or TierAttempt(self.fallback, tried, self.runtimes[step.tier], self.clock)
             first = None
@@ -196,28 +195,27 @@ class Service(msgspec.Struct, frozen=True):
                 try:
                     parts = await parts_at.tier(step, tier)
                     sent, enforceable = await _sent(context, parts, tier, enforceable)
-                    requests = partial(
-                        self._inference_requests, context, enforceable.request, sent, tier, partial_answer, truncator
-                    )
+                    sent = msgspec.structs.replace(sent, max_tokens=limit) if limit else sent
+                    requests = partial(self._inference_requests, context, enforceable.request, sent, tier)
                     sequence, delta = await attempt.begin(context, requests, key)
                 except TierFailed as failure:  # (2)
                     stress[step.tier] = failure.stress
                     failures.append(failure)
                     arm.failed()
                     continue
-                head = self._head(context, step, stress, partial_answer, truncator, enforceable.names, tier.variant)
+                head = self._head(context, step, stress, limit > 0, enforceable.names, tier.variant)
                 yield head if parts is None else parts.mark(head)  # (1)
                 builder = AnswerBuilder(context.request, tier.chat_format.thinking, context.id)
-                for chunk in builder.echo() if context.request.echo and partial_answer is None else ():
+                for chunk in builder.echo() if context.request.echo else ():
                     yield chunk
                 for chunk in builder.add(sequence, delta):
-                    yield chunk if truncator is None else truncator.seen(chunk)
+                    yield chunk
                 with arm, builder.unless_ended():
                     # Two loops: nearly every request is one sequence, and each step here is paid once per token.
                     if attempt.stream is not None:
                         async for delta in attempt.stream:
                             for chunk in builder.add(0, delta):
-                                yield chunk if truncator is None else truncator.seen(chunk)
+                                yield chunk
                     else:
                         async for sequence, delta in attempt.merged:
                             for chunk in builder.add(sequence, delta):
@@ -226,8 +224,7 @@ class Service(msgspec.Struct, frozen=True):
                 arm.ended()
                 yield builder.end()
                 return
-        is_sole = context.is_exclusive or partial_answer is not None
-        stale = None if is_sole else await self.find_stale(context.request, context.tenant)
+        stale = None if context.is_exclusive else await self.find_stale(context.request, context.tenant)
         if stale is None:
             raise context.pinned_error(combined_error(failures, self._broken(step)))  # (5)
         yield self._stale_head(context, stale, stress)  # (4)
@@ -247,21 +244,7 @@ class Service(msgspec.Struct, frozen=True):
             return (*asked, *(one for one in others if one not in asked))
         return self.variants.tried(tier, context.request) if self.variants.active else (tier,)
 
-    def _partial_answer(self, context: RequestContext) -> PartialAnswer | None:
-        """Read the continue token: the part of the answer that the client already has. Raises CausewayError."""
-        if not context.request.resume:
-            return None
-        if self.continue_tokens is None:
-            raise errors.InvalidRequest(f"This gateway does not continue answers: remove `{PARAM}`.", param=PARAM)
-        return self.continue_tokens.read(context.tenant, _question(context))
-
-    def _steps(
-        self, context: RequestContext, partial_answer: PartialAnswer | None, key: bytes
-    ) -> tuple[FallbackStep, ...]:
-        # The tier that gave the first part continues it best.
-        first = partial_answer.tier if partial_answer else ""
-        allowed = context.allowed_tiers is None or first in context.allowed_tiers
-        tier = first if allowed and first in self.runtimes else context.tier.name
+    def _steps(self, context: RequestContext, key: bytes) -> tuple[FallbackStep, ...]:
         position = caller_position(context.tenant, context.request.hints.client, key)
         session, only, pinned = context.session, context.critical, ""
         if session is not None and session.pinned in self.runtimes and (session.only or not only):
@@ -269,23 +252,17 @@ class Service(msgspec.Struct, frozen=True):
                 pinned, only, position = session.pinned, only or session.only, 0.0  # no lowered share moves it
             elif session.only:
                 raise session.gone("It is not among the tiers that this request may use.")
-        resumable = self.continue_tokens is not None and is_resumable(context.request)
+        may_truncate = self.fallback.config.truncate_to_tokens > 0 and _is_plain(context.request)
         left_s = context.deadline - self.clock()
-        request = FallbackRequest(tier, left_s, position, only, context.allowed_tiers, pinned, resumable)
+        request = FallbackRequest(
+            context.tier.name, left_s, position, only, context.allowed_tiers, pinned, may_truncate
+        )
         return self.fallback.fallback_steps(request, context.priority)
 
-    def _truncator(
-        self, context: RequestContext, step: FallbackStep, tier: Tier, partial_answer: PartialAnswer | None
-    ) -> Truncator | None:
-        """Return the truncator of the answer; None if it may have its full length."""
+    def _limit(self, context: RequestContext, step: FallbackStep, tier: Tier) -> int:
+        """Return the number of tokens to which the answer is truncated; 0: it may have its full length."""
         limit = self.fallback.config.truncate_to_tokens
-        tokens = self.continue_tokens
-        if tier.config.upstream.kind == "openai":
-            return None  # its server cannot be asked to go on where an answer was cut
-        if not step.truncated or tokens is None or _remaining_tokens(context.request, tier, partial_answer) <= limit:
-            return None
-        before = partial_answer or PartialAnswer(tier.name, "", 0)
-        return Truncator(tokens, context.tenant, _question(context), tier.name, limit, before)
+        return limit if step.truncated and limit < (context.request.max_tokens or tier.max_tokens) else 0
 
     def _inference_requests(
         self,
@@ -293,8 +270,6 @@ class Service(msgspec.Struct, frozen=True):
         enforceable: Request,
         request: Request,
         tier: Tier,
-        partial_answer: PartialAnswer | None,
-        truncator: Truncator | None,
     ) -> list[InferenceRequest]:
         """Render the request for `tier`, with n sequences per prompt. Raises InvalidRequest.
 
@@ -303,8 +278,6 @@ class Service(msgspec.Struct, frozen=True):
         """
         chat_format = tier.chat_format
         if tier.config.upstream.kind == "openai":
-            if partial_answer is not None:
-                raise errors.UnsupportedFeature(f"The tier {tier.name!r} does not continue answers.", param=PARAM)
             return _http_requests(context, request, tier)
         parameters = from_request(
             request,
@@ -315,18 +288,11 @@ class Service(msgspec.Struct, frozen=True):
             guided_key=tier.config.guided_key,
             temperature=chat_format.temperature,
             copy_source=tier.copy_source(request),
-            answer_prefix="" if partial_answer is None else partial_answer.text,
             adapter=tier.config.adapter,
         )
         if (kind := tier.config.upstream.kind) == "trtllm" or kind == "trtllm_llmapi":
             check_parameters(kind, parameters)
         prompts: Sequence[InferencePrompt] = tier.prompts(request)
-        if partial_answer is not None:
-            # `is_resumable`: never token ids
-            prompts = [continued(tier, prompt, partial_answer.text) for prompt in prompts if isinstance(prompt, str)]
-        if partial_answer is not None or truncator is not None:
-            limit = truncator.limit if truncator else _remaining_tokens(request, tier, partial_answer)
-            parameters = msgspec.structs.replace(parameters, max_tokens=limit)
         images = images_of(request) if "image" in tier.config.can else ()
         return [
             InferenceRequest(
@@ -349,32 +315,26 @@ class Service(msgspec.Struct, frozen=True):
         context: RequestContext,
         step: FallbackStep,
         stress: Mapping[str, Stress],
-        partial_answer: PartialAnswer | None,
-        truncator: Truncator | None,
+        truncated: bool,
         loosened: str,
         variant: str,
     ) -> AnswerHead:
         is_fallback, reason = step.tier != context.tier.name, step.reason(stress)
         if is_fallback and not step.skipped:
-            reason = "continued" if partial_answer else "session"  # by the tier of the first part, or of the last turn
+            reason = "session"  # by the tier of the last turn
         if self.metrics is not None:
             self.metrics.answered(context.tier.name, step.tier, step.nearest_reason(stress))
-            kinds: tuple[tuple[Kind, bool], ...] = (
-                ("tier", is_fallback),
-                ("partial", truncator is not None),
-                ("continued", partial_answer is not None),
-            )
+            kinds: tuple[tuple[Kind, bool], ...] = (("tier", is_fallback), ("partial", truncated))
             for kind, holds in kinds:
                 if holds:
                     self.metrics.degraded(kind)
-        if truncator is not None:
+        if truncated:
             reason += "; truncated"
-        degraded = is_fallback or truncator is not None
         return answer_head(
             step.tier,
             reason,
-            degraded=degraded,
-            keep=partial_answer is None,
+            degraded=is_fallback or truncated,
+            keep=not truncated,
             loosened=loosened,
             variant=variant,
             region=self.runtimes[step.tier].tier.config.region,
@@ -507,11 +467,6 @@ def combined_error(failures: Sequence[TierFailed], broken: Sequence[TierFailed] 
     return error
 
 
-def _question(context: RequestContext) -> Request:
-    """Return the request under the tier's own name; clients that share an answer may have used different aliases."""
-    return msgspec.structs.replace(context.request, model=context.tier.name)
-
-
 def _http_requests(context: RequestContext, request: Request, tier: Tier) -> list[InferenceRequest]:
     """Return the requests for a server with OpenAI's API, one for each sequence. Raises UnsupportedFeature."""
     tier.check_ability(request.kind)
@@ -549,9 +504,10 @@ def _http_requests(context: RequestContext, request: Request, tier: Tier) -> lis
     return made
 
 
-def _remaining_tokens(request: Request, tier: Tier, partial_answer: PartialAnswer | None) -> int:
-    """Return the maximum number of tokens of the rest of the answer."""
-    return max(1, (request.max_tokens or tier.max_tokens) - (partial_answer.tokens if partial_answer else 0))
+def _is_plain(request: Request) -> bool:
+    """Return whether an answer may be truncated: it is text, without calls and without a schema."""
+    form = request.response_format
+    return not request.tools and (form is None or form.kind == "text")
 
 
 def _with_seed(parameters: SamplingParameters, offset: int) -> SamplingParameters:

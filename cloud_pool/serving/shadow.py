@@ -48,7 +48,7 @@ class ShadowCopies(msgspec.Struct, frozen=True):
         """Yield the AnswerHead, then the chunks, as `generate`."""
         varied = self.variants.shadow_of(context.tier, context.request)
         request = context.request
-        if varied is None or request.resume or first_part(request)[0] or self.is_private(request):
+        if varied is None or first_part(request)[0] or self.is_private(request):
             return generate(context)
         return self._compared(generate, context, varied)
 

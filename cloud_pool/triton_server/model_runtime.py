@@ -91,7 +91,6 @@ def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[SequenceRe
             thinking=guided.thinking,
             thinking_tokens=guided.thinking_tokens,
             copy_source=guided.copy_source,
-            answer_prefix=guided.answer_prefix,
             logprobs=_logprobs(request),
             ignore_eos=parameters.ignore_eos,
             deadline_s=request.deadline_s,

@@ -129,8 +129,8 @@ Endpoint = Literal["chat", "completion", "embedding", "response", "message", "co
 Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
 """Function that limits the bytes in memory: yields the function that reserves bytes, which raises QueueFull."""
 _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
-    "chat": partial(parse_chat, resumes=True),
-    "completion": partial(parse_completion, resumes=True),
+    "chat": parse_chat,
+    "completion": parse_completion,
     "embedding": parse_embedding,
 }
 _MAX_LARGE_BODIES = 8  # maximum number of concurrent bodies of the largest size
@@ -362,7 +362,7 @@ class RequestReader:
                 return _parsed("message", body, facts.hints)
             if (plain := text_chat(body, facts.hints)) is not None:
                 return ParsedRequest(plain.request, RequestMemo(), encoded=plain.encoded)
-            return ParsedRequest(general_chat(body, facts.hints, resumes=True), RequestMemo())
+            return ParsedRequest(general_chat(body, facts.hints), RequestMemo())
         except CausewayError:
             return None
 
@@ -379,7 +379,7 @@ class RequestReader:
         if tags:
             hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *tags)))
         if FILE_MARK in (body := turn.body if turn.resolved else body):
-            request, echo = parse_response(await self.with_files(turn.body, hints.client), hints, resumes=True)
+            request, echo = parse_response(await self.with_files(turn.body, hints.client), hints)
         else:
             request, echo = turn.parse(hints)
         if turn.private:
@@ -458,10 +458,10 @@ class RequestReader:
 def _parsed(kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
     endpoint = kind or _endpoint_of(body)
     if endpoint == "response":
-        request, echo = parse_response(body, hints, resumes=True)
+        request, echo = parse_response(body, hints)
         return ParsedRequest(request, RequestMemo(), echo)
     if endpoint == "message":
-        request, terms = parse_messages(body, hints, resumes=True)
+        request, terms = parse_messages(body, hints)
         return ParsedRequest(request, RequestMemo(), terms)
     if endpoint == "count":
         return ParsedRequest(parse_count(body, hints), RequestMemo())

@@ -69,7 +69,7 @@ from causeway_server.router.types import (
 )
 
 from ..backends.backend import BackendRequest, BegunCall, UpstreamInfo
-from ..backends.cloud.backend import NO_INFO, CloudBackend, Clouds, upstream_info, with_target
+from ..backends.cloud.backend import NO_INFO, CloudBackend, Clouds, upstream_info
 from .generation import ChunkRelay, policy_label, with_temperature
 from .requests import RequestContext
 from .service import Service, bypassed
@@ -386,7 +386,7 @@ class DirectStream(DirectAnswer):
             self._tokens += chunk.tokens
             self._note = chunk.note or self._note
             self._usage = chunk.usage or self._usage
-            events.append(encoder.chunk(with_target(chunk, self._call) if chunk.resume else chunk))
+            events.append(encoder.chunk(chunk))
         if is_end and self._whole:
             stream.end(b"".join((*events, encoder.end())))
             return True
@@ -569,7 +569,7 @@ class DirectAnswers:
 
     def _new_plan(self, policy: Policy, snapshot: Snapshot, request: Request, features: RequestFeatures) -> Plan | None:
         bypass = early_bypass(policy, request)
-        if not bypass or request.resume or request.n != 1 or len(features.modalities) > 1:  # (2)
+        if not bypass or request.n != 1 or len(features.modalities) > 1:  # (2)
             return None
         try:
             decision = decide_memoized(policy, request, snapshot, _NO_ESTIMATES, features)
@@ -595,5 +595,5 @@ def _answer_of(body: bytes, answer_id: str) -> Chunk | None:
     except CausewayError:
         return None
     chunk = chunks[0]
-    is_usual = len(chunks) == 1 and not chunk.index and chunk.finish_reason is not None and not chunk.resume
+    is_usual = len(chunks) == 1 and not chunk.index and chunk.finish_reason is not None
     return chunk if is_usual and (chunk.text or chunk.tokens) else None

@@ -214,7 +214,7 @@ class Generation(msgspec.Struct, eq=False):
         """The rule that chose the target, or why a later attempt answered: a failure precedes a handoff."""
         if self.decision is None or self.sequence is None:
             return ""
-        own_reason = self.decision.rule or ("continued" if self.request.resume else "model_named")
+        own_reason = self.decision.rule or "model_named"
         if len(self.sequence.attempts) == 1:
             return own_reason
         before = [attempt for attempt in self.sequence.attempts[:-1] if attempt.error is not None]

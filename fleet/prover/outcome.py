@@ -14,10 +14,9 @@ from typing import Final, NamedTuple, TypeVar
 
 import z3
 
-from causeway_server.router.decision.attempts import join_token
 from causeway_server.router.decision.decide import named_route
 from causeway_server.router.decision.sessions import counts_prefix, pinned_route
-from causeway_server.router.errors import InvalidRequest, ModelNotFound
+from causeway_server.router.errors import ModelNotFound
 from causeway_server.router.policy.compiled import Policy, Route, Rule
 from causeway_server.router.policy.signals import TEMPERATURE, signal_spec
 from causeway_server.router.prices import FREE
@@ -50,16 +49,13 @@ class World:
     """The facts of one proof, with the models and sessions of its policies. `policies`: those that are compared."""
 
     def __init__(self, policies: Sequence[Policy]) -> None:
-        clouds = {one.key: one for policy in policies for one in _each_target(policy) if one.at == "cloud"}
         regions = {region for policy in policies for one in policy.region_constraints for region in one.regions}
         expressions = [one for policy in policies for one in expressions_of(policy)]
         self.facts = Facts([tokens_of(source) for source in dict.fromkeys(expressions)], regions)
         self.models = (AUTO, *dict.fromkeys(name for policy in policies for name in policy.named if name != AUTO))
-        self.continued = ("", *dict.fromkeys(key for one in clouds.values() for key in (one.key, one.name)))
         self.sessions = (NEW, GONE, *_sessions(policies))
         names = tuple(f"{one.target}\0{one.cloud}\0{one.model}" for one in self.sessions)
         self.model = self.facts.choice("request.model", self.models)
-        self.continues = self.facts.choice("continues", self.continued)
         self.session = self.facts.choice("session.place", names)
         is_new, _ = self.session.options[0]
         self.facts.rules.append(z3.Not(z3.And(is_new, self.facts.flag("session.tool_result"))))
@@ -157,23 +153,17 @@ class Outcome:
         policy, world = self._policy, self._world
         named: dict[tuple[Target, ...], tuple[Formula, Route]] = {}
         plain, refused = FALSE, FALSE
-        self.continued = FALSE
-        for is_model, model in world.model.options:
-            for is_rest, rest in world.continues.options:
-                guard = z3.And(is_model, is_rest)
-                resume = join_token(rest, "token") if rest else ""
-                try:
-                    route = named_route(policy, Request(kind="chat", model=model, resume=resume))
-                except (ModelNotFound, InvalidRequest):
-                    refused = z3.Or(refused, guard)
-                    continue
-                if rest:
-                    self.continued = z3.Or(self.continued, guard)
-                if route is None:
-                    plain = z3.Or(plain, guard)
-                else:
-                    known = named.get(route.targets)
-                    named[route.targets] = (guard if known is None else z3.Or(known[0], guard), route)
+        for guard, model in world.model.options:
+            try:
+                route = named_route(policy, Request(kind="chat", model=model))
+            except ModelNotFound:
+                refused = z3.Or(refused, guard)
+                continue
+            if route is None:
+                plain = z3.Or(plain, guard)
+            else:
+                known = named.get(route.targets)
+                named[route.targets] = (guard if known is None else z3.Or(known[0], guard), route)
         self.error = refused
         base: list[tuple[Formula, Route | None, bool]] = [(guard, route, False) for guard, route in named.values()]
         before = plain
@@ -184,11 +174,9 @@ class Outcome:
             before = z3.And(before, z3.Not(holds))
         base.append((before, None, True))
         for guard, found, chosen in base:
-            alone = z3.Or(z3.Not(self._in_session), z3.And(self.continued, z3.BoolVal(not chosen)))
-            yield _Scenario(z3.And(guard, alone), found, chosen, NEW)
+            yield _Scenario(z3.And(guard, z3.Not(self._in_session)), found, chosen, NEW)
             if policy.session is not None:
-                within = z3.And(guard, self._in_session, z3.Not(self.continued))
-                yield from self._in_sessions(within, found, chosen)
+                yield from self._in_sessions(z3.And(guard, self._in_session), found, chosen)
 
     def _in_sessions(self, guard: Formula, route: Route | None, chosen: bool) -> Iterable[_Scenario]:
         brings = self._facts.flag("session.tool_result")
@@ -337,7 +325,7 @@ class Outcome:
             for at in ("edge", "cloud")
         ]
         barred = [self.bound, self.kept, self.in_regions, *self.mask.values(), *self._parts.values()]
-        barred += [facts.is_kind("embedding"), self._flag("request.tools"), self.continued]
+        barred += [facts.is_kind("embedding"), self._flag("request.tools")]
         one_answer = z3.And(facts.number(signal_spec("request.n"), 0.0).value == 1, facts.integer("prompts", 0, 8) <= 1)
         adapted = [ok for ok, one in zip(may, targets, strict=True) if one.adapter]
         return z3.And(*sides, one_answer, z3.Not(z3.Or(*barred, *adapted)))
@@ -400,7 +388,7 @@ class Outcome:
                 barred = [] if rule.allow_sampled else [sampled]
                 barred += [] if rule.allow_tools else [facts.flag("offers_tools")]
                 found = z3.Or(found, z3.And(reached, z3.Not(z3.Or(FALSE, *barred))))
-        return z3.And(found, z3.Not(self.continued), z3.Not(self._refuses), z3.Not(self.error))
+        return z3.And(found, z3.Not(self._refuses), z3.Not(self.error))
 
 
 def _each_target(policy: Policy) -> Iterable[Target]:

@@ -115,7 +115,6 @@ class Witness:
                 found[field] = value
         found["prefer"] = found.get("prefer") or None
         found["model"] = self.text(world.model)
-        found["continues"] = self.text(world.continues) or None
         if self.is_true("temperature_set"):
             found["temperature"] = self.number(TEMPERATURE)
         wants = bool(found.pop("tools", False))

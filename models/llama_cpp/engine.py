@@ -207,7 +207,6 @@ class Engine:
             prompt,
             grammar,
             may_refuse=of_calls or job.may_refuse,
-            answer_prefix=job.answer_prefix if of_calls else "",
             thinking=thinking,
         )
 

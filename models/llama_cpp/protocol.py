@@ -155,7 +155,6 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     copy_source: str | None = None
     copy_from_prompt: bool = False  # whether `copy_source` is the last user message of the prompt
     store_prompt: bool = False  # whether the system prompt may be stored as a file
-    answer_prefix: str = ""  # the answer so far, if a truncated answer is continued; the prompt ends with it
     thinking: Thinking = ""  # how the model thinks before its answer to this prompt
     thinking_tokens: int | None = None  # thinking budget in tokens; None: the model decides
     logprobs: int | None = None

@@ -278,7 +278,6 @@ class TokenSampler:
         grammar: GrammarState | Future[GrammarState] | None = None,
         *,
         may_refuse: bool = False,
-        answer_prefix: str = "",
         thinking: ThinkingBudget | None = None,
     ) -> None:
         """Compile the settings of one sequence.
@@ -288,8 +287,6 @@ class TokenSampler:
             grammar: The grammar that constrains the answer, in its initial state; or one that is being compiled while
                 the prompt is prefilled.
             may_refuse: The refusal token may come first, before what the grammar requires.
-            answer_prefix: The beginning of the answer that is in the prompt already; if the grammar does not allow it,
-                the answer is unconstrained.
             thinking: Ends a thought that becomes too long; only without a grammar.
 
         Raises:
@@ -301,9 +298,7 @@ class TokenSampler:
         self._grammar = grammar if isinstance(grammar, GrammarState) else None
         self._compiling = None if isinstance(grammar, GrammarState) else grammar
         self._chain = 0 if _is_greedy(sampling) else _chain(sampling)
-        self._allowed_first = vocabulary.refuse_token if may_refuse and not answer_prefix else None
-        prefix = vocabulary.encode(answer_prefix, special=False).tolist() if answer_prefix else []
-        self._answer_prefix = [token for token in prefix if vocabulary.pieces[token]]
+        self._allowed_first = vocabulary.refuse_token if may_refuse else None
         self.adjusts_logits = bool(self._bias or self._penalties or (grammar and self._chain))
 
     @property
@@ -327,8 +322,8 @@ class TokenSampler:
         Returns:
             The token, or NO_TOKEN when the grammar allows none.
         """
-        if self._compiling is not None or self._answer_prefix:
-            self._begin_grammar()
+        if self._compiling is not None:
+            self._grammar, self._compiling = self._compiling.result(), None
         if forced := self.forced:
             return forced[0]
         if self._grammar is not None and self.ended:
@@ -359,14 +354,6 @@ class TokenSampler:
             self._grammar.accept(token)
         if self._penalties is not None:
             self._penalties.count(token)
-
-    def _begin_grammar(self) -> None:
-        """Wait for the grammar to compile, and advance it past the part of the answer that is in the prompt already."""
-        if self._compiling is not None:
-            self._grammar, self._compiling = self._compiling.result(), None
-        if self._grammar is not None and not self._grammar.accept_all(self._answer_prefix):
-            self._grammar = None
-        self._answer_prefix = []
 
     def close(self) -> None:
         if self._chain:

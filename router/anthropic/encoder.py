@@ -49,7 +49,6 @@ class MessageEncoder:
         self._blocks = 0  # that have begun
         self._reason = b""  # why the answer stopped, with the stop sequence
         self._refused = False
-        self._resume = ""
         self._usage: Usage | None = None
         self.around: dict[int, tuple[bytes, bytes]] = {}
         """The bytes of an event around a text, while a block of text is open; as of `AnswerEncoder`."""
@@ -66,7 +65,7 @@ class MessageEncoder:
             blocks.append(b'{"type":"text","text":%b}' % _encode(text))
         blocks += [_tool_use(call, _input(call.arguments)) for call in choice.tool_calls]
         self._stop(choice)
-        return self._message(b",".join(blocks), usage) + self._token() + b"}"
+        return self._message(b",".join(blocks), usage) + b"}"
 
     def start(self) -> bytes:
         """Encode the event before the first token."""
@@ -108,7 +107,7 @@ class MessageEncoder:
         usage = self._usage or Usage(completion_tokens=self.tokens)
         delta = b'{"stop_reason":%b}' % self._reason
         head = b'event: message_delta\ndata: {"type":"message_delta","delta":%b,"usage":%b' % (delta, _counts(usage))
-        return head + self._token() + _END + _STOP
+        return head + _END + _STOP
 
     # --- blocks ------------------------------------------------------------------------------------------------------
 
@@ -155,7 +154,6 @@ class MessageEncoder:
         elif chunk.finish_reason == "stop" and chunk.stop in self._stops:
             reason, sequence = b'"stop_sequence"', _encode(chunk.stop)
         self._reason = reason + b',"stop_sequence":' + sequence
-        self._resume = chunk.resume
 
     def _message(self, blocks: bytes, usage: Usage) -> bytes:
         """Encode the Message without its closing brace."""
@@ -166,10 +164,6 @@ class MessageEncoder:
             self._reason,
             _counts(usage),
         )
-
-    def _token(self) -> bytes:
-        """Encode our own field, the continue token of a truncated answer."""
-        return b',"causeway":{"continue":%b}' % _encode(self._resume) if self._resume else b""
 
 
 def _tool_use(call: ToolCallDelta, fields: bytes) -> bytes:

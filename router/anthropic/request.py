@@ -17,7 +17,7 @@ import msgspec
 
 from ..documents.data import table_of
 from ..errors import InvalidRequest, MissingField, ThreadsUnsupported, UnsupportedFeature
-from ..openai.request_body import canonical_json, encode_extra, load, merge_hints, resume_of, too_deep, tool_choice_of
+from ..openai.request_body import canonical_json, encode_extra, load, merge_hints, too_deep, tool_choice_of
 from ..openai.request_body import validate as convert
 from ..openai.wire import Count, Name
 from ..reasoning import EFFORT_TOKENS
@@ -109,12 +109,11 @@ _decode_plain = msgspec.json.Decoder(_TextTurns).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def parse_messages(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> tuple[Request, MessageTerms]:
+def parse_messages(body: bytes, hints: RoutingHints) -> tuple[Request, MessageTerms]:
     """Parse and validate the body of `POST /v1/messages`.
 
     Args:
         hints: The routing hints from the request's headers.
-        resumes: Whether this server can continue an answer that was cut short; if not, `causeway.continue` is refused.
 
     Raises:
         InvalidRequest: Names the key that is wrong.
@@ -124,7 +123,7 @@ def parse_messages(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
     try:
         wire = convert(load(body), WireMessages, _ADVICE)
         _check_thinking(wire)
-        request = _request(wire, hints, resumes=resumes)
+        request = _request(wire, hints)
         asked = wire.temperature, wire.top_p, wire.top_k
         request = msgspec.structs.replace(
             request,
@@ -143,7 +142,7 @@ def parse_messages(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
 def parse_count(body: bytes, hints: RoutingHints) -> Request:
     """Parse and validate the body of `POST /v1/messages/count_tokens`; arguments and errors as for `parse_messages`."""
     try:
-        return _request(convert(load(body), WireCountTokens, _ADVICE), hints, resumes=False)
+        return _request(convert(load(body), WireCountTokens, _ADVICE), hints)
     except RecursionError:
         raise too_deep() from None
 
@@ -171,7 +170,7 @@ def _text_messages(body: bytes, hints: RoutingHints) -> Request | None:
     )
 
 
-def _request(wire: WireCountTokens, hints: RoutingHints, *, resumes: bool) -> Request:
+def _request(wire: WireCountTokens, hints: RoutingHints) -> Request:
     for name, reason in _UNSUPPORTED.items():
         _refuse(getattr(wire, name), name, reason)
     if wire.thread not in (None, False):
@@ -192,7 +191,6 @@ def _request(wire: WireCountTokens, hints: RoutingHints, *, resumes: bool) -> Re
         response_format=_response_format(wire),
         reasoning_effort=_effort(wire),
         hints=merge_hints(hints, wire.causeway),
-        resume=resume_of(wire.causeway, accepted=resumes),
     )
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ..decision.attempts import join_token
 from ..decision.decide import decide, plan_cache
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem, SourceLocation
@@ -78,7 +77,6 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logprobs: bool = False
     tool_choice: Literal["auto", "none"] = "auto"  # with `tools`
     prompts: int = 0  # number of prompts of a completion or an embedding
-    continues: str | None = None  # target whose answer it continues
 
     def build(self) -> Request:
         parts: list[Part] = []
@@ -104,7 +102,6 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             hints=RoutingHints(
                 prefer=self.prefer, tags=tuple(sorted(self.tags)), client=self.client, deadline_ms=self.deadline_ms
             ),
-            resume="" if self.continues is None else join_token(self.continues, "token"),
         )
 
 

@@ -250,7 +250,7 @@ class PolicyReplay:
         values = _known_values(policy, needs, unknown, request, snapshot, record)
         undecided = _undecided_constraints(policy, values, unknown)
         routes: list[Route | None] = [None]
-        if request.model == AUTO and not request.resume:
+        if request.model == AUTO:
             routes = _may_hold(policy.routes, values, unknown)
         found: list[Decision | None] = []
         for binds in (True, False) if undecided else (True,):

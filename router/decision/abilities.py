@@ -200,6 +200,6 @@ def unmet_abilities(
 
     lacks = [lacking(target) for target in (policy.targets if named is None else named.targets)]
     missing = tuple(ability for ability in required if any(ability in one for one in lacks)) if all(lacks) else ()
-    if named is None or request.resume:
+    if named is None:
         return missing, ()
     return missing, tuple(target.name for target in policy.targets if not lacking(target))

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -48,43 +48,9 @@ from ..errors import (
     TargetsFailed,
     UnsupportedFeature,
 )
-from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision, Handoff, Target
+from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision, Handoff
 
-PARAM: Final = "causeway.continue"
-"""The path of the continue token in the request's body, with which a client requests the rest of a shortened answer."""
 HandoffVerdict = Literal["wait", "commit", "hand_off"]
-_SEPARATOR: Final = "~"  # not allowed in a target's name
-
-
-def join_token(target: str, token: str) -> str:
-    """Return the edge's form of a target's continue token: ``large~<token>``.
-
-    A target's token is valid for that target only: the client repeats the same request with the token, and the same
-    target continues the answer.
-    """
-    return f"{target}{_SEPARATOR}{token}"
-
-
-def split_token(resume: str) -> tuple[str, str]:
-    """Return the target's name and the target's token; both are "" for a token that was not issued by an edge."""
-    target, _, token = resume.partition(_SEPARATOR)
-    return (target, token) if token else ("", "")
-
-
-def continuing_target(resume: str, targets: tuple[Target, ...]) -> Target:
-    """Return the target that cut the answer short, the only one that can continue it.
-
-    Raises:
-        InvalidRequest: The token belongs to none of the targets.
-    """
-    name, _ = split_token(resume)
-    for target in targets:
-        if name in (target.key, target.name) and target.at == "cloud":
-            return target
-    raise InvalidRequest(
-        f"`{PARAM}` does not fit a target of the active policy, or its model. Send the question without it.",
-        param=PARAM,
-    )
 
 
 class AttemptState(StrEnum):

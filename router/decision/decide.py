@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ..errors import ModelNotFound
-from ..policy.compiled import CacheRule, Policy, Route, Rule, chosen_by_name, in_each_cloud
+from ..policy.compiled import CacheRule, Policy, Route, Rule
 from ..policy.signals import (
     EvaluationFailure,
     SignalValues,
@@ -66,7 +66,6 @@ from ..types import (
     replace_surrogates,
 )
 from .abilities import PartForms, part_forms, unmet_abilities
-from .attempts import continuing_target, split_token
 from .candidates import expected_usd, most_usd, ranked
 from .features import without_question
 from .sessions import NO_SESSION, SESSION_BOUND, counts_prefix, pinned_route
@@ -98,7 +97,6 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
 
     Raises:
         ModelNotFound: No target has the name, or serves the model, that the client asked for.
-        InvalidRequest: The continue token belongs to no target of this policy.
     """
     if policy.budget_usd is None and snapshot.spend.usd_left is not None:  # of another policy
         spend = msgspec.structs.replace(snapshot.spend, usd_left=None, price=None)
@@ -115,7 +113,7 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         route = named
         reasons.append(_naming_reason(request, named))
     pinned, refused_by = "", bindings.refused_by
-    if session is not None and not request.resume:
+    if session is not None:
         route, pinned = pinned_route(policy, session, route, named, reasons)
     attempts: tuple[AttemptPlan, ...] = ()
     skipped_target = ""
@@ -167,7 +165,7 @@ def decide_memoized(
     Args:
         features: The request's, from `features_of`.
     """
-    if not policy.reads_only_features or len(features.modalities) > 1 or request.resume:
+    if not policy.reads_only_features or len(features.modalities) > 1:
         return decide(policy, request, snapshot, estimates)
     key = (features, snapshot.down, snapshot.absent, snapshot.uncalibrated)
     known = policy.decisions.get(key)
@@ -278,16 +276,10 @@ def named_route(policy: Policy, request: Request) -> Route | None:
         if named is None:
             names = ", ".join(policy.model_names)
             raise ModelNotFound(f"Model `{request.model[:100]}` not found. Available: {names}.", param="model")
-    if request.resume:
-        return chosen_by_name(
-            (continuing_target(request.resume, in_each_cloud(policy.targets) if named is None else named.targets),)
-        )
     return named
 
 
 def _naming_reason(request: Request, named: Route) -> Reason:
-    if request.resume:
-        return Reason("continued", target=named.targets[0].key)
     return Reason("model_named", detail=request.model)
 
 
@@ -487,7 +479,6 @@ def _failure_reason(rule: Rule, failure: EvaluationFailure) -> Reason:
 # --- cache -----------------------------------------------------------------------------------------------------------
 
 KEY_BYTES: Final = 16
-_CONTINUES: Final = "the rest of another answer"
 _REFUSED: Final = "the guard refuses the request"
 
 UNKEYED_FIELDS: Final[dict[str, str]] = {
@@ -537,8 +528,6 @@ def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: 
 
 def early_bypass(policy: Policy, request: Request) -> str:
     """Return why this request cannot be cached under any rule; "" if the rules must be evaluated."""
-    if request.resume:
-        return _CONTINUES
     if not policy.cache:
         return "the policy has no cache rules"
     sampled = _sampled(policy, request)
@@ -641,7 +630,7 @@ def features_of(request: Request, *, is_text: bool = False) -> RequestFeatures:
     Args:
         is_text: Whether it is known to have nothing but texts.
     """
-    plain = request.logprobs is None and not (request.tools or request.resume or request.response_format)
+    plain = request.logprobs is None and not (request.tools or request.response_format)
     if plain and request.kind == "chat" and len(request.model) <= _NAME_CHARACTERS:
         kinds = _TEXT if is_text else tuple(modalities(request))
         limits = (request.n, request.max_tokens, request.sampling.temperature)
@@ -686,7 +675,6 @@ def _features(request: Request, kinds: tuple[Modality, ...]) -> RequestFeatures:
         tools=wants_tools(request),
         json=wants_json(request),
         logprobs=request.logprobs is not None,
-        continues=None if not request.resume else _name(split_token(request.resume)[0]),
     )
 
 
@@ -731,14 +719,12 @@ def plan_shadow(shadow: Shadow, request: Request, attempts: tuple[AttemptPlan, .
     The daemon chooses which shadow requests are sent (a share, within a budget).
 
     1. The policy lets the device and the cloud answer this request.
-    2. The answer is one text: no embedding, no tool calls, one choice, not the rest of another answer.
+    2. The answer is one text: no embedding, no tool calls, one choice.
     3. The prompt is one text, because the signals are estimated from it.
     4. The device's model answers without an adapter, because the signals were fitted without one.
     """
     sides = {plan.target.at for plan in attempts}
-    one_text = (
-        request.kind != "embedding" and request.sequences == 1 and not wants_tools(request) and not request.resume
-    )
+    one_text = request.kind != "embedding" and request.sequences == 1 and not wants_tools(request)
     adapted = any(plan.target.adapter for plan in attempts)
     return shadow if len(sides) == 2 and one_text and not adapted and modalities(request) == ["text"] else None
 

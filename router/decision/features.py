@@ -26,7 +26,6 @@ from ..types import (
     Tool,
     ToolChoice,
 )
-from .attempts import join_token
 
 _PARTS: Final[dict[Modality, Part]] = {
     "text": TextPart(""),
@@ -59,7 +58,6 @@ def request_of(features: RequestFeatures) -> Request:
         hints=RoutingHints(
             prefer=features.prefer, tags=features.tags, client=features.client, deadline_ms=features.deadline_ms
         ),
-        resume="" if features.continues is None else join_token(features.continues, "token"),
     )
 
 

@@ -83,8 +83,7 @@ class AnswerEncoder:
             self._unfinished.add(index)
             if (around := self._format.around(index)) is not None:
                 self.around[index] = (self._head + around[0], around[1] + self._tail)
-        event = self._head + self._format.delta(chunk, offset) + self._tail
-        return with_resume(event, chunk.resume, EVENT_END) if chunk.resume else event
+        return self._head + self._format.delta(chunk, offset) + self._tail
 
     @property
     def finished(self) -> bool:
@@ -126,7 +125,7 @@ def has_content(chunk: Chunk) -> bool:
 
 def is_text_alone(chunk: Chunk) -> bool:
     """Return whether the event of this chunk differs from that of another chunk only in its text."""
-    more = chunk.logprobs or chunk.tool_calls or chunk.reasoning or chunk.refusal is not None or chunk.resume
+    more = chunk.logprobs or chunk.tool_calls or chunk.reasoning or chunk.refusal is not None
     return bool(chunk.text) and not (more or chunk.finish_reason or chunk.usage or chunk.extra)
 
 
@@ -146,14 +145,7 @@ def whole_head(form: ChoiceFormat, answer_id: str, created: int) -> bytes:
 
 def whole_rest(form: ChoiceFormat, model: bytes, choices: Sequence[Chunk], usage: Usage) -> bytes:
     """Encode the part of a whole answer that does not depend on its id and time."""
-    body = model + b",".join([form.choice(choice) for choice in choices]) + b'],"usage":' + usage_json(usage) + b"}"
-    resume = next((choice.resume for choice in choices if choice.resume), "")
-    return with_resume(body, resume, b"}") if resume else body
-
-
-def with_resume(data: bytes, token: str, end: bytes) -> bytes:
-    """Add our own field, the continue token of a truncated answer, to an object that closes with `end`."""
-    return data.removesuffix(end) + b',"causeway":{"continue":%b}' % _encode(token) + end
+    return model + b",".join([form.choice(choice) for choice in choices]) + b'],"usage":' + usage_json(usage) + b"}"
 
 
 # --- the usage and the two formats of a choice -----------------------------------------------------------------------
@@ -231,7 +223,7 @@ _TEXT_WHOLE: Final = (
 
 def _has_more(chunk: Chunk) -> bool:
     """Return whether a whole choice without tool calls and refusal has more than a text and its end."""
-    return bool(chunk.logprobs or chunk.reasoning or chunk.extra or chunk.resume or chunk.stop)
+    return bool(chunk.logprobs or chunk.reasoning or chunk.extra or chunk.stop)
 
 
 class ChatChoiceFormat:
@@ -445,7 +437,7 @@ def encode_model(model: ModelObject) -> bytes:
 
 
 T = TypeVar("T")
-VERSION: Final = 5
+VERSION: Final = 6
 """The version of the format of `encode_chunks`. Increase it when Chunk, or a struct inside it, changes its fields."""
 
 StoredChunk = msgspec.defstruct(
@@ -527,11 +519,10 @@ class CachedAnswer:
         openings = [self._format.opening(choice.index) for choice in self.choices]
         events = [opening + tail for opening in openings if opening]
         for choice in self.choices:
-            content = msgspec.structs.replace(choice, finish_reason=None, resume="", stop="")
-            end = Chunk(index=choice.index, finish_reason=choice.finish_reason, resume=choice.resume, stop=choice.stop)
+            content = msgspec.structs.replace(choice, finish_reason=None, stop="")
+            end = Chunk(index=choice.index, finish_reason=choice.finish_reason, stop=choice.stop)
             events += [self._format.delta(content, 0) + tail] if has_content(content) else []
-            last = self._format.delta(end, 0) + tail  # without a token, so without an offset
-            events.append(with_resume(last, end.resume, EVENT_END) if end.resume else last)
+            events.append(self._format.delta(end, 0) + tail)  # without a token, so without an offset
         if include_usage:
             events.append(b'],"usage":' + usage_json(self.usage) + b"}\n\n")
         return (b"", *events)
@@ -594,7 +585,6 @@ def _merged_choice(index: int, chunks: list[Chunk]) -> Chunk:
         finish_reason=finish_reason,
         confidence=_last([chunk.confidence for chunk in chunks]),
         refusal="".join(refusal) if refusal else None,
-        resume=_last([chunk.resume for chunk in chunks]) or "",
         reasoning="".join([chunk.reasoning for chunk in chunks]),
         extra=merged_extra([chunk.extra for chunk in chunks if chunk.extra]),
         note=_last([chunk.note for chunk in chunks]) or "",

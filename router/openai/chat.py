@@ -131,21 +131,20 @@ def text_chat(body: bytes, hints: RoutingHints) -> TextChat | None:
     return TextChat(request, encoded)
 
 
-def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
+def parse_chat(body: bytes, hints: RoutingHints) -> Request:
     """Parse and validate a chat request.
 
     Args:
         hints: The routing hints from the request's headers.
-        resumes: Whether this server can continue a shortened answer; if not, `causeway.continue` is refused.
 
     Raises:
         InvalidRequest: Names the key that is wrong.
     """
     plain = text_chat(body, hints)
-    return general_chat(body, hints, resumes=resumes) if plain is None else plain.request
+    return general_chat(body, hints) if plain is None else plain.request
 
 
-def general_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
+def general_chat(body: bytes, hints: RoutingHints) -> Request:
     """Parse a chat as `parse_chat` does one that is not of texts alone. Raises InvalidRequest."""
     try:
         document = load(body)
@@ -171,7 +170,7 @@ def general_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> 
             response_format=None if wire.response_format is None else _response_format(wire.response_format),
             logprobs=_logprobs(wire),
             reasoning_effort=wire.reasoning_effort,
-            **generation_fields(wire, document, _FIELDS, hints, resumes=resumes),
+            **generation_fields(wire, document, _FIELDS, hints),
         )
     except RecursionError:
         raise too_deep() from None

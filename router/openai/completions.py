@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
-def parse_completion(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
+def parse_completion(body: bytes, hints: RoutingHints) -> Request:
     """Parse and validate a legacy completion request. Arguments and errors as for `parse_chat`."""
     try:
         document = load(body)
@@ -43,7 +43,7 @@ def parse_completion(body: bytes, hints: RoutingHints, *, resumes: bool = False)
             logprobs=wire.logprobs,
             echo=wire.echo is True,
             suffix=wire.suffix or None,
-            **generation_fields(wire, document, _FIELDS, hints, resumes=resumes),
+            **generation_fields(wire, document, _FIELDS, hints),
         )
     except RecursionError:
         raise too_deep() from None

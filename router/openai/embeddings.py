@@ -15,7 +15,7 @@ import msgspec
 from ..errors import CloudUnreadable
 from ..types import Embeddings, Request, RoutingHints, Usage
 from .completions import prompts_of
-from .request_body import extra_of, load, merge_hints, resume_of, too_deep, validate
+from .request_body import extra_of, load, merge_hints, too_deep, validate
 from .wire import WireEmbedding
 
 _ENCODER = msgspec.json.Encoder()
@@ -36,7 +36,6 @@ def parse_embedding(body: bytes, hints: RoutingHints) -> Request:
             user=wire.user,
             extra=extra_of(document, _FIELDS),
             hints=merge_hints(hints, wire.causeway),
-            resume=resume_of(wire.causeway, accepted=False),
         )
     except RecursionError:
         raise too_deep() from None

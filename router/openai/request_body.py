@@ -136,14 +136,13 @@ def too_deep() -> InvalidJSON:
 
 
 def generation_fields(
-    wire: WireGeneration, document: JSONObject, known: frozenset[str], hints: RoutingHints, *, resumes: bool
+    wire: WireGeneration, document: JSONObject, known: frozenset[str], hints: RoutingHints
 ) -> dict[str, Any]:
     """Return the fields of a `Request` that chats, completions and responses share.
 
     Args:
         known: The fields of this kind of request.
         hints: The routing hints from the request's headers.
-        resumes: Whether this server can continue an answer that was cut short.
 
     Raises:
         InvalidRequest: Names the key that is wrong.
@@ -156,7 +155,6 @@ def generation_fields(
         "user": wire.user,
         "extra": extra_of(document, known),
         "hints": merge_hints(hints, wire.causeway),
-        "resume": resume_of(wire.causeway, accepted=resumes),
     }
 
 
@@ -219,23 +217,6 @@ def _narrower(header: Prefer | None, body: Prefer | None) -> Prefer | None:
             param="causeway.prefer",
         )
     return narrower
-
-
-def resume_of(wire: WireRoutingHints | None, *, accepted: bool) -> str:
-    """Return the continue token, "" for none.
-
-    Args:
-        accepted: Whether this server can continue a shortened answer. If it cannot, a token is refused, because the
-            answer would silently start again.
-    """
-    if wire is None or not wire.resume:
-        return ""
-    if not accepted:
-        raise UnsupportedFeature(
-            "`causeway.continue` is only valid at the cloud gateway that truncated the answer. Send it there.",
-            param="causeway.continue",
-        )
-    return wire.resume
 
 
 def other_kinds(types: Iterable[str]) -> str:

@@ -145,7 +145,6 @@ class WireRoutingHints(msgspec.Struct, forbid_unknown_fields=True):
     prefer: Prefer | None = None
     tags: Annotated[list[Tag], Meta(max_length=MAX_TAGS)] | None = None
     deadline_ms: Count | None = None
-    resume: Annotated[str, Meta(min_length=1)] | None = msgspec.field(default=None, name="continue")
 
 
 class WireGeneration(msgspec.Struct, kw_only=True):

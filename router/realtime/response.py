@@ -53,7 +53,6 @@ class ResponseStream:
         self._output: list[msgspec.Raw] = []  # finished items
         self._open: _GeneratedItem | None = None
         self._finish = ""
-        self._resume = ""
         self._tokens = 0
         self._usage: Usage | None = None
         self._head: JSONObject = {}
@@ -80,7 +79,6 @@ class ResponseStream:
         for call in chunk.tool_calls:
             self._call(call)
         self._finish = chunk.finish_reason or self._finish
-        self._resume = chunk.resume or self._resume
 
     def ready_to_speak(self, *, rest: bool = False) -> str:
         """Return the new whole sentences of the open message, or all the rest; "" for none. A JSON object, such as the
@@ -196,7 +194,7 @@ class ResponseStream:
         self._close("completed" if status == "completed" else "incomplete")
         response = self._response(status, details)
         response["usage"] = _usage(self._usage or Usage(completion_tokens=self._tokens))
-        about = {**self._head, "continue": self._resume} if self._resume else self._head
+        about = self._head
         if about:
             response["causeway"] = about
         self.emit("response.done", {"response": response})

@@ -163,13 +163,6 @@ class Answer(msgspec.Struct, frozen=True):
         return self.body.endswith(b"data: [DONE]\n\n")
 
     @property
-    def resume(self) -> str:
-        """The token to ask for the rest with; "" where there is none."""
-        documents = self.events if self.headers["Content-Type"].startswith("text/event-stream") else [self.json]
-        found = [one["causeway"]["continue"] for one in documents if "causeway" in one]
-        return str(found[0]) if found else ""
-
-    @property
     def finish_reasons(self) -> list[object]:
         choices = [choice for event in self.events for choice in event.get("choices", [])]
         return [choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None]

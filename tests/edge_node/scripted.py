@@ -149,7 +149,6 @@ class ScriptedCloud:
         self.tls: ssl.SSLContext | None = None
         self.error: dict[str, object] = {}
         self.headers: dict[str, str] = {}
-        self.resume = ""  # cuts its answers short, and gives this token for the rest
         self.words = CLOUD_WORDS
         self.running = 0
         self.bodies: list[dict[str, object]] = []
@@ -221,11 +220,7 @@ class ScriptedCloud:
         return await self._whole(request)
 
     async def _whole(self, request: web.Request) -> web.StreamResponse:
-        data = (
-            b"<html>"
-            if self.fault == "corrupt"
-            else json.dumps(whole_answer("".join(self.words), self.resume)).encode()
-        )
+        data = b"<html>" if self.fault == "corrupt" else json.dumps(whole_answer("".join(self.words))).encode()
         if self.fault not in ("die", "drip", "unfinished"):
             return web.Response(body=data, content_type="application/json", headers=self.headers)
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(data))})
@@ -255,8 +250,7 @@ class ScriptedCloud:
             if self.rest is not None and at == 1:
                 await self.rest.wait()
         if self.fault != "unfinished":
-            end = _event({}, "length", self.resume) if self.resume else _event({}, "stop")
-            await response.write(end + _usage() + b"data: [DONE]\n\n")
+            await response.write(_event({}, "stop") + _usage() + b"data: [DONE]\n\n")
         return response
 
 
@@ -266,14 +260,10 @@ def _hang_up(request: web.Request) -> None:
     raise asyncio.CancelledError
 
 
-def _event(delta: dict[str, str], finish: str | None = None, resume: str = "") -> bytes:
+def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    event = {"id": "x", "object": "chat.completion.chunk", "choices": [choice], **_causeway(resume)}
+    event = {"id": "x", "object": "chat.completion.chunk", "choices": [choice]}
     return b"data: " + json.dumps(event).encode() + b"\n\n"
-
-
-def _causeway(resume: str) -> dict[str, object]:
-    return {"causeway": {"continue": resume}} if resume else {}
 
 
 def _usage() -> bytes:
@@ -281,16 +271,15 @@ def _usage() -> bytes:
     return b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
 
 
-def whole_answer(text: str, resume: str = "") -> dict[str, object]:
+def whole_answer(text: str) -> dict[str, object]:
     message = {"role": "assistant", "content": text}
     return {
         "id": "x",
         "object": "chat.completion",
         "created": 1,
         "model": "m-large",
-        "choices": [{"index": 0, "message": message, "finish_reason": "length" if resume else "stop"}],
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
-        **_causeway(resume),
     }
 
 

@@ -44,7 +44,6 @@ class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     grammar: str = ""
     json_object: bool = False
     copy_source: str | None = None
-    answer_prefix: str = ""
     call_frame: CallFrame = NO_FRAME
     thinking: Thinking = ""
     thinking_tokens: int | None = None
@@ -134,7 +133,6 @@ def from_request(
     thinking: Thinking = "",
     temperature: float = 1.0,
     copy_source: str | None = None,
-    answer_prefix: str = "",
     adapter: str = "",
 ) -> SamplingParameters:
     """Translate `request` into the parameters of one of its sequences.
@@ -147,18 +145,13 @@ def from_request(
         thinking: Format of the model's thinking, if the request may bound it (our engine only).
         temperature: Temperature if the request sets none.
         copy_source: Text that tool-call arguments must be copied from, without a schema (our engine only).
-        answer_prefix: Part of such an answer that was already generated.
         adapter: LoRA adapter of the model that answers.
 
     Raises:
         InvalidRequest: A field outside OpenAI's API has the wrong type.
     """
     sampling = request.sampling
-    rules = (
-        _guided(schema, frame)
-        if schema or copy_source is None
-        else Guided(copy_source=copy_source, answer_prefix=answer_prefix)
-    )
+    rules = _guided(schema, frame) if schema or copy_source is None else Guided(copy_source=copy_source)
     if thinking and thinks(request, thinking) and (limit := thinking_limit(request)) is not None:
         rules = msgspec.structs.replace(rules, thinking=thinking, thinking_tokens=limit)
     guided = {guided_key: msgspec.json.encode(rules).decode()} if rules != Guided() else {}

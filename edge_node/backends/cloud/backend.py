@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 from yarl import URL
 
-from causeway_server.router.decision.attempts import join_token, split_token
 from causeway_server.router.errors import (
     BreakerOpen,
     CausewayError,
@@ -151,10 +150,9 @@ class CloudBackend:
         with _Guard(self, call, streams=False):
             if call.job is not None and (answer := await self._jobs.answer(call, call.job)) is not None:
                 return decode_answer(answer, call.id)
-            body = encode_request(call.request, call.target.model, stream=False, resume=_resume(call))
+            body = encode_request(call.request, call.target.model, stream=False)
             until = min(call.deadline, call.first_token_by)
-            chunks = decode_answer(await self._fetch(call, body, until), call.id)
-            return [with_target(chunk, call) if chunk.resume else chunk for chunk in chunks]
+            return decode_answer(await self._fetch(call, body, until), call.id)
 
     @property
     def is_ready(self) -> bool:
@@ -197,13 +195,13 @@ class CloudBackend:
             if reader is None:
                 until, model, lines = min(call.deadline, call.first_token_by), call.target.model, self._lines(call)
                 response = await self._server.post_stream(
-                    _upstream_call(call), call.request, model, until, lines, _resume(call), begun
+                    _upstream_call(call), call.request, model, until, lines, begun
                 )
                 reader = self.reader(call, response)
             try:
                 while chunks := await reader.next():
                     for chunk in chunks:
-                        yield with_target(chunk, call) if chunk.resume else chunk
+                        yield chunk
             finally:
                 reader.close()  # closes the connection unless the answer is complete, which stops the work
 
@@ -418,18 +416,8 @@ def make_clouds(
     )
 
 
-def _resume(call: BackendRequest) -> str:
-    """Return the server's own continue token, without the target's name."""
-    return split_token(call.request.resume)[1]
-
-
 def _upstream_call(call: BackendRequest) -> UpstreamCall:
     return UpstreamCall(call.id, call.target.name, call.deadline, call.choices, call.relay)
-
-
-def with_target(chunk: Chunk, call: BackendRequest) -> Chunk:
-    """Add the target's name to the continue token of a truncated answer."""
-    return msgspec.structs.replace(chunk, resume=join_token(call.target.key, chunk.resume))
 
 
 def _is_server_failure(error: CausewayError, took_s: float, timeout_s: float) -> bool:
@@ -530,7 +518,7 @@ class CloudJobs:
 
     async def _submit(self, call: BackendRequest, job: JobTerms) -> _CloudJob | None:
         """Return the job of this key, new or known; None if this server has no jobs."""
-        plain = encode_request(call.request, call.target.model, stream=False, resume=_resume(call))
+        plain = encode_request(call.request, call.target.model, stream=False)
         body = _as_job(plain, "/v1" + PATHS[call.request.kind])
         response = await self._send(call, "POST", self._url.raw_path_qs, body, job)
         if response.status in _NO_JOBS:

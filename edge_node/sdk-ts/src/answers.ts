@@ -54,8 +54,6 @@ export interface Answer extends Choice {
   readonly model: string;
   /** Milliseconds from the call to the end of the answer, measured by this client. */
   readonly total_ms: number;
-  /** Set if the cloud shortened the answer: send the same request with `resume: answer.resume` for the rest. */
-  readonly resume: string;
 }
 
 /** A part of tool call number `index`. Its first part has the `id` and the `name`. */

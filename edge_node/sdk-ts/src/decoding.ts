@@ -110,7 +110,6 @@ export class StreamDecoder {
   #dataLines: string[] = [];
   #usage = NO_USAGE;
   #model = "";
-  #resume = "";
   readonly #text = new TextDecoder();
   readonly #choices = new Map<number, PartialChoice>();
 
@@ -155,7 +154,6 @@ export class StreamDecoder {
       usage: this.#usage,
       model: this.#model,
       total_ms,
-      resume: this.#resume,
     };
   }
 
@@ -169,7 +167,6 @@ export class StreamDecoder {
     const error = parseable(event["error"]);
     if (error) throw apiError(error, asText(error["message"]) || "The answer broke off.", this.status, this.headers);
     this.#model = asText(event["model"]) || this.#model;
-    this.#resume = resumeOf(event) || this.#resume;
     for (const chunk of chunksOf(event)) {
       this.#add(chunk);
       yield chunk;
@@ -234,7 +231,7 @@ function answerOf(document: JSONObject, decision: Decision, total_ms: number): A
   const choices = rowsOf(document, "choices").map(choiceOf);
   const usage = usageOf(document["usage"]) ?? NO_USAGE;
   const model = asText(document["model"]);
-  return { ...firstOf(choices), decision, choices, usage, model, total_ms, resume: resumeOf(document) };
+  return { ...firstOf(choices), decision, choices, usage, model, total_ms };
 }
 
 function firstOf(choices: readonly Choice[]): Choice {

@@ -19,8 +19,6 @@ export interface RequestOptions {
   tags?: readonly string[];
   /** Seconds until the answer must be complete. The device and the cloud stop work at the deadline. */
   deadline_s?: number | null;
-  /** `Answer.resume` of a shortened answer; the same request then gets the rest. */
-  resume?: string;
   temperature?: number;
   top_p?: number;
   max_tokens?: number;
@@ -89,11 +87,10 @@ export function itemPath(collection: string, id: string): string {
 
 /** Return a request with `content` (messages, prompt or input) and the options' fields. */
 export function buildRequest(path: string, content: JSONObject, options: RequestOptions, stream = false): Request {
-  const { prefer, tags, deadline_s, resume, extra, ...fields } = options;
+  const { prefer, tags, deadline_s, extra, ...fields } = options;
   const hints = {
     ...(prefer ? { prefer } : {}),
     ...(tags?.length ? { tags } : {}),
-    ...(resume ? { continue: resume } : {}),
   };
   const streaming = stream ? { stream: true, stream_options: { include_usage: true } } : {};
   const body = { model: "auto", ...content, ...fields, ...extra, ...streaming };

@@ -58,7 +58,6 @@ class ResponseEncoder:
         self._output: list[Fields] = []  # finished items
         self._open: _OpenItem | None = None
         self._finish = ""
-        self._resume = ""
         self._tokens = 0
         self._usage: Usage | None = None
         self._closing = b""  # the last events of the last item
@@ -128,7 +127,6 @@ class ResponseEncoder:
             events += self._call(call)
         if chunk.finish_reason is not None:
             self._finish = chunk.finish_reason
-        self._resume = chunk.resume or self._resume
         return events
 
     def _part(self, kind: str, text: str, logprobs: list[Fields]) -> bytes:
@@ -189,7 +187,7 @@ class ResponseEncoder:
         status = "in_progress" if not self._finish else "incomplete" if reason else "completed"
         if status == "completed" and not self._completed_at:
             self._completed_at = self._created + int(self._elapsed_s())
-        response = {
+        return {
             **self._base,
             "status": status,
             "completed_at": self._completed_at or None,
@@ -199,7 +197,6 @@ class ResponseEncoder:
             "usage": None if self._usage is None else _usage(self._usage),
             **self._echo,
         }
-        return {**response, "causeway": {"continue": self._resume}} if self._resume else response
 
     def _event(self, name: str, /, **fields: object) -> bytes:
         """Encode an event. Events of an item carry the index of the next output item, since items do not overlap."""

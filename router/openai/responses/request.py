@@ -220,12 +220,11 @@ class ResponseEcho(msgspec.Struct, frozen=True):
     compacts: bool = False
 
 
-def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> tuple[Request, ResponseEcho]:
+def parse_response(body: bytes, hints: RoutingHints) -> tuple[Request, ResponseEcho]:
     """Parse and validate a request for a response.
 
     Args:
         hints: The routing hints from the request's headers.
-        resumes: Whether this server can continue an answer that was cut short; if not, `causeway.continue` is refused.
 
     Returns:
         The request, which is a chat, and the fields that its answer repeats.
@@ -233,17 +232,17 @@ def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
     Raises:
         InvalidRequest: Names the key that is wrong.
     """
-    return parse_document(load(body), hints, resumes=resumes)
+    return parse_document(load(body), hints)
 
 
-def parse_compaction(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> tuple[Request, ResponseEcho]:
+def parse_compaction(body: bytes, hints: RoutingHints) -> tuple[Request, ResponseEcho]:
     """Parse a request for a compacted response as `parse_response` does, where nothing is stored."""
-    request, echo = parse_response(compaction_request(body), hints, resumes=resumes)
+    request, echo = parse_response(compaction_request(body), hints)
     return request, msgspec.structs.replace(echo, compacts=True)
 
 
 def parse_document(
-    document: JSONObject, hints: RoutingHints, *, wire: WireResponse | None = None, resumes: bool = False
+    document: JSONObject, hints: RoutingHints, *, wire: WireResponse | None = None
 ) -> tuple[Request, ResponseEcho]:
     """Parse a decoded body as `parse_response` does. `wire`: the body if it was validated already."""
     try:
@@ -271,7 +270,7 @@ def parse_document(
             response_format=_response_format(None if wire.text is None else wire.text.format),
             logprobs=(wire.top_logprobs or 0) if wants_logprobs else None,
             reasoning_effort=None if wire.reasoning is None else wire.reasoning.effort,
-            **generation_fields(wire, document, _FIELDS, _bound(hints, items), resumes=resumes),
+            **generation_fields(wire, document, _FIELDS, _bound(hints, items)),
         )
     except RecursionError:
         raise too_deep() from None

@@ -148,7 +148,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         """Parse the document as `parse_response` does. Raises InvalidRequest."""
         plain = dict.fromkeys(_STATE & set(WireResponse.__struct_fields__))
         wire = None if self.resolved else msgspec.structs.replace(self.request.wire, **plain)
-        return parse_document(self.document, hints, wire=wire, resumes=True)
+        return parse_document(self.document, hints, wire=wire)
 
     @property
     def required(self) -> bool:

@@ -378,8 +378,6 @@ def decode_answer(body: bytes, request_id: str = "") -> list[Chunk]:
     usage = wire.usage_of(answer.get("usage"))
     tokens = usage.completion_tokens if usage is not None and len(choices) == 1 else 0
     chunks = [_whole(choice, at, tokens, request_id) for at, choice in enumerate(choices)]
-    if chunks[0].finish_reason == "length" and (token := wire.token_of(answer)):
-        chunks[0] = msgspec.structs.replace(chunks[0], resume=token)
     return chunks if usage is None else [*chunks, Chunk(usage=usage)]
 
 
@@ -396,7 +394,6 @@ class _ChoiceEnd(msgspec.Struct):
 
     reason: FinishReason
     note: str
-    resume: str
     stop: str = ""
 
 
@@ -446,8 +443,7 @@ class StreamDecoder:
             return plain
         answer = wire.read_answer(data, self._phase)
         self._usage = wire.usage_of(answer.get("usage")) or self._usage
-        resume = wire.token_of(answer)
-        read = (self._chunk(choice, at, resume) for at, choice in enumerate(wire.choices_of(answer, self._phase)))
+        read = (self._chunk(choice, at) for at, choice in enumerate(wire.choices_of(answer, self._phase)))
         chunks = [chunk for chunk in read if chunk is not None]
         if len(chunks) == 1 and self._splits < _SPLITS:
             self._learn(event_data, answer, chunks[0])
@@ -540,17 +536,15 @@ class StreamDecoder:
 
     def _end(self, index: int) -> Chunk:
         # The target says that the stream is done, so a choice without finish_reason counts as finished.
-        end = self._ends.get(index) or _ChoiceEnd("stop", "", "")
-        resume = end.resume if end.reason == "length" else ""
+        end = self._ends.get(index) or _ChoiceEnd("stop", "")
         return Chunk(
             index=index,
             finish_reason=_with_calls(end.reason, self._calls.get(index)),
-            resume=resume,
             note=end.note,
             stop=end.stop,
         )
 
-    def _chunk(self, choice: JSONObject, position: int, resume: str) -> Chunk | None:
+    def _chunk(self, choice: JSONObject, position: int) -> Chunk | None:
         index = wire.index_of(choice, position)
         reason, note = wire.finish_of(choice.get("finish_reason"), self._phase)
         delta = choice.get("delta")
@@ -563,7 +557,7 @@ class StreamDecoder:
             calls = tuple([call for piece in pieces if (call := tracker.delta(piece)) is not None])
         self._seen.add(index)
         if reason is not None:
-            self._ends[index] = _ChoiceEnd(reason, note, resume, wire.text(choice.get("stop_reason")))
+            self._ends[index] = _ChoiceEnd(reason, note, wire.text(choice.get("stop_reason")))
         elif text or calls or thought:
             self._ends.pop(index, None)
         if not (text or logprobs or calls or refusal or thought or extra):

@@ -125,19 +125,16 @@ def _texts(request: Request) -> list[_UpstreamMessage] | None:
     return texts
 
 
-def encode_request(
-    request: Request, model: str, *, stream: bool | None = None, resume: str = "", ask_usage: bool = True
-) -> bytes:
+def encode_request(request: Request, model: str, *, stream: bool | None = None, ask_usage: bool = True) -> bytes:
     """Encode the body of the upstream request.
 
     Args:
         model: The model's name at the server.
         stream: Whether to request a stream; None: as the client does.
-        resume: The server's continue token, for the rest of a shortened answer.
         ask_usage: Whether to send `stream_options`, which some servers refuse.
     """
     stream = request.stream if stream is None else stream
-    if not resume and (texts := _texts(request)) is not None:
+    if (texts := _texts(request)) is not None:
         old, new = request.max_tokens, None
         if request.limit_name != "max_tokens":
             old, new = new, old
@@ -160,7 +157,6 @@ def encode_request(
         stream=stream,
         stream_options=_USAGE if stream and ask_usage else None,
         user=request.user,
-        causeway={"continue": resume} if resume else None,
         **_content(request),
     )
     encoded = _encode(body)
@@ -420,12 +416,6 @@ def usage_of(value: object) -> Usage | None:
 def _detail(usage: JSONObject, details: str, name: str) -> int:
     found = usage.get(details)
     return (number(found.get(name)) or 0) if isinstance(found, dict) else 0
-
-
-def token_of(answer: JSONObject) -> str:
-    """Return our gateway's continue token, which comes with the end of a shortened answer."""
-    field = answer.get("causeway")
-    return text(field.get("continue")) if isinstance(field, dict) else ""
 
 
 def _reported_error(answer: JSONObject, phase: Phase) -> CausewayError:

@@ -302,20 +302,19 @@ class OpenAIServer:
         model: str,
         until: float,
         lines: HeaderLines = "",
-        resume: str = "",
         begun: HttpResponse | None = None,
     ) -> HttpResponse:
         """Send the request for a stream; after a refusal of `stream_options` it is sent without them. See `post`."""
         if self._asks_usage or begun is not None:
             try:
-                body = encode_request(request, model, stream=True, resume=resume, ask_usage=self._asks_usage)
+                body = encode_request(request, model, stream=True, ask_usage=self._asks_usage)
                 return await self.post(call, request.kind, body, until, lines, begun)
             except (InvalidRequest, CloudUnprocessable) as error:
                 if _STREAM_OPTIONS not in f"{error.param} {error.message}":
                     raise
                 log.info("%s does not support stream_options: the tokens of its streams are counted here.", call.name)
                 self._asks_usage = False
-        body = encode_request(request, model, stream=True, resume=resume, ask_usage=False)
+        body = encode_request(request, model, stream=True, ask_usage=False)
         return await self.post(call, request.kind, body, until, lines)
 
     def _common_lines(self, token: str) -> str:

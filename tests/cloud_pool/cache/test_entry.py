@@ -92,7 +92,6 @@ def test_entry_that_inflates_beyond_the_limit_is_corrupt() -> None:
     [
         [],
         [Chunk(text="no end")],
-        [Chunk(text="cut", finish_reason="length", resume="token")],
         [Chunk(text="filtered", finish_reason="content_filter")],
         [Chunk(refusal="I cannot help with that.", finish_reason="stop")],
         [Chunk(text=" \n", finish_reason="stop")],

@@ -8,12 +8,10 @@ from contextlib import aclosing
 from types import MappingProxyType
 
 import anyio
-from cryptography.fernet import Fernet, MultiFernet
 
 from causeway_server.cloud_pool.admission import AdmissionController, Priority
 from causeway_server.cloud_pool.core.request_context import AnswerHead, CachedAnswer, RequestContext
 from causeway_server.cloud_pool.degradation.config import DegradationConfig
-from causeway_server.cloud_pool.degradation.continue_token import ContinueTokens
 from causeway_server.cloud_pool.degradation.fallback import TierFallback, TierSignals
 from causeway_server.cloud_pool.degradation.tier_attempt import TierRuntime
 from causeway_server.cloud_pool.serving.service import Service
@@ -127,9 +125,8 @@ class Bed:
         signals = {name: TierSignals(self.health[name], self.pressure[name], objective_s) for name in names}
         self.now = 1000.0  # the fallback's clock; deadlines are real
         self.fallback = TierFallback(config, signals, clock=lambda: self.now)
-        self.continue_tokens = ContinueTokens(MultiFernet([Fernet(Fernet.generate_key())]), 60.0)
         runtimes = {name: TierRuntime(self.tiers[name], self.admissions[name], tritons[name]) for name in names}
-        self.service = Service(runtimes, self.fallback, continue_tokens=self.continue_tokens, find_stale=stale)
+        self.service = Service(runtimes, self.fallback, find_stale=stale)
 
     def call(
         self,

@@ -91,23 +91,24 @@ def test_when_all_are_broken_all_are_tried() -> None:
 
 def test_a_critical_request_has_exactly_one_step() -> None:
     for bad in BAD:
-        found = plan_of(with_(LARGE, **bad), MEDIUM, critical=True, resumable=True)
+        found = plan_of(with_(LARGE, **bad), MEDIUM, critical=True, may_truncate=True)
         assert reasons(found) == [("large", "requested")]
         assert not found.fallback_steps[0].truncated
 
 
 def test_answers_are_truncated_when_every_working_tier_is_under_stress() -> None:
     busy = [with_(LARGE, saturated=True), with_(MEDIUM, ttft_s=2.0)]
-    assert all(fallback_step.truncated for fallback_step in plan_of(*busy, resumable=True).fallback_steps)
+    assert all(fallback_step.truncated for fallback_step in plan_of(*busy, may_truncate=True).fallback_steps)
     assert all(
         fallback_step.truncated
-        for fallback_step in plan_of(with_(LARGE, broken=True), busy[1], resumable=True).fallback_steps
+        for fallback_step in plan_of(with_(LARGE, broken=True), busy[1], may_truncate=True).fallback_steps
     )
-    assert all(fallback_step.truncated for fallback_step in plan_of(busy[0], resumable=True).fallback_steps)
-    assert not any(fallback_step.truncated for fallback_step in plan_of(*busy, SMALL, resumable=True).fallback_steps)
-    assert not any(fallback_step.truncated for fallback_step in plan_of(*busy, resumable=False).fallback_steps)
+    assert all(fallback_step.truncated for fallback_step in plan_of(busy[0], may_truncate=True).fallback_steps)
+    assert not any(fallback_step.truncated for fallback_step in plan_of(*busy, SMALL, may_truncate=True).fallback_steps)
+    assert not any(fallback_step.truncated for fallback_step in plan_of(*busy, may_truncate=False).fallback_steps)
     assert not any(
-        fallback_step.truncated for fallback_step in plan_of(with_(LARGE, broken=True), resumable=True).fallback_steps
+        fallback_step.truncated
+        for fallback_step in plan_of(with_(LARGE, broken=True), may_truncate=True).fallback_steps
     )
 
 
@@ -138,12 +139,12 @@ footings_ = st.builds(
 
 @given(st.lists(st.tuples(views, footings_), min_size=1, max_size=5), st.booleans(), st.booleans())
 def test_a_plan_is_never_empty_and_names_each_tier_once(
-    tiers: list[tuple[TierSnapshot, TierHealth]], stays: bool, resumable: bool
+    tiers: list[tuple[TierSnapshot, TierHealth]], stays: bool, may_truncate: bool
 ) -> None:
     named = [msgspec.structs.replace(view, name=f"t{at}") for at, (view, _) in enumerate(tiers)]
     tier_healths = {f"t{at}": tier_health for at, (_, tier_health) in enumerate(tiers)}
     found = plan(
-        FallbackRequest(tier="t0", left_s=10.0, critical=stays, resumable=resumable),
+        FallbackRequest(tier="t0", left_s=10.0, critical=stays, may_truncate=may_truncate),
         named,
         tier_healths,
         SHARE_RAMP,

@@ -191,12 +191,11 @@ def test_each_part_of_a_chunk_has_its_field() -> None:
         logprobs=(TokenLogprob("a", -0.5, (97,), top), TokenLogprob("?", float("-inf"))),
         finish_reason="length",
         refusal="",
-        resume="token",
         reasoning="hm",
     )
     delta = OutputEncoder(2).chunk(chunk).delta
     assert (delta.index, delta.text, delta.finish_reason, delta.reasoning) == (1, "a", "length", "hm")
-    assert (delta.HasField("refusal"), delta.continue_token) == (True, "token")
+    assert delta.HasField("refusal")
     assert [(c.id, c.name, c.arguments) for c in delta.tool_calls] == [("c1", "balance", '{"a"'), ("", "", ": 1}")]
     first, second = delta.logprobs
     assert (first.token, first.logprob, first.bytes, first.top[0].token) == ("a", -0.5, b"a", "b")

@@ -115,11 +115,9 @@ def test_models_temperature_is_the_default() -> None:
 
 
 def test_copy_source_is_sent_without_a_schema() -> None:
-    """With the answer's prefix; a schema takes precedence."""
-    written = from_request(
-        CHAT, max_tokens=5, schema="", guided_key="guided_decoding", copy_source="at six", answer_prefix='{"name"'
-    )
-    assert decode(encode(written)).guided == Guided(copy_source="at six", answer_prefix='{"name"')
+    """A schema takes precedence."""
+    written = from_request(CHAT, max_tokens=5, schema="", guided_key="guided_decoding", copy_source="at six")
+    assert decode(encode(written)).guided == Guided(copy_source="at six")
     written = from_request(CHAT, max_tokens=5, schema="{}", guided_key="guided_decoding", copy_source="at six")
     assert decode(encode(written)).guided == Guided(json_object=True)
     silent = from_request(CHAT, max_tokens=5, schema="", guided_key="guided_decoding", copy_source="")

@@ -159,16 +159,6 @@ async def test_a_client_may_name_a_target_at_one_of_its_clouds(tmp_path: Path) -
         assert (await bed.device.ask(model="large@nowhere")).code == "model_not_found"
 
 
-async def test_the_rest_of_an_answer_comes_from_the_cloud_that_made_its_start(tmp_path: Path) -> None:
-    async with three_clouds(tmp_path) as bed:
-        bed.clouds["eu"].status, bed.clouds["us"].resume = 500, "token"
-        first = await bed.device.ask(tags="cloud", temperature=0)
-        assert first.resume == "large@us~token"
-        bed.clouds["eu"].status = 200
-        await bed.device.ask(tags="cloud", temperature=0, causeway={"continue": first.resume})
-        assert bed.asked == {"eu": 1, "us": 2}
-
-
 async def test_embeddings_come_from_another_cloud_of_the_same_target(tmp_path: Path) -> None:
     async with three_clouds(tmp_path) as bed:
         bed.clouds["eu"].status = 500

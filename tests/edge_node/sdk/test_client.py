@@ -376,26 +376,6 @@ async def test_a_stall_ends_in_a_timeout(device: Device, connect: Connect) -> No
             await caller.pieces("x")
 
 
-async def test_an_answer_cut_short_is_continued(device: Device, connect: Connect) -> None:
-    """Whole or streamed it has a token; the same question with it asks for the rest."""
-    caller = await connect(device.url)
-    cut = {"causeway": {"continue": "large~token"}}
-    device.handler = answer_with({**message("Once"), **cut})
-    whole = await caller.call("chat", "Tell me", prefer="prefer_cloud")
-    end = {"index": 0, "delta": {}, "finish_reason": "length"}
-    device.handler = stream_of(delta("Once"), event({"choices": [end], **cut}), DONE)
-    _, streamed = await caller.pieces("Tell me")
-    device.handler = answer_with(message(" upon a time"))
-    rest = await caller.call("chat", "Tell me", prefer="prefer_cloud", resume=whole.resume)  # type: ignore[attr-defined]
-    assert streamed is not None
-    assert (whole.resume, streamed.resume, rest.resume) == ("large~token", "large~token", "")  # type: ignore[attr-defined]
-    assert device.requests[0]["causeway"] == {"prefer": "prefer_cloud"}
-    assert device.requests[2] == {
-        **device.requests[0],
-        "causeway": {"prefer": "prefer_cloud", "continue": "large~token"},
-    }
-
-
 async def test_a_drip_ends_at_the_deadline(device: Device, connect: Connect) -> None:
     """Each piece comes in time, all of them together do not."""
     ticks = iter(range(0, 1000, 3))

@@ -90,20 +90,6 @@ test("several choices keep their places", async (t) => {
   ]);
 });
 
-test("an answer cut short is continued", async (t) => {
-  const device = await running(t);
-  const causeway = new Causeway(device.url);
-  const cut = { causeway: { continue: "large~token" } };
-  device.handler = answerWith({ ...message("Once"), ...cut });
-  const whole = await causeway.chat("Tell me", { prefer: "prefer_cloud" });
-  device.handler = streamOf([delta("Once"), event({ choices: [{ index: 0, delta: {}, finish_reason: "length" }], ...cut }), DONE]);
-  const { answer } = await read(await causeway.chat("Tell me", { stream: true }));
-  device.handler = answerWith(message(" upon a time"));
-  const rest = await causeway.chat("Tell me", { prefer: "prefer_cloud", resume: whole.resume });
-  assert.deepEqual([whole.resume, answer.resume, rest.resume], ["large~token", "large~token", ""]);
-  assert.deepEqual(device.requests[2].causeway, { prefer: "prefer_cloud", continue: "large~token" });
-});
-
 test("the rest of the surface", async (t) => {
   const device = await running(t);
   const causeway = new Causeway(device.url);

@@ -94,7 +94,6 @@ CASES = {
         body={"tools": [{"type": "function", "function": {"name": "f"}}]},
     ),
     "a call between texts": Case([*WORDS, event({"tool_calls": [CALL]}), *WORDS, END]),
-    "shortened": Case([*WORDS, event({}, "length", causeway={"continue": "rest"}), USAGE, DONE]),
     "bytes after DONE": Case([*WORDS, END + WORDS[0], WORDS[1]]),
     "another choice": Case([*WORDS, WORDS[0].replace(b'"index": 0', b'"index": 1'), END]),
     "a page": Case([b"<html><body>Hello</body></html>"], direct=False),

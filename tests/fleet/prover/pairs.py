@@ -10,7 +10,6 @@ import msgspec
 
 from causeway_server.fleet.prover.facts import PARTS, Text
 from causeway_server.fleet.prover.outcome import World
-from causeway_server.router.decision.attempts import join_token, split_token
 from causeway_server.router.decision.candidates import _usd as price_of
 from causeway_server.router.decision.sessions import counts_prefix
 from causeway_server.router.policy.cel_library import cel
@@ -98,7 +97,6 @@ class Draw:
         rng, flip = self._rng, self._flip
         kind = rng.choice(_KINDS)
         parts = tuple(_PARTS[one] for one in PARTS if kind == "chat" and flip(0.2))
-        resume = rng.choice(self._world.continued) if flip(0.15) else ""
         plain = [*self._tags, *["unknown", "other"] * 4, PREFIX + "mars", PREFIX + "elsewhere+mars"]
         tags = tuple(rng.sample(plain, rng.choice((0, 0, 0, 1, 2))))
         request = Request(
@@ -114,7 +112,6 @@ class Draw:
             tool_choice=ToolChoice(rng.choice(("auto", "none"))),
             response_format=rng.choice((None, None, ResponseFormat("json_object"), ResponseFormat())),
             logprobs=0 if flip(0.1) else None,
-            resume=join_token(resume, "token") if resume else "",
             hints=RoutingHints(
                 prefer=rng.choice(
                     (None, None, None, "prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud")
@@ -255,7 +252,6 @@ class Valuation:
         places = [(one.target, one.cloud, one.model) for one in self._world.sessions]
         values |= {
             "request.model": self._world.models.index(request.model),
-            "continues": self._world.continued.index(split_token(request.resume)[0]),
             "session.place": places.index((place.target, place.cloud, place.model)),
             "session": session is not None,
             "session.on_device": place.on_device,

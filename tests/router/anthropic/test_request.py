@@ -61,13 +61,6 @@ def test_hints_of_the_body_narrow_those_of_the_headers() -> None:
     assert (hints.tags, hints.prefer, hints.client) == (("private",), "only_on_device", "kiosk")
 
 
-def test_a_continue_token_is_for_a_server_that_can_continue() -> None:
-    body = json.dumps(body_of({"causeway": {"continue": "t"}})).encode()
-    assert parse_messages(body, HINTS, resumes=True)[0].resume == "t"
-    with pytest.raises(InvalidRequest, match="continue"):
-        parse_messages(body, HINTS)
-
-
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{", b'{"model":"a","model":"b"}', b"\xff", b'{"a":' * 5000], ids=lambda body: str(body)[:12]
 )

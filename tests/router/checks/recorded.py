@@ -45,7 +45,6 @@ def ask(
     model: str = AUTO,
     prefer: Prefer | None = None,
     temperature: float | None = 0.5,
-    resume: str = "",
 ) -> Request:
     return Request(
         kind="chat",
@@ -53,7 +52,6 @@ def ask(
         messages=(Message("user", "switch the light on"),),
         sampling=Sampling(temperature=temperature),
         hints=RoutingHints(prefer=prefer, tags=tags, client="till"),
-        resume=resume,
     )
 
 

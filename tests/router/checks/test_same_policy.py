@@ -88,10 +88,7 @@ def requests(draw: st.DrawFn) -> Request:
         model=draw(st.sampled_from([AUTO, AUTO, "small", "m-large"])),
         prefer=draw(st.sampled_from(PREFERENCES)),
         temperature=draw(st.sampled_from([None, 0.0, 0.9])),
-        resume=draw(st.sampled_from(["", "", "large~x"])) if draw(st.booleans()) else "",
     )
-    if request.resume:
-        request = msgspec.structs.replace(request, model=AUTO)
     return msgspec.structs.replace(request, n=draw(st.integers(1, 3)), stream=draw(st.booleans()))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from causeway_server.router.decision.decide import decide, decide_memoized, features_of, plan_cache
-from causeway_server.router.errors import InvalidRequest, ModelNotFound
+from causeway_server.router.errors import ModelNotFound
 from causeway_server.router.policy.compiled import Policy, parse_policy
 from causeway_server.router.types import (
     AUTO,
@@ -215,45 +215,6 @@ def test_a_target_is_found_by_name_and_by_its_models_name() -> None:
         assert decision.rule == ""
         assert Reason("model_named", detail=model) in decision.reasons
         assert not [r for r in decision.reasons if r.code == "signal_absent"]
-
-
-# --- continuations ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", [AUTO, "large", "assistant-large"])
-def test_a_continuation_goes_to_the_target_of_the_start(model: str) -> None:
-    request = msgspec.structs.replace(chat(model=model), resume="large~token")
-    for down in (frozenset[str](), frozenset({"large"})):
-        decision = decide(kiosk(), request, msgspec.structs.replace(COOL, down=down), SHORT)
-        assert targets(decision) == ["large"]
-        assert handoffs(decision) == []
-        assert Reason("continued", target="large") in decision.reasons
-
-
-@pytest.mark.parametrize(
-    ("model", "resume"),
-    [(AUTO, "token"), (AUTO, "gone~token"), (AUTO, "large~"), (AUTO, "small~token"), ("medium", "large~token")],
-    ids=["no edge's", "a target that is gone", "without a token", "the device's", "another model's"],
-)
-def test_a_continue_token_of_no_target_is_refused(model: str, resume: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        decide(kiosk(), msgspec.structs.replace(chat(model=model), resume=resume), COOL, SHORT)
-    assert refused.value.param == "causeway.continue"
-
-
-def test_a_constraint_also_binds_a_continuation() -> None:
-    for bound in (chat(tags=("private",)), chat(prefer="only_on_device")):
-        decision = decide(kiosk(), msgspec.structs.replace(bound, resume="large~token"), COOL, SHORT)
-        assert decision.attempts == ()
-        assert decision.on_device
-
-
-def test_the_rest_of_an_answer_is_not_cached() -> None:
-    request = chat(temperature=0.0)
-    assert plan_cache(kiosk(), request, COOL, SHORT).exact is not None
-    plan = plan_cache(kiosk(), msgspec.structs.replace(request, resume="large~token"), COOL, SHORT)
-    assert plan.exact is None
-    assert plan.reasons[-1].code == "cache_refused"
 
 
 def test_all_targets_of_a_named_model_are_tried() -> None:

@@ -32,8 +32,7 @@ def requests(draw: st.DrawFn) -> Request:
         client=draw(st.sampled_from(["", "till-7", "\udcff"])),
         deadline_ms=draw(st.sampled_from([None, 1, 5000])),
     )
-    resume = draw(st.sampled_from(["", "large~x", "small~x", "nonsense"]))
-    return msgspec.structs.replace(request, model=draw(names), hints=hints, resume=resume)
+    return msgspec.structs.replace(request, model=draw(names), hints=hints)
 
 
 def _outcome(request: Request) -> object:
@@ -69,7 +68,7 @@ def test_features_can_be_encoded_and_read_again(request: Request) -> None:
     "request_",
     [
         Request(kind="chat", model="auto", messages=(Message("user", SECRET, name=SECRET),), user=SECRET),
-        Request(kind="chat", model="auto", tools=(Tool(SECRET, SECRET),), stop=(SECRET,), resume=f"large~{SECRET}"),
+        Request(kind="chat", model="auto", tools=(Tool(SECRET, SECRET),), stop=(SECRET,)),
         Request(kind="completion", model="auto", prompts=(SECRET,), suffix=SECRET, extra=f'{{"x":"{SECRET}"}}'),
     ],
 )
@@ -79,5 +78,5 @@ def test_features_have_no_content(request_: Request) -> None:
 
 def test_features_are_bounded() -> None:
     """A name that is too long for any policy is cut, and stays unknown to every policy."""
-    request = Request(kind="chat", model="x" * 100_000, messages=(), resume="y" * 100_000 + "~token")
+    request = Request(kind="chat", model="x" * 100_000, messages=())
     assert len(msgspec.json.encode(features_of(request))) < 1000

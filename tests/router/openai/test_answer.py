@@ -312,24 +312,6 @@ def test_the_official_client_reads_a_stream_and_its_error() -> None:
     assert caught.value.code == "engine_crashed"
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_an_answer_that_was_cut_short_has_a_continue_token(kept: bool) -> None:
-    chunks = [Chunk("Once", tokens=1), Chunk(" upon", tokens=1, finish_reason="length", resume='t"1')]
-    request = msgspec.structs.replace(CHAT, stream=True)
-    encoder = AnswerEncoder(request, "x", "m", 5)
-    if kept:
-        entry = CachedAnswer(request, "m", chunks)
-        whole, stream = entry.whole("x", 5), entry.stream("x", 5)
-    else:
-        whole = encoder.whole(*coalesce(chunks))
-        stream = encoder.start() + b"".join(encoder.chunk(chunk) for chunk in chunks) + encoder.end()
-    assert json.loads(whole)["causeway"] == {"continue": 't"1'}
-    *events, last = _events(stream)
-    assert last["causeway"] == {"continue": 't"1'}
-    assert last["choices"][0]["finish_reason"] == "length"
-    assert not any("causeway" in event for event in events)
-
-
 def _events(stream: bytes) -> list[dict[str, Any]]:
     return [json.loads(event.data) for event in SSEParser().feed(stream) if event.data != b"[DONE]"]
 

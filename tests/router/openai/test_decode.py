@@ -450,22 +450,3 @@ def test_anything_a_target_sends_is_an_answer_or_a_backend_error(data: bytes) ->
         except BackendError:
             continue
         assert all(isinstance(chunk, Chunk) for chunk in chunks)
-
-
-def test_an_answer_cut_short_keeps_its_continue_token() -> None:
-    field = {"causeway": {"continue": "token"}}
-    chunks = read(event(piece({"content": "Hi"})), event(piece({}, "length"), **field), b"[DONE]")
-    assert chunks == [Chunk("Hi", tokens=1), Chunk(finish_reason="length", resume="token")]
-    message = {"role": "assistant", "content": "Hi"}
-    (whole,) = decode_answer(event({"index": 0, "message": message, "finish_reason": "length"}, **field))
-    assert (whole.text, whole.finish_reason, whole.resume) == ("Hi", "length", "token")
-
-
-@pytest.mark.parametrize("field", [None, "x", [], {}, {"continue": None}, {"continue": 5}, {"other": "x"}])
-@pytest.mark.parametrize("finish", ["length", "stop"])
-def test_unexpected_values_in_our_field_are_ignored(field: object, finish: str) -> None:
-    """Also a token on an answer that was not cut short."""
-    chunks = read(event(piece({"content": "Hi"}, finish), causeway=field), b"[DONE]")
-    assert [chunk.resume for chunk in chunks] == ["", ""]
-    if finish == "stop":
-        assert read(event(piece({}, finish), causeway={"continue": "token"}))[0].resume == ""

@@ -233,9 +233,3 @@ def test_an_answer_without_an_end_ends_with_an_error() -> None:
     assert not broken.finished
     assert b'"error"' in broken.end()
     assert b"response.completed" not in broken.end()
-
-
-def test_an_answer_that_was_cut_short_has_its_continue_token() -> None:
-    whole = json.loads(encoder().whole((Chunk("a", finish_reason="length", resume="token"),), Usage()))
-    assert whole["causeway"] == {"continue": "token"}
-    assert whole["incomplete_details"] == {"reason": "max_output_tokens"}

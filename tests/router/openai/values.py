@@ -191,4 +191,4 @@ def _choice(draw: st.DrawFn, index: int, tool_calls: bool) -> list[Chunk]:
         chunks.append(Chunk(index=index, refusal=draw(texts)))
     other_reasons: list[FinishReason] = ["stop", "length", "content_filter"]
     reason: FinishReason = "tool_calls" if called else draw(st.sampled_from(other_reasons))
-    return [*chunks, Chunk(index=index, finish_reason=reason, resume=draw(st.sampled_from(["", "token"])))]
+    return [*chunks, Chunk(index=index, finish_reason=reason)]

@@ -70,7 +70,6 @@ class Answer:
         usage: Token counts; zeros if the device reported none.
         model: The model's name as the target reported it.
         total_ms: Milliseconds from the call to the end of the answer, measured by this client.
-        resume: Set if the cloud shortened the answer: send the same request with ``resume=answer.resume`` for the rest.
     """
 
     decision: Decision
@@ -78,7 +77,6 @@ class Answer:
     usage: Usage = Usage()
     model: str = ""
     total_ms: float = 0.0
-    resume: str = ""
 
     @property
     def text(self) -> str:

@@ -92,7 +92,6 @@ def _answer(document: JSON, decision: Decision, total_s: float = 0.0) -> Answer:
         usage=_usage(document.get("usage")) or Usage(),
         model=_text(document.get("model")),
         total_ms=total_s * 1000,
-        resume=_resume_token(document),
     )
 
 
@@ -128,7 +127,6 @@ class StreamDecoder:
         self._choices: dict[int, _PartialChoice] = {}
         self._usage = Usage()
         self._model = ""
-        self._resume = ""
 
     def feed(self, received: bytes) -> Iterator[Chunk]:
         """Yield the chunks of newly received bytes, at any split of the stream. Raises CausewayAPIError for an error
@@ -152,7 +150,6 @@ class StreamDecoder:
             usage=self._usage,
             model=self._model,
             total_ms=(self._ended - self._started) * 1000,
-            resume=self._resume,
         )
 
     def _event(self, data: bytes) -> Iterator[Chunk]:
@@ -165,7 +162,6 @@ class StreamDecoder:
             message = _text(error.get("message")) or "the answer broke off"
             raise _api_error(error, message, self._status, self._headers)
         self._model = _text(event.get("model")) or self._model
-        self._resume = _resume_token(event) or self._resume
         for chunk in _chunks(event):
             self._add(chunk)
             yield chunk

@@ -23,7 +23,6 @@ class RequestOptions(TypedDict, total=False):
         prefer: Narrows the policy: ``prefer_on_device``, ``only_on_device``, ``prefer_cloud`` or ``only_cloud``.
         tags: Tags for the policy's rules, such as ``private``.
         deadline_s: Seconds until the answer must be complete. The device and the cloud stop work at the deadline.
-        resume: `Answer.resume` of a shortened answer; the same request then gets the rest.
         extra: Further fields of the request body, by name.
     """
 
@@ -31,7 +30,6 @@ class RequestOptions(TypedDict, total=False):
     prefer: Prefer | None
     tags: Sequence[str]
     deadline_s: float | None
-    resume: str
     temperature: float
     top_p: float
     max_tokens: int
@@ -94,8 +92,6 @@ def build_request(path: str, content: JSON, options: RequestOptions, *, stream: 
     for name in ("extra", "deadline_s"):
         fields.pop(name, None)
     hints = {name: value for name in ("prefer", "tags") if (value := fields.pop(name, None))}
-    if resume := fields.pop("resume", ""):
-        hints["continue"] = resume
     if stream:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
     return Request(path, fields, hints, options.get("deadline_s"))

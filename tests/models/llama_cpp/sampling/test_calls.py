@@ -223,24 +223,6 @@ def test_ignore_eos_disables_the_call_grammar(rig: Rig) -> None:
     assert answer.text == rig.run(user_prompt(ALARM), ignore_eos=True, max_tokens=80).text
 
 
-@pytest.mark.parametrize("cut", [1, 9, 20, -2])
-def test_a_continued_answer_completes_the_call(rig: Rig, cut: int) -> None:
-    """Cut anywhere and continued, the two parts make one call of the same words."""
-    whole = rig.run(user_prompt(ALARM), max_tokens=64, copy_source="at nine pm").text
-    with GreedyModel(ASSISTANT.path, slots=1, context=64, threads=1) as model:
-        prompt = PromptRenderer(model.chat_template).user(ALARM)
-    continued = Prompt(text=prompt + whole[:cut], parse_special=True)
-    rest = rig.run(continued, max_tokens=ANSWER_TOKENS, copy_source="at nine pm", answer_prefix=whole[:cut]).text
-    assert all(value in "at nine pm" for value in values(whole[:cut] + rest))
-
-
-def test_an_answer_prefix_that_is_no_call_continues_unconstrained(rig: Rig) -> None:
-    """The prefix came from another model: the grammar cannot apply, and nothing fails."""
-    answer = rig.run(Prompt(text="Well,"), max_tokens=4, copy_source=ALARM, answer_prefix="Well,")
-    assert answer.end.error == ""
-    assert answer.end.completion_tokens > 0
-
-
 def test_a_long_copy_source_allows_any_text_in_a_call(rig: Rig) -> None:
     assert call_grammar("x" * 100_000) == ANY_CALL
     answer = rig.run(user_prompt(ALARM), max_tokens=64, copy_source="x" * 100_000)
