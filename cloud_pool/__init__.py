@@ -4,5 +4,5 @@ Reading order: `app` (the parts of a gateway; `background` has those of a worker
 rooms share), `http`, `serving`, `dispatch`, `upstreams`; then `admission`, `tiers`, `degradation` and `cache`, which
 decide how a request is served, and `parts`, which reads its audio and images. Requests also come from `jobs` and
 `batches` over `storage`, `http.sessions` (live sessions), `grpc_api`, and `streams` with `brokers`. `accounts`,
-`erasure`, `redis`, `config`, `observability`, `cli`, `planning`, `triton_server` and `deploy` support all of these.
+`erasure`, `redis`, `config`, `observability`, `cli`, `triton_server` and `deploy` support all of these.
 """

@@ -1,5 +1,5 @@
 """The program `causeway-cloud`, with the commands serve, triton, doctor, worker, stream, dlq, jobs, keys, usage, erase,
-plan, config and openapi.
+config and openapi.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ _ON_DEMAND = {
     ),
     "jobs": (".jobs", "jobs", "List accepted jobs and batches that Redis has lost. Command: reconcile."),
     "erase": (".erase", "erase", "Erase all data of a tenant, device or user. Prints a signed receipt."),
-    "plan": (".plan", "plan_command", "Compute how many replicas a load needs, and what they cost."),
     "usage": (".usage", "usage_command", "Show a tenant's usage and cost on a day."),
 }
 """Commands imported on demand, as slow imports (half a second) would delay `--help`: module, command, help."""
