@@ -15,9 +15,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal[
-    "edge.yaml", "gateway.yaml", "fleet.yaml", "policy", "cases", "signal", "metric", "command", "extra", "model"
-]
+Kind = Literal["edge.yaml", "gateway.yaml", "fleet.yaml", "policy", "cases", "signal", "metric", "command", "extra"]
 
 
 class Renamed(msgspec.Struct, frozen=True):
@@ -77,7 +75,6 @@ REWRITES: Mapping[Kind, str] = {
     "policy": "`causeway-fleet lint --fix` rewrites the file.",
     "cases": "`causeway-fleet lint --fix` rewrites the file.",
     "signal": "`causeway-fleet lint --fix` rewrites the file.",
-    "model": "`causeway-edge migrate` renames its folder.",
 }
 """The command that replaces the names in files."""
 

@@ -291,20 +291,12 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     stop: str = ""  # with `finish_reason`: the stop string that ended the text, where the target tells it
 
 
-class Label(msgspec.Struct, frozen=True, gc=False):
-    """An object in an image, and its probability."""
-
-    name: str
-    probability: float
-
-
 class Fact(msgspec.Struct, frozen=True, gc=False):
     """The result of an encoder for a part of a request: the words in audio, the text in an image."""
 
     text: str  # "" if there is no speech, or no text
     confidence: float  # 0 to 1
     language: str = ""  # ISO 639-1, "" if it is not known
-    labels: tuple[Label, ...] = ()  # labels of an image, most probable first
 
 
 class Embeddings(msgspec.Struct, frozen=True, gc=False):

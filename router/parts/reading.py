@@ -259,11 +259,8 @@ def _in_words(part: Part, modality: Modality, fact: Fact | None) -> str:
         kind = f"{kind} named {name}"
     if fact is None:
         return f"[{kind} that could not be read.]"
-    if fact.labels:
-        shown = ", ".join(f"{label.name} ({label.probability:.2f})" for label in fact.labels)
-        kind = f"{kind} that may show {shown}"
     if not fact.text:
-        return f"[{kind}, without {what}.]" if fact.labels else f"[{kind} without {what}.]"
+        return f"[{kind} without {what}.]"
     sure = "" if modality == "file" and fact.confidence == 1.0 else f", with confidence {fact.confidence:.2f}"
     return f"[{kind}; {what}{sure}:\n{fact.text}\n]"
 

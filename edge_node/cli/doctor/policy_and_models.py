@@ -22,7 +22,6 @@ from causeway_server.models.catalog.fit import estimate_memory
 from causeway_server.models.catalog.gguf import read_gguf
 from causeway_server.models.catalog.projector import find_projector, vision_bytes
 from causeway_server.models.parts.installed import (
-    IMAGES_MODEL,
     PROGRAM,
     SPEECH_MODEL,
     find_program,
@@ -243,9 +242,6 @@ def check_encoders(
     if installed("audio"):
         absent = "The extra `voice` is installed, but its model is not, so audio is refused."
         yield _check_encoder("speech", SPEECH_MODEL, folders, absent)
-    if installed("image"):
-        absent = "Text in images is read, but the model that classifies images is not installed."
-        yield _check_encoder("images", IMAGES_MODEL, folders, absent, "text is read; ")
     yield from _check_projectors(folders)
     yield from _check_voices(folders, environ, has_onnxruntime)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -31,41 +30,22 @@ def edge(tmp_path: Path) -> Path:
     return file
 
 
-def add_encoder(folder: Path) -> None:
-    (folder / "pictures").mkdir(parents=True)
-    (folder / "pictures" / "manifest.json").write_text(json.dumps({"name": "pictures", "note": "kept"}))
-
-
 def run(file: Path | None, home: Path, **environ: str) -> Result:
     arguments = [] if file is None else [str(file)]
     return CliRunner().invoke(main, ["migrate", *arguments], env={"HOME": str(home), "XDG_DATA_HOME": "", **environ})
 
 
 def test_a_device_of_before_can_start_afterwards(edge: Path, tmp_path: Path) -> None:
-    own = tmp_path / ".local" / "share" / "causeway" / "models"
-    add_encoder(tmp_path / "models")
-    add_encoder(own)
     result = run(edge, tmp_path)
     assert result.exit_code == 0, result.output
     config = load_config(edge, {"HOME": str(tmp_path)}, {})
     assert config.parts.fact_cache_entries == 5
     assert parse_policy(Path(config.policy).read_text(), config.policy).name == "till"
-    for folder in (tmp_path / "models", own):
-        assert json.loads((folder / "images" / "manifest.json").read_text()) == {"name": "images", "note": "kept"}
-        assert f"{folder}/pictures: renamed to {folder}/images." in result.output
     again = run(None, tmp_path, CAUSEWAY_CONFIG=str(edge))
     assert again.output.splitlines() == [
         f"{edge}: nothing to rewrite.",
         f"{edge.parent}/till.yaml: nothing to rewrite.",
     ]
-
-
-def test_two_folders_of_one_model_are_left_to_people(edge: Path, tmp_path: Path) -> None:
-    add_encoder(tmp_path / "models")
-    (tmp_path / "models" / "images").mkdir()
-    result = run(edge, tmp_path)
-    assert (result.exit_code, "Delete one of them." in result.output) == (2, True)
-    assert (tmp_path / "models" / "pictures").is_dir()
 
 
 def test_a_policy_that_is_not_there_is_named(edge: Path, tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ import pytest
 from causeway_server.edge_node.clock import Clock
 from causeway_server.models.parts.process.messages import WorkerSpec
 from causeway_server.router.bundle.settings import PartsConfig
-from causeway_server.router.parts.reading import fuse
-from causeway_server.router.types import AUTO, Fact, ImagePart, Label, Message, Modality, Request, TextPart
+from causeway_server.router.types import Message, Modality, TextPart
 from tests.jumping_loop import JumpingLoop, run_jumping
 from tests.models.parts.files import png, tone, wav
 from tests.models.parts.test_decoding import WAIT_S, needs_pillow
@@ -149,19 +148,6 @@ async def test_typed_text_an_audio_clip_and_an_image_are_fused_in_their_order_wi
         assert INVOICE in seen
         assert "0.88" in seen
         assert COMMAND in heard
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("SALE", "[An image that may show shop (0.62), street (0.21); text in it, with confidence 0.90:\nSALE\n]"),
-        ("", "[An image that may show shop (0.62), street (0.21), without text in it.]"),
-    ],
-)
-def test_what_an_image_may_show_is_said_with_its_probability(words: str, expected: str) -> None:
-    shown = Fact(words, 0.9, labels=(Label("shop", 0.62), Label("street", 0.21)))
-    seen = Request(kind="chat", model=AUTO, messages=(Message("user", (ImagePart(""),)),))
-    assert texts(fuse(seen, {(0, 0): shown}, ("image",)).messages[0]) == [expected]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from causeway_server.models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
+from causeway_train.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 
 RATE = 16_000
 PER_SYMBOL = 40

@@ -17,7 +17,7 @@ from causeway_server.models.catalog.fit import Device
 from causeway_server.models.cli.commands import main
 from causeway_server.models.parts.voices import LICENCE, SETTINGS, find_voice, list_voices
 from causeway_server.models.publish.add import add_voice
-from causeway_server.models.pull.onnx_writer import UINT8, Node, Port, write_onnx
+from causeway_train.onnx_writer import UINT8, Node, Port, write_onnx
 from tests.models.parts.tiny_voice import IDS, settings, write_voice
 
 pytestmark = pytest.mark.slow

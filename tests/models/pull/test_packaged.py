@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from causeway_server.models.catalog.artifact import ArtifactCorrupt, ArtifactError, load_artifact, verify_artifact
@@ -67,16 +66,8 @@ def test_a_package_with_other_bytes_is_refused_and_no_model_appears(wheels: Path
     assert not (tmp_path / "models").exists()
 
 
-def test_files_of_which_the_model_cannot_be_made_leave_no_model(wheels: Path, tmp_path: Path) -> None:
-    make_wheels(wheels)
-    made = msgspec.structs.replace(tiny(), made=RemoteFile("tiny/made.onnx", 1, "0" * 64, "MIT"))
-    with pytest.raises(ArtifactError, match=r"not a list of labels|not a file of torch"):
-        fetch_packaged(made, tmp_path / "models", lambda _: None)
-    assert not (tmp_path / "models").exists()
-
-
-@pytest.mark.parametrize("name", ["speech", "images"])
-def test_a_packaged_model_is_pinned_whole_and_refused_where_it_does_not_fit(name: str) -> None:
+def test_a_packaged_model_is_pinned_whole_and_refused_where_it_does_not_fit() -> None:
+    name = "speech"
     model = packaged_models()[name]
     assert "MIT" in model.licence
     for one in model.files:

@@ -22,9 +22,9 @@ from causeway_server.models.catalog.artifact import (
     verify_artifact,
 )
 from causeway_server.models.cli.commands import main
-from causeway_server.models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from causeway_server.models.signals.encoder import TOKENS, SentenceEncoder, WordPieces
 from causeway_train.cli.commands import main as causeway_train
+from causeway_train.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from causeway_train.signals.bert_to_onnx import convert
 from causeway_train.signals.encoder import distill
 from tests.models.train.requirements import need_training_packages

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causeway_server.models.catalog.artifact import ArtifactError
-from causeway_server.models.pull.onnx_writer import FLOAT, INT64, Attribute, Constant, Node, Port, write_onnx
 from causeway_server.models.signals.encoder import PIECES_KEY, SPECIAL_IDS_KEY
+
+from ..onnx_writer import FLOAT, INT64, Attribute, Constant, Node, Port, write_onnx
 
 Weights = Mapping[str, NDArray[np.float32]]
 _KINDS = {"F32": np.float32, "F16": np.float16}

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 
 from causeway_server.models.catalog.artifact import sha256_of
-from causeway_server.models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from causeway_server.models.signals.encoder import PIECES_KEY, SentenceEncoder, Vector
 
+from ..onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from .optimizers import Adam, Indices
 
 DIMENSIONS = 256

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from causeway_server.models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from causeway_server.models.signals.drift import calibration_error
 from causeway_server.models.signals.quality import BUCKETS, QualityEstimator, features
 
@@ -23,6 +22,7 @@ from ..calibrate.fit import fit_logistic
 from ..calibrate.routing_curves import Array64
 from ..evaluate.assistant import auroc
 from ..function_calls.dataset import is_held_out
+from ..onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from .graded_answers import GradedAnswer, traffic_weights
 from .optimizers import Adam, Array32
 
