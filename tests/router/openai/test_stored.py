@@ -69,7 +69,7 @@ def test_a_stored_chunk_has_the_fields_of_a_chunk() -> None:
     assert StoredChunk.__struct_fields__ == Chunk.__struct_fields__
     assert typing.get_type_hints(StoredChunk) == typing.get_type_hints(Chunk)
     assert (VERSION, Chunk.__struct_fields__, TokenLogprob.__struct_fields__, Usage.__struct_fields__) == (
-        5,
+        6,
         (
             "text",
             "index",
@@ -80,7 +80,6 @@ def test_a_stored_chunk_has_the_fields_of_a_chunk() -> None:
             "confidence",
             "usage",
             "refusal",
-            "resume",
             "reasoning",
             "extra",
             "note",
