@@ -13,7 +13,6 @@ from causeway_server.cloud_pool.cli.main import main as causeway_cloud
 from causeway_server.edge_node.config.loader import config_variable, read_environ, read_flags, read_yaml
 from causeway_server.edge_node.config.schema import Config
 from causeway_server.fleet.cli.commands import main as causeway_fleet
-from causeway_server.models.catalog.artifact import ArtifactNotFound, find_artifact
 from causeway_server.models.cli.commands import main as causeway_models
 from causeway_server.router.bundle.settings import SETTINGS, check_setting
 from causeway_server.router.checks.cases import read_cases
@@ -76,11 +75,6 @@ def test_an_old_group_of_a_test_case_is_refused() -> None:
     _, _, problems = read_cases(text, "cases.yaml")
     assert [problem.message for problem in problems] == [advice("cases", "cases[0].snapshot.pictures")]
     assert problems[0].message == "`pictures` is now `images`. `causeway-fleet lint --fix` rewrites the file."
-
-
-def test_an_old_model_is_named() -> None:
-    with pytest.raises(ArtifactNotFound, match="`pictures` is now `images`"):
-        find_artifact("pictures")
 
 
 @pytest.mark.parametrize(
