@@ -12,7 +12,6 @@ from msgspec import Meta
 
 from causeway_server.router.config import Count, Pause, Positive, Seconds
 from causeway_server.router.errors import CausewayError, ConfigError, InvalidRequest, RateLimited
-from causeway_server.router.jobs.webhooks import WebhookFormat
 
 from ..redis.config import RedisAddress, is_cluster, is_sentinel, parse_redis
 
@@ -36,12 +35,6 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     concurrency_per_tenant: Positive = 32
     concurrency_per_receiver: Positive = 16
     disable_after_410_s: Seconds = 7 * _DAY_S
-    format: WebhookFormat = "standard"
-    tenant_formats: dict[str, WebhookFormat] = {}
-
-    def format_of(self, owner: str) -> WebhookFormat:
-        """Return the format of the deliveries of `owner` (tenant/device)."""
-        return self.tenant_formats.get(owner.partition("/")[0], self.format)
 
 
 class S3Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

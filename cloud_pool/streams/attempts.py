@@ -12,7 +12,6 @@ import anyio
 import msgspec
 
 from causeway_server.router.errors import CausewayError, DeadlineExceeded, InvalidRequest
-from causeway_server.router.jobs.cloud_event import CloudEvent
 from causeway_server.router.jobs.job import JobState
 from causeway_server.router.residency import check_region, regions_of
 from causeway_server.router.serving.request import read_tags
@@ -24,6 +23,7 @@ from ..jobs.worker.execution import JobResult, classify_failure, execute
 from ..jobs.worker.runner import JobRunner, RunReceipt
 from ..storage.config import JobsConfig
 from ..storage.record import JobRecord, NewJob, RunBill
+from .cloud_event import CloudEvent
 from .config import StreamsConfig
 from .metrics import StreamMetrics
 from .outcome import StreamMessage

@@ -12,7 +12,11 @@ from urllib.parse import quote
 import msgspec
 
 from causeway_server.router.errors import CausewayError, InvalidRequest
-from causeway_server.router.jobs.cloud_event import (
+from causeway_server.router.jobs.job import encode_job_error
+from causeway_server.router.serving.request import OURS
+
+from ..brokers.port import IncomingMessage, OutgoingMessage
+from .cloud_event import (
     CONTENT_TYPE,
     AnswerEvent,
     CloudEvent,
@@ -21,10 +25,6 @@ from causeway_server.router.jobs.cloud_event import (
     event_format,
     parse_event,
 )
-from causeway_server.router.jobs.job import encode_job_error
-from causeway_server.router.serving.request import OURS
-
-from ..brokers.port import IncomingMessage, OutgoingMessage
 
 OutcomeKind = Literal["answered", "expired", "dead"]
 _TYPE: Final = "causeway."

@@ -30,7 +30,6 @@ from causeway_server.router.config import (
     TracingConfig,
 )
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.jobs.webhooks import WebhookFormat
 from causeway_server.router.openai.wire import Tag
 from causeway_server.router.policy.signals import CLOUD_NAME
 from causeway_server.router.serving.issuers.config import IssuerConfig, check_issuers
@@ -112,9 +111,6 @@ class OutboxWebhookConfig(OutboxWebhookSettings, frozen=True, forbid_unknown_fie
     allow_http: bool = False
     ca_file: str = ""
     regions: dict[str, str] = msgspec.field(default_factory=dict)
-
-    def format_of(self, _owner: str) -> WebhookFormat:
-        return self.format
 
 
 class OutboxConfig(OutboxSettings, frozen=True, forbid_unknown_fields=True):

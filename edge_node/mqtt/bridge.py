@@ -41,7 +41,6 @@ from .messages import (
     answer_of,
     check_message,
     error_answer,
-    in_binary_mode,
     read_message,
     refusal,
 )
@@ -147,14 +146,12 @@ class MessageIntake:
         if config is None:  # the session has subscriptions of an earlier configuration
             return "ignored"
         own_topic = self.topics.own_answer_topic(config, message.topic)
-        address = address_of(message, config, own_topic, self.client_id)
+        address = address_of(message, config, own_topic)
         try:
             topic = self.topics.answer_topic(config, message.topic, message.response_topic)
             address = msgspec.structs.replace(address, topic=topic)
             check_message(message, self.config.max_message_bytes)
-            message = in_binary_mode(message, config.form)
-            address = address_of(message, config, topic, self.client_id)
-            submission = read_message(message, config, self.jobs.store.time.unix())
+            submission = read_message(message, config)
             hints = routing_hints(submission.headers, Caller(f"mqtt:{config.filter}", config.tags))
             deadlines_ms = [one for one in (hints.deadline_ms, submission.deadline_ms) if one is not None]
             hints = msgspec.structs.replace(hints, deadline_ms=min(deadlines_ms, default=None))

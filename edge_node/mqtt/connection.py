@@ -131,7 +131,7 @@ class Connection:
         properties = _properties_of(
             PacketTypes.PUBLISH,
             ContentType=answer.content_type,
-            PayloadFormatIndicator=int(answer.is_text),
+            PayloadFormatIndicator=1,
             UserProperty=list(answer.properties) or None,
             CorrelationData=answer.correlation or None,
         )

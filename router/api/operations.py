@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, defstruct, field
 from ..anthropic.replies import FaultDocument, ModelInfo, ModelPage, TokenCount
 from ..anthropic.wire import WireCountTokens, WireMessages
 from ..jobs.job import WebhookSecrets
-from ..jobs.webhooks import EndedJob, JobCloudEvent, StandardPayload
+from ..jobs.webhooks import EndedJob, StandardPayload
 from ..numbers import MAX_PAGE
 from ..openai.answer import AnswerCall, AnswerCallDelta, AnswerToken, AnswerUsage, ModelList, ModelObject
 from ..openai.completions import CompletionLogprobs
@@ -87,7 +87,15 @@ SHARED_TYPES: Final = {
     "Order": Literal["asc", "desc"],
     "Priority": Priority,
     **by_name(AnswerCall, AnswerCallDelta, AnswerToken, AnswerUsage, CompletionLogprobs, DeletedFile, DetokenizedText),
-    **by_name(EncodedVectors, EndedJob, FaultDocument, Feedback, FeedbackReceipt, FileList, FileView, JobCloudEvent),
+    **by_name(
+        EncodedVectors,
+        EndedJob,
+        FaultDocument,
+        Feedback,
+        FeedbackReceipt,
+        FileList,
+        FileView,
+    ),
     **by_name(ModelInfo, ModelList, ModelObject, ModelPage, NotEnded, StandardPayload, StoredConversation, TokenCount),
     **by_name(TokenList, WebhookSecrets, WireChat, WireCompaction, WireCompletion, WireConversation, WireCountTokens),
     **by_name(WireDetokenize, WireEmbedding, WireItems, WireMessages, WireResponse, WireTokenize),

@@ -14,10 +14,9 @@ import msgspec
 
 from .. import errors
 from ..documents.data import table_of
-from ..jobs.webhooks import CLOUD_EVENT_JSON
 from .document import EVENTS, FORM, JSON, TEXT, AnyOf, ApiResponse, Operation, Parameter, SchemaReference
 
-_MEDIA = {"json": JSON, "events": EVENTS, "form": FORM, "text": TEXT, "cloudevent": CLOUD_EVENT_JSON}
+_MEDIA = {"json": JSON, "events": EVENTS, "form": FORM, "text": TEXT}
 _REFERENCE = re.compile(r'"\$ref":"(\w+)"')
 _TYPES: Mapping[str, Any] = {"object": dict[str, object], "text": str, "any": None}
 Method = Literal["GET", "POST", "DELETE"]

@@ -18,7 +18,6 @@ from msgspec import Meta
 
 from ..config import Count, Pause, Positive, Seconds, SessionConfig, TracingConfig, leaves_of
 from ..documents.reader import did_you_mean
-from ..jobs.webhooks import WebhookFormat
 from ..numbers import without_unit
 from ..renames import find
 
@@ -63,7 +62,6 @@ class OutboxWebhookSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     concurrency: Positive = 8
     concurrency_per_receiver: Positive = 2
     max_age_s: Seconds = 35 * 86400.0
-    format: WebhookFormat = "standard"
 
 
 class OutboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

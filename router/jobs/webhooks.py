@@ -1,9 +1,8 @@
 """Webhooks of jobs, for gateway and device: their payload, their signature, the retries of a delivery, and the
 permitted receivers. Pure.
 
-The payload is in Standard Webhooks' own form, or a CloudEvent. Sources:
-https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md and, for CloudEvents 1.0,
-https://github.com/cloudevents/spec (formats/json-format.md, bindings/http-protocol-binding.md).
+The payload has Standard Webhooks' own form. Source:
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 
 The receiver is checked by its URL at submission, and by its addresses at connect time:
 
@@ -18,19 +17,12 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from ..errors import ConfigError, InvalidRequest
-
-WebhookFormat = Literal["standard", "cloudevents", "cloudevents-binary"]
-"""Standard Webhooks' own form, or a CloudEvent in structured or binary mode."""
-
-_JSON: Final = "application/json"
-CLOUD_EVENT_JSON: Final = "application/cloudevents+json"
-_SOURCE: Final = "/causeway/jobs"
 
 
 class JobNotice(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,38 +54,12 @@ class StandardPayload(msgspec.Struct, frozen=True):
     data: EndedJob
 
 
-class JobCloudEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The body as a CloudEvent in structured mode."""
-
-    specversion: Literal["1.0"] = "1.0"
-    id: str
-    source: str
-    type: str
-    subject: str
-    time: str
-    datacontenttype: str = _JSON
-    data: EndedJob
-
-
-def webhook_payload(notice: JobNotice, form: WebhookFormat) -> tuple[str, dict[str, str]]:
-    """Return the body and the headers that describe it."""
+def webhook_payload(notice: JobNotice) -> str:
+    """Return the body, JSON."""
     finished = datetime.fromtimestamp(notice.finished / 1000.0, tz=UTC)
     time = finished.isoformat().replace("+00:00", "Z")
-    data = EndedJob(notice.job, notice.state)
-    kind = f"job.{notice.state}"
-    if form == "standard":
-        return _encoded(StandardPayload(kind, time, data)), {"content-type": _JSON}
-    event = JobCloudEvent(
-        id=notice.message_id, source=_SOURCE, type=f"causeway.{kind}", subject=notice.job, time=time, data=data
-    )
-    if form == "cloudevents":
-        return _encoded(event), {"content-type": CLOUD_EVENT_JSON}
-    attributes = {name: getattr(event, name) for name in ("specversion", "id", "source", "type", "subject", "time")}
-    return _encoded(data), {"content-type": _JSON, **{f"ce-{name}": value for name, value in attributes.items()}}
-
-
-def _encoded(body: msgspec.Struct) -> str:
-    return msgspec.json.encode(body).decode()
+    payload = StandardPayload(f"job.{notice.state}", time, EndedJob(notice.job, notice.state))
+    return msgspec.json.encode(payload).decode()
 
 
 RETRY_DELAYS_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
@@ -112,11 +78,12 @@ def webhook_retry_delay_s(attempts: int, draw: float) -> float | None:
 
 
 def signed_headers(message_id: str, body: str, secrets: Iterable[str], now_s: float) -> dict[str, str]:
-    """Return the headers of the signature, with a signature per valid secret. `now_s` is unix time."""
+    """Return the headers of a delivery, with a signature per valid secret. `now_s` is unix time."""
     from standardwebhooks import Webhook  # imported only for the first webhook
 
     timestamp = datetime.fromtimestamp(int(now_s), tz=UTC)
     return {
+        "content-type": "application/json",
         "webhook-id": message_id,
         "webhook-timestamp": str(int(now_s)),
         "webhook-signature": " ".join(Webhook(secret).sign(message_id, timestamp, body) for secret in secrets),

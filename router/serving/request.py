@@ -52,8 +52,8 @@ OURS: Final = "x-causeway-"
 TAGS: Final = "x-causeway-tags"
 DEADLINE: Final = "x-causeway-deadline-ms"
 PRIORITY: Final = "x-causeway-priority"
-LISTS: Final = frozenset({TAGS, "causewaytags", "cache-control", "prefer", "sec-websocket-protocol"})
-"""The list headers, and the list attribute of a CloudEvent. Names are in lower case."""
+LISTS: Final = frozenset({TAGS, "cache-control", "prefer", "sec-websocket-protocol"})
+"""The list headers, in lower case."""
 # The headers with a single value; two values may belong to different callers or requests.
 _ONE_VALUE: Final = (OURS, "causeway", "authorization", "x-api-key", "idempotency-key", HEADER)
 _SLASHES: Final = re.compile("/{2,}")

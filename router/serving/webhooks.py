@@ -29,7 +29,6 @@ from ..errors import JobStoreUnavailable
 from ..jobs.webhooks import (
     JobNotice,
     Network,
-    WebhookFormat,
     allowed_networks,
     forbidden_reason,
     signed_headers,
@@ -71,7 +70,6 @@ class WebhookConfig(Protocol):
     def concurrency(self) -> int: ...
     @property
     def timeout_s(self) -> float: ...
-    def format_of(self, owner: str) -> WebhookFormat: ...
 
 
 class WebhookQueue(Protocol[Webhook]):
@@ -206,14 +204,14 @@ class WebhookSender(Generic[Webhook]):
 
     async def _post(self, webhook: Webhook, secrets: tuple[str, ...]) -> tuple[DeliveryOutcome, int]:
         """Send a webhook. Returns the outcome and the receiver's status; 0 if there was none."""
-        body, described = webhook_payload(webhook, self.config.format_of(webhook.owner))
+        body = webhook_payload(webhook)
         signed_at = webhook.claimed / 1000.0 if self.clock is None else self.clock()
         signed = signed_headers(webhook.message_id, body, secrets, signed_at)
         import aiohttp
 
         try:
             async with self._session().post(
-                webhook.url, data=body.encode(), headers=described | signed, allow_redirects=False
+                webhook.url, data=body.encode(), headers=signed, allow_redirects=False
             ) as response:
                 status = response.status  # the body is not read: the connection is closed instead
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

@@ -20,8 +20,7 @@ from causeway_server.cloud_pool.storage.job_store import JobStore
 from causeway_server.cloud_pool.storage.outboxes import WebhookDelivery, WebhookOutbox
 from causeway_server.cloud_pool.storage.record import NewJob
 from causeway_server.cloud_pool.storage.redis_client import RedisClient
-from causeway_server.router.jobs.cloud_event import event_format, parse_event
-from causeway_server.router.jobs.webhooks import RETRY_DELAYS_S, WebhookFormat
+from causeway_server.router.jobs.webhooks import RETRY_DELAYS_S
 from causeway_server.router.serving.webhooks import WebhookSender
 
 from .conftest import Clock
@@ -113,47 +112,10 @@ async def test_a_delivery_is_signed(bed: WebhookBed, receiver: Receiver) -> None
     ((headers, body),) = receiver.arrived
     (secret,) = await bed.outbox.signing_secrets("kiosk")
     payload = Webhook(secret).verify(body, headers)
-    data = {"id": job, "status": "succeeded", "object": "job", "revision": 0}
+    data = {"id": job, "status": "succeeded", "object": "job"}
     assert (payload["type"], payload["data"]) == ("job.succeeded", data)
     assert await bed.status(job) == "delivered"
     assert await sender.deliver_due() == 0
-
-
-async def test_a_delivery_may_be_a_cloud_event(bed: WebhookBed, receiver: Receiver) -> None:
-    """In the format of its tenant, else in the configured one; always signed, and the same facts in each."""
-    formats: dict[str, WebhookFormat] = {"plain": "standard", "headers": "cloudevents-binary"}
-    sender = bed.sender(msgspec.structs.replace(LOOPBACK, format="cloudevents", tenant_formats=formats))
-    jobs = {
-        await bed.ended_job(url(receiver), owner): owner for owner in ("plain/device", "headers/device", "other/device")
-    }
-    assert await sender.deliver_due() == 3
-    seen: dict[str, tuple[str, ...]] = {}
-    for sent, body in receiver.arrived:
-        headers = {name.lower(): value for name, value in sent.items()}
-        document = json.loads(body)
-        data = document.get("data", document)
-        owner, kind = jobs[data["id"]], headers["content-type"]
-        assert data == {"id": data["id"], "status": "succeeded", "object": "job", "revision": 0}
-        (secret,) = await bed.outbox.signing_secrets(owner)
-        Webhook(secret).verify(body, {name: headers[name] for name in SIGNATURE})
-        event = (
-            document
-            if "specversion" in document
-            else {name.removeprefix("ce-"): value for name, value in headers.items() if name.startswith("ce-")}
-        )
-        if event:
-            assert event["time"].endswith("Z")
-            assert event["id"] == headers["webhook-id"]
-            assert event["subject"] == data["id"]
-        seen[owner] = (kind, event.get("specversion", ""), event.get("source", ""), event.get("type", ""))
-        if owner == "other/device":
-            assert parse_event(body, event_format(kind)).id == event["id"]  # as our own streams read it
-    facts = ("1.0", "/causeway/jobs", "causeway.job.succeeded")
-    assert seen == {
-        "plain/device": ("application/json", "", "", ""),
-        "headers/device": ("application/json", *facts),
-        "other/device": ("application/cloudevents+json", *facts),
-    }
 
 
 async def test_the_previous_secret_signs_for_a_day(bed: WebhookBed, receiver: Receiver) -> None:

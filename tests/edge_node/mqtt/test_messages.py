@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from causeway_server.edge_node.config.schema import OutboxConfig
-from causeway_server.edge_node.mqtt.messages import TEXT
 from tests.edge_node.jobs.cloud import JobCloud
 from tests.edge_node.jobs.support import PROMPT
 from tests.mosquitto import Mosquitto
@@ -22,7 +21,6 @@ from .peer import ASK, FILTER, bridge_of, mqtt_config, outbox_of, peer_of
 from .relay import relay_to
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow]
-EVENT = [("specversion", "1.0"), ("id", "e-1"), ("source", "/sensor/7"), ("type", "asked")]
 TWICE = [("x-causeway-prefer", "prefer_cloud"), ("X-Causeway-Prefer", "only_on_device")]
 EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
 
@@ -45,36 +43,24 @@ async def test_a_message_is_a_job_and_its_answer_is_published(mosquitto: Mosquit
 
 
 async def test_text_is_asked_and_answered_as_text(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """Without a response topic the answer goes to the topic's own. An event is answered with one, in its mode."""
+    """Without a response topic the answer goes to the topic's own. A CloudEvent is refused."""
     mosquitto.start()
     topic = {"form": "text", "system": "Be brief.", "priority": "bulk"}
     async with running(tmp_path, mqtt=mqtt_config(mosquitto.port, topic=topic, tags=("edge",))) as device:
         with peer_of(mosquitto) as peer:
             await peer.state("online")
-            event = [("specversion", "1.0"), ("id", "e-1"), ("source", "/sensor/7"), ("type", "asked")]
-            peer.ask("Wie spät?".encode(), answers="", properties=event)
+            peer.ask("Wie spät?".encode(), answers="")
             answer = await peer.answer()
             assert (answer.topic, answer.payload.decode()) == (f"{ASK}/answer", EDGE)
             peer.ask(b"And now?", answers=f"{ASK}/answer")  # which needs not be listed
             assert (await peer.answer()).topic == f"{ASK}/answer"
             assert answer.content_type.startswith("text/plain")
-            found = {name: answer.properties[name] for name in ("specversion", "source", "type", "subject")}
-            assert found == {
-                "specversion": "1.0",
-                "source": "/causeway/device",
-                "type": "causeway.job.succeeded",
-                "subject": "e-1",
-            }
-            question = json.dumps(dict(event) | {"id": "e-2", "data": "Wo?"}).encode()
-            peer.ask(question, answers="", content_type="application/cloudevents+json")
-            answer = await peer.answer()
-            assert answer.content_type == "application/cloudevents+json"
-            found = json.loads(answer.payload)
-            assert (found["data"], found["datacontenttype"], found["subject"]) == (EDGE, TEXT, "e-2")
-            assert (found["specversion"], found["id"]) == ("1.0", answer.properties["x-causeway-job"])
-            call, _, last = device.engine.calls
+            peer.ask(b"{}", answers="", content_type="application/cloudevents+json")
+            refused = await peer.answer()
+            assert refused.properties["x-causeway-status"] == "refused"
+            assert "CloudEvents are not read" in refused.payload.decode()
+            call, _ = device.engine.calls
             assert [message.content for message in call.request.messages] == ["Be brief.", "Wie spät?"]
-            assert last.request.messages[-1].content == "Wo?"
 
 
 @pytest.mark.parametrize("correlation", [b"7", b""])
@@ -131,7 +117,6 @@ async def test_every_tag_of_the_user_properties_binds(mosquitto: Mosquitto, tmp_
             for properties in (
                 [("x-causeway-tags", "a"), ("x-causeway-tags", "Private")],
                 [("X-Causeway-Tags", "PRIVATE"), ("x-causeway-tags", "a")],
-                [*EVENT, ("causewaytags", "Private"), ("causewaytags", "a")],
             ):
                 peer.ask("hello", correlation=properties[0][0].encode(), properties=properties)
                 assert (await peer.answer()).properties["x-causeway-route"] == "edge"

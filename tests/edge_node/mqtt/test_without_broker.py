@@ -22,7 +22,7 @@ from causeway_server.router.errors import ConfigError, InvalidRequest
 from tests.ports import free_port
 
 from ..device import config
-from .peer import NOW, message, mqtt_config
+from .peer import message, mqtt_config
 
 _PROGRAM = """
 import sys
@@ -128,15 +128,13 @@ def test_answers_go_where_this_device_may_answer() -> None:
 
 
 def test_what_makes_two_messages_the_same_job() -> None:
-    """Correlation data or an event's id; without them the packet's number, if the broker sends it again."""
+    """Correlation data; without any the packet's number, if the broker sends it again."""
     (topic,) = mqtt_config(1883).topics
 
     def key(**fields: Any) -> str:
-        return read_message(message(**fields), topic, NOW).key
+        return read_message(message(**fields), topic).key
 
-    event = {"specversion": "1.0", "source": "/sensor", "id": "1"}
     assert key(correlation=b"7") == key(correlation=b"7", mid=6, dup=True)
-    assert key(properties=event) == key(properties=event, mid=6)
     assert key() == key(dup=True)
     others = [
         key(),
@@ -144,30 +142,28 @@ def test_what_makes_two_messages_the_same_job() -> None:
         key(payload=b"[]"),
         key(correlation=b"7"),
         key(correlation=b"8"),
-        key(properties=event),
-        key(properties=event | {"id": "2"}),
-        key(properties=event | {"causewaytags": "night"}),
+        key(properties={"x-causeway-tags": "night"}),
         key(response_topic="plant/7/answers"),
         key(topic="plant/8/ask"),
     ]
     assert len(set(others)) == len(others)
-    is_new = [read_message(message(**one), topic, NOW).is_new for one in ({}, {"dup": True}, {"correlation": b"7"})]
+    is_new = [read_message(message(**one), topic).is_new for one in ({}, {"dup": True}, {"correlation": b"7"})]
     assert is_new == [True, False, False]
 
 
 def test_the_earliest_end_is_the_deadline() -> None:
     """The topic's, or the message's own expiry."""
     (topic,) = mqtt_config(1883, topic={"deadline_s": 60.0}).topics
-    assert read_message(message(), topic, NOW).deadline_ms == 60_000
-    assert read_message(message(expires_s=7), topic, NOW).deadline_ms == 7_000
+    assert read_message(message(), topic).deadline_ms == 60_000
+    assert read_message(message(expires_s=7), topic).deadline_ms == 7_000
     (topic,) = mqtt_config(1883).topics
-    assert read_message(message(), topic, NOW).deadline_ms is None
-    assert read_message(message(expires_s=1 << 32), topic, NOW).deadline_ms == (1 << 32) * 1000
+    assert read_message(message(), topic).deadline_ms is None
+    assert read_message(message(expires_s=1 << 32), topic).deadline_ms == (1 << 32) * 1000
 
 
 def test_text_is_the_users_message_after_the_topics_own() -> None:
     (topic,) = mqtt_config(1883, topic={"form": "text", "system": "Be brief."}).topics
-    body = json.loads(read_message(message(payload="Grüße?".encode()), topic, NOW).body)
+    body = json.loads(read_message(message(payload="Grüße?".encode()), topic).body)
     assert body["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Grüße?"},
@@ -180,7 +176,7 @@ def test_text_is_the_users_message_after_the_topics_own() -> None:
 def test_text_that_says_nothing_is_refused(payload: bytes, said: str) -> None:
     (topic,) = mqtt_config(1883, topic={"form": "text"}).topics
     with pytest.raises(InvalidRequest, match=said):
-        read_message(message(payload=payload), topic, NOW)
+        read_message(message(payload=payload), topic)
 
 
 def test_a_message_beyond_its_limits_is_refused_before_it_is_read() -> None:

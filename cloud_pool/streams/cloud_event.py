@@ -12,8 +12,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from ..errors import InvalidRequest, UnsupportedMediaType
-from ..types import Priority
+from causeway_server.router.errors import InvalidRequest, UnsupportedMediaType
+from causeway_server.router.types import Priority
 
 EventFormat = Literal["json", "msgpack"]
 CONTENT_TYPE: Final[Mapping[EventFormat, str]] = {
