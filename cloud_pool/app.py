@@ -1,4 +1,4 @@
-"""The composition root: builds and wires a gateway. `background` does the same for workers, pipelines and replays.
+"""The composition root: builds and wires a gateway. `background` does the same for workers and pipelines.
 
 All processes share a `Runtime`: the tiers, and the service over them.
 """

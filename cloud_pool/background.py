@@ -1,4 +1,4 @@
-"""The background processes: a job worker, a message pipeline, and the replay of messages.
+"""The background processes: a job worker and a message pipeline.
 
 Their rooms are imported on demand. They share the tiers and the service over them with the gateway (`app.Runtime`).
 """
@@ -17,7 +17,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry
 
-from causeway_server.router.errors import CausewayError, ConfigError
+from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.process import tune_garbage_collector
 from causeway_server.router.serving.stored.responses import StoredResponses
 from causeway_server.router.serving.webhooks import DeliveryOutcome, WebhookSender
@@ -45,11 +45,8 @@ from .tiers.tier import Tier
 
 if TYPE_CHECKING:
     from .observability.tracing import JobTrace
-    from .streams.attempts import MessageRunner
     from .streams.config import StreamTopics
-    from .streams.metrics import StreamMetrics
     from .streams.pipeline import StreamPipeline
-    from .streams.replay import ReplayTopics
     from .streams.settlement import StreamPorts
 
 _UNBOUNDED = 1_000_000  # jobs: the shared limit bounds them
@@ -281,23 +278,16 @@ async def run_pipeline(
 
 
 def _build_pipeline(background: Background, topics: StreamTopics, ports: StreamPorts) -> StreamPipeline:
+    from .streams.attempts import MessageCallers, MessageRunner
     from .streams.metrics import StreamMetrics
     from .streams.outcome import OutcomeWriter
     from .streams.pipeline import StreamPipeline
     from .streams.settlement import MessageSettler
 
     metrics, streams = StreamMetrics(background.runtime.metrics.registry), background.config.streams
-    runner, max_attempts = _build_message_runner(background, metrics), streams.max_attempts
-    settler = MessageSettler(ports, runner, OutcomeWriter(topics.name), metrics, max_attempts=max_attempts)
-    return StreamPipeline(str(topics.source), ports, settler, streams, metrics, drain_s=background.jobs.drain_s)
-
-
-def _build_message_runner(background: Background, metrics: StreamMetrics) -> MessageRunner:
-    from .streams.attempts import MessageCallers, MessageRunner
-
     accounts, jobs = background.runtime.accounts, background.jobs
-    return MessageRunner(
-        background.config.streams,
+    runner = MessageRunner(
+        streams,
         jobs,
         SubmissionParser(
             jobs,
@@ -310,45 +300,5 @@ def _build_message_runner(background: Background, metrics: StreamMetrics) -> Mes
         MessageCallers(accounts.authenticator.principal, accounts.ledger.limits, accounts.authenticator.ready),
         metrics,
     )
-
-
-async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) -> None:
-    """Replay messages until the range ends or `stop`. Print each message, and totals. Raises ConfigError."""
-    from .brokers.open import open_history, open_sink
-    from .streams.metrics import StreamMetrics
-    from .streams.outcome import OutcomeWriter
-    from .streams.replay import MessageReplay
-
-    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
-        background = Background(config, tasks, "a replay", route="replay", service_name="causeway-stream")
-        runtime, streams = background.runtime, config.streams
-        history = open_history(topics.source, streams.login)
-        name = f"replay-{secrets.token_hex(4)}"
-        audit = None if topics.audit is None else open_sink(topics.audit, topics.name, streams.login)
-        closing += [history.close, *([] if audit is None else [audit.close]), runtime.close]
-        replay = MessageReplay(
-            name,
-            str(topics.source),
-            history,
-            _build_message_runner(background, StreamMetrics(runtime.metrics.registry)),
-            OutcomeWriter(topics.name),
-            audit,
-            partial(print, flush=True),
-            in_flight=streams.in_flight,
-        )
-        if not await open_all(stop, history.open, *([] if audit is None else [audit.open])):
-            return
-        await runtime.start()
-
-        async def read() -> None:
-            try:
-                await replay.run(topics.wanted)
-            except ConfigError:
-                raise
-            except CausewayError as error:
-                raise ConfigError(f"The replay is not complete: {error.message}", where="--replay") from error
-
-        if await open_all(stop, read) and topics.audit is not None:
-            print(f"{name}: {dict(replay.counts)} -> {topics.audit}", flush=True)
-
-    await run_with_tasks(work)
+    settler = MessageSettler(ports, runner, OutcomeWriter(topics.name), metrics, max_attempts=streams.max_attempts)
+    return StreamPipeline(str(topics.source), ports, settler, streams, metrics, drain_s=background.jobs.drain_s)

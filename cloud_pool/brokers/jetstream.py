@@ -1,4 +1,4 @@
-"""The adapter for NATS JetStream, by nats-py (extra `nats`): a subject as a source, as a sink, and as a history.
+"""The adapter for NATS JetStream, by nats-py (extra `nats`): a subject as a source and as a sink.
 
 A pipeline has one consumer, `<name>-<random>`, which belongs to one connection. Each session creates a new consumer
 that starts after the contiguously acknowledged messages, and deletes the previous one. So all unacknowledged messages
@@ -19,7 +19,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -37,7 +36,6 @@ from .port import (
     BrokerLogin,
     BrokerUnavailable,
     IncomingMessage,
-    MessageRange,
     MessageTooLarge,
     OutgoingMessage,
     TopicAddress,
@@ -57,7 +55,6 @@ _MAX_UNACKNOWLEDGED = 4096
 _ENDED = ("404", "408")  # statuses that end a request; 404: no messages, 408: its time is over
 _FULL = "Exceeded MaxAckPending"
 _ROUNDING_S = 0.001  # the server counts nanoseconds, and the client microseconds
-_KEPT_S = 60.0  # by the server, for a reader that is busy with what it has
 MESSAGE_ID = "Nats-Msg-Id"
 _CONTENT_TYPE = "Content-Type"
 
@@ -334,36 +331,6 @@ def _floor(consumer: ConsumerInfo) -> int:
     """Return the sequence number up to which all messages are acknowledged."""
     acknowledged = consumer.ack_floor.stream_seq if consumer.ack_floor is not None else 0
     return max(acknowledged or 0, (consumer.config.opt_start_seq or 1) - 1)
-
-
-class JetStreamHistory(_Subject):
-    """A MessageHistory of the messages in a subject's streams; wildcards are allowed.
-
-    They are read by a consumer that ends with the range, so no pipeline's consumer is affected.
-    """
-
-    async def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
-        config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=_KEPT_S)
-        if wanted.since:
-            config.deliver_policy = DeliverPolicy.BY_START_TIME
-            config.opt_start_time = datetime.fromtimestamp(wanted.since - _ROUNDING_S, UTC)
-        elif wanted.first > 1:
-            config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
-            config.opt_start_seq = wanted.first
-        async with translated():
-            subscription = await self._context.pull_subscribe(self._address.topic, stream=self._stream, config=config)
-            left = (await subscription.consumer_info()).num_pending or 0
-        while left > 0:
-            async with translated():
-                fetched = await subscription.fetch(min(left, PAGE), timeout=TIMEOUT_S)
-            left -= len(fetched)
-            for message in map(incoming, fetched):
-                if wanted.last is not None and int(message.position) > wanted.last:
-                    left = 0
-                elif wanted.holds(message.lane, int(message.position), message.published_at):
-                    yield message
-        async with translated():
-            await subscription.unsubscribe()
 
 
 class JetStreamSink(_Subject):

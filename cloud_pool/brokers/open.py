@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from causeway_server.router.errors import ConfigError
 
-from .port import BrokerLogin, MessageHistory, MessageSink, MessageSource, TopicAddress
+from .port import BrokerLogin, MessageSink, MessageSource, TopicAddress
 
 _MISSING = "The client for this broker is not installed: run `pip install 'causeway-router[{extra}]'`."
 
@@ -41,16 +41,3 @@ def open_sink(address: TopicAddress, name: str, login: BrokerLogin) -> MessageSi
     except ImportError as error:
         raise ConfigError(_MISSING.format(extra=address.kind), where="--out") from error
     return JetStreamSink(address, login)
-
-
-def open_history(address: TopicAddress, login: BrokerLogin) -> MessageHistory:
-    """Build a reader of ranges; it connects when it is opened. Raises ConfigError like `open_source`."""
-    try:
-        if address.kind == "kafka":
-            from .kafka.source import KafkaHistory
-
-            return KafkaHistory(address, login)
-        from .jetstream import JetStreamHistory
-    except ImportError as error:
-        raise ConfigError(_MISSING.format(extra=address.kind), where="--in") from error
-    return JetStreamHistory(address, login)

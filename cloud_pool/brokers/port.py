@@ -1,16 +1,14 @@
-"""The interface between pipelines and brokers, and the addresses of topics and of ranges in them.
+"""The interface between pipelines and brokers, and the addresses of topics.
 
 `tests/cloud_pool/streams` tests every adapter against this contract. An address is `nats://host:4222/SUBJECT` or
-`kafka://host:9092/TOPIC`; several hosts are separated by commas, and `nats+tls://` and `kafka+tls://` use TLS. A range
-is written FROM..TO: by time, by JetStream's sequence, or by partition and offset of Kafka.
+`kafka://host:9092/TOPIC`; several hosts are separated by commas, and `nats+tls://` and `kafka+tls://` use TLS.
 """
 
 from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
@@ -30,8 +28,6 @@ _SCHEMES: Final[dict[str, tuple[BrokerKind, bool]]] = {
 _PORTS: Final[dict[BrokerKind, int]] = {"nats": 4222, "kafka": 9092}
 _FORMS: Final = "Write nats://host:4222/SUBJECT or kafka://host:9092/TOPIC; nats+tls:// or kafka+tls:// for TLS."
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
-_PLACES: Final = {"nats": re.compile(r"()(\d{1,18})"), "kafka": re.compile(r"(\d{1,9})-(\d{1,18})")}
-_EXAMPLES: Final = {"nats": "100..200", "kafka": "0-100..0-200"}
 
 
 class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,67 +98,6 @@ def _host(text: str, kind: BrokerKind, where: str) -> str:
     if match is None:
         raise ConfigError(f"{text[:80]!r} is not a host:port. {_FORMS}", where=where)
     return f"{match[1]}:{match[2] or _PORTS[kind]}"
-
-
-class MessageRange(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of messages of a topic, inclusive at both ends; by time or by number, never both."""
-
-    since: float | None = None  # Unix seconds, by the broker's clock
-    until: float = float("inf")
-    lane: str | None = None  # lane to read; None for all lanes
-    first: int = 0  # first sequence number or offset
-    last: int | None = None
-
-    def holds(self, lane: str, number: int, published_at: float) -> bool:
-        if self.lane is not None and lane != self.lane:
-            return False
-        in_numbers = self.first <= number and (self.last is None or number <= self.last)
-        return in_numbers and (self.since or 0.0) <= published_at <= self.until
-
-
-def parse_range(text: str, kind: BrokerKind) -> MessageRange:
-    """Parse FROM..TO; one end may be left out.
-
-    Raises:
-        ConfigError: The range is invalid; the message says what to write for this kind of broker.
-    """
-    first, dots, last = text.partition("..")
-    if not dots or not (first or last):
-        raise _refused(kind)
-    ends = [_PLACES[kind].fullmatch(end) for end in (first, last) if end]
-    if not all(ends):
-        if any(ends):
-            raise _refused(kind)
-        since, until = _time(first, kind), _time(last, kind)
-        return MessageRange(since=since or 0.0, until=float("inf") if until is None else until)
-    lanes = {found[1] for found in ends if found}
-    if len(lanes) > 1:
-        raise ConfigError(
-            "Both ends must name the same partition. Replay one partition after the other.", where="--replay"
-        )
-    numbers = [int(found[2]) for found in ends if found]
-    return MessageRange(
-        lane=lanes.pop() if kind == "kafka" else None,
-        first=numbers[0] if first else 0,
-        last=numbers[-1] if last else None,
-    )
-
-
-def _time(text: str, kind: BrokerKind) -> float | None:
-    if not text:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise _refused(kind) from None
-    if moment.tzinfo is None:
-        raise ConfigError(f"{text}: add the time zone, as in 2026-11-23T06:00:00Z.", where="--replay")
-    return moment.timestamp()
-
-
-def _refused(kind: BrokerKind) -> ConfigError:
-    example = "2026-11-23T06:00:00Z..2026-11-23T07:00:00Z"
-    return ConfigError(f"Write FROM..TO, as in {_EXAMPLES[kind]} or {example}.", where="--replay")
 
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -239,18 +174,6 @@ class MessageSource(Protocol):
 
     async def close(self) -> None:
         """Disconnect. Unacknowledged messages are delivered to another process."""
-
-
-class MessageHistory(Protocol):
-    """Reads messages of a topic independently of all pipelines: no message is acknowledged, and no cursor moves."""
-
-    async def open(self) -> None:
-        """Connect, waiting for the broker indefinitely. Raises ConfigError for a topic that does not exist."""
-
-    def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
-        """Yield the messages of a range that exist now, each lane's in order. Raises BrokerUnavailable."""
-
-    async def close(self) -> None: ...
 
 
 class MessageSink(Protocol):

@@ -11,8 +11,7 @@ from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.issuers.config import ClaimName
 from causeway_server.router.serving.process import begin_imports, option, run_fast
 
-from ..brokers.port import parse_range, parse_topic
-from ..config import Config
+from ..brokers.port import parse_topic
 from .process import ConfiguredProcess, configured_command, until_stopped
 
 if TYPE_CHECKING:
@@ -47,46 +46,30 @@ def worker(process: ConfiguredProcess) -> None:
     to="source",
     required=True,
 )
-@option("--out", "Topic of answers, and of expiry notices for expired messages.", to="sink")
+@option("--out", "Topic of answers, and of expiry notices for expired messages.", to="sink", required=True)
 @option("--dead", "Topic of dead letters; default: the topic of --out with `.dead` appended.")
-@option(
-    "--replay",
-    "Instead of --out: answer a range of messages again, to stdout, and exit. The range is given by "
-    "time, sequence, or PARTITION-OFFSET of Kafka.",
-    metavar="FROM..TO",
-)
-@option("--audit", "Topic of a replay's outcomes, instead of stdout.")
 @option("--name", "Name of the pipeline. Its processes share their progress.", default="stream")
 @_OPERATOR_PORT
 @configured_command
 def stream(
     process: ConfiguredProcess,
     source: str,
-    sink: str | None,
+    sink: str,
     dead: str | None,
-    replay: str | None,
-    audit: str | None,
     name: str,
 ) -> None:
     """Answer the messages of a topic on the tiers. Prints `ready stream=…` on stdout; SIGTERM drains."""
     config, reread, flags = process
-    if replay is not None:
-        _replay(config, name, source, sink or dead, replay, audit)
-        return
-    topics, serves_operators = _topics(name, source, sink, dead, audit), flags.operator_port is not None
+    topics, serves_operators = _topics(name, source, sink, dead), flags.operator_port is not None
     from ..background import run_pipeline  # on demand: gRPC takes half a second to import
 
     until_stopped(lambda stop: run_pipeline(config, topics, stop, reread, serves_operators=serves_operators), run_fast)
 
 
-def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: str | None) -> StreamTopics:
+def _topics(name: str, source: str, sink: str, dead: str | None) -> StreamTopics:
     """Parse the topics of a pipeline. Raises ConfigError."""
     from ..streams.config import StreamTopics
 
-    if sink is None:
-        raise ConfigError("Name the topic of the answers.", where="--out")
-    if audit is not None:
-        raise ConfigError("Use this option only with --replay.", where="--audit")
     out = parse_topic(sink, "--out")
     return StreamTopics(
         name=_checked_name(name),
@@ -94,26 +77,6 @@ def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: s
         sink=out,
         dead=parse_topic(dead, "--dead") if dead else out.sibling(_DEAD),
     )
-
-
-def _replay(config: Config, name: str, source: str, published: str | None, wanted: str, audit: str | None) -> None:
-    """Run a replay. Raises ConfigError."""
-    from ..background import run_replay
-    from ..streams.replay import ReplayTopics
-
-    if published is not None:
-        raise ConfigError(
-            "A replay does not publish to the pipeline's topics: use --audit instead of --out and --dead.",
-            where="--replay",
-        )
-    address = parse_topic(source, "--in")
-    topics = ReplayTopics(
-        name=_checked_name(name),
-        source=address,
-        wanted=parse_range(wanted, address.kind),
-        audit=parse_topic(audit, "--audit") if audit else None,
-    )
-    until_stopped(lambda stop: run_replay(config, topics, stop), run_fast)
 
 
 def _checked_name(name: str) -> str:

@@ -123,12 +123,6 @@ class GrammarState:
         if not self.forced:
             self.forced = self._matcher.compute_ff_tokens()
 
-    def accept_all(self, tokens: list[int]) -> bool:
-        """Advance by several tokens; return False if the grammar does not allow them."""
-        accepted = self._matcher.try_consume_tokens(tokens) == len(tokens)
-        self.forced = self._matcher.compute_ff_tokens()
-        return accepted
-
 
 def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     tokens = [

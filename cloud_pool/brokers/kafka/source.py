@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import anyio
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError
 
-from causeway_server.router.errors import ConfigError
-
-from ..port import BrokerLogin, BrokerUnavailable, IncomingMessage, MessageRange, TopicAddress, TopicLag
+from ..port import BrokerLogin, BrokerUnavailable, IncomingMessage, TopicAddress, TopicLag
 from .client import FAULTS, READ_COMMITTED, TIMEOUT_S, client_options, require_topic, started, stop, translated
 
 _HEARTBEATS = 6  # in the time after which a silent process loses its lanes
 _REBALANCE_S = 30  # for all processes to give their lanes back
 _NEVER_MS = 2**31 - 1
-_POLL_MS = 200
-_STUCK_S = 30.0
 
 
 class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -225,72 +221,3 @@ class ContiguousOffsets:
         """Forget the unacknowledged deliveries, which come again from `floor` on."""
         self._next = self.floor
         self._open.clear()
-
-
-class KafkaHistory:
-    """A MessageHistory: the messages in the partitions of a topic."""
-
-    def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
-        """Create the history. Raises ConfigError."""
-        self._address = address
-        self._options = client_options(address, login)
-        self._consumer: AIOKafkaConsumer | None = None
-
-    async def open(self) -> None:
-        asking = await started(lambda: AIOKafkaConsumer(**self._options), self._address)
-        try:
-            await require_topic(asking, self._address)
-        finally:
-            await stop(asking)
-        self._consumer = await started(
-            lambda: AIOKafkaConsumer(
-                self._address.topic, isolation_level=READ_COMMITTED, auto_offset_reset="earliest", **self._options
-            ),
-            self._address,
-        )
-
-    async def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
-        """Yield the messages that exist now, in order within each partition.
-
-        Raises BrokerUnavailable, or ConfigError for a partition that does not exist.
-        """
-        consumer = self._consumer
-        assert consumer is not None, "open() comes first"
-        async with translated():
-            ends = await self._seek(consumer, wanted)
-        while ends:
-            async with translated(_STUCK_S):
-                batches = await consumer.getmany(*ends, timeout_ms=_POLL_MS)
-                positions = {partition: await consumer.position(partition) for partition in ends}
-            for records in batches.values():
-                for record in records:
-                    message = incoming(record)
-                    if wanted.holds(message.lane, record.offset, message.published_at):
-                        yield message
-            for partition, position in positions.items():
-                if position >= ends[partition]:
-                    consumer.pause(partition)
-                    del ends[partition]
-
-    async def _seek(self, consumer: AIOKafkaConsumer, wanted: MessageRange) -> dict[TopicPartition, int]:
-        """Seek to the beginning of the range. Returns the end of each partition that has messages in it."""
-        assigned = consumer.assignment()
-        partitions = [each for each in assigned if wanted.lane in (None, str(each.partition))]
-        if not partitions:
-            raise ConfigError(f"The topic has no partition {wanted.lane}.", where="--replay")
-        consumer.pause(*(assigned - set(partitions)))
-        starts = await consumer.beginning_offsets(partitions)
-        ends = await consumer.end_offsets(partitions)
-        if wanted.since:
-            offsets = await consumer.offsets_for_times(dict.fromkeys(partitions, int(wanted.since * 1000)))
-            starts = {each: offsets[each].offset if offsets[each] is not None else ends[each] for each in partitions}
-        for partition in partitions:
-            starts[partition] = max(starts[partition], wanted.first)
-            if wanted.last is not None:
-                ends[partition] = min(ends[partition], wanted.last + 1)
-            consumer.seek(partition, starts[partition])
-        return {partition: end for partition, end in ends.items() if starts[partition] < end}
-
-    async def close(self) -> None:
-        if self._consumer is not None:
-            await stop(self._consumer)

@@ -39,7 +39,6 @@ TOOL = (Tool("lamp"),)
         (ask(tools=TOOL), TIER, ON, "tools"),
         (ask(tools=TOOL), TIER, CacheConfig(enabled=True, include_tools=True), ""),
         (ask(echo=True), TIER, ON, "echo"),
-        (ask(resume="token"), TIER, ON, "rest of an answer"),
         (ask(hints=RoutingHints(tags=("private",))), TIER, ON, "private"),
         (ask(hints=RoutingHints(tags=("no-store",))), TIER, CacheConfig(enabled=True, private_tags=()), "private"),
         (ask(hints=RoutingHints(tags=("staff",))), TIER, CacheConfig(enabled=True, private_tags=("staff",)), "private"),

@@ -299,7 +299,6 @@ async def test_critical_requests_share_only_among_themselves(two: Two) -> None:
         ask(temperature=None),
         ask(n=2),
         ask(echo=True),
-        ask(resume="token"),
     ],
     ids=["private", "no-store", "sampled", "sampled-by-default", "n", "echo", "rest"],
 )

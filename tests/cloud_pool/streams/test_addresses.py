@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from causeway_server.cloud_pool.brokers.open import open_history, open_sink, open_source
-from causeway_server.cloud_pool.brokers.port import BrokerKind, BrokerLogin, MessageRange, parse_range, parse_topic
+from causeway_server.cloud_pool.brokers.open import open_sink, open_source
+from causeway_server.cloud_pool.brokers.port import BrokerLogin, parse_topic
 from causeway_server.router.errors import ConfigError
 
 
@@ -48,45 +48,6 @@ def test_an_address_that_cannot_work_is_refused_at_its_option(text: str, said: s
     assert raised.value.where == "--out"
     assert said in raised.value.message
     assert "secret" not in raised.value.message
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "found"),
-    [
-        ("7..9", "nats", MessageRange(first=7, last=9)),
-        ("7..", "nats", MessageRange(first=7)),
-        ("..9", "nats", MessageRange(last=9)),
-        ("3-7..3-9", "kafka", MessageRange(lane="3", first=7, last=9)),
-        ("1970-01-01T00:01:00Z..1970-01-01T01:02:00+01:00", "kafka", MessageRange(since=60.0, until=120.0)),
-        ("1970-01-01T00:01:00Z..", "nats", MessageRange(since=60.0)),
-        ("..1970-01-01T00:01:00Z", "nats", MessageRange(since=0.0, until=60.0)),
-    ],
-)
-def test_a_range_is_of_numbers_or_of_times(text: str, kind: BrokerKind, found: MessageRange) -> None:
-    assert parse_range(text, kind) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "said"),
-    [
-        ("7..9", "kafka", "as in 0-100..0-200"),
-        ("0-7..0-9", "nats", "as in 100..200"),
-        ("3-7..4-9", "kafka", "the same partition"),
-        ("2026-11-23T06:00:00..", "nats", "add the time zone"),
-    ],
-)
-def test_a_range_that_its_broker_does_not_have_is_refused(text: str, kind: BrokerKind, said: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        parse_range(text, kind)
-    assert raised.value.where == "--replay"
-    assert said in raised.value.message
-
-
-def test_a_range_holds_both_its_ends_and_no_other_lane() -> None:
-    numbers, times = MessageRange(lane="3", first=7, last=9), MessageRange(since=60.0, until=120.0)
-    assert [numbers.holds("3", number, 0.0) for number in (6, 7, 9, 10)] == [False, True, True, False]
-    assert not numbers.holds("4", 8, 0.0)
-    assert [times.holds("4", 1, moment) for moment in (59.9, 60.0, 120.0, 120.1)] == [False, True, True, False]
 
 
 # --- logins -----------------------------------------------------------------------------------------------------------
@@ -141,10 +102,8 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path, key: str, 
     ("kind", "part", "library"),
     [
         ("kafka", "source", "kafka.source"),
-        ("kafka", "history", "kafka.source"),
         ("kafka", "sink", "kafka.sink"),
         ("nats", "source", "jetstream"),
-        ("nats", "history", "jetstream"),
         ("nats", "sink", "jetstream"),
     ],
 )
@@ -156,7 +115,6 @@ def test_a_client_that_is_not_installed_is_named_with_its_extra(
     address, login = parse_topic(f"{kind}://broker/asks", "--in"), BrokerLogin()
     parts: dict[str, Callable[[], object]] = {
         "source": lambda: open_source(address, "p", login, ack_wait_s=30.0),
-        "history": lambda: open_history(address, login),
         "sink": lambda: open_sink(address, "p", login),
     }
     with pytest.raises(ConfigError, match=rf"pip install 'causeway-router\[{kind}\]'") as raised:

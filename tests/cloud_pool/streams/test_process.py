@@ -1,4 +1,4 @@
-"""`causeway-cloud stream` and its replay, each as a whole: on a real NATS and Redis, before a server over HTTP."""
+"""`causeway-cloud stream` as a whole: on a real NATS and Redis, before a server over HTTP."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from causeway_server.cloud_pool.background import run_pipeline, run_replay
-from causeway_server.cloud_pool.brokers.jetstream import PAGE
-from causeway_server.cloud_pool.brokers.port import MessageRange, TopicAddress, parse_topic
+from causeway_server.cloud_pool.background import run_pipeline
+from causeway_server.cloud_pool.brokers.port import TopicAddress, parse_topic
 from causeway_server.cloud_pool.cli.background import stream
 from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.http.config import OperatorConfig
 from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.streams.config import StreamsConfig, StreamTopics
-from causeway_server.cloud_pool.streams.replay import ReplayTopics
 from causeway_server.router.errors import ConfigError
 from tests.cloud_pool.jobs.conftest import until as until_true
 from tests.cloud_pool.upstreams.http_gateway import http_tier
@@ -63,10 +61,6 @@ def config(cloud: ScriptedCloud, jobs: JobsConfig, tmp_path: Path) -> Config:
 def pipeline_topics(topics: Topics, source: TopicAddress | None = None) -> StreamTopics:
     dead = topics.sink.sibling(".dead")
     return StreamTopics(name=f"of-{topics.sink.topic}", source=source or topics.source, sink=topics.sink, dead=dead)
-
-
-def replayed(topics: Topics, audit: TopicAddress | None = None) -> ReplayTopics:
-    return ReplayTopics(name="p", source=topics.source, wanted=MessageRange(), audit=audit)
 
 
 def audited(config: Config) -> list[tuple[str, str, str]]:
@@ -162,74 +156,13 @@ async def test_a_pipeline_whose_topic_does_not_exist_ends_and_listens_no_longer(
     assert capsys.readouterr().out == ""
 
 
-async def test_a_replay_shows_each_message_and_bills_nobody(
-    topics: Topics, config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With a topic of audits it shows how many it answered, and the topic has the answers."""
-    await topics.send(encoded("a"), b"{", encoded("b"))
-    await run_replay(config, replayed(topics), asyncio.Event())
-    lines = [json.loads(line)["outcome"] for line in capsys.readouterr().out.splitlines()]
-    assert sorted(line["type"] for line in lines) == ["causeway.answered"] * 2 + ["causeway.dead"]
-    audit = await topics.broker.create_topic()
-    await run_replay(config, replayed(topics, audit), asyncio.Event())
-    (total,) = capsys.readouterr().out.splitlines()
-    assert "'answered': 2" in total
-    assert total.endswith(f"-> {audit}")
-    kept = [json.loads(body) for body in await topics.broker.read(audit)]
-    assert {event["id"] for event in kept if event["type"] == "causeway.answered"} == {"a", "b"}
-    assert (await topics.answers(), await topics.dead()) == ([], [])
-    assert {outcome for _, _, outcome in audited(config)} == {"superseded"}
-
-
-async def test_a_stopped_replay_shows_no_totals(
-    topics: Topics, config: Config, cloud: ScriptedCloud, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cloud.gate, stop = asyncio.Event(), asyncio.Event()
-    audit = await topics.broker.create_topic()
-    await topics.send(encoded("a"))
-    work = asyncio.ensure_future(run_replay(config, replayed(topics, audit), stop))
-    await until(lambda: asked(cloud))
-    stop.set()
-    await work
-    await until(lambda: not cloud.running)
-    assert capsys.readouterr().out == ""
-    assert await topics.broker.read(audit) == []
-
-
-async def test_a_replay_whose_topic_does_not_exist_ends(topics: Topics, config: Config, cloud: ScriptedCloud) -> None:
-    with pytest.raises(ConfigError, match="missing"):
-        await run_replay(config, replayed(topics, topics.source.sibling("missing")), asyncio.Event())
-    assert asked(cloud) == 0
-
-
-async def test_a_replay_whose_broker_dies_says_that_it_is_not_complete(
-    topics: Topics, config: Config, cloud: ScriptedCloud, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What it had read is answered and shown."""
-    cloud.gate = asyncio.Event()
-    await topics.send(*(encoded("a") if at == 0 else b"{" for at in range(PAGE + 1)))
-    work = asyncio.ensure_future(run_replay(config, replayed(topics), asyncio.Event()))
-    await until(lambda: asked(cloud))
-    topics.broker.kill()
-    cloud.gate.set()
-    try:
-        with pytest.raises(ConfigError, match=r"The replay is not complete"):
-            await work
-    finally:
-        topics.broker.start()
-    assert len(capsys.readouterr().out.splitlines()) == PAGE
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ((), "--out"),
-        (("--out", "nats://x/out", "--audit", "nats://x/audit"), "--replay"),
         (("--out", "nats://x/out", "--name", "a b"), "--name"),
         (("--out", "http://x/out"), "--out"),
-        (("--replay", "1..2", "--out", "nats://x/out"), "--audit"),
-        (("--replay", "1..2", "--dead", "nats://x/dead"), "--audit"),
-        (("--replay", "2..x"), "--replay"),
+        (("--replay", "1..2"), "was removed"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_by_name(options: tuple[str, ...], words: str) -> None:

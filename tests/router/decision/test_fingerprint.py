@@ -86,7 +86,6 @@ CHANGES: dict[str, list[object]] = {
     "encoding_format": ["base64"],
     "user": ["eva"],
     "extra": ['{"a":1}', '{"a":2}'],
-    "resume": ["token"],
     "hints": [RoutingHints(tags=("a",)), RoutingHints(client="c"), RoutingHints(deadline_ms=5)],
 }
 
