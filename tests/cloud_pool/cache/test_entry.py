@@ -98,7 +98,7 @@ def test_entry_that_inflates_beyond_the_limit_is_corrupt() -> None:
         [Chunk(text="cut by the server", finish_reason="length"), Chunk(usage=Usage(5, 11))],
         [Chunk(text="x" * 5000, finish_reason="stop")],
     ],
-    ids=["nothing", "unfinished", "cut short", "filtered", "refused", "empty", "server's limit", "too large"],
+    ids=["nothing", "unfinished", "filtered", "refused", "empty", "server's limit", "too large"],
 )
 def test_incomplete_or_too_large_answer_is_no_entry(chunks: list[Chunk]) -> None:
     assert codec(most=4000).pack(KEY, HEAD, ASKED, chunks) is None
