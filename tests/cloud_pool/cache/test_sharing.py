@@ -300,7 +300,7 @@ async def test_critical_requests_share_only_among_themselves(two: Two) -> None:
         ask(n=2),
         ask(echo=True),
     ],
-    ids=["private", "no-store", "sampled", "sampled-by-default", "n", "echo", "rest"],
+    ids=["private", "no-store", "sampled", "sampled-by-default", "n", "echo"],
 )
 async def test_bypassing_requests_reach_no_redis_and_do_not_share(
     two: Two, request_: Request, redis_server: RedisServer, config: CacheConfig
