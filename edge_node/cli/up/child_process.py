@@ -40,6 +40,7 @@ class ChildProcess:
         self._environ = dict(environ)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._end: asyncio.Task[int] | None = None
         self._ready: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._started = 0.0
 
@@ -66,6 +67,7 @@ class ChildProcess:
             except (OSError, ValueError) as error:
                 raise ChildProcessEnded(f"{self.name} cannot be started: {error}") from error
         self._reader = asyncio.create_task(self._read())
+        self._end = asyncio.create_task(self._watch())
 
     async def ready(self, timeout_s: float) -> dict[str, str]:
         """Wait for the line ``ready key=value …`` on stdout and return its pairs.
@@ -119,8 +121,8 @@ class ChildProcess:
 
     async def wait(self) -> int:
         """Wait for the end and return the exit status."""
-        assert self._process is not None
-        return await self._process.wait()
+        assert self._end is not None
+        return await asyncio.shield(self._end)
 
     async def stop(self, grace_s: float) -> bool:
         """Send SIGTERM, and after `grace_s` SIGKILL to the program and its descendants.
@@ -137,11 +139,11 @@ class ChildProcess:
                 process.terminate()
             try:
                 async with asyncio.timeout(grace_s):
-                    await process.wait()
+                    await self.wait()
             except TimeoutError:
                 graceful = False
                 self.kill()
-                await process.wait()
+        await self.wait()
         if self._reader is not None:
             await self._reader
         return graceful
@@ -166,6 +168,18 @@ class ChildProcess:
         except OSError:
             return ""
         return ":\n" + "\n".join(f"    {line}" for line in tail) if tail else ""
+
+    async def _watch(self) -> int:
+        """Wait for the end, then kill the processes that the program left behind, such as the engine of a killed vLLM.
+
+        `Process.wait` would wait for them, too, as they hold the program's stdout open.
+        """
+        assert self._process is not None
+        while self._process.returncode is None:  # noqa: ASYNC110 - asyncio has no event for it
+            await asyncio.sleep(_POLL_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.returncode
 
     async def _read(self) -> None:
         """Copy stdout to the log until it closes, and resolve the ready future."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,6 +89,9 @@ def main() -> None:
     chosen = [flag_and_value for flag_and_value in pairwise(sys.argv) if flag_and_value[0] in CHOSEN]
     if chosen:
         note(" ".join([name, *(word for pair in chosen for word in pair)]))
+    if f"{name}-has-engine" in FAULTS:  # a process that does not end with its parent
+        engine = subprocess.Popen(["sleep", "600"])
+        note(f"engine-pid {engine.pid}")
     note(f"{name} starts")
     server = ThreadingHTTPServer(("127.0.0.1", int(flag("--port") or 0)), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -237,6 +238,17 @@ def test_the_edge_continues_after_a_cloud_program_died(start: Start, name: str) 
     assert f"{name}: simulated crash" in up.printed
     assert up.end(signal.SIGINT) == 0
     assert "edge ends" in up.events
+
+
+def test_what_a_dead_program_left_behind_is_ended(start: Start) -> None:
+    """A killed vLLM leaves its engine, which holds the pipe of its output open."""
+    up = start("vllm-has-engine", models=with_vllm(free_port()))
+    up.crash("vllm")
+    up.until("the edge continues without it")
+    (engine,) = [int(event.split()[1]) for event in up.events if event.startswith("engine-pid")]
+    assert up.end(signal.SIGINT) == 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert psutil.Process(engine).status() == psutil.STATUS_ZOMBIE
 
 
 def test_the_death_of_the_edge_ends_everything(start: Start) -> None:
