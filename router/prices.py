@@ -5,6 +5,7 @@ Device, gateway and control plane count with `Usage.pico_usd` of `router.types`,
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Final
 
 import msgspec
@@ -17,7 +18,7 @@ _PER_MILLION: Final = PICO_USD // 10**6
 Amount = Annotated[float, Meta(ge=0, le=1_000_000_000)]
 
 
-class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
     """The price of a model, in USD."""
 
     input: Amount = 0.0
@@ -30,11 +31,11 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     ] = ""
     table: Annotated[str, Meta(max_length=64, title="a version")] = ""
 
-    @property
+    @cached_property
     def costs(self) -> bool:
         return any((self.input, self.output, self.cached_input or 0.0, self.per_request, self.audio_second))
 
-    @property
+    @cached_property
     def rates(self) -> tuple[int, int, int, int, int]:
         """Prices of a prompt token, a cached one, an answer's token, a request and a second of audio, 1e-12 USD."""
         cached = self.input if isinstance(self.cached_input, UnsetType) else self.cached_input

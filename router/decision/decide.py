@@ -215,7 +215,10 @@ def _with_promise(
 def _with_threshold(plan: AttemptPlan, threshold: float) -> AttemptPlan:
     if plan.handoff is None or plan.handoff.below >= threshold:
         return plan
-    return msgspec.structs.replace(plan, handoff=msgspec.structs.replace(plan.handoff, below=threshold))
+    handoff = Handoff(plan.handoff.after_tokens, threshold, plan.handoff.within_s)
+    return AttemptPlan(
+        plan.target, handoff, plan.facts, plan.soft, plan.fusion, plan.wait_for
+    )  # `replace` takes longer
 
 
 def _shadow_of(
@@ -381,7 +384,7 @@ def _priced(
     """Return the handoff whose confidence is lower by what the first target that costs takes from the budget."""
     dear = next((target for target in targets if target.price.costs), None)
     usd = 0.0 if dear is None else expected_usd(dear, request, estimates)
-    return msgspec.structs.replace(handoff, below=max(0.0, handoff.below - price * usd))
+    return Handoff(handoff.after_tokens, max(0.0, handoff.below - price * usd), handoff.within_s)
 
 
 def _outside(target: Target, regions: frozenset[str], snapshot: Snapshot) -> str:
@@ -725,8 +728,9 @@ def plan_shadow(shadow: Shadow, request: Request, attempts: tuple[AttemptPlan, .
     """
     sides = {plan.target.at for plan in attempts}
     one_text = request.kind != "embedding" and request.sequences == 1 and not wants_tools(request)
-    adapted = any(plan.target.adapter for plan in attempts)
-    return shadow if len(sides) == 2 and one_text and not adapted and modalities(request) == ["text"] else None
+    if len(sides) < 2 or not one_text or any(plan.target.adapter for plan in attempts):
+        return None
+    return shadow if modalities(request) == ["text"] else None
 
 
 def other_target(attempts: tuple[AttemptPlan, ...], answered: Target) -> Target | None:

@@ -1,8 +1,11 @@
-"""(a) `decide` with the default policy: µs per decision, the reading of its signals included."""
+"""(a) `decide` with the default policy: µs per decision, the reading of its signals included; and what a promise and a
+budget add to it.
+"""
 
 from __future__ import annotations
 
 import gc
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -20,6 +23,7 @@ from causeway_server.router.types import (
     Message,
     NowSignals,
     Prefer,
+    PromiseSignals,
     Request,
     RoutingHints,
     Sampling,
@@ -34,8 +38,11 @@ from .rows import Row, scaled
 
 POLICY = Path(__file__).parents[2] / "policies" / "default.yaml"
 LIMIT = 6.0  # yardsticks
+MAX_TIMES = 1.2  # with a promise and a budget
 ROUNDS = 7
 CALLS = 20_000  # of one round
+
+_CLOUD, _HANDOFF = "first_token_timeout: 10s", "handoff: {after_tokens: 8, below: 0.55}"
 
 Ask = tuple[Request, Snapshot, Estimates]
 
@@ -46,12 +53,30 @@ def main() -> list[Row]:
     asks = mixed()
     rounds = sorted((_measure(policy, asks) for _ in range(ROUNDS)), key=lambda figures: figures[1])
     p50, p99, cache_p50 = rounds[ROUNDS // 2]
+    times, pairs = _times(asks)
     spread = f"p99 of the {ROUNDS} rounds {rounds[0][1]:.1f} to {rounds[-1][1]:.1f} us"
     note = f"{len(asks)} kinds of ask, {CALLS} calls a round; plan_cache p50 {cache_p50:.1f} us"
     return [
         scaled("(a) decide p50, in yardsticks", p50, note=note),
         scaled("(a) decide p99, in yardsticks", p99, LIMIT, spread),
+        Row("(a) decide p99 with a promise and a budget / without", times, "x", MAX_TIMES, note=pairs),
     ]
+
+
+def _times(asks: list[Ask]) -> tuple[float, str]:
+    """Return the p99 with a promise and a budget over that of the same policy without, and both medians in words."""
+    priced = POLICY.read_text().replace(_CLOUD, f"{_CLOUD}\n    price: {{input: 1, output: 2}}")
+    without = f"{priced}\nshadow: {{share: 0.01, usd_per_day: 1}}\n"
+    promised = without.replace(_HANDOFF, f"{_HANDOFF}\n    promise: {{of: large, keep: 0.95}}")
+    policies = parse_policy(without), parse_policy(f"{promised}budget: {{usd_per_day: 5}}\n")
+    replace, kept = msgspec.structs.replace, {"fast-path": PromiseSignals(0.8, 500)}
+    told = [
+        (request, replace(now, promises=kept, spend=replace(now.spend, usd_left=3.0, price=20.0)), estimates)
+        for request, now, estimates in asks
+    ]
+    rounds = [(_measure(policies[0], asks)[1], _measure(policies[1], told)[1]) for _ in range(ROUNDS)]
+    one, both = (statistics.median(found) for found in zip(*rounds, strict=True))
+    return statistics.median(more / less for less, more in rounds), f"{one:.1f} and {both:.1f} us"
 
 
 def mixed() -> list[Ask]:
