@@ -10,6 +10,7 @@ from causeway_server.router.api.document import Operation, openapi_document
 from causeway_server.router.api.operations import SHARED_TYPES, by_name, file_upload
 from causeway_server.router.api.reader import Api, read_api
 from causeway_server.router.jobs.job import JobView
+from causeway_server.router.jobs.submission import JobFields
 from causeway_server.router.jobs.webhooks import WebhookRefused
 
 from .accounts.identity.api_keys import NewApiKey, Rotation
@@ -17,7 +18,6 @@ from .batches.batch_api import BatchList, BatchRequest, BatchView, UploadPurpose
 from .erasure import ErasureConflict, SignedReceipt
 from .http.key_routes import ApiKeyDeleted, ApiKeyList, ApiKeyView
 from .jobs.http.job_api import JobList, WebhookDisabled
-from .jobs.submission import CloudJobFields
 from .jobs.worker.runner import TokenRevoked
 from .storage.durability import JobStoreIsCluster, JobStoreNotDurable
 from .storage.encryption import ContentKeyMissing
@@ -27,7 +27,7 @@ from .storage.redis_client import JobStoreLayoutMismatch, JobStoreNotReplicated
 
 _TYPES = {
     **SHARED_TYPES,
-    **by_name(ApiKeyDeleted, ApiKeyList, ApiKeyView, BatchList, BatchRequest, BatchView, CloudJobFields),
+    **by_name(ApiKeyDeleted, ApiKeyList, ApiKeyView, BatchList, BatchRequest, BatchView, JobFields),
     **by_name(ContentKeyMissing, ErasureConflict, FileContentLost, FileStoreUnavailable, FileTooLarge, JobList),
     **by_name(JobStoreIsCluster, JobStoreLayoutMismatch, JobStoreNotDurable, JobStoreNotReplicated, NewApiKey),
     **by_name(QuotaExceeded, Rotation, SignedReceipt, TokenRevoked, WebhookDisabled, WebhookRefused),

@@ -33,7 +33,7 @@ from ..core.request_context import BodyMemory
 from ..http.request_admission import read_body, read_headers
 from ..jobs.http.job_api import NO_AUDIT, Route, acceptance, begin_response, enqueue_span, route, write_chunk
 from ..storage.batch_store import COMPLETION_WINDOW, Batch, BatchState
-from ..storage.config import JobsConfig, OffPeakHours, no_off_peak_hours
+from ..storage.config import JobsConfig
 from ..storage.file_contents import FileContentLost
 from ..storage.file_store import PART_BYTES, StoredFile
 from ..storage.stores import JobStores
@@ -129,7 +129,6 @@ class BatchRequest(msgspec.Struct, frozen=True):
     endpoint: str
     completion_window: str
     metadata: Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)] | None = None
-    window: Literal["off_peak"] | None = None
 
 
 class BatchList(msgspec.Struct):
@@ -156,7 +155,6 @@ class BatchApi:
     audit: AuditLog = NO_AUDIT  # audit log, which gets a record of each accepted file and batch
 
     def __post_init__(self) -> None:
-        self._off_peak = OffPeakHours(self.config.off_peak)
         self.routes: tuple[Route, ...] = (
             route("/v1/files", FILE_SCOPES, POST=self._upload, GET=self._list_files),
             route(r"/v1/files/([\w.-]{1,80})", FILE_SCOPES, GET=self._get_file, DELETE=self._delete_file),
@@ -233,8 +231,6 @@ class BatchApi:
             raise UnsupportedFeature(f"`endpoint` must be one of {', '.join(ENDPOINTS)}.", param="endpoint")
         if batch_request.completion_window != COMPLETION_WINDOW:
             raise UnsupportedFeature(f"`completion_window` must be {COMPLETION_WINDOW}.", param="completion_window")
-        if batch_request.window and not self._off_peak:
-            raise no_off_peak_hours()
         tags = self.bind(principal, headers.tags)
         await self.stores.durability.ensure()
         key = key_digest(request.headers.get("idempotency-key", ""))
@@ -253,7 +249,6 @@ class BatchApi:
                 token_issued=principal.issued,
                 tags=tags,
                 traceparent=traceparent,
-                window=batch_request.window or "",
             )
         await self.audit.write(acceptance(principal, "batch", batch.id, "", batch.created))
         return json_response(batch_view(batch))

@@ -166,7 +166,6 @@ class BatchExpansion:
             owner=batch.owner,
             tier=line.tier,
             priority="bulk",
-            window=batch.window or self.parser.window("", self.tenant_limits(tenant_of(batch.owner))),
             endpoint=batch.endpoint,
             body=line.body,
             deadline_ms=batch.expires,

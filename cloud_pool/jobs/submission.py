@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
 
 import msgspec
 
 from causeway_server.router.errors import InvalidRequest, NotFound, UnsupportedFeature
 from causeway_server.router.jobs.submission import (
     Endpoint,
-    JobFields,
     body_digest,
     key_digest,
     parse_job_request,
@@ -33,10 +31,10 @@ from ..admission import Priority
 from ..core.principal import Principal
 from ..degradation.tier_sessions import TierSessions
 from ..serving.service import check_parts, check_supported
-from ..storage.config import JobsConfig, OffPeakHours, no_off_peak_hours
+from ..storage.config import JobsConfig
 from ..storage.file_contents import FileContentLost
 from ..storage.file_store import FileStore, StoredFile
-from ..storage.record import NewJob, Window, user_digest
+from ..storage.record import NewJob, user_digest
 from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, encoders_of, find_tier, in_regions
 
 CheckCost = Callable[[str, str, Request, int, int], int]
@@ -135,12 +133,6 @@ class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint | None = None  # endpoint of a plain request; None if the body names it
 
 
-class CloudJobFields(JobFields, frozen=True):
-    """The fields that we add to a job's body, at the gateway."""
-
-    window: Literal["off_peak"] | None = None
-
-
 class SubmissionParser:
     """Parses and checks submissions, and puts them at the tiers of their sessions.
 
@@ -164,7 +156,6 @@ class SubmissionParser:
         self._sessions = sessions
         self._check_cost = check_cost
         self._tiers = tiers
-        self._off_peak = OffPeakHours(config.off_peak)
         self._allowed = allowed_networks(config.webhooks.allowed_networks)
 
     async def parse(self, submission: JobSubmission, now_ms: int, limits: TenantLimits) -> NewJob:
@@ -182,7 +173,7 @@ class SubmissionParser:
         """
         principal, sent = submission.principal, submission.sent or submission.body
         refuse_named_files(submission.body)
-        extensions, body = split_body(submission.body, CloudJobFields)
+        extensions, body = split_body(submission.body)
         if submission.endpoint is not None:
             extensions = msgspec.structs.replace(extensions, endpoint=submission.endpoint)
         allowed = allowed_tiers(self._tiers, limits.models, principal.grants.models)
@@ -203,9 +194,8 @@ class SubmissionParser:
         body_bytes = text_bytes(request, len(body))
         self._check_cost(principal.tenant, tier.name, limits.bounded(request), body_bytes, tier.max_tokens)
         deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
-        window = self.window(extensions.window or "", limits)
         not_before_ms = extensions.not_before_ms
-        time_ms = self._time_ms(deadline_ms, not_before_ms, window, now_ms)
+        time_ms = self._time_ms(deadline_ms, not_before_ms)
         if extensions.webhook:
             allow_http = self._config.webhooks.allow_http
             check_webhook_url(extensions.webhook, allow_http=allow_http, allowed=self._allowed)
@@ -225,7 +215,6 @@ class SubmissionParser:
             idempotency=key_digest(submission.key),
             digest=submission_digest(submission.priority, submission.tags, submission.endpoint, sent),
             tags=folded_tags((*submission.tags, *region_tags(regions))),
-            window=window,
             user=user_digest(principal.tenant, request.user or ""),
         )
 
@@ -286,25 +275,15 @@ class SubmissionParser:
         max_tokens = request.max_tokens or self._tiers[request.model].max_tokens
         return prompt_tokens + request.sequences * max_tokens
 
-    def window(self, wanted: Window, limits: TenantLimits) -> Window:
-        """Return the window in which a job may start. Raises InvalidRequest if no off-peak hours are configured."""
-        if wanted and not self._off_peak:
-            raise no_off_peak_hours()
-        return "off_peak" if wanted or (limits.off_peak and self._off_peak) else ""
-
-    def _time_ms(self, deadline_ms: int | None, not_before_ms: int, window: Window, now_ms: int) -> int:
+    def _time_ms(self, deadline_ms: int | None, not_before_ms: int) -> int:
         """Return the job's total time, including the time before it may start. Raises InvalidRequest."""
         longest_ms = int(self._config.max_deadline_s * 1000)
         bound_ms = longest_ms if deadline_ms is None else min(deadline_ms, longest_ms)
         if not_before_ms >= bound_ms:
             message = f"`not_before_ms` must be less than the deadline, which is in {bound_ms} ms"
             raise InvalidRequest(message, param="not_before_ms")
-        wait_ms = not_before_ms + (self._off_peak.wait_ms(now_ms + not_before_ms) if window else 0)
         if deadline_ms is None:
-            deadline_ms = wait_ms + int(self._config.default_deadline_s * 1000)
-        if deadline_ms <= wait_ms:
-            message = f"`deadline_ms` passes before the off-peak hours, which begin in {wait_ms} ms"
-            raise InvalidRequest(message, param="deadline_ms")
+            deadline_ms = not_before_ms + int(self._config.default_deadline_s * 1000)
         return min(deadline_ms, longest_ms)
 
 

@@ -1,6 +1,6 @@
 """Records of jobs, batches, uploaded files and webhooks in Redis, and the stores of file contents.
 
-config          the section `jobs`, and off-peak hours
+config          the section `jobs`
 stores          all stores over one connection pool, and the scripts of `lua/`
 redis_client    runs commands and scripts
 durability      whether Redis keeps accepted data

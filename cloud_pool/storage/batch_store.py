@@ -22,7 +22,6 @@ from ..core.principal import NO_GRANTS, Grants
 from .config import BatchConfig
 from .encryption import NO_CIPHER, ContentCipher
 from .file_store import FilePart, QuotaExceeded, too_many_files
-from .record import Window
 from .redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, list_newest
 
 BatchState = Literal[
@@ -72,7 +71,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     token_issued: float = 0.0  # Unix seconds
     tags: str = ""  # tags of each line, separated by commas
     traceparent: str = ""  # traceparent of the span that created it
-    window: Window = ""  # window in which its lines may start
     total: int = 0
     submitted: int = 0  # number of lines that have become jobs
     offset: int = 0  # offset of the next line in the input file, bytes
@@ -124,7 +122,6 @@ class BatchStore:
         token_issued: float = 0.0,
         tags: tuple[str, ...] = (),
         traceparent: str = "",
-        window: Window = "",
     ) -> Batch:
         """Create a batch, or return the existing one with this name.
 
@@ -143,8 +140,7 @@ class BatchStore:
         quotas = (config.max_open_batches, config.max_batches, config.max_files)
         plain = ("endpoint", endpoint, "metadata", metadata, "grants", msgspec.json.encode(grants))
         token = ("token_id", token_id, "token_issued", token_issued)
-        in_window = ("window", window) if window else ()
-        fields = (*plain, *token, "tags", ",".join(tags), "traceparent", traceparent, *in_window)
+        fields = (*plain, *token, "tags", ",".join(tags), "traceparent", traceparent)
         arguments = (name, owner, file, digest, window_ms, ttl, *quotas, *fields)
         verdict = as_text(await self.db.run("batch_create", self.db.time, *arguments))
         if verdict not in ("created", "known"):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Final, Literal
-from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import Meta
 
 from causeway_server.router.config import Count, Pause, Positive, Seconds
-from causeway_server.router.errors import CausewayError, ConfigError, InvalidRequest, RateLimited
+from causeway_server.router.errors import CausewayError, ConfigError, RateLimited
 
 from ..redis.config import RedisAddress, is_cluster, is_sentinel, parse_redis
 
@@ -71,14 +69,6 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file_ttl_s: Seconds = 7 * _DAY_S
 
 
-class OffPeakConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Section `jobs.off_peak`: the hours in which jobs that ask for it start, and their price."""
-
-    hours: str = ""
-    timezone: str = "UTC"
-    price_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
-
-
 class StoredResponsesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.responses`: stored responses and conversations. Bounds apply to a tenant with all its devices."""
 
@@ -122,7 +112,6 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backoff_max_s: Seconds = 60.0
     concurrency: Count = 0
     drain_s: Pause = 20.0
-    off_peak: OffPeakConfig = OffPeakConfig()
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()
     files: FilesConfig = FilesConfig()
@@ -145,10 +134,6 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return min(error.retry_after_s, self.limit_retry_s)
         return job_retry_delay_s(attempts, draw, base_s=self.backoff_s, max_s=self.backoff_max_s)
 
-    def price_share(self, window: str) -> float:
-        """Return the share of the tier's price that is billed to a job of this window."""
-        return self.off_peak.price_share if window else 1.0
-
     def check(self) -> None:
         """Check that jobs can be stored in the configured Redis. Raises ConfigError."""
         if self.redis:
@@ -160,65 +145,6 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def with_shared_redis(config: JobsConfig, shared: RedisAddress) -> JobsConfig:
     """Return the configuration with the shared Redis, unless jobs have their own or the shared one is a cluster."""
     return config if config.redis or is_cluster(shared) else msgspec.structs.replace(config, redis=shared)
-
-
-class OffPeakWindow(msgspec.Struct, frozen=True):
-    """An off-peak window, half-open, in Unix milliseconds."""
-
-    start: int
-    end: int
-
-
-class OffPeakHours:
-    """Off-peak hours of a configuration, in which jobs with `window: off_peak` may start. The time comes from Redis.
-
-    The hours follow the wall clock of a time zone, so a night with a clock change is an hour shorter or longer. A start
-    time that the change skips moves to the next existing time; of a repeated time, the first counts.
-    """
-
-    def __init__(self, config: OffPeakConfig) -> None:
-        """Parse the hours. Raises ConfigError."""
-        self._hours: tuple[time, time] | None = None
-        try:
-            self._zone = ZoneInfo(config.timezone)
-        except (KeyError, ValueError, OSError):
-            reason = f"{config.timezone!r} is not a time zone of this machine (tzdata), such as Europe/Berlin"
-            raise ConfigError(reason, where="jobs.off_peak.timezone") from None
-        if not config.hours:
-            return
-        match = _HOURS.fullmatch(config.hours)
-        if match is None or match[1] + match[2] == match[3] + match[4]:
-            raise ConfigError(f"Write the hours as 22:00-06:00, not {config.hours!r}.", where="jobs.off_peak.hours")
-        self._hours = time(int(match[1]), int(match[2])), time(int(match[3]), int(match[4]))
-
-    def __bool__(self) -> bool:
-        """Return whether off-peak hours are configured."""
-        return self._hours is not None
-
-    def windows(self, now_ms: int) -> list[OffPeakWindow]:
-        """Return the windows of the next week, in order, without those that are over."""
-        if self._hours is None:
-            return []
-        today = datetime.fromtimestamp(now_ms / 1000.0, self._zone).date()
-        nights = (self._window(today + timedelta(days=days), *self._hours) for days in range(-1, _DAYS))
-        return [night for night in nights if night.end > now_ms]
-
-    def wait_ms(self, now_ms: int) -> int:
-        """Return the time in milliseconds until the next window begins; 0 inside a window or without any."""
-        windows = self.windows(now_ms)
-        return max(windows[0].start - now_ms, 0) if windows else 0
-
-    def _window(self, day: date, start: time, end: time) -> OffPeakWindow:
-        last = day if end > start else day + timedelta(days=1)
-        return OffPeakWindow(self._unix_ms(day, start), self._unix_ms(last, end))
-
-    def _unix_ms(self, day: date, at: time) -> int:
-        return int(datetime.combine(day, at, self._zone).astimezone(UTC).timestamp() * 1000)
-
-
-def no_off_peak_hours() -> InvalidRequest:
-    """Return the error for a job that asks for off-peak hours although none are configured."""
-    return InvalidRequest("This gateway has no off-peak hours configured (jobs.off_peak.hours).", param="window")
 
 
 def job_retry_delay_s(attempts: int, draw: float, *, base_s: float, max_s: float) -> float:

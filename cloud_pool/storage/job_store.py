@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -15,7 +14,7 @@ from causeway_server.router.jobs.submission import is_same_request
 
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
-from .config import JobsConfig, OffPeakHours
+from .config import JobsConfig
 from .encryption import NO_CIPHER, ContentCipher
 from .live_answers import LiveTexts
 from .record import (
@@ -41,12 +40,11 @@ _MAX_COST = 1e6  # as in fair_queue.lua
 log = logging.getLogger(__name__)
 _NO_LIMITS = TenantLimits()
 _OPTIONAL = (
-    *("webhook", "batch", "line", "offset", "custom_id", "traceparent", "user", "not_before", "window"),
+    *("webhook", "batch", "line", "offset", "custom_id", "traceparent", "user", "not_before"),
     *("token_id", "token_issued"),
 )
 """Fields of a NewJob that are stored only if they differ from their default."""
 _MAX_WAIT_S = 2.0  # below the client's timeout
-_WINDOWS_S = 3600.0  # they are known for a week
 
 
 def job_cost(job: NewJob, limits: TenantLimits) -> float:
@@ -101,11 +99,9 @@ class JobStore:
         self._config = config
         self._cipher = cipher
         self.texts = LiveTexts(database, cipher)
-        self._off_peak = OffPeakHours(config.off_peak)
         self._result_ttl_ms = int(config.result_ttl_s * 1000)
         self._lease_ms = int(config.lease_s * 1000)
         self._dead_letters_kept = (int(config.dead_letter_ttl_s * 1000), config.max_dead_letters)  # ms, number
-        self._known_windows: tuple[float, str] = (float("-inf"), "")  # when they were computed, and for scripts
 
     # --- callers ---------------------------------------------------------------------------------------------------
 
@@ -233,11 +229,8 @@ class JobStore:
 
         A job whose record cannot be read becomes a dead letter.
         """
-        bounds, windows = (
-            (self._lease_ms, self._result_ttl_ms, *self._dead_letters_kept),
-            await self._off_peak_windows(),
-        )
-        reply = await self._db.run("claim", self._db.time, consumer, tier, *bounds, windows, *priorities)
+        bounds = (self._lease_ms, self._result_ttl_ms, *self._dead_letters_kept)
+        reply = await self._db.run("claim", self._db.time, consumer, tier, *bounds, *priorities)
         rows, ids, expired, more = as_list(reply)
         records, unreadable = [], [as_text(job) for job in as_list(ids)]
         for row in as_list(rows):
@@ -249,14 +242,6 @@ class JobStore:
                 await self._db.run("quarantine", self._db.time, as_text(fields["id"]), *self._dead_letters_kept)
                 unreadable.append(as_text(fields["id"]))
         return ClaimedJobs(tuple(records), tuple(unreadable), _expired_jobs(expired), bool(as_int(more)))
-
-    async def _off_peak_windows(self) -> str:
-        """Return the next days' off-peak hours as scripts expect them, to compare with Redis's time."""
-        computed_at, text = self._known_windows
-        if self._off_peak and time.monotonic() - computed_at >= _WINDOWS_S:
-            text = " ".join(f"{each.start}-{each.end}" for each in self._off_peak.windows(await self._db.now_ms()))
-            self._known_windows = time.monotonic(), text
-        return text
 
     async def wait(self, tier: str) -> None:
         """Wait until there may be a job of this tier, for at most 2 s."""

@@ -12,7 +12,6 @@ from causeway_server.router.jobs.job import FINAL_STATES, JobState, JobView
 from causeway_server.router.jobs.submission import Endpoint
 from causeway_server.router.types import Priority
 
-Window = Literal["", "off_peak"]
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 _BYTES: Final = ("body", "error")
 
@@ -41,7 +40,6 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     token_id: str = ""  # id of the signed token that submits it; "" for a static token or none
     token_issued: float = 0.0  # Unix seconds
     not_before: int = 0  # start of the earliest run, Unix milliseconds; 0: it is queued at once
-    window: Window = ""  # window in which it may start
     ttl_ms: int = 0  # time to live after its end; 0: the configured one
 
 
@@ -72,7 +70,6 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     token_issued: float = 0.0  # Unix seconds
     cache: str = ""  # outcome of the shared cache for the answer
     not_before: int = 0  # start of the earliest run; 0: it was queued at once
-    window: Window = ""  # window in which it may start
     followed: int = 0  # 1 if a client follows its events; only set by a claim
 
     @property

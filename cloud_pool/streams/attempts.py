@@ -33,7 +33,6 @@ _JOB_ONLY: Mapping[str, str] = {
     "webhook": "the topic of answers receives its answer",
     "deadline_ms": "the event's `expirytime` is its deadline",
     "not_before_ms": "it always runs as soon as it can",
-    "window": "it always runs as soon as it can",
 }
 ReportFailure = Callable[[RunBill | None], Awaitable[None]]
 """Reports a failed run that may be repeated and is billed. Raises JobStoreUnavailable."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -26,7 +26,6 @@ from causeway_server.router.jobs.job import JobFailed, JobState, WebhookSecrets
 from causeway_server.router.jobs.submission import (
     RANK,
     Endpoint,
-    JobFields,
     answer_text,
     body_digest,
     key_digest,
@@ -349,12 +348,6 @@ class SubmittedJob(msgspec.Struct, frozen=True):
     most: Priority = "interactive"
 
 
-class EdgeJobFields(JobFields, frozen=True):
-    """The fields of a job that the edge accepts. `window` is parsed only to be rejected."""
-
-    window: Any = None
-
-
 class JobIntake:
     """Accepts jobs. `reader`: replaces the ids of a client's uploaded files in a body by their bytes."""
 
@@ -406,12 +399,9 @@ class JobIntake:
             whole: The body with its uploaded files.
         """
         hints, endpoint, key = submitted.hints, submitted.endpoint, submitted.key
-        fields, plain = split_body(whole, EdgeJobFields)
+        fields, plain = split_body(whole)
         if endpoint is not None:
             fields = msgspec.structs.replace(fields, endpoint=endpoint)
-        if fields.window is not None:
-            message = "a device does not have off-peak hours: leave out `window`, or send `not_before_ms`"
-            raise UnsupportedFeature(message, param="window")
         if fields.webhook:
             webhooks = self._config.webhooks
             check_webhook_url(fields.webhook, allow_http=webhooks.allow_http, allowed=self._networks)

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Final, Literal, TypeVar, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -35,7 +35,7 @@ _ADVICE: Final = {
     "endpoint": f"Use one of {', '.join(ENDPOINTS)}.",
     "webhook": "Send a URL.",
     "revise_within_ms": "Answers are no longer revised: leave it out.",
-    "window": "Use off_peak, or leave it out.",
+    "window": "There are no off-peak hours: leave it out, or send `not_before_ms`.",
     "not_before_ms": "Send the time to wait as a whole number of milliseconds, at least 0.",
 }
 _PREFIXES: Final[Mapping[Endpoint, str]] = {
@@ -56,12 +56,10 @@ class JobFields(msgspec.Struct, frozen=True):
     webhook: str = ""
     endpoint: Endpoint = "/v1/chat/completions"
     revise_within_ms: None = None  # of an earlier version; refused
+    window: None = None  # likewise
 
 
-F = TypeVar("F", bound=JobFields)
-
-
-def split_body(body: bytes, kind: type[F]) -> tuple[F, bytes]:
+def split_body(body: bytes) -> tuple[JobFields, bytes]:
     """Return our fields, and the body without them. The endpoint's parser reports other faults of the body.
 
     Raises:
@@ -69,16 +67,16 @@ def split_body(body: bytes, kind: type[F]) -> tuple[F, bytes]:
     """
     body = body.removeprefix(BOM)
     whole = load(body)
-    names = kind.__struct_fields__
+    names = JobFields.__struct_fields__
     known = frozenset((*names, "causeway"))
     check_field_names(whole.keys() - known, known)
     fields = {name: whole[name] for name in names if name in whole}
     if not fields:
-        return kind(), body
+        return JobFields(), body
     plain = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     for name in fields:
         del plain[name]
-    return validate(fields, kind, _ADVICE), msgspec.json.encode(plain)
+    return validate(fields, JobFields, _ADVICE), msgspec.json.encode(plain)
 
 
 def parse_job_request(endpoint: Endpoint, body: bytes, hints: RoutingHints) -> Request:

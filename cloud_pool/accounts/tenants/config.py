@@ -35,7 +35,6 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_day: NonNegativeFloat = 0.0
     max_jobs: NonNegativeInt = 0
     weight: Annotated[float, Meta(gt=0)] = 1.0
-    off_peak: bool = False
     models: tuple[str, ...] = ()
 
     regions: tuple[str, ...] = ()

@@ -78,7 +78,6 @@ def job_run_of(
     record: JobRecord,
     deadline: float,
     receipt: RunReceipt | None = None,
-    price_share: float = 1.0,
 ) -> JobRun:
     """Return a run of a job, with its request as it was sent. Raises InvalidRequest.
 
@@ -94,7 +93,6 @@ def job_run_of(
         body_bytes=text_bytes(request, len(record.body)),
         deadline=deadline,
         receipt=receipt or RunReceipt(),
-        price_share=price_share,
     )
 
 
@@ -120,8 +118,7 @@ async def execute(
     left_s, started = max(0.0, min(config.attempt_timeout_s, left_s)), time.monotonic()
     try:
         with anyio.fail_after(left_s):
-            share = config.price_share(record.window)
-            job_run = job_run_of(record, time.monotonic() + left_s, receipt, share)
+            job_run = job_run_of(record, time.monotonic() + left_s, receipt)
             cache, answer = await _collect(runner, job_run, report_progress, on_text)
         created, elapsed_s = record.begun // 1000, time.monotonic() - started
         body = encode_job_answer(

@@ -76,7 +76,6 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     trace: Trace | None = None  # trace of this run
     session: TierTurn | None = None  # None: sessions are off
     receipt: RunReceipt = msgspec.field(default_factory=RunReceipt)
-    price_share: float = 1.0  # share of the tier's price
     meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # meter of this run
 
 
@@ -219,7 +218,7 @@ class MeteredRunner:
             raise
         finally:
             if not refused:
-                charge = _discounted(self.ledger.charge(entry), job_run.price_share)
+                charge = self.ledger.charge(entry)
                 job_run.receipt.issue(
                     None if charge is None else _bill(charge), lambda end: self.ledger.close_run(entry, charge, end)
                 )
@@ -314,10 +313,6 @@ class MeteredRunner:
 def _principal(owner: str) -> Principal:
     tenant, _, device = owner.partition("/")
     return Principal(tenant, device, frozenset({"jobs"}))
-
-
-def _discounted(charge: Charge | None, share: float) -> Charge | None:
-    return charge and msgspec.structs.replace(charge, pico_usd=round(charge.pico_usd * share))
 
 
 def _bill(charge: Charge) -> RunBill:

@@ -32,7 +32,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": "nobody"}, "model_not_found"),
     ({"endpoint": "/v1/images/generations"}, "invalid_value"),
     ({"webhook": "http://example.com"}, "webhook_refused"),
-    ({"window": "off_peak"}, "unsupported_feature"),
+    ({"window": "off_peak"}, "invalid_value"),
     ({"messages": 7}, "invalid_value"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "unsupported_feature"),
 ]

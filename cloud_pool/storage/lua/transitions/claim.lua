@@ -2,37 +2,22 @@
 -- Claim queued jobs for a worker. A job whose deadline passed is finished here. The turns of a tenant on trial end with
 -- its first job; upkeep lets it take turns again.
 -- ARGV: now (unix ms), consumer, tier, lease (ms), result ttl (ms), dead letter ttl (ms), max dead letters,
---   off-peak hours as `start-end` (unix ms) ... or '', then one preferred priority per free slot; a slot whose priority is empty takes the most urgent job of the others
+--   then one preferred priority per free slot; a slot whose priority is empty takes the most urgent job of the others
 -- Reply: {records as HGETALL, with `followed`: 1 if a client follows the job's events, ids of the records that cannot be read, jobs that expired as {id, owner, tier},
 --   1 if more may be queued}
 local now, consumer, tier, lease = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
-local ttl, dead_ttl, max_dead, off_peak = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local ttl, dead_ttl, max_dead = ARGV[5], ARGV[6], ARGV[7]
 local MAX_ENDED, ended = 200, 0
 local claimed, unreadable, expired = {}, {}, {}
-
--- How long until the off-peak hours begin (ms); 0 within them, or without any.
-local function off_peak_in()
-  if off_peak == '' then return 0 end
-  for first, last in string.gmatch(off_peak, '(%d+)%-(%d+)') do
-    if tonumber(now) < tonumber(last) then return math.max(0, tonumber(first) - tonumber(now)) end
-  end
-  return 60000  -- more are known soon
-end
 
 -- Start a job that has left its queue. Returns whether it runs; else it has ended.
 local function start(priority, id)
   local record = key('job', id)
-  local f = redis.call('HMGET', record, 'deadline', 'attempts', 'max_attempts', 'owner', 'state', 'window')
+  local f = redis.call('HMGET', record, 'deadline', 'attempts', 'max_attempts', 'owner', 'state')
   if not f[5] then return false end
   if tonumber(f[1]) and tonumber(f[1]) <= tonumber(now) and transition(record, 'expire') then
     finish_job(id, record, now, ttl)
     table.insert(expired, {id, f[4] or '', tier})
-    return false
-  end
-  local wait = f[6] == 'off_peak' and off_peak_in() or 0
-  if wait > 0 and transition(record, 'claim') and transition(record, 'postpone') then
-    redis.call('ZADD', key('waiting'), after(now, wait), id)
-    publish_instead_of({'queued', 'waiting'}, id, 'waiting')
     return false
   end
   if not (tonumber(f[1]) and tonumber(f[2]) and tonumber(f[3]) and transition(record, 'claim')) then
@@ -78,7 +63,7 @@ local function take_any(preferred)
   return false
 end
 
-local slots, more = #ARGV - 8, true
-while more and #claimed < slots and ended < MAX_ENDED do more = take_any(ARGV[9 + #claimed]) end
+local slots, more = #ARGV - 7, true
+while more and #claimed < slots and ended < MAX_ENDED do more = take_any(ARGV[8 + #claimed]) end
 if not more then redis.call('DEL', key('wake', tier)) end
 return {claimed, unreadable, expired, more and 1 or 0}
