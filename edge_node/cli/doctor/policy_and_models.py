@@ -246,8 +246,8 @@ def check_encoders(
     yield from _check_voices(folders, environ, has_onnxruntime)
 
 
-def _check_encoder(check: str, model: str, folders: list[Path], absent: str, also: str = "") -> Finding:
-    """Check one model. `absent`: the consequence of its absence; `also`: alternatives that work."""
+def _check_encoder(check: str, model: str, folders: list[Path], absent: str) -> Finding:
+    """Check one model. `absent`: the consequence of its absence."""
     pull = f"`causeway-models pull {model}`"
     try:
         artifact = find_artifact(model, folders)
@@ -256,7 +256,7 @@ def _check_encoder(check: str, model: str, folders: list[Path], absent: str, als
         return warn(check, absent, f"Run {pull}.")
     except ArtifactError as error:
         return fail(check, str(error), f"Delete the folder, then {pull}.")
-    return ok(check, f"{also}{artifact.manifest.note}, SHA-256 matches ({artifact.path}).")
+    return ok(check, f"{artifact.manifest.note}, SHA-256 matches ({artifact.path}).")
 
 
 def _check_projectors(folders: list[Path]) -> Iterator[Finding]:

@@ -46,11 +46,14 @@ def test_new_names_are_in_use_and_old_ones_are_not() -> None:
 @pytest.mark.parametrize(("old", "new"), EDGE)
 def test_an_old_key_is_refused_wherever_it_is_set(old: str, new: str) -> None:
     """In the file, in the environment, on the command line and in a bundle; only the file can be rewritten."""
-    section, name = old.split(".")
+    *sections, name = old.split(".")
+    deep = len(sections)
+    text = "".join(f"{'  ' * at}{section}:\n" for at, section in enumerate(sections)) + f"{'  ' * deep}{name}: 1\n"
+    place = rf"edge\.yaml:{deep + 1}:{2 * deep + 1}"
     became = f"is now `{new}`." if new else "was removed."
     refused = rf"{re.escape(old)}: `{re.escape(old)}` {re.escape(became)}"
-    with pytest.raises(ConfigError, match=rf"edge\.yaml:2:3: {refused} .*`causeway-edge migrate` rewrites the file\."):
-        read_yaml(f"{section}:\n  {name}: 1\n", "edge.yaml")
+    with pytest.raises(ConfigError, match=rf"{place}: {refused} .*`causeway-edge migrate` rewrites the file\."):
+        read_yaml(text, "edge.yaml")
     with pytest.raises(ConfigError, match=refused):
         read_environ({config_variable(old): "1"})
     with pytest.raises(ConfigError, match=refused):
