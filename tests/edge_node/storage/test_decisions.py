@@ -11,10 +11,23 @@ import msgspec
 import pytest
 
 from causeway_server.edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, _RowEncoder, read_stored
-from causeway_server.router.decision.decide import features_of
+from causeway_server.router.decision.decide import decide, features_of
 from causeway_server.router.errors import QueueFull
+from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.serving.at_rest.sealing import head_of
-from causeway_server.router.types import DecisionRecord, Estimates, Message, Outcome, Request, Route, Snapshot
+from causeway_server.router.types import (
+    CloudSignals,
+    DecisionRecord,
+    DeviceSetup,
+    DeviceSignals,
+    Estimates,
+    Message,
+    Outcome,
+    PromiseSignals,
+    Request,
+    Route,
+    Snapshot,
+)
 from tests.waiting import until
 
 from .encrypted import ReadableKeys, database_of
@@ -53,15 +66,47 @@ def store(
     return opened
 
 
+POLICY = Path(__file__).parents[3] / "policies" / "default.yaml"
+DEVICE = Snapshot(
+    device=DeviceSignals(temperature_c=48.5, memory_free_mb=900.25),
+    cloud=CloudSignals(reachable=True, rtt_ms=12.5, breaker="closed"),
+    clouds={"main": CloudSignals(reachable=True, rtt_ms=12.5, breaker="closed")},
+    down=frozenset({"large"}),
+    setup=DeviceSetup(engine=True, cloud=True, clouds=("main",)),
+    promises={"all": PromiseSignals(0.5, 120)},
+)
+
+
+def decided(number: int) -> DecisionRecord:
+    """Return a record with a decision, its reasons, and estimates."""
+    request = Request(kind="chat", model="auto", messages=(Message("user", "hello"),))
+    policy, estimates = parse_policy(POLICY.read_text()), Estimates(prompt_tokens=number, pii_classes=("email",))
+    decision = decide(policy, request, DEVICE, estimates)
+    return msgspec.structs.replace(record(number), snapshot=DEVICE, estimates=estimates, decision=decision)
+
+
+def opened(row: tuple[object, ...]) -> bytes:
+    sealed = row[-1]
+    assert isinstance(sealed, bytes)
+    return sealed.removeprefix(head_of("none"))
+
+
 def test_a_row_is_the_record_whatever_it_shares_with_others(tmp_path: Path) -> None:
-    encoder, shared = _RowEncoder(ReadableKeys(tmp_path)), record(0)
-    for number in range(200):
-        one = record(number, target=f"t{number}")
+    encoder, shared = _RowEncoder(ReadableKeys(tmp_path)), decided(0)
+    for number in range(400):
+        one = (record if number % 3 else decided)(number)
         if number % 2:
-            one = msgspec.structs.replace(one, request=shared.request, snapshot=shared.snapshot, shadow="other")
+            changed = msgspec.structs.replace(shared.snapshot, down=frozenset({str(number)}))
+            snapshot = shared.snapshot if number % 4 == 1 else changed
+            one = msgspec.structs.replace(one, request=shared.request, snapshot=snapshot, shadow="other")
         row = encoder.row(one)
-        assert row[-1] == head_of("none") + msgspec.msgpack.encode(one)
+        assert msgspec.msgpack.decode(opened(row), type=DecisionRecord) == one
         assert row[0] == one.id
+
+
+def test_a_page_of_the_file_has_two_rows(tmp_path: Path) -> None:
+    usual = decided(7)
+    assert len(msgspec.msgpack.encode(usual)) > 2048 > len(opened(_RowEncoder(ReadableKeys(tmp_path)).row(usual))) + 200
 
 
 async def test_memory_keeps_the_newest() -> None:
