@@ -153,7 +153,7 @@ def build(
     device = _Device(config, state_dir, keys, model_dirs, clock, environ, Metrics())
     connection, fleet_problem, credentials = None, "", None
     if fleet is None:
-        connection, fleet_problem, credentials = connect_fleet(config, state_dir, clock, device.metrics)
+        connection, fleet_problem, credentials = connect_fleet(config, state_dir, clock, device.metrics, keys)
     engines = None
     if config.engine.enabled:
         make_engine = make_engine or make_engine_factory(config.engine, model_dirs, keys)
@@ -395,6 +395,9 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
     erasure = ErasureApi(parts, device.state_dir)
     if parts.fleet is not None:
         parts.fleet.erase = erasure.for_fleet
+        parts.fleet.read_condition = lambda: (parts.signals.device.temperature_c, parts.shadows.drift)
+        parts.decisions.sample = parts.fleet.records.add
+        parts.shadows.labelled = parts.fleet.records.label
     return Api(
         service=parts.service,
         reader=reader,

@@ -213,6 +213,7 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trial_requests: Count = 200
     trial_max_s: Seconds = 86400.0
     telemetry_interval_s: Seconds = 60.0
+    records_per_hour: Count = 120
     check_interval_s: Seconds = 900.0
 
 

@@ -31,6 +31,7 @@ from causeway_server.router.bundle.refusals import GoldenAnswerDiffers, ModelUnu
 from causeway_server.router.bundle.settings import PartsConfig, SettingValue
 from causeway_server.router.errors import CausewayError, ConfigError, PolicyError
 from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.types import Message, Request, Sampling, Target, TextPart
 
 from .. import daemon_version
@@ -66,7 +67,7 @@ _BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20
 
 
 def connect(
-    folder: Path, config: FleetConfig, clock: Clock, read_traffic: Callable[[], Traffic]
+    folder: Path, config: FleetConfig, clock: Clock, read_traffic: Callable[[], Traffic], keys: StateKeys | None = None
 ) -> tuple[FleetConnection | None, str]:
     """Return the connection of a device that joined a fleet, or None, and the problem; "" if there is none.
 
@@ -85,6 +86,8 @@ def connect(
             clock=clock,
             read_traffic=read_traffic,
             telemetry_interval_s=config.telemetry_interval_s,
+            records_per_hour=config.records_per_hour,
+            keys=keys,
         ), ""
     except (ConfigError, FileNotFoundError) as error:
         problem = f"this device cannot connect to its fleet: {error}"

@@ -66,14 +66,14 @@ def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> 
 
 
 def connect_fleet(
-    config: Config, state_dir: Path | None, clock: Clock, metrics: Metrics
+    config: Config, state_dir: Path | None, clock: Clock, metrics: Metrics, keys: StateKeys | None
 ) -> tuple[FleetConnection | None, str, CloudCredentials | None]:
     """Return the connection of a device that joined a fleet, its problem, and its token for each cloud."""
     if state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
         return None, "", None
     from .fleet import connect, credentials
 
-    connection, problem = connect(state_dir / FLEET_FOLDER, config.fleet, clock, metrics.traffic)
+    connection, problem = connect(state_dir / FLEET_FOLDER, config.fleet, clock, metrics.traffic, keys)
     return connection, problem, partial(credentials, connection)
 
 

@@ -112,16 +112,20 @@ class Metrics:
 
     def traffic(self) -> Traffic:
         """Return the sums of all requests until now; computed from the counters, so requests pay nothing for it."""
-        requests = errors = 0
-        for (_, _, status, _), count in self._requests.items():
+        requests = errors = on_device = cached = 0
+        for (route, _, status, _), count in self._requests.items():
             requests += int(count) if status in ("ok", "error") else 0
             errors += int(count) if status == "error" else 0
+            on_device += int(count) if status == "ok" and route in ("edge", "cache") else 0
+            cached += int(count) if status == "ok" and route == "cache" else 0
         latency = [0] * (len(LATENCY_BOUNDS_S) + 1)
         for series in self._request_s.values():
             for bucket, count in zip(_TRAFFIC_BUCKETS, series, strict=False):
                 latency[bucket] += int(count)
         degraded = sum(count for _, count in self._fallbacks.items())
-        return Traffic(requests, errors, int(degraded), tuple(latency))
+        usd = sum(count for _, count in self.cost.items())
+        counts = {"on_device": on_device, "cached": cached, "micro_usd": round(usd * 1e6)}
+        return Traffic(requests, errors, int(degraded), tuple(latency), **counts)
 
     def generation_finished(
         self,
@@ -204,6 +208,9 @@ class Traffic(msgspec.Struct, frozen=True):
         degraded: Answers of a fallback.
         latency: Requests by bucket of `LATENCY_BOUNDS_S`, the last one for slower ones.
         restarts: Engine children that ended unexpectedly.
+        on_device: Requests that were answered without the cloud, with those of the cache.
+        cached: Requests that the cache answered.
+        micro_usd: The cost in millionths of a US dollar, with that of shadow requests.
     """
 
     requests: int = 0
@@ -211,6 +218,9 @@ class Traffic(msgspec.Struct, frozen=True):
     degraded: int = 0
     latency: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_S) + 1)
     restarts: int = 0
+    on_device: int = 0
+    cached: int = 0
+    micro_usd: int = 0
 
     def __sub__(self, earlier: Traffic) -> Traffic:
         return Traffic(
@@ -219,6 +229,9 @@ class Traffic(msgspec.Struct, frozen=True):
             self.degraded - earlier.degraded,
             tuple(late - early for late, early in zip(self.latency, earlier.latency, strict=True)),
             self.restarts - earlier.restarts,
+            self.on_device - earlier.on_device,
+            self.cached - earlier.cached,
+            self.micro_usd - earlier.micro_usd,
         )
 
 

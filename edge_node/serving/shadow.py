@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import anyio
 import msgspec
@@ -78,6 +78,12 @@ _MAX_IDLE_WAIT_S = 60.0
 _TRIES = 3  # number of times that a client's request may interrupt one on the device
 _WHOLE_S = 120.0
 Result = Literal["agreed", "disagreed", "failed", "interrupted", "over_budget", "dropped"]
+
+
+class Labelled(Protocol):
+    """Counts a labelled answer. `confidence`: of the device's answer; `on_device`: the device gave it."""
+
+    def __call__(self, confidence: float | None, *, good: bool, on_device: bool) -> None: ...
 
 
 class SemanticChecks:
@@ -303,6 +309,7 @@ class Shadows:
     clock: Clock
     rng: random.Random
     checks: SemanticChecks
+    labelled: Labelled | None = None  # of a device in a fleet
     _policy: Policy | None = None
     _store: ShadowStore | None = None
     _observer: ShadowObserver | None = None
@@ -323,6 +330,11 @@ class Shadows:
         stats = self.disk()
         promises = () if self._observer is None else self._observer.promises.problems
         return (self._unusable, *aside.values(), *promises, "" if stats is None else stats.problem)
+
+    @property
+    def drift(self) -> float | None:
+        """The largest drift of the active policy's calibrated signals; None without enough labels."""
+        return None if self._observer is None else self._observer.drift
 
     def disk(self) -> SqliteStats | None:
         """Return the state of the file; None without one."""
@@ -537,9 +549,11 @@ class Shadows:
         return self._label(question, text, agreed=answer.agreed)
 
     def _label(self, question: ShadowQuestion, text: ShadowText, *, agreed: bool) -> Result:
+        known = question.confidence
+        score = text.score if known is None else known
+        if self.labelled is not None:
+            self.labelled(score, good=agreed, on_device=question.answered.at == "edge")
         if question.draw is not None and self._observer is not None:
-            known = question.confidence
-            score = text.score if known is None else known
             self._observer.promises.label(question.route, score, question.draw, good=agreed)
             self._keep_promises()
         return "agreed" if agreed else "disagreed"

@@ -140,6 +140,12 @@ class ShadowObserver:
                 log.info("The calibrated signals of %s are used again: drift %.2f.", model, drift.drift)
                 self._learned.use_again(sha256)
 
+    @property
+    def drift(self) -> float | None:
+        """The largest drift of the active policy's signals; None without enough answers."""
+        found = [drift.drift for sha256 in self._learned.pairs.values() for _, drift in self._drifts(sha256)]
+        return max(found, default=None)
+
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the active policy's signals and promises."""
         yield from self.promises.samples()

@@ -92,6 +92,7 @@ class DecisionStore(SqliteStore):
         self._max_age_s = max_age_s
         self._ages = _RowAges(clock, max_age_s)
         self.memory: OrderedDict[str, DecisionRecord] = OrderedDict()
+        self.sample: Callable[[DecisionRecord], None] | None = None  # of a device in a fleet
         self._searches = FairShare(_MAX_SEARCHES)
         keys = keys or StateKeys(directory or Path())
         self._encoder = _RowEncoder(keys)
@@ -113,6 +114,8 @@ class DecisionStore(SqliteStore):
             self.memory.popitem(last=False)
         if record.outcome.cache != "hit":
             self.write(Write(_PUT, functools.partial(self._encoder.row, record), _RECORD_BYTES))
+            if self.sample is not None:
+                self.sample(record)
 
     async def get(self, decision_id: str, *, client: str = "") -> DecisionRecord | None:
         """Return the record, from memory or from disk; None if it is unknown, or of another client than `client`."""

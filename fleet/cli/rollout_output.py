@@ -14,8 +14,10 @@ from causeway_server.router.bundle.manifest import (
     BundleModel,
     BundleProjector,
 )
+from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
 
 from ..operators.answers import FleetAnswer, RolloutDetail, RolloutStatus
+from ..store.history import CohortFigures
 
 T = TypeVar("T")
 FACTORY = "factory's files"
@@ -133,6 +135,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def overview(fleet: FleetAnswer, rollouts: Sequence[RolloutStatus]) -> Iterator[str]:
     cohorts = [(one.name, str(one.devices), str(one.recently_seen), _running(one.running)) for one in fleet.cohorts]
     yield from table(("cohort", "devices", "seen in 15 min", "running"), cohorts)
+    used = [one for one in fleet.cohorts if one.figures.requests]
+    if used:
+        yield ""
+    head = ("cohort", "requests", "on device", "usd per 1000", "p95", "hottest", "drift", "records")
+    yield from table(head, [(one.name, *_figures(one.figures)) for one in used])
     for one in fleet.cohorts:
         if one.ahead:
             yield (
@@ -146,6 +153,16 @@ def overview(fleet: FleetAnswer, rollouts: Sequence[RolloutStatus]) -> Iterator[
         for one in rollouts
     ]
     yield from table(("rollout", "cohort", "bundle", "state", "share", "why"), rows)
+
+
+def _figures(figures: CohortFigures) -> Iterator[str]:
+    yield str(figures.requests)
+    yield "-" if figures.on_device is None else f"{figures.on_device:.1%}"
+    yield "-" if figures.usd is None else f"{figures.usd:.4g}"
+    yield f"> {LATENCY_BOUNDS_S[-1]:g} s" if figures.p95_s is None else f"< {figures.p95_s:g} s"
+    yield "-" if figures.hottest_c is None else f"{figures.hottest_c:.0f} °C"
+    yield "-" if figures.drift is None else f"{figures.drift:.2f}"
+    yield f"{figures.records} of {counted(figures.recorded_devices, 'device')}"
 
 
 def _running(devices: Mapping[str, int]) -> str:
@@ -183,7 +200,7 @@ def notes(rollout: RolloutStatus) -> Iterator[str]:
 def detail_lines(rollout: RolloutDetail) -> Iterator[str]:
     """Yield the lines about a rollout: its devices, its last look, and its history."""
     yield rollout_line(rollout)
-    yield from (f"  {note}" for note in notes(rollout))
+    yield from (f"  {note}" for note in (*notes(rollout), *rollout.notes))
     members = [f"{devices} {_MEMBERS.get(state, state)}" for state, devices in sorted(rollout.members.items())]
     yield f"  devices in the share: {', '.join(members) or 'none'}"
     for look in rollout.looks[-1:]:

@@ -14,10 +14,12 @@ from causeway_server.router.checks.replay import replay
 from causeway_server.router.errors import PolicyError
 from causeway_server.router.policy.compiled import Policy, check_policy, with_adapters
 from causeway_server.router.serving.logs import redacted
+from causeway_server.router.types import DecisionRecord
 
 from ..prover.proof import is_refused, prove
 from ..repository.records import RecordReader, record_files
 from ..rollout.rollout import Rollout
+from ..store.records import StoredRecord
 from .publisher import Publisher
 
 _PROVED: Final = ("keep", "claim", "compare")  # a rule that is never reached does no harm
@@ -28,10 +30,13 @@ RECORDS = "records"
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The result of a check: problems that reject a bundle, or why it could not be checked; "" if it passes."""
+    """The result of a check: problems that reject a bundle, or why it could not be checked; "" if it passes. `notes`:
+    what was found, for people.
+    """
 
     problems: tuple[str, ...] = ()
     unproven: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
@@ -85,14 +90,27 @@ def prove_bundle(publisher: Publisher, rollout: Rollout, *, may_leave: bool) -> 
     if rollout.from_bundle is not None and old is None and not may_leave:
         undecided.append("that no more may leave than before (the policy that it replaces cannot be read)")
     unproven = f"not proved: {', '.join(undecided)}. Accept the rollout, or change the policy" if undecided else ""
-    return Check(unproven=unproven)  # (2)
+    proved = sum(one.status == "proved" for one in proofs)
+    return Check(unproven=unproven, notes=(f"{proved} of {len(proofs)} statements proved", *_promises(policy)))  # (2)
 
 
-def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout) -> Check:
-    """Replay the requests of `records/COHORT` under the new bundle's policy.
+def _promises(policy: Policy) -> Iterator[str]:
+    for route in policy.routes:
+        if (promise := route.promise) is not None:
+            yield f"route {route.name} promises {promise.keep:.1%} as good as {promise.of} (risk {promise.risk:g})"
+
+
+def replay_bundle(
+    publisher: Publisher, fleet: Path, rollout: Rollout, sent: Sequence[StoredRecord] = (), least: int = 1
+) -> Check:
+    """Replay the requests that devices have sent, and those of `records/COHORT`, under the new bundle's policy.
 
     1. A request that stayed on the device and would leave it, or may, is a problem.
-    2. Without a request to replay the policy counts as not checked, unless the devices already run it.
+    2. With fewer requests than the cohort asks for the policy counts as not checked, unless the devices already run it.
+
+    Args:
+        sent: The records of the cohort's devices.
+        least: The cohort's `replay.records`.
 
     Raises:
         OSError: A file cannot be read.
@@ -107,24 +125,49 @@ def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout) -> Check:
         reader = RecordReader(record_files((str(fleet / RECORDS / rollout.cohort),)))
     except FileNotFoundError:
         reader = RecordReader(())
-    report = replay(reader, policy)
+    span = _Span()
+    report = replay(span.over(sent, reader), policy)
     if report.leaving:  # (1)
         first = report.leaving[0]
-        example = f"{first.id} ({first.before} -> {first.after}, rule {first.rule or 'none'})"
+        by = f" of {sent[first.position].device}" if first.position < len(sent) else ""
+        example = f"{first.id}{by} ({first.before} -> {first.after}, rule {first.rule or 'none'})"
         count = f"{len(report.leaving)} of {report.requests} recorded requests"
         return Check((f"{count} stayed on the device and would or may leave it, such as {example}",))
     before = None if rollout.from_bundle is None else publisher.manifest(rollout.from_bundle)
     is_known = before is not None and (before.policy, before.adapters) == (manifest.policy, manifest.adapters)
-    return Check() if report.requests or is_known else Check(unproven=_no_records(rollout.cohort, reader))  # (2)
-
-
-def _no_records(cohort: str, reader: RecordReader) -> str:
-    unread = f" ({reader.bad_count} lines there cannot be read)" if reader.bad_count else ""
-    return (
-        f"no recorded requests of {cohort} to replay{unread}, because devices do not upload any. Put the "
-        f"output of `causeway-edge decisions export` into {RECORDS}/{cohort}/*.jsonl and resume, or "
-        "accept the rollout without a replay"
+    found = f"{report.requests} recorded requests of {span}"
+    if report.requests >= least or is_known:
+        return Check(notes=(f"replayed {found}",))
+    unread = f" ({reader.bad_count} lines cannot be read)" if reader.bad_count else ""
+    return Check(  # (2)
+        unproven=f"{found} to replay{unread}, but {rollout.cohort} asks for {least} (`replay.records`). Resume when "
+        f"its devices have sent more, or with the output of `causeway-edge decisions export` in "
+        f"{RECORDS}/{rollout.cohort}/*.jsonl, or accept the rollout without a replay"
     )
+
+
+class _Span:
+    """The devices and days of the records that were replayed. Exported files do not name their device."""
+
+    def __init__(self) -> None:
+        self._devices: set[str] = set()
+        self._days: set[int] = set()
+        self._files = 0
+
+    def over(self, sent: Sequence[StoredRecord], reader: RecordReader) -> Iterator[DecisionRecord]:
+        for one in sent:
+            self._devices.add(one.device)
+            self._days.add(int(one.record.created // 86400))
+            yield one.record
+        for record in reader:
+            self._files += 1
+            self._days.add(int(record.created // 86400))
+            yield record
+
+    def __str__(self) -> str:
+        days = f"{len(self._days)} {'day' if len(self._days) == 1 else 'days'}"
+        devices = f"{len(self._devices)} {'device' if len(self._devices) == 1 else 'devices'}"
+        return f"{devices} over {days}" + (f" ({self._files} from files)" if self._files else "")
 
 
 def _policy_of(publisher: Publisher, bundle: str | None) -> Policy | None:

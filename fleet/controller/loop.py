@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from ..store.audit import append_audit
 from ..store.database import Still, Store, StoreUnavailable
 from ..store.devices import CohortCount, cohort_devices, count_devices
 from ..store.generations import KEPT_S, read_revocations, revoke_owner
+from ..store.records import read_records
 from ..store.rollouts import (
     RolloutChanged,
     RolloutRecord,
@@ -227,7 +229,7 @@ class Controller:
             return False
         async with self._store.write() as connection:
             for plan in lost.values():
-                rollout = adopted(plan, rollout_settings(self._plans.rollout_doc(plan.cohort)), now)
+                rollout = adopted(plan, rollout_settings(self._plans.cohort_doc(plan.cohort).rollout), now)
                 await insert_rollout(connection, RolloutRecord(rollout, 1, ACTOR, now, now))
                 await append_audit(connection, now, ACTOR, "rollout.recovered", _summary(rollout))
                 log.error(
@@ -282,17 +284,24 @@ class Controller:
         proof = await to_thread.run_sync(
             partial(prove_bundle, self._publisher, rollout, may_leave=record.allow_leaving)
         )
-        if proof.problems or record.allow_leaving:
+        if proof.problems:
             return proof
-        check = await to_thread.run_sync(replay_bundle, self._publisher, self._folder, rollout)
-        unreplayed = "" if record.without_replay else check.unproven
-        return Check(check.problems, "; ".join(filter(None, (proof.unproven, unreplayed))))
+        async with self._store.read() as connection:
+            sent = await read_records(connection, rollout.cohort)
+        least = self._plans.cohort_doc(rollout.cohort).replay.records
+        check = await to_thread.run_sync(replay_bundle, self._publisher, self._folder, rollout, sent, least)
+        problems = () if record.allow_leaving else check.problems
+        unreplayed = "" if record.without_replay or record.allow_leaving else check.unproven
+        unproven = "; ".join(filter(None, (proof.unproven, unreplayed)))
+        return Check(problems, unproven, (*proof.notes, *check.notes))
 
     async def _situation(self, rollout: Rollout) -> RolloutObservations:
         async with self._store.read() as connection:
             devices = await cohort_devices(connection, rollout.cohort)
             counts = await since_mark(connection, rollout.id, rollout.cohort)
-        return RolloutObservations(tuple(devices), counts, maintenance_windows(self._plans.rollout_doc(rollout.cohort)))
+        return RolloutObservations(
+            tuple(devices), counts, maintenance_windows(self._plans.cohort_doc(rollout.cohort).rollout)
+        )
 
     async def _write(self, record: RolloutRecord, done: Step, now: float) -> None:
         before, after = record.rollout, done.rollout
@@ -323,7 +332,10 @@ class Controller:
             advice = "nothing is published until an operator resumes, accepts, aborts or applies a rollout"
             self._report((f"devices are ahead of the control plane ({devices}), as after a restored backup: {advice}",))
             return
-        self._report(await self._plans.publish(newest_begun(records), now))
+        sizes: Counter[str] = Counter()
+        for count in self.counts:
+            sizes[count.cohort] += count.devices
+        self._report(await self._plans.publish(newest_begun(records), now, sizes))
         self._settled = settled
 
     def _report(self, problems: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from causeway_server.router.bundle.protocol import ErasureOrder, SignedOrder
 from causeway_server.router.documents.reader import read_struct
 from causeway_server.router.errors import ConfigError
 
-from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, RolloutDoc, maintenance_windows
+from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, maintenance_windows
 from ..rollout.rollout import plan_of
 from ..rollout.settings import RolloutState
 from ..store.database import Store
@@ -142,12 +143,13 @@ class Plans:
         self._published = published
         self._fleet: FleetDoc | None = None
 
-    async def publish(self, newest: Sequence[RolloutRecord], now: float) -> tuple[str, ...]:
+    async def publish(self, newest: Sequence[RolloutRecord], now: float, devices: Mapping[str, int]) -> tuple[str, ...]:
         """Publish the plans of these rollouts, renew expiring metadata, and notify the devices.
 
         Args:
             newest: The newest begun rollout of each cohort.
             now: Unix seconds.
+            devices: The number of devices by cohort.
 
         Returns:
             The reasons for which a plan was not published.
@@ -169,19 +171,19 @@ class Plans:
         # version.
         least = int(now) if any(record.acknowledged for record in newest) else 0
         problems = await to_thread.run_sync(self._publisher.publish, plans, now, least)
-        await self._tell({record.rollout.cohort: record.rollout.state in REVERTING for record in newest})
+        await self._tell({record.rollout.cohort: record.rollout.state in REVERTING for record in newest}, devices)
         return problems
 
-    async def _tell(self, reverting: Mapping[str, bool]) -> None:
+    async def _tell(self, reverting: Mapping[str, bool], devices: Mapping[str, int]) -> None:
         """Wake the devices of each cohort whose published plan has changed since they were last woken."""
         published = await to_thread.run_sync(self._publisher.published)
         async with self._store.read() as connection:
             generations = await read_generations(connection)
         is_any_new = False
         for cohort, plan in published.items():
-            doc = self.rollout_doc(cohort)
-            digest = hashlib.sha256(encode_canonical(plan)).hexdigest()
-            pace = CohortPace(maintenance_windows(doc), doc.per_site, reverting.get(cohort, False), digest)
+            doc, rate = self.cohort_doc(cohort), self.records_per_hour(cohort, devices.get(cohort, 0))
+            windows, digest = maintenance_windows(doc.rollout), hashlib.sha256(encode_canonical(plan)).hexdigest()
+            pace = CohortPace(windows, doc.rollout.per_site, reverting.get(cohort, False), digest, rate)
             before = generations[cohort].pace if cohort in generations else None
             if before == pace:
                 continue
@@ -194,15 +196,24 @@ class Plans:
         if is_any_new and self._published is not None:
             await self._published()
 
-    def rollout_doc(self, cohort: str) -> RolloutDoc:
-        """Return the cohort's settings from `fleet.yaml`. While the file has errors, return the last valid ones."""
+    def records_per_hour(self, cohort: str, devices: int) -> float:
+        """Return the records that a device may send: the cohort's share of each, rounded down to a power of two, so
+        that the rate rarely changes.
+        """
+        rate = self.cohort_doc(cohort).replay.records_per_day / 24.0 / max(1, devices)
+        return 2.0 ** math.floor(math.log2(rate)) if rate else 0.0
+
+    def cohort_doc(self, cohort: str) -> CohortDoc:
+        """Return the cohort in `fleet.yaml`, the defaults if it is gone. While the file has errors, return the last
+        valid one.
+        """
         try:
             text = (self._folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace")
         except OSError:
             text = ""
         self._fleet = read_struct(text, FLEET_FILE, FleetDoc)[0] or self._fleet
         cohorts: Mapping[str, CohortDoc] = {} if self._fleet is None else self._fleet.cohorts
-        return cohorts[cohort].rollout if cohort in cohorts else RolloutDoc()
+        return cohorts.get(cohort) or CohortDoc(policy="")
 
 
 def newest_begun(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:

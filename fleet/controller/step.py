@@ -12,18 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causeway_server.router.bundle.manifest import RolloutPlan, position
-from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
 
 from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due
 from ..rollout.settings import MINUTES_OF_DAY, MaintenanceWindow, RolloutEvent, RolloutSettings, RolloutState, is_silent
 from ..rollout.verdict import Observations, Verdict
 from ..store.devices import Device
 from ..store.rollouts import METADATA_ROLLBACK, ReportedPlan
+from ..store.tables import COUNTERS, LATENCY_COLUMNS
 from ..store.telemetry import Counts
 from .checks import Check
 
-_BUCKETS = len(LATENCY_BOUNDS_S) + 1
-_COUNTERS = 3 + _BUCKETS  # requests, errors, degraded, latency buckets
 S, E = RolloutState, RolloutEvent
 CHECKED = (S.LINT, S.REPLAY)
 UNPUBLISHED = (S.DRAFT, *CHECKED)
@@ -147,15 +145,15 @@ def _observations(
     rolled_back: int = 0,
     pending: int = 0,
 ) -> Observations:
-    nothing = np.zeros(_COUNTERS, dtype=np.int64)
+    nothing = np.zeros(len(COUNTERS), dtype=np.int64)
     rows = np.array([counts.get(device.id, nothing) for device in devices], dtype=np.int64).reshape(
-        len(devices), _COUNTERS
+        len(devices), len(COUNTERS)
     )
     silence_s = rollout.settings.silence_s
     return Observations(
         requests=rows[:, 0],
         events={"errors": rows[:, 1], "degraded": rows[:, 2]},
-        latency=rows[:, 3:],
+        latency=rows[:, -len(LATENCY_COLUMNS) :],
         silent=np.array(
             [is_silent(device.last_seen, rollout.began, now, silence_s) for device in devices], dtype=np.bool_
         ),
@@ -173,7 +171,7 @@ class Step(msgspec.Struct, frozen=True):
 
 def checked(rollout: Rollout, check: Check, devices: RolloutObservations, now: float) -> Rollout:
     """Return the rollout after LINT or REPLAY: in the next state, rejected with the first problems, or paused."""
-    problems = check.problems
+    problems, rollout = check.problems, msgspec.structs.replace(rollout, notes=check.notes or rollout.notes)
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         return apply(rollout, E.CHECK_FAILED, now, reason="; ".join(problems[:3]) + more)

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from causeway_server.router.bundle.manifest import Name, Sha256
 
-from ..store.history import AuditRow, DeviceEvent
+from ..store.history import AuditRow, CohortFigures, DeviceEvent
 
 Reason = Annotated[str, Meta(max_length=500)]
 
@@ -75,7 +75,7 @@ class SignInRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CohortAnswer(msgspec.Struct, frozen=True):
     """The devices of a cohort, counted. `recently_seen`: devices seen in the last 15 minutes. `running`: number by
     bundle, "" for the factory's files. `ahead`: devices with newer metadata than the control plane, as after a restored
-    backup.
+    backup. `figures`: of their requests.
     """
 
     name: str
@@ -84,6 +84,7 @@ class CohortAnswer(msgspec.Struct, frozen=True):
     running: dict[str, int]
     rollout: str | None
     ahead: int = 0
+    figures: CohortFigures = CohortFigures()
 
 
 class FleetAnswer(msgspec.Struct, frozen=True):
@@ -149,11 +150,12 @@ class RolloutAnswer(RolloutStatus, frozen=True):
 
 
 class RolloutDetail(RolloutStatus, frozen=True):
-    """The fields of `RolloutAnswer`, with all looks, the members by state, and the history."""
+    """The fields of `RolloutAnswer`, with all looks, the members by state, the history, and the checks' findings."""
 
     looks: tuple[LookAnswer, ...]
     members: dict[str, int]
     events: tuple[RolloutEventAnswer, ...]
+    notes: tuple[str, ...] = ()
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True):

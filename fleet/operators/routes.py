@@ -37,7 +37,8 @@ from ..store.devices import (
 )
 from ..store.enrolment import new_join_token
 from ..store.generations import advance, revoke
-from ..store.history import DeviceEvent
+from ..store.history import CohortFigures, DeviceEvent
+from ..store.records import cohort_figures
 from ..store.rollouts import (
     ENDED,
     LookRecord,
@@ -189,6 +190,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
         await self.sign_in.require(http, "viewer")
         async with self.plane.store.read() as connection:
             counts = await count_devices(connection, self.plane.clock() - RECENT_S)
+            figures = await cohort_figures(connection, self.plane.clock() - RECENT_S)
             records, _ = await working_rollouts(connection)
         names = dict.fromkeys((*self.plane.fleet.cohorts, *(count.cohort for count in counts)))
         cohorts = []
@@ -203,6 +205,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
                     {count.running or "": count.devices for count in of_cohort},
                     next((one.id for one in rollouts if one.state not in ENDED), None),
                     self.controller.ahead.get(name, 0),
+                    figures.get(name, CohortFigures()),
                 )
             )
         return json_response(FleetAnswer(self.plane.fleet.name, tuple(cohorts), self.controller.problems))
@@ -341,7 +344,11 @@ def rollout_detail(
     margins = {limit.name: limit.margin for limit in settings.metrics}
     margins |= {ROLLED_BACK: settings.lost_margin, SILENT: settings.lost_margin}
     return RolloutDetail(
-        **_common(record), looks=tuple(_look(look, margins) for look in looks), members=members, events=events
+        **_common(record),
+        looks=tuple(_look(look, margins) for look in looks),
+        members=members,
+        events=events,
+        notes=record.rollout.notes,
     )
 
 

@@ -56,6 +56,13 @@ class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_site: Annotated[int, Meta(ge=1)] = 1
 
 
+class ReplayDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The records of the cohort's devices, over which a new policy is replayed."""
+
+    records: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    records_per_day: Annotated[int, Meta(ge=0, le=1_000_000)] = 5000
+
+
 def rollout_settings(doc: RolloutDoc) -> RolloutSettings:
     """Return the settings of a cohort's rollouts.
 
@@ -215,6 +222,7 @@ class CohortDoc(_Part, frozen=True):
     min_daemon: Annotated[Release, Meta(title="a release such as 1.2.3")] = "0.0.0"
     leaving: Leaving = "refuse"
     rollout: RolloutDoc = RolloutDoc()
+    replay: ReplayDoc = ReplayDoc()
 
     @property
     def adapters(self) -> dict[str, tuple[str, ...]]:

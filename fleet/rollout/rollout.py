@@ -30,6 +30,7 @@ class Rollout(msgspec.Struct, frozen=True):
         looked: The time of the last look, or of the stage's start.
         paused_in: The state to which RESUME returns: REPLAY, STAGE or SOAK.
         reason: The reason for which the state was entered, for people.
+        notes: The findings of its checks, for people.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Rollout(msgspec.Struct, frozen=True):
     looked: float = 0.0
     paused_in: RolloutState = S.STAGE
     reason: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def has_begun(self) -> bool:

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from causeway_server.router.bundle.protocol import (
     ErasureDone,
+    SampledRecord,
     StatusReply,
     StatusReport,
     Telemetry,
@@ -30,6 +31,7 @@ from causeway_server.router.errors import CausewayError
 from ..store.devices import CHANGING, Device, changing_at, forget_device, lock_devices, write_reports
 from ..store.generations import CohortPace
 from ..store.history import DeviceEvent
+from ..store.records import add_labels, add_records
 from ..store.telemetry import add_samples
 from .enrolment import verified
 from .refusals import DeviceRevoked, DeviceUnknown, RequestStale, SignatureInvalid, StatusReplayed, TokenRequestReplayed
@@ -143,6 +145,9 @@ class Messages(msgspec.Struct, frozen=True):
             await self._grant(connection, group, answers, asking)
         await write_reports(connection, group.changed, group.events)
         await add_samples(connection, group.samples, now)
+        wanted = {device.id for device in group.changed if self.pace(device.cohort).records_per_hour}
+        await add_labels(connection, (pair for pair in group.samples if pair[0] in wanted), now)
+        await add_records(connection, (pair for pair in group.records if pair[0] in wanted), now)
         for name in group.erased:
             await forget_device(connection, name)
         return answers
@@ -173,6 +178,7 @@ class Messages(msgspec.Struct, frozen=True):
                 retry_after_s=_RETRY_S,
                 cloned=device.cloned,
                 erasure=None if (one := device.erasure) is None or one.finished else one.signed,
+                records_per_hour=self.pace(device.cohort).records_per_hour,
             )
             answers[index] = Answer(device, reply)
 
@@ -186,6 +192,7 @@ class _Group:
         self.now = now
         self.events: list[tuple[str, DeviceEvent]] = []
         self.samples: list[tuple[str, TelemetrySample]] = []
+        self.records: list[tuple[str, SampledRecord]] = []
         self.erased: list[str] = []  # devices that have erased everything
         self._changed: dict[str, None] = {}
 
@@ -251,6 +258,8 @@ class _Group:
             weekday=report.local_weekday,
             minute=report.local_minute,
             granted=0.0 if report.state in CHANGING else device.granted,
+            temperature_c=report.temperature_c,
+            drift=report.drift,
         )
         if _shown(after) != _shown(device) or not device.last_seen:
             event = DeviceEvent(now, after.state, after.running, after.wanted, after.rollout, after.code, after.reason)
@@ -263,6 +272,7 @@ class _Group:
         if history is None:
             return device
         self.samples += [(device.id, sample) for sample in telemetry.samples]
+        self.records += [(device.id, record) for record in telemetry.records]
         return msgspec.structs.replace(device, last_seen=self.now, boots_json=msgspec.json.encode(history).decode())
 
     def _erased(self, device: Device, done: ErasureDone) -> Device:

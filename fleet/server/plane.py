@@ -27,6 +27,7 @@ from ..repository.fleet_file import FleetDoc
 from ..rollout.rollout import Rollout
 from ..store.database import GroupCommit, Store, StoreUnavailable
 from ..store.devices import CohortCount, Device, forget_old_events, read_devices
+from ..store.records import forget_old_records
 from ..store.telemetry import forget_old_counters
 from ..trust.certificates import Authority
 from .connections import Connections
@@ -111,6 +112,7 @@ class ControlPlane:
         async with self.store.write() as connection:
             await forget_old_events(connection, now)
             await forget_old_counters(connection, now)
+            await forget_old_records(connection, now)
 
 
 class SteadyClock:

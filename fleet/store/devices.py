@@ -15,7 +15,7 @@ from causeway_server.router.bundle.protocol import DeviceState, SignedOrder
 
 from .database import among, as_list, one_of
 from .history import DeviceEvent
-from .tables import device_events, devices, telemetry, telemetry_marks
+from .tables import device_events, devices, labels, records, telemetry, telemetry_marks
 
 T = TypeVar("T")
 CHANGING = (DeviceState.STAGE, DeviceState.ACTIVATE, DeviceState.TRIAL, DeviceState.ROLLBACK)
@@ -84,6 +84,8 @@ class Device(msgspec.Struct, frozen=True):
     minute: int = 0
     granted: float = 0.0
     erasure_json: str = ""
+    temperature_c: float | None = None
+    drift: float | None = None
 
     @property
     def left_out(self) -> bool:
@@ -122,7 +124,7 @@ _COLUMNS = [devices.c[name] for name in Device.__struct_fields__]
 _REPORTED = (
     *("last_seen", "token_sent", "boots_json", "cloned", "daemon", "state", "state_since", "running", "running_since"),
     *("wanted", "rollout", "code", "reason", "quarantined_json", "unproven", "weekday", "minute", "granted"),
-    "erasure_json",
+    *("erasure_json", "temperature_c", "drift"),
 )
 _reported = attrgetter(*_REPORTED, "id")
 _EVENT = ("device", *DeviceEvent.__struct_fields__)
@@ -268,8 +270,8 @@ async def set_operator_columns(connection: AsyncConnection, device: str, **colum
 
 
 async def forget_device(connection: AsyncConnection, device: str) -> None:
-    """Delete a device's history and counters. Its row stays."""
-    for table in (device_events, telemetry, telemetry_marks):
+    """Delete a device's history, counters and records. Its row stays."""
+    for table in (device_events, telemetry, telemetry_marks, records, labels):
         await connection.execute(delete(table).where(table.c.device == device))
 
 

@@ -30,12 +30,14 @@ class CohortPace(msgspec.Struct, frozen=True):
         per_site: The maximum number of devices of a site that change at once; 0: no limit.
         reverting: Whether the rollout is being reverted, which ignores windows and `per_site`.
         plan: The sha256 of the published plan for which devices were last woken.
+        records_per_hour: The number of decision records that each device may send.
     """
 
     windows: tuple[MaintenanceWindow, ...] = ()
     per_site: int = 0
     reverting: bool = False
     plan: str = ""
+    records_per_hour: float = 0.0
 
     def may_change(self, weekday: int, minute: int, busy: int) -> bool:
         """Return whether a device may begin to change. A revert ignores windows and limits, because all devices with a

@@ -14,6 +14,29 @@ FIRST = "0" * 64
 """The value `previous` of the first row."""
 
 
+class CohortFigures(msgspec.Struct, frozen=True):
+    """The figures of a cohort, of all requests of its devices under the bundles that they run.
+
+    Attributes:
+        on_device: Share of the requests that were answered without the cloud, 0 to 1; None without requests.
+        usd: Cost per 1,000 requests in US dollars; None without requests.
+        p95_s: Upper bound of the 95th percentile of latency in seconds; None if it is above the last bucket.
+        hottest_c: Temperature of the hottest device; None if no device reads one.
+        drift: Largest drift of calibrated signals; None if no device measures it.
+        records: Number of records for a replay.
+        recorded_devices: Number of devices that sent them.
+    """
+
+    requests: int = 0
+    on_device: float | None = None
+    usd: float | None = None
+    p95_s: float | None = None
+    hottest_c: float | None = None
+    drift: float | None = None
+    records: int = 0
+    recorded_devices: int = 0
+
+
 class AuditRow(msgspec.Struct, frozen=True):
     """A row of the audit log: a change. `at`: unix seconds. `what`: JSON, hashed as it is written."""
 

@@ -15,7 +15,8 @@ metadata = MetaData(
 )
 
 LATENCY_COLUMNS = tuple(f"latency_{index}" for index in range(len(LATENCY_BOUNDS_S) + 1))
-COUNTERS = ("requests", "errors", "degraded", *LATENCY_COLUMNS)
+COUNTERS = ("requests", "errors", "degraded", "on_device", "cached", "private", "micro_usd", *LATENCY_COLUMNS)
+LABELS = ("good", "bad", "own_good", "own_bad")  # `protocol.LabelCounts`
 _ID, _NAME, _HASH = String(128), String(64), String(64)
 _Serial = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER primary keys
 
@@ -59,6 +60,8 @@ devices = Table(
     Column("minute", Integer, nullable=False),  # of the device's day
     Column("granted", Float, nullable=False),  # when it was last told that it may change
     Column("erasure_json", Text, nullable=False, server_default=""),  # fleet.store.devices.Erasure; "": none
+    Column("temperature_c", Float),
+    Column("drift", Float),
 )
 
 device_events = Table(
@@ -104,6 +107,27 @@ telemetry_marks = Table(
     Column("device", _ID, primary_key=True),
     Column("bundle", _HASH, primary_key=True),
     *_counters(),
+)
+
+records = Table(
+    "records",  # a sample of the devices' decisions, without content
+    metadata,
+    Column("n", _Serial, primary_key=True, autoincrement=True),
+    Column("device", _ID, nullable=False),
+    Column("arrived", Float, nullable=False, index=True),
+    Column("weight", Float, nullable=False),  # the number of requests that it stands for
+    Column("record_json", Text, nullable=False),  # router.types.DecisionRecord
+    Index(None, "device", "n"),
+)
+
+labels = Table(
+    "labels",  # all labelled answers of a device under a bundle, by cell of confidence
+    metadata,
+    Column("device", _ID, primary_key=True),
+    Column("bundle", _HASH, primary_key=True),  # "": the factory's files
+    Column("cell", Integer, primary_key=True),
+    Column("last_seen", Float, nullable=False),
+    *(Column(name, BigInteger, nullable=False) for name in LABELS),
 )
 
 revocations = Table(

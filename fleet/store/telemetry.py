@@ -14,20 +14,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from causeway_server.router.bundle.protocol import TelemetrySample
 
 from .database import insert_of
-from .tables import COUNTERS, devices, telemetry, telemetry_marks
+from .tables import COUNTERS, LATENCY_COLUMNS, devices, telemetry, telemetry_marks
 
 _FORGET_S = 90 * 86400.0
 
 
 Counts = Mapping[tuple[str, str], Sequence[int]]
-"""The counters: (device, bundle or "") → requests, errors, degraded, and buckets of `protocol.LATENCY_BOUNDS_S`."""
+"""The counters: (device, bundle or "") → a number for each of `tables.COUNTERS`."""
 
 
 async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, TelemetrySample]], now: float) -> None:
     """Add (device, sample) pairs to the counters. The caller must count each sample only once."""
     sums: dict[tuple[str, str], list[int]] = {}
     for device, sample in samples:
-        counts = [sample.requests, sample.errors, sample.degraded, *sample.latency]
+        counts = [getattr(sample, name) for name in COUNTERS if name not in LATENCY_COLUMNS] + [*sample.latency]
         key = (device, sample.bundle or "")
         sums[key] = [a + b for a, b in zip(sums[key], counts, strict=True)] if key in sums else counts
     if not sums:

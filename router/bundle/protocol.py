@@ -4,7 +4,7 @@
     POST /v1/token             TokenRequest → IssuedToken             every few minutes
     GET  /v1/wake?wait=SECONDS If-None-Match → Wake + ETag, or 304     an unsigned hint that there is news
     POST /v1/status            StatusReport → StatusReply             after each change of state, and with each wake
-    POST /v1/telemetry         Telemetry → 204                        counts of requests by bundle
+    POST /v1/telemetry         Telemetry → 204                        counts of requests by bundle, some records
     POST /v1/erasures          ErasureDone → 204                      the receipt of an ordered erasure
     GET  /v1/revocations       If-None-Match → Revocations + ETag     for cloud gateways, as /.well-known/jwks.json
     GET  /tuf/… /blobs/…       static files, see `router.bundle.manifest`
@@ -33,6 +33,8 @@ from .manifest import Device, Name, Sha256
 SIGNATURE_HEADER = "x-causeway-signature"
 MAC_HEADER = "x-causeway-mac"
 MAX_MESSAGE_BYTES = 64 * 1024
+MAX_RECORDS = 32
+"""Maximum number of decision records in a message."""
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Upper bounds of the latency buckets in seconds; a further bucket holds slower requests."""
 
@@ -40,6 +42,10 @@ Text = Annotated[str, Meta(max_length=1000)]
 Key = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{43}$")]  # a raw Ed25519 public key, base64url
 Labels = Annotated[dict[Annotated[str, Meta(max_length=63)], Annotated[str, Meta(max_length=63)]], Meta(max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+UNMEASURED = 32
+"""The cell of labelled answers without a confidence; the others are `models.signals.promise.cell_of`."""
+LabelCounts = tuple[Count, Count, Count, Count]
+"""Labelled answers: good, bad; of them those that the device gave: good, bad."""
 
 
 def base64url(data: bytes) -> str:
@@ -173,6 +179,8 @@ class StatusReport(_Message, frozen=True):
         unproven: The running bundle was committed without enough requests to prove it.
         local_minute: Minute of the device's day; `local_weekday`: ISO, Monday is 1.
         since: The time at which the state was entered.
+        temperature_c: The device's temperature; None if it cannot read it.
+        drift: The largest drift of its calibrated signals, as `shadow.max_drift` bounds it; None without labels.
     """
 
     device: Device
@@ -191,6 +199,8 @@ class StatusReport(_Message, frozen=True):
     daemon: Annotated[str, Meta(max_length=64)] = ""
     local_weekday: Annotated[int, Meta(ge=1, le=7)] = 1
     local_minute: Annotated[int, Meta(ge=0, lt=1440)] = 0
+    temperature_c: Annotated[float, Meta(ge=-300, le=1000)] | None = None
+    drift: Annotated[float, Meta(ge=-1, le=1)] | None = None
 
 
 class ErasureOrder(_Message, frozen=True):
@@ -228,6 +238,7 @@ class StatusReply(_Message, frozen=True):
         now: The control plane's clock.
         cloned: The control plane sees two devices with this identity.
         erasure: An order that the device has not carried out yet. It obeys the signature, not the reply.
+        records_per_hour: The number of decision records that the control plane takes from the device; 0: none.
     """
 
     may_change: bool
@@ -236,6 +247,7 @@ class StatusReply(_Message, frozen=True):
     retry_after_s: float = 60.0
     cloned: bool = False
     erasure: SignedOrder | None = None
+    records_per_hour: float = 0.0
 
 
 class TelemetrySample(_Message, frozen=True):
@@ -244,6 +256,11 @@ class TelemetrySample(_Message, frozen=True):
     Attributes:
         bundle: The bundle; None: the factory's files.
         latency: Requests by bucket of `LATENCY_BOUNDS_S`.
+        on_device: Requests that were answered without the cloud, with those of the cache.
+        cached: Requests that the cache answered.
+        private: Requests that were bound to the device or to regions, of which no record is sent.
+        micro_usd: The cost in millionths of a US dollar.
+        labels: Labelled answers by cell of confidence: good, bad, and as many of answers that the device gave.
     """
 
     bundle: Sha256 | None
@@ -255,15 +272,37 @@ class TelemetrySample(_Message, frozen=True):
     latency: Annotated[
         tuple[Count, ...], Meta(min_length=len(LATENCY_BOUNDS_S) + 1, max_length=len(LATENCY_BOUNDS_S) + 1)
     ]
+    on_device: Count = 0
+    cached: Count = 0
+    private: Count = 0
+    micro_usd: Count = 0
+    labels: dict[Annotated[int, Meta(ge=0, le=UNMEASURED)], LabelCounts] = {}
+
+
+class SampledRecord(_Message, frozen=True):
+    """The decision record (`router.types.DecisionRecord`) of a request, without content, client and parts.
+
+    Attributes:
+        weight: The number of requests that it stands for.
+        record: The record; one that the control plane cannot read is left out.
+    """
+
+    weight: Annotated[float, Meta(ge=1, le=1 << 30)]
+    record: msgspec.Raw
 
 
 class Telemetry(_Message, frozen=True):
-    """Samples since the last telemetry. Idempotent: `(device, boot, seq)` is counted once."""
+    """Samples since the last telemetry. Idempotent: `(device, boot, seq)` is counted once.
+
+    Attributes:
+        records: Records of a random sample of the requests that are not private.
+    """
 
     device: Device
     boot: Annotated[str, Meta(max_length=64)]
     seq: Count
     samples: Annotated[tuple[TelemetrySample, ...], Meta(max_length=256)]
+    records: Annotated[tuple[SampledRecord, ...], Meta(max_length=MAX_RECORDS)] = ()
 
 
 class Revocations(_Message, frozen=True):

@@ -20,7 +20,7 @@ from causeway_server.edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from causeway_server.edge_node.agent.journal import TRANSITIONS
 from causeway_server.edge_node.config.schema import Config
 from causeway_server.edge_node.openapi import REQUEST_HEADERS, RESPONSE_HEADERS
-from causeway_server.fleet.repository.fleet_file import RolloutDoc
+from causeway_server.fleet.repository.fleet_file import ReplayDoc, RolloutDoc
 from causeway_server.fleet.server import refusals as message_refusals
 from causeway_server.router import errors
 from causeway_server.router.bundle import refusals
@@ -215,6 +215,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "train-commands": lambda: _commands("causeway-train", causeway_train),
     "fleet-commands": lambda: _commands("causeway-fleet", causeway_server.fleet.cli.commands.main),
     "rollout-keys": lambda: key_table(RolloutDoc, "rollout."),
+    "replay-keys": lambda: key_table(ReplayDoc, "replay."),
     "errors": error_table,
     "renames": renames_table,
     "close-codes": close_code_table,

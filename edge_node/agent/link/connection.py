@@ -27,6 +27,7 @@ from anyio import to_thread
 
 from causeway_server.router.bundle.protocol import DeviceState, SignedOrder, StatusReply, StatusReport
 from causeway_server.router.errors import CausewayError
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 from causeway_server.router.serving.logs import redacted
 
 from ... import daemon_version
@@ -38,6 +39,7 @@ from .certificate import CERTIFICATE, DeviceCertificate
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, write_identity, write_synced
 from .orders import Erase, OrderRefused, carry_out
+from .records import RecordSample
 from .telemetry import TelemetryLog
 from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform
 
@@ -93,6 +95,8 @@ class FleetConnection:
         folder: STATE_DIR/fleet.
         uniform: Function that returns a random number between two numbers.
         telemetry_interval_s: Mean time between two telemetry messages.
+        records_per_hour: The owner's limit of decision records, see `RecordSample`.
+        keys: The keys of the state folder.
 
     Raises:
         ConfigError: The control plane's URL or CA file cannot be used.
@@ -107,6 +111,8 @@ class FleetConnection:
     uniform: Uniform = field(default_factory=lambda: random.Random().uniform)
     sleep: Sleep = anyio.sleep
     telemetry_interval_s: float = TELEMETRY_S
+    records_per_hour: float = 0.0
+    keys: StateKeys | None = None
 
     def __post_init__(self) -> None:
         self.boot = secrets.token_hex(8)
@@ -124,7 +130,9 @@ class FleetConnection:
         self.source = SourceWithImport(self.plane, self.folder, self.clock.monotonic)
         self._seen_import = self.source.stamp
         self._seq = 0
-        self.telemetry = TelemetryLog(self.identity.device, self.boot, self.read_traffic, self.clock, self.folder)
+        self.records = RecordSample(self.records_per_hour, self.clock.monotonic)
+        device, kept = (self.identity.device, self.boot), (self.records, self.keys)
+        self.telemetry = TelemetryLog(*device, self.read_traffic, self.clock, self.folder, *kept)
         self._dirty = asyncio.Event()
         self._reporting = asyncio.Lock()
         self._failures = 0
@@ -136,6 +144,7 @@ class FleetConnection:
         self._agent_report: Callable[[], AgentReport] = AgentReport  # a device without an agent runs the factory files
         self._wake_agent: Callable[[], None] = lambda: None
         self.erase: Erase | None = None  # None: this process erases nothing
+        self.read_condition: Callable[[], tuple[float | None, float | None]] = lambda: (None, None)
         self._order: SignedOrder | None = None
         self._ordered = asyncio.Event()
 
@@ -295,6 +304,7 @@ class FleetConnection:
         if reply.erasure is not None:
             self._order = reply.erasure
             self._ordered.set()
+        self.records.per_hour = reply.records_per_hour
         self._follow(reply.cohort)
         self._found()
         return reply
@@ -332,6 +342,7 @@ class FleetConnection:
     def _status(self, report: AgentReport) -> StatusReport:
         now = self.clock.unix()
         local = time.localtime(now)
+        temperature_c, drift = self.read_condition()
         self._seq += 1
         return StatusReport(
             device=self.identity.device,
@@ -341,6 +352,8 @@ class FleetConnection:
             daemon=daemon_version(),
             local_weekday=local.tm_wday + 1,
             local_minute=local.tm_hour * 60 + local.tm_min,
+            temperature_c=temperature_c,
+            drift=drift,
             **msgspec.structs.asdict(report),
         )
 

@@ -1,4 +1,4 @@
-"""Sums of the device's requests for its control plane, each minute.
+"""Sums of the device's requests for its control plane, each minute, with records of some of them.
 
 Telemetry waits for at most a day while the control plane is unreachable; then the oldest is dropped and counted. A
 message is repeated unchanged until it is accepted, also after a restart of the daemon, so that it is counted once.
@@ -14,19 +14,21 @@ from pathlib import Path
 import msgspec
 from anyio import to_thread
 
-from causeway_server.router.bundle.protocol import Telemetry, TelemetrySample
+from causeway_server.router.bundle.protocol import MAX_RECORDS, Telemetry, TelemetrySample
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
 
 from ...clock import Clock
 from ...observability.metrics import Traffic
 from .control_plane import FleetRefused, FleetUnreachable
 from .identity import write_synced
+from .records import RecordSample
 
 log = logging.getLogger(__name__)
 
 TELEMETRY_FILE = "telemetry.json"
 MAX_WAITING = 1440
 """Maximum number of waiting samples: a day of minutes."""
-MAX_SAMPLES = 128
+MAX_SAMPLES = 96
 """Maximum number of samples in a message, which must stay below `protocol.MAX_MESSAGE_BYTES`."""
 # interval of saving: a killed daemon loses at most this much telemetry while the control plane is unreachable
 _KEEP_S = 600.0
@@ -41,9 +43,23 @@ class TelemetryLog:
     Args:
         boot: The id of this run of the daemon.
         folder: STATE_DIR/fleet.
+        records: The sample whose records go with the sums.
+        keys: The keys of the state folder, which seal the file; None: records are not kept for the next run.
     """
 
-    def __init__(self, device: str, boot: str, read: Callable[[], Traffic], clock: Clock, folder: Path) -> None:
+    def __init__(
+        self,
+        device: str,
+        boot: str,
+        read: Callable[[], Traffic],
+        clock: Clock,
+        folder: Path,
+        records: RecordSample | None = None,
+        keys: StateKeys | None = None,
+    ) -> None:
+        self._records = records or RecordSample(0.0, clock.monotonic)
+        self._keys = keys
+        self._private = self._records.private
         self._device = device
         self._boot = boot
         self._read_traffic = read
@@ -68,8 +84,13 @@ class TelemetryLog:
         new = sums - self._last
         if new.requests > 0:
             began = min(self._began, now)
-            counts = new.requests, new.errors, new.degraded, new.latency
-            self._waiting.append(TelemetrySample(self._bundle, began, now, *counts))
+            counts = new.requests, new.errors, new.degraded, new.latency, new.on_device, new.cached
+            private, labels = self._records.private, self._records.take_labels()
+            sample = TelemetrySample(
+                self._bundle, began, now, *counts, private - self._private, max(0, new.micro_usd), labels
+            )
+            self._waiting.append(sample)
+            self._private = private
         self._last, self._began, self._bundle = sums, now, bundle
         while len(self) > MAX_WAITING:
             dropped = 1
@@ -129,14 +150,20 @@ class TelemetryLog:
         samples = tuple(self._waiting.popleft() for _ in range(min(MAX_SAMPLES, len(self._waiting))))
         if samples:
             self._seq += 1
-            self._sealed.append(Telemetry(device=self._device, boot=self._boot, seq=self._seq, samples=samples))
+            room = MAX_RECORDS - sum(len(message.records) for message in self._sealed)
+            records = self._records.take(room)
+            message = Telemetry(device=self._device, boot=self._boot, seq=self._seq, samples=samples, records=records)
+            self._sealed.append(message)
 
     # --- the file ----------------------------------------------------------------------------------------------------
 
     def _read(self) -> tuple[Telemetry, ...]:
         """Return the unsent messages of an earlier run; none if the file is damaged or belongs to another identity."""
         try:
-            messages = msgspec.json.decode(self._path.read_bytes(), type=tuple[Telemetry, ...])
+            content = self._path.read_bytes()
+            if self._keys is not None:
+                content = self._keys.open(content, TELEMETRY_FILE) or content  # earlier versions wrote plain JSON
+            messages = msgspec.json.decode(content, type=tuple[Telemetry, ...])
         except FileNotFoundError:
             return ()
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -149,7 +176,10 @@ class TelemetryLog:
         try:
             if messages:
                 self._is_kept = True
-                write_synced(self._path, msgspec.json.encode(messages))
+                if self._keys is None:
+                    messages = [msgspec.structs.replace(message, records=()) for message in messages]
+                content = msgspec.json.encode(messages)
+                write_synced(self._path, content if self._keys is None else self._keys.seal(content, TELEMETRY_FILE))
             elif self._is_kept:
                 self._path.unlink(missing_ok=True)
                 self._is_kept = False

@@ -17,13 +17,13 @@ const ACTIONS = [
     role: "operator",
     text: "No further device changes. Devices that run the new bundle keep it and are still judged.",
   },
-  { name: "resume", label: "Resume", states: ["paused"], role: "operator", text: "The stage goes on; its time counts from now. A replay that had no records is tried again." },
+  { name: "resume", label: "Resume", states: ["paused"], role: "operator", text: "The stage goes on; its time counts from now. A replay that had too few records is tried again." },
   {
     name: "accept",
     label: "Accept",
     states: ["paused"],
     role: "approver",
-    text: "This stage, or the replay that had no records, counts as passed. The next stage begins now.",
+    text: "This stage, or the replay that had too few records, counts as passed. The next stage begins now.",
   },
   {
     name: "abort",
@@ -43,7 +43,7 @@ export async function rolloutView(context, id) {
     "div",
     { class: "page" },
     head(rollout, context),
-    make("section", { class: "panel block", "aria-label": "Stages" }, ladder(rollout), rollout.reason ? make("p", { class: "soft" }, rollout.reason) : null),
+    make("section", { class: "panel block", "aria-label": "Stages" }, ladder(rollout), rollout.reason ? make("p", { class: "soft" }, rollout.reason) : null, rollout.notes.length ? make("ul", { class: "soft" }, rollout.notes.map((note) => make("li", {}, note))) : null),
     make(
       "div",
       { class: "columns" },

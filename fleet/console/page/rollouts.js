@@ -3,7 +3,7 @@
 import { ask, post, withQuery } from "./api.js";
 import { stack } from "./charts.js";
 import { confirm } from "./confirm.js";
-import { make, pill } from "./elements.js";
+import { facts, make, pill } from "./elements.js";
 import { ago, count, percent } from "./format.js";
 import { ladder } from "./ladder.js";
 import { bundleName, may, statePill } from "./words.js";
@@ -57,6 +57,7 @@ function cohortCard(cohort, context) {
     make("p", { class: "quiet" }, seenText(cohort), cohort.ahead ? [" ", pill(`${count(cohort.ahead)} ahead of this server`, "warn")] : null),
     stack(parts, `What the devices of ${cohort.name} run`),
     make("ul", { class: "legend" }, running.slice(0, 3).map(([bundle, devices], index) => make("li", {}, make("span", { class: `swatch ${SHADES[index]}` }), bundleName(bundle), ` ${count(devices)}`))),
+    figuresOf(cohort.figures),
     make(
       "div",
       { class: "card-foot" },
@@ -72,6 +73,19 @@ function cohortCard(cohort, context) {
         : null,
     ),
   );
+}
+
+/** What a cohort's requests did: where they were answered, their cost and time, heat and drift of the devices. */
+function figuresOf(figures) {
+  if (!figures.requests) return null;
+  return facts([
+    ["On the device", `${percent(figures.on_device, 1)} of ${count(figures.requests)} requests`],
+    ["Cost", `${figures.usd.toPrecision(3)} USD per 1,000 requests`],
+    ["95 % within", figures.p95_s === null ? "more than 8 s" : `${figures.p95_s} s`],
+    ["Hottest device", figures.hottest_c === null ? null : `${figures.hottest_c.toFixed(0)} °C`],
+    ["Largest drift", figures.drift === null ? null : figures.drift.toFixed(2)],
+    ["Records", `${count(figures.records)} of ${count(figures.recorded_devices)} devices`],
+  ]);
 }
 
 /** Make a join token and show it, once. */

@@ -56,6 +56,18 @@ NEW_POLICY = (
 )
 
 
+FIGURES = {
+    "requests": 48_120,
+    "on_device": 0.823,
+    "usd": 0.41,
+    "p95_s": 2.0,
+    "hottest_c": 78.4,
+    "drift": 0.02,
+    "records": 4812,
+    "recorded_devices": 388,
+}
+
+
 class Conflict(CausewayError):
     """The rollout is in a state that does not take this."""
 
@@ -165,6 +177,7 @@ class FleetFixture:
                     "recently_seen": recently_seen,
                     "running": running,
                     "ahead": 0,
+                    "figures": FIGURES,
                     "rollout": (live or [None])[0],
                 }
             )
@@ -172,7 +185,7 @@ class FleetFixture:
 
     async def list_rollouts(self, http: web.Request) -> web.Response:
         self._check(http)
-        more = {"members", "events"}
+        more = {"members", "events", "notes"}
         rows = [
             {key: len(value) if key == "looks" else value for key, value in each.items() if key not in more}
             for each in self.rollouts.values()
@@ -360,6 +373,7 @@ def _rollout(name: str, cohort: str, state: str, *, to: str, stage: int = 0, **m
         "created": NOW - 9000,
         "members": {},
         "events": [{"at": began, "action": "rollout.begin", "actor": "anna@example.org", "reason": ""}],
+        "notes": [],
         **more,
     }
 
@@ -385,6 +399,7 @@ def _rollouts(random_: random.Random) -> dict[str, dict[str, Any]]:
     live["looks"] = [
         _look(random_, index, drift=0.0, stage=stage) for stage, looks in ((0, 4), (1, 5)) for index in range(looks)
     ]
+    live["notes"] = ["12 of 12 statements proved", "replayed 4812 recorded requests of 388 devices over 7 days"]
     live["members"] = {"commit": 171, "trial": 22, "fetch": 9, "waiting": 5, "rollback": 3}
     paused = _rollout("r-0108", "warehouse", "paused", to=bundle("b4"), stage=2)
     paused["reason"] = "no verdict in 24 h: too few devices with requests"

@@ -39,7 +39,7 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     begun = process.done("apply", folder, "--cohort", "kiosk", "--yes")
     name = re.search(r"rollout (r-\S+) has begun", begun)
     assert name is not None
-    until(lambda: re.search(" replay paused, 0 %: no recorded requests of kiosk", process.done("status", name[1])))
+    until(lambda: re.search(" replay paused, 0 %: 0 recorded requests of 0 devices", process.done("status", name[1])))
     assert "the role approver" in process.run("accept", "kiosk", as_="olga").output
     process.done("accept", "kiosk")
     until(lambda: re.search(" stage 1 of 2,", process.done("status", name[1])))

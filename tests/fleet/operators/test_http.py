@@ -193,7 +193,7 @@ async def test_without_records_a_rollout_waits_until_an_approver_accepts_it(serv
         await asyncio.sleep(0.02)
     detail = await server.get(path)
     assert (detail["began"], detail["share"], detail["looks"]) == (0.0, 0, [])
-    assert "no recorded requests of kiosk to replay" in detail["reason"]
+    assert "0 recorded requests of 0 devices over 0 days to replay" in detail["reason"]
     assert "records/kiosk/*.jsonl" in detail["reason"]
     assert (await server.ask("POST", f"{path}/accept", {}, as_="olga")).code == "permission_denied"
     await server.post(f"{path}/resume", as_="olga")

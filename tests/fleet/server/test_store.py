@@ -36,11 +36,23 @@ async def test_the_revisions_make_the_tables(database: str) -> None:
     await store.close()
 
 
+_LATER = {
+    "devices": "temperature_c drift",
+    "telemetry": "on_device cached private micro_usd",
+    "telemetry_marks": "on_device cached private micro_usd",
+}
+
+
 async def test_an_older_database_gets_what_it_lacks(database: str) -> None:
     store = await Store.open(database)
     async with store.write() as connection:
         await connection.execute(text("ALTER TABLE rollouts DROP COLUMN without_replay"))
         await connection.execute(text("ALTER TABLE devices DROP COLUMN erasure_json"))
+        for name in ("records", "labels"):
+            await connection.execute(text(f"DROP TABLE {name}"))
+        for table, names in _LATER.items():
+            for name in names.split():
+                await connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {name}"))
         await connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
     await store.close()
     store = await Store.open(database)

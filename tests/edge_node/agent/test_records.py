@@ -1,0 +1,142 @@
+"""The records that a device sends to its fleet: which, how many, and what they leave out."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from causeway_server.edge_node.agent.link.records import RecordSample
+from causeway_server.edge_node.agent.link.telemetry import MAX_SAMPLES, TELEMETRY_FILE, TelemetryLog
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.observability.metrics import Traffic
+from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES, MAX_RECORDS, UNMEASURED
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
+from causeway_server.router.types import DecisionRecord
+from tests.fleet.cli.test_replay import OLD, records
+from tests.router.checks.recorded import ask, record_of
+
+
+class Hour:
+    """A clock that the test sets, seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def sample(hour: Hour, per_hour: float = 3600.0, most: float = 3600.0) -> RecordSample:
+    made = RecordSample(most, hour, random.Random(7))
+    made.per_hour = per_hour
+    return made
+
+
+def public(count: int, first: int = 0) -> list[DecisionRecord]:
+    return records(count, private=0, first=first)
+
+
+def test_private_requests_are_only_counted() -> None:
+    """By a constraint, by the client's wish, and by a region."""
+    hour = Hour()
+    drawn = sample(hour)
+    regional = OLD.replace("keep: on_device", "keep: in_region, regions: [eu]")
+    bound = [
+        *records(3, private=3),
+        record_of(parse_policy(OLD), ask(prefer="only_on_device")),
+        record_of(parse_policy(regional), ask(tags=("private",))),
+    ]
+    for record in bound:
+        drawn.add(record)
+    hour.now = 3600.0
+    assert (drawn.take(MAX_RECORDS), drawn.private) == ((), 5)
+
+
+def test_a_record_is_sent_without_names() -> None:
+    """The client, the session's tag and texts of errors stay on the device; a rule on the client is then unknown."""
+    hour = Hour()
+    drawn = sample(hour)
+    drawn.add(record_of(parse_policy(OLD), ask(tags=("session:abc", "kitchen")), fails=("small",)))
+    hour.now = 60.0
+    (one,) = drawn.take(1)
+    sent = msgspec.json.decode(one.record, type=DecisionRecord)
+    assert (sent.request.client, sent.request.tags, sent.parts) == ("", ("kitchen",), ())
+    assert not any(attempt.detail for attempt in sent.outcome.attempts)
+    assert "request.client" in sent.unrecorded
+    assert b"till" not in bytes(one.record)
+
+
+def test_the_sample_is_uniform_and_its_weights_are_the_requests() -> None:
+    """Also over a pause in which nothing could be sent: each of 1,000 requests is drawn as often as any other."""
+    early = 0
+    for seed in range(300):
+        hour = Hour()
+        drawn = RecordSample(3600.0, hour, random.Random(seed))
+        drawn.per_hour = 3600.0
+        found = public(1)[0]
+        for number in range(1000):
+            drawn.add(msgspec.structs.replace(found, id=str(number)))
+        hour.now = 4.0
+        taken = drawn.take(MAX_RECORDS)
+        assert sum(one.weight for one in taken) == pytest.approx(1000.0)
+        early += sum(int(msgspec.json.decode(one.record)["id"]) < 500 for one in taken)
+    assert 520 < early < 680  # of 1,200; 17 is a standard deviation
+
+
+@pytest.mark.parametrize(("fleet", "owner"), [(0.0, 60.0), (60.0, 0.0)])
+def test_either_side_can_refuse(fleet: float, owner: float) -> None:
+    hour = Hour()
+    drawn = sample(hour, fleet, owner)
+    for record in public(40):
+        drawn.add(record)
+    hour.now = 7200.0
+    assert drawn.take(MAX_RECORDS) == ()
+
+
+def test_no_more_than_the_rate_is_sent() -> None:
+    hour = Hour()
+    drawn = sample(hour, per_hour=6.0)
+    sent = 0
+    for minute in range(600):
+        for record in public(3, first=3 * minute):
+            drawn.add(record)
+        hour.now += 60.0
+        sent += len(drawn.take(MAX_RECORDS))
+    assert sent in (59, 60)  # the allowance adds up in floats
+
+
+def test_labels_are_counts_by_cell() -> None:
+    drawn = sample(Hour())
+    drawn.label(None, good=True, on_device=True)
+    drawn.label(0.5, good=False, on_device=True)
+    drawn.label(0.5, good=True, on_device=False)
+    assert drawn.take_labels() == {UNMEASURED: (1, 0, 1, 0), 12: (1, 1, 0, 1)}
+    assert drawn.take_labels() == {}
+
+
+def test_unsent_records_wait_sealed_and_bounded(tmp_path: Path) -> None:
+    """A message fits whatever waits; the next run of the daemon sends the same message; the file shows nothing."""
+    hour, sums = Hour(), [Traffic()]
+    clock = Clock(hour, hour)
+    keys = StateKeys(tmp_path)
+    drawn = sample(hour, 1e6, 1e6)
+    log = TelemetryLog("kiosk-1", "boot", lambda: sums[0], clock, tmp_path, drawn, keys)
+    for minute in range(MAX_SAMPLES + 50):
+        for record in public(40, first=40 * minute):
+            drawn.add(record)
+        sums[0] = Traffic(requests=40 * (minute + 1))
+        hour.now += 60.0
+        log.cut("b" * 64)
+    first = log.next()
+    assert first is not None
+    assert 0 < len(first.records) <= MAX_RECORDS
+    assert len(msgspec.json.encode(first)) < MAX_MESSAGE_BYTES
+    log.keep()
+    content = (tmp_path / TELEMETRY_FILE).read_bytes()
+    assert b"kiosk" not in content
+    again = TelemetryLog("kiosk-1", "boot-2", Traffic, clock, tmp_path, sample(hour), keys).next()
+    assert again == first
