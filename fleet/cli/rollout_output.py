@@ -17,7 +17,7 @@ from causeway_server.router.bundle.manifest import (
 from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
 
 from ..operators.answers import FleetAnswer, RolloutDetail, RolloutStatus
-from ..store.history import CohortFigures
+from ..store.history import CohortFigures, Happened
 
 T = TypeVar("T")
 FACTORY = "factory's files"
@@ -155,6 +155,20 @@ def overview(fleet: FleetAnswer, rollouts: Sequence[RolloutStatus]) -> Iterator[
     yield from table(("rollout", "cohort", "bundle", "state", "share", "why"), rows)
 
 
+def _compared(one: Happened) -> str:
+    """Return a prediction beside what happened."""
+    names = {"on_device": "on the device", "quality": "good answers", "usd": "USD per 1,000 requests"}
+    low, high, value = (
+        "" if figure is None else f"{figure:.4g}" if one.name == "usd" else f"{figure:.1%}"
+        for figure in (one.low, one.high, one.value)
+    )
+    if one.value is None:
+        seen = ""
+    else:
+        seen = f", happened {value}" + ("" if one.low <= one.value <= one.high else ": not as predicted")
+    return f"{names.get(one.name, one.name)}: predicted {low} to {high}{seen}"
+
+
 def _figures(figures: CohortFigures) -> Iterator[str]:
     yield str(figures.requests)
     yield "-" if figures.on_device is None else f"{figures.on_device:.1%}"
@@ -201,6 +215,7 @@ def detail_lines(rollout: RolloutDetail) -> Iterator[str]:
     """Yield the lines about a rollout: its devices, its last look, and its history."""
     yield rollout_line(rollout)
     yield from (f"  {note}" for note in (*notes(rollout), *rollout.notes))
+    yield from (f"  {_compared(one)}" for one in rollout.predictions)
     members = [f"{devices} {_MEMBERS.get(state, state)}" for state, devices in sorted(rollout.members.items())]
     yield f"  devices in the share: {', '.join(members) or 'none'}"
     for look in rollout.looks[-1:]:

@@ -18,8 +18,10 @@ from causeway_server.router.types import DecisionRecord
 
 from ..prover.proof import is_refused, prove
 from ..repository.records import RecordReader, record_files
+from ..rollout.prediction import Prediction
 from ..rollout.rollout import Rollout
 from ..store.records import StoredRecord
+from .forecast import Evidence, forecast
 from .publisher import Publisher
 
 _PROVED: Final = ("keep", "claim", "compare")  # a rule that is never reached does no harm
@@ -31,12 +33,13 @@ RECORDS = "records"
 
 class Check(msgspec.Struct, frozen=True):
     """The result of a check: problems that reject a bundle, or why it could not be checked; "" if it passes. `notes`:
-    what was found, for people.
+    what was found, for people. `predictions`: of the bundle's policy.
     """
 
     problems: tuple[str, ...] = ()
     unproven: str = ""
     notes: tuple[str, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
 
 
 def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
@@ -91,7 +94,8 @@ def prove_bundle(publisher: Publisher, rollout: Rollout, *, may_leave: bool) -> 
         undecided.append("that no more may leave than before (the policy that it replaces cannot be read)")
     unproven = f"not proved: {', '.join(undecided)}. Accept the rollout, or change the policy" if undecided else ""
     proved = sum(one.status == "proved" for one in proofs)
-    return Check(unproven=unproven, notes=(f"{proved} of {len(proofs)} statements proved", *_promises(policy)))  # (2)
+    notes = (f"{proved} of {len(proofs)} statements proved",) if proofs else ()
+    return Check(unproven=unproven, notes=(*notes, *_promises(policy)))  # (2)
 
 
 def _promises(policy: Policy) -> Iterator[str]:
@@ -100,16 +104,14 @@ def _promises(policy: Policy) -> Iterator[str]:
             yield f"route {route.name} promises {promise.keep:.1%} as good as {promise.of} (risk {promise.risk:g})"
 
 
-def replay_bundle(
-    publisher: Publisher, fleet: Path, rollout: Rollout, sent: Sequence[StoredRecord] = (), least: int = 1
-) -> Check:
+def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout, evidence: Evidence, least: int = 1) -> Check:
     """Replay the requests that devices have sent, and those of `records/COHORT`, under the new bundle's policy.
 
     1. A request that stayed on the device and would leave it, or may, is a problem.
     2. With fewer requests than the cohort asks for the policy counts as not checked, unless the devices already run it.
 
     Args:
-        sent: The records of the cohort's devices.
+        evidence: What the cohort's devices have sent.
         least: The cohort's `replay.records`.
 
     Raises:
@@ -126,6 +128,7 @@ def replay_bundle(
     except FileNotFoundError:
         reader = RecordReader(())
     span = _Span()
+    sent = evidence.records
     report = replay(span.over(sent, reader), policy)
     if report.leaving:  # (1)
         first = report.leaving[0]
@@ -137,7 +140,9 @@ def replay_bundle(
     is_known = before is not None and (before.policy, before.adapters) == (manifest.policy, manifest.adapters)
     found = f"{report.requests} recorded requests of {span}"
     if report.requests >= least or is_known:
-        return Check(notes=(f"replayed {found}",))
+        same_models = before is not None and before.models == manifest.models
+        predictions = forecast(policy, evidence, rollout.from_bundle or "", same_models=same_models)
+        return Check(notes=(f"replayed {found}",), predictions=predictions)
     unread = f" ({reader.bad_count} lines cannot be read)" if reader.bad_count else ""
     return Check(  # (2)
         unproven=f"{found} to replay{unread}, but {rollout.cohort} asks for {least} (`replay.records`). Resume when "

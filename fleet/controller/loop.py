@@ -30,7 +30,6 @@ from ..store.audit import append_audit
 from ..store.database import Still, Store, StoreUnavailable
 from ..store.devices import CohortCount, cohort_devices, count_devices
 from ..store.generations import KEPT_S, read_revocations, revoke_owner
-from ..store.records import read_records
 from ..store.rollouts import (
     RolloutChanged,
     RolloutRecord,
@@ -44,6 +43,7 @@ from ..store.rollouts import (
 from ..store.telemetry import forget_mark, mark, since_mark
 from ..trust.published import PUBLISHED
 from .checks import Check, lint_bundle, prove_bundle, replay_bundle
+from .forecast import read_evidence
 from .publisher import Plans, Publisher, newest_begun
 from .step import CHECKED, RolloutObservations, Step, adopted, ahead_count, checked, needs_devices, paused_behind, step
 
@@ -287,13 +287,13 @@ class Controller:
         if proof.problems:
             return proof
         async with self._store.read() as connection:
-            sent = await read_records(connection, rollout.cohort)
+            evidence = await read_evidence(connection, rollout.cohort)
         least = self._plans.cohort_doc(rollout.cohort).replay.records
-        check = await to_thread.run_sync(replay_bundle, self._publisher, self._folder, rollout, sent, least)
+        check = await to_thread.run_sync(replay_bundle, self._publisher, self._folder, rollout, evidence, least)
         problems = () if record.allow_leaving else check.problems
         unreplayed = "" if record.without_replay or record.allow_leaving else check.unproven
         unproven = "; ".join(filter(None, (proof.unproven, unreplayed)))
-        return Check(problems, unproven, (*proof.notes, *check.notes))
+        return Check(problems, unproven, (*proof.notes, *check.notes), check.predictions)
 
     async def _situation(self, rollout: Rollout) -> RolloutObservations:
         async with self._store.read() as connection:

@@ -171,7 +171,8 @@ class Step(msgspec.Struct, frozen=True):
 
 def checked(rollout: Rollout, check: Check, devices: RolloutObservations, now: float) -> Rollout:
     """Return the rollout after LINT or REPLAY: in the next state, rejected with the first problems, or paused."""
-    problems, rollout = check.problems, msgspec.structs.replace(rollout, notes=check.notes or rollout.notes)
+    problems, found = check.problems, {"notes": check.notes or rollout.notes, "predictions": check.predictions}
+    rollout = msgspec.structs.replace(rollout, **found)
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         return apply(rollout, E.CHECK_FAILED, now, reason="; ".join(problems[:3]) + more)

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from causeway_server.router.bundle.manifest import Name, Sha256
 
-from ..store.history import AuditRow, CohortFigures, DeviceEvent
+from ..store.history import AuditRow, CohortFigures, DeviceEvent, Happened
 
 Reason = Annotated[str, Meta(max_length=500)]
 
@@ -150,12 +150,15 @@ class RolloutAnswer(RolloutStatus, frozen=True):
 
 
 class RolloutDetail(RolloutStatus, frozen=True):
-    """The fields of `RolloutAnswer`, with all looks, the members by state, the history, and the checks' findings."""
+    """The fields of `RolloutAnswer`, with all looks, the members by state, the history, and the checks' findings and
+    predictions.
+    """
 
     looks: tuple[LookAnswer, ...]
     members: dict[str, int]
     events: tuple[RolloutEventAnswer, ...]
     notes: tuple[str, ...] = ()
+    predictions: tuple[Happened, ...] = ()
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from causeway_server.router.errors import InvalidRequest, NotFound
 from causeway_server.router.numbers import whole_number
 from causeway_server.router.serving.aiohttp_connection import json_response
 
+from ..controller.forecast import happened, read_evidence
 from ..controller.loop import Controller
 from ..controller.publisher import Publisher
 from ..rollout.settings import RolloutEvent, is_silent
@@ -37,7 +38,7 @@ from ..store.devices import (
 )
 from ..store.enrolment import new_join_token
 from ..store.generations import advance, revoke
-from ..store.history import CohortFigures, DeviceEvent
+from ..store.history import CohortFigures, DeviceEvent, Happened
 from ..store.records import cohort_figures
 from ..store.rollouts import (
     ENDED,
@@ -226,9 +227,13 @@ class OperatorApi(msgspec.Struct, frozen=True):
             looks = await read_looks(connection, name)
             rows = await audit_of(connection, name)
             devices = await cohort_devices(connection, record.rollout.cohort)
+            evidence = await read_evidence(connection, record.rollout.cohort, records=False)
+        to_bundle = record.rollout.to_bundle
+        members = {device.id for device in devices if device.running == to_bundle}
+        compared = happened(record.rollout.predictions, evidence, to_bundle, members)
         events = tuple(RolloutEventAnswer(row.at, row.actor, row.action, _reason(row.what)) for row in rows)
-        members = _members(record, devices, self.plane.clock())
-        return json_response(rollout_detail(record, tuple(looks), members, events))
+        states = _members(record, devices, self.plane.clock())
+        return json_response(rollout_detail(record, tuple(looks), states, events, compared))
 
     async def begin(self, http: web.Request) -> web.StreamResponse:
         operator = await self.sign_in.require(http, "operator")
@@ -339,6 +344,7 @@ def rollout_detail(
     looks: tuple[LookRecord, ...],
     members: dict[str, int],
     events: tuple[RolloutEventAnswer, ...],
+    predictions: tuple[Happened, ...] = (),
 ) -> RolloutDetail:
     settings = record.rollout.settings
     margins = {limit.name: limit.margin for limit in settings.metrics}
@@ -349,6 +355,7 @@ def rollout_detail(
         members=members,
         events=events,
         notes=record.rollout.notes,
+        predictions=predictions,
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 from causeway_server.router.bundle.manifest import WHOLE, RolloutPlan
 from causeway_server.router.variants.verdict import VerdictOutcome
 
+from .prediction import Prediction
 from .settings import RolloutEvent, RolloutSettings, RolloutState, next_state, stage_devices
 from .verdict import Observations, Verdict, judge
 
@@ -31,6 +32,7 @@ class Rollout(msgspec.Struct, frozen=True):
         paused_in: The state to which RESUME returns: REPLAY, STAGE or SOAK.
         reason: The reason for which the state was entered, for people.
         notes: The findings of its checks, for people.
+        predictions: The predictions of its replay.
     """
 
     id: str
@@ -49,6 +51,7 @@ class Rollout(msgspec.Struct, frozen=True):
     paused_in: RolloutState = S.STAGE
     reason: str = ""
     notes: tuple[str, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
 
     @property
     def has_begun(self) -> bool:

@@ -37,6 +37,20 @@ class CohortFigures(msgspec.Struct, frozen=True):
     recorded_devices: int = 0
 
 
+class Happened(msgspec.Struct, frozen=True):
+    """A predicted figure under a new bundle, its interval for the devices and requests seen, and what was observed.
+
+    Attributes:
+        name: `on_device` or `quality`, which are shares, or `usd`: the cost per 1,000 requests.
+        value: None while too little was observed; the interval is then that of all devices.
+    """
+
+    name: str
+    low: float
+    high: float
+    value: float | None = None
+
+
 class AuditRow(msgspec.Struct, frozen=True):
     """A row of the audit log: a change. `at`: unix seconds. `what`: JSON, hashed as it is written."""
 

@@ -43,9 +43,14 @@ Key = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{43}$")]  # a raw Ed25519 publi
 Labels = Annotated[dict[Annotated[str, Meta(max_length=63)], Annotated[str, Meta(max_length=63)]], Meta(max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 UNMEASURED = 32
-"""The cell of labelled answers without a confidence; the others are `models.signals.promise.cell_of`."""
+"""The cell of labelled answers without a confidence."""
 LabelCounts = tuple[Count, Count, Count, Count]
 """Labelled answers: good, bad; of them those that the device gave: good, bad."""
+
+
+def confidence_cell(confidence: float | None) -> int:
+    """Return the cell of a confidence, 0 to 1: as many of equal width as `UNMEASURED`."""
+    return UNMEASURED if confidence is None else min(max(int(confidence * UNMEASURED), 0), UNMEASURED - 1)
 
 
 def base64url(data: bytes) -> str:

@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 from ..decision.features import request_of
 from ..policy.compiled import Policy
 from ..prices import PICO_USD
@@ -40,6 +42,29 @@ def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Po
     for position, record in enumerate(records):
         tally.add(position, record)
     return tally.report()
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """What a request does under a policy: the lowest and the highest value of its possible outcomes.
+
+    Attributes:
+        on_device: Whether it is answered without the cloud, 0 or 1.
+        usd: Its cost in US dollars.
+    """
+
+    on_device: tuple[float, float]
+    usd: tuple[float, float]
+
+
+def effect(record: DecisionRecord, policy: PolicyReplay) -> Effect | None:
+    """Return the effect of a policy on a recorded request; None if it was refused before a decision."""
+    if _is_undecided(record):
+        return None
+    fact = recorded(record)
+    found = _outcomes(policy, record, request_of(record.request)).found
+    local = [float(one.place == CACHE or one.place.at == "edge") for one in found]
+    costs = [_usd(record, fact, one) for one in found]
+    return Effect((min(local), max(local)), (min(costs), max(costs)))
 
 
 class _Outcomes:

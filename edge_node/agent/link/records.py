@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from causeway_server.models.signals.promise import cell_of
-from causeway_server.router.bundle.protocol import MAX_RECORDS, UNMEASURED, LabelCounts, SampledRecord
+from causeway_server.router.bundle.protocol import MAX_RECORDS, LabelCounts, SampledRecord, confidence_cell
 from causeway_server.router.session_tags import tags_of_session
 from causeway_server.router.types import DecisionRecord
 
@@ -68,7 +67,7 @@ class RecordSample:
         """Count a labelled answer. `confidence`: of the device's answer; `on_device`: the device gave it."""
         if not self._most_per_hour:
             return
-        cell = UNMEASURED if confidence is None else cell_of(confidence)
+        cell = confidence_cell(confidence)
         was, now = self._labels.get(cell, _NOTHING), (good, not good, good and on_device, on_device and not good)
         self._labels[cell] = (was[0] + now[0], was[1] + now[1], was[2] + now[2], was[3] + now[3])
 

@@ -3,7 +3,7 @@
 import { ask, post, withQuery } from "./api.js";
 import { hasInterval, intervals, points, stack } from "./charts.js";
 import { confirm } from "./confirm.js";
-import { facts, make } from "./elements.js";
+import { facts, make, pill } from "./elements.js";
 import { ago, count, dayAndTime, percent } from "./format.js";
 import { ladder } from "./ladder.js";
 import { bundleName, inPlainWords, may, shareText, statePill } from "./words.js";
@@ -48,7 +48,7 @@ export async function rolloutView(context, id) {
       "div",
       { class: "columns" },
       make("section", { "aria-labelledby": "verdict-title" }, make("h3", { id: "verdict-title" }, "Canary against control"), metricCards(looks, rollout.stages)),
-      make("div", { class: "side" }, members(rollout), about(rollout, context), happened(rollout)),
+      make("div", { class: "side" }, members(rollout), predicted(rollout), about(rollout, context), happened(rollout)),
     ),
   );
 }
@@ -143,6 +143,28 @@ function members(rollout) {
     total ? stack(parts.map(([state, devices]) => [inPlainWords(state), devices, KINDS[state] ?? "shade-3"]), "Members by state") : null,
     make("ul", { class: "legend" }, parts.map(([state, devices]) => make("li", {}, make("span", { class: `swatch ${KINDS[state] ?? "shade-3"}` }), inPlainWords(state), ` ${count(devices)}`))),
     make("p", {}, make("a", { href: withQuery("#/devices", { cohort: rollout.cohort }) }, "Devices of the cohort")),
+  );
+}
+
+const FIGURES = { on_device: "On the device", quality: "Good answers", usd: "USD per 1,000 requests" };
+
+/** The predictions of the replay, each beside what the devices with the new bundle have shown. */
+function predicted(rollout) {
+  if (!rollout.predictions.length) return null;
+  const text = (name, value) => (name === "usd" ? value.toPrecision(3) : percent(value, 1));
+  return make(
+    "section",
+    { class: "panel block", "aria-labelledby": "predicted-title" },
+    make("h3", { id: "predicted-title" }, "Predicted and happened"),
+    facts(
+      rollout.predictions.map(({ name, low, high, value }) => [
+        FIGURES[name] ?? name,
+        [
+          `${text(name, low)} to ${text(name, high)}`,
+          value === null ? null : [", ", make("b", {}, text(name, value)), value < low || value > high ? [" ", pill("not as predicted", "warn")] : null],
+        ],
+      ]),
+    ),
   );
 }
 

@@ -185,7 +185,7 @@ class FleetFixture:
 
     async def list_rollouts(self, http: web.Request) -> web.Response:
         self._check(http)
-        more = {"members", "events", "notes"}
+        more = {"members", "events", "notes", "predictions"}
         rows = [
             {key: len(value) if key == "looks" else value for key, value in each.items() if key not in more}
             for each in self.rollouts.values()
@@ -374,6 +374,7 @@ def _rollout(name: str, cohort: str, state: str, *, to: str, stage: int = 0, **m
         "members": {},
         "events": [{"at": began, "action": "rollout.begin", "actor": "anna@example.org", "reason": ""}],
         "notes": [],
+        "predictions": [],
         **more,
     }
 
@@ -400,6 +401,11 @@ def _rollouts(random_: random.Random) -> dict[str, dict[str, Any]]:
         _look(random_, index, drift=0.0, stage=stage) for stage, looks in ((0, 4), (1, 5)) for index in range(looks)
     ]
     live["notes"] = ["12 of 12 statements proved", "replayed 4812 recorded requests of 388 devices over 7 days"]
+    live["predictions"] = [
+        {"name": "on_device", "low": 0.78, "high": 0.85, "value": 0.82},
+        {"name": "usd", "low": 0.3, "high": 0.4, "value": 0.47},
+        {"name": "quality", "low": 0.93, "high": 0.97, "value": None},
+    ]
     live["members"] = {"commit": 171, "trial": 22, "fetch": 9, "waiting": 5, "rollback": 3}
     paused = _rollout("r-0108", "warehouse", "paused", to=bundle("b4"), stage=2)
     paused["reason"] = "no verdict in 24 h: too few devices with requests"

@@ -114,7 +114,7 @@ def test_labels_are_counts_by_cell() -> None:
     drawn.label(None, good=True, on_device=True)
     drawn.label(0.5, good=False, on_device=True)
     drawn.label(0.5, good=True, on_device=False)
-    assert drawn.take_labels() == {UNMEASURED: (1, 0, 1, 0), 12: (1, 1, 0, 1)}
+    assert drawn.take_labels() == {UNMEASURED: (1, 0, 1, 0), 16: (1, 1, 0, 1)}
     assert drawn.take_labels() == {}
 
 

@@ -45,6 +45,7 @@ class Bed:
         self.errors: dict[str, int] = {}
         self.unfit: dict[str, set[str]] = {}
         self.off: set[str] = set()
+        self.on_device = 100  # of 100 requests
         self.shares: list[int] = []  # published shares of the newest rollout, as they changed
 
     @asynccontextmanager
@@ -152,7 +153,7 @@ class Bed:
         latency = (100, *(0 for _ in LATENCY_BOUNDS_S))
         return TelemetrySample(
             bundle=running, began=self.now - TURN_S, ended=self.now, requests=100, errors=bad, degraded=0,
-            latency=latency,
+            latency=latency, on_device=self.on_device,
         )  # fmt: skip
 
     async def turn(self, store: Store, controller: Controller, turns: int = 1) -> None:

@@ -72,7 +72,9 @@ def members(rollout: Rollout, devices: tuple[Device, ...]) -> list[Device]:
 
 
 def counts(devices: tuple[Device, ...], bad: frozenset[str] = frozenset()) -> dict[tuple[str, str], list[int]]:
-    return {(one.id, one.running or ""): [100, 30 if one.id in bad else 1, 0, *([100] + [0] * 8)] for one in devices}
+    return {
+        (one.id, one.running or ""): [100, 30 if one.id in bad else 1, *[0] * 5, *([100] + [0] * 8)] for one in devices
+    }
 
 
 def test_a_good_look_passes_and_goes_on() -> None:
