@@ -111,7 +111,7 @@ def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout, evidence:
     2. With fewer requests than the cohort asks for the policy counts as not checked, unless the devices already run it.
 
     Args:
-        evidence: What the cohort's devices have sent.
+        evidence: The records, counters and labels of the cohort's devices.
         least: The cohort's `replay.records`.
 
     Raises:

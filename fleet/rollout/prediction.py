@@ -139,6 +139,8 @@ def _estimate(
         [np.average((v - np.average(v, weights=w)) ** 2, weights=w) for v, w in zip(middle, weights, strict=True)]
     )
     pooled = float((size * spread).sum() / max(1.0, (size - 1.0).sum()))
+    if name != "usd":  # shares of 0 or 1 in few records do not mean that there is no chance
+        pooled = max(pooled, 1.0 / (float(size.sum()) + _PRIOR))
     low, high = (part * (fixed * constant + (1.0 - fixed) * means[:, side]) for side in (0, 1))
     whole = fixed * constant + (1.0 - fixed) * means.mean(axis=1)
     center, number = float((part * whole).sum()), effective(totals.tolist())

@@ -45,7 +45,7 @@ def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Po
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What a request does under a policy: the lowest and the highest value of its possible outcomes.
+    """The effect of a policy on a request: the lowest and the highest value of its possible outcomes.
 
     Attributes:
         on_device: Whether it is answered without the cloud, 0 or 1.

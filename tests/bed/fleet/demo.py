@@ -56,6 +56,7 @@ _DEVICE = {
     "fleet.trial_requests": 20,
     "fleet.trial_max_s": "25s",
     "fleet.telemetry_interval_s": "3s",
+    "fleet.records_per_hour": 100_000,
     "log": "info",
 }
 
@@ -138,6 +139,7 @@ name: demo
 cohorts:
   {cohort}:
     policy: policies/kiosk.yaml
+    replay: {{records: {records}, records_per_day: 1000000}}   # much, because the demo takes minutes
     leaving: report   # so that the bad policy gets as far as a trial; by default a device refuses it before
     rollout:
       stages: {stages}
@@ -185,7 +187,7 @@ POLICIES = {
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The rollout settings of the demo's cohort in `fleet.yaml`. `errors`: margin in percentage points."""
+    """The settings of the demo's cohort in `fleet.yaml`. `errors`: margin in points; `records`: to replay."""
 
     stages: tuple[int, ...] = (25, 50, 100)
     first_look: str = "15s"
@@ -194,6 +196,7 @@ class Pace(msgspec.Struct, frozen=True):
     most: str = "75s"
     soak: str = "20s"
     errors: int = 10
+    records: int = 50
 
 
 def write_fleet(folder: Path, pace: Pace) -> None:
@@ -294,7 +297,13 @@ class Demo:
 
     async def _tell(self, rollouts: Mapping[str, str]) -> None:
         for policy, expected in rollouts.items():
-            ended = await self._roll_out(policy, expected)
+            permission: tuple[str, ...] = ()
+            if policy == next(iter(rollouts)):
+                permission = ("--without-replay",)  # a new fleet has no records yet
+            elif expected == "reverted":
+                await self._roll_out(policy, "draft")  # the proof returns it
+                permission = ("--allow-leaving",)
+            ended = await self._roll_out(policy, expected, *permission)
             reached = await self._reached(ended["to_bundle"], _LATE_S if expected == "done" else 0.0)
             why = f": {ended['reason']}" if ended["reason"] else ""
             self._say(f"  the policy {policy!r} reached {reached} of {self._devices} devices{why}")
@@ -361,11 +370,11 @@ class Demo:
 
     # --- rollouts -----------------------------------------------------------------------------------------------------
 
-    async def _roll_out(self, policy: str, expected: str) -> dict[str, Any]:
-        """Sign a policy, roll it out and watch until it ends as `expected`."""
+    async def _roll_out(self, policy: str, expected: str, *permission: str) -> dict[str, Any]:
+        """Sign a policy, roll it out with these options of `apply`, and watch until it ends as `expected`."""
         write_policy(self._fleet, policy)
         await asyncio.to_thread(self._sign)
-        self._say((await self._command("apply", str(self._fleet), "--without-replay", "--yes")).rstrip())
+        self._say((await self._command("apply", str(self._fleet), *permission, "--yes")).rstrip())
         found: dict[str, Any] = (await self._get(f"/v1/rollouts?cohort={COHORT}"))[0]
         began, shown = time.monotonic(), ""
         while True:
@@ -375,7 +384,10 @@ class Demo:
             if f"{line} {members}" != shown:
                 self._say(f"  {time.monotonic() - began:5.0f} s  {line}   members: {members or 'none'}")
                 shown = f"{line} {members}"
-            if found["state"] == "paused":
+            if found["state"] == "paused" and not found["began"]:
+                await asyncio.sleep(_POLL_S)  # for more records
+                await self._command("resume", found["id"], "--reason", "the devices have sent more")
+            elif found["state"] == "paused":
                 self._say("  so few devices do not allow a verdict, so the demo accepts the stage")
                 await self._command("accept", found["id"], "--reason", "a demo of few devices")
             if found["state"] in _ENDED:
@@ -385,6 +397,9 @@ class Demo:
             await asyncio.sleep(_POLL_S)
         if found["state"] != expected:
             raise ProgramFailed(f"rollout {found['id']} of {policy!r} ended as {found['state']}: {found['reason']}")
+        for line in (await self._command("status", found["id"])).splitlines():
+            if any(word in line for word in ("proved", "replayed", "predicted")):
+                self._say(line)
         statuses = ", ".join(f"{count} × {status}" for status, count in sorted(self._answers.items()))
         self._say(f"  answers of the devices so far: {statuses}")
         return found

@@ -3,6 +3,7 @@ rollouts."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.bed.fleet.demo import POLICIES, ROLLOUTS, Demo, Pace, write_folder, w
 
 pytestmark = pytest.mark.slow
 
-PACE = Pace(stages=(100,), first_look="1s", silence="5s", least="6s", most="60s", soak="1s")
+PACE = Pace(stages=(100,), first_look="1s", silence="5s", least="6s", most="60s", soak="1s", records=5)
 DEVICE = {
     "fleet.trial_s": "1s",
     "fleet.trial_requests": 2,
@@ -33,9 +34,12 @@ def test_every_policy_passes_lint_and_its_cases(tmp_path: Path, policy: str) -> 
 
 
 @pytest.mark.engine
-async def test_a_good_policy_reaches_every_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_good_policy_is_replayed_over_sent_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo = Demo(tmp_path / "demo", 2, "127.0.0.1:0", pace=PACE, device=DEVICE, requests_per_s=2.0)
-    await demo.run(once=True, rollouts={"first": "done"})
+    await demo.run(once=True, rollouts={"first": "done", "second": "done"})
     output = capsys.readouterr().out
     assert "the policy 'first' reached 2 of 2 devices" in output
+    assert "the policy 'second' reached 2 of 2 devices" in output
+    assert re.search(r"replayed [1-9]\d* recorded requests of 2 devices over", output)
+    assert re.search(r"on the device: predicted \d.* happened \d", output)
     assert "× 200" in output

@@ -106,6 +106,13 @@ def test_little_evidence_predicts_nothing() -> None:
     assert [each.name for each in predict([one, one], few * 3)] == ["on_device", "usd", "quality"]
 
 
+def test_the_same_answer_to_a_few_records_is_not_certain() -> None:
+    devices = [RecordedDevice(100.0, 0.0, [Replayed(1.0, (1.0, 1.0), (0.0, 0.0))] * 20)] * 4
+    low, high = predict(devices)[0].interval(4.0, 400.0)
+    assert 0.9 < low < 0.99
+    assert high == 1.0
+
+
 def test_a_share_stays_a_share() -> None:
     wide = Prediction("on_device", 0.9, 0.95, 1.0, 1.0, 1.0, 5.0)
     assert wide.interval(2.0, 10.0) == (0.0, 1.0)
