@@ -3,8 +3,9 @@
 A real vLLM on the processor (`make test-vllm` installs it; `--without vllm` leaves it out), a real `llama_cpp.server`,
 a real Triton with our model, and a real Triton with a stand-in that has TensorRT-LLM's published configuration stand
 behind one gateway. Clients ask for the first tier in a closed loop while it is killed; then the next one answers.
-A stream that had begun when its server died may break (nothing after the first token is repeated); no other may. Every
-answer has one end and one record in the audit log, with the tokens that its client was told.
+A stream that had begun when its server died may break (nothing after the first token is repeated); no other may, until
+the last server is killed as well. Every answer has one end and one record in the audit log, with the tokens that its
+client was told, and their price.
 
 On vLLM: streams directly and through the gateway in turns, and clients that leave.
 
@@ -44,18 +45,28 @@ STREAMS, TOKENS, SPEED_TOKENS = 16, 16, 64
 MIN_SPEED = 0.95
 PROMPT = "Tell me about the harbour of an old town by the sea"
 WITHOUT = {"vllm": ["tools"], "llama_server": ["tools", "schemas"]}
+# USD for a million tokens of the prompt, of its cached part, and of the answer.
+PRICES = {"vllm": (0.31, 0.07, 1.3), "llama_server": (0.17, 0.05, 0.7), "triton": (5, 2, 11), "trtllm": (3, 1, 13)}
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """One streamed request. `ends`: finish reasons; `error`: the code of an error, before or after the first token."""
+    """One streamed request.
+
+    Attributes:
+        ends: Its finish reasons.
+        error: The code of an error, before or after the first token.
+        prompt_tokens: Those of the prompt, and those of them that were cached.
+        ended: When it ended, in monotonic time.
+    """
 
     id: str
     tier: str
     began: bool
     ends: int
     error: str
-    prompt_tokens: int
+    prompt_tokens: tuple[int, int]
     completion_tokens: int
+    ended: float
 
     @property
     def answered(self) -> bool:
@@ -79,6 +90,12 @@ class Upstreams:
                 for tier in tiers
             ],
             "degradation": {"tiers": [tier["name"] for tier in tiers], "warm_up_after_idle_s": 0},
+            "tenants": {
+                "prices": [
+                    dict(zip(("input", "cached_input", "output"), PRICES[tier["name"]], strict=True), tier=tier["name"])
+                    for tier in tiers
+                ]
+            },
             # A processor is silent for long; a killed server is known by its connections.
             "load_balancing": {"silent_before_probe_s": 60, "probe_timeout_s": 60, "hung_after_s": 300},
         }
@@ -121,7 +138,7 @@ async def stream(session: aiohttp.ClientSession, url: str, **fields: object) -> 
     body: Body = {"stream": True, "messages": messages, "temperature": 0, "max_tokens": TOKENS}
     body["stream_options"] = {"include_usage": True}
     ends, began, error = 0, False, ""
-    usage: dict[str, int] = {}
+    usage: Body = {}
     # Without a fallback, unless the client's first tier is to be replaced.
     critical = {"x-causeway-critical": "true"} if "ignore_eos" in fields else {}
     async with session.post(f"{url}/chat/completions", json=body | fields, headers=critical) as response:
@@ -137,8 +154,10 @@ async def stream(session: aiohttp.ClientSession, url: str, **fields: object) -> 
                     for choice in event.get("choices", ()):
                         began = began or bool(choice["delta"].get("content"))
                         ends += choice["finish_reason"] is not None
-    told = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-    return Stream(headers.get("x-request-id", ""), headers.get("x-causeway-tier", ""), began, ends, error, *told)
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    told = (usage.get("prompt_tokens", 0), cached), usage.get("completion_tokens", 0)
+    names = headers.get("x-request-id", ""), headers.get("x-causeway-tier", "")
+    return Stream(*names, began, ends, error, *told, time.monotonic())
 
 
 async def load(session: aiohttp.ClientSession, url: str, model: str, stop: asyncio.Event) -> list[Stream]:
@@ -154,12 +173,13 @@ async def load(session: aiohttp.ClientSession, url: str, model: str, stop: async
 
 
 async def deaths(upstreams: Upstreams, session: aiohttp.ClientSession, seconds: float) -> list[Row]:
-    """Kill each tier but the last in the middle of a load. Returns the rows."""
+    """Kill each tier in the middle of a load. Returns the rows."""
     url, found, lines = f"{upstreams.stack.gateway_url}/v1", list[Stream](), []
-    for dying in upstreams.names[:-1]:
+    for dying in upstreams.names:
         stop = asyncio.Event()
         asked = asyncio.create_task(load(session, url, upstreams.names[0], stop))
         await asyncio.sleep(seconds / 2.0)
+        none_left = time.monotonic()  # from the last death on
         await asyncio.to_thread(upstreams.kill[dying])
         await asyncio.sleep(seconds / 2.0)
         stop.set()
@@ -174,8 +194,9 @@ async def deaths(upstreams: Upstreams, session: aiohttp.ClientSession, seconds: 
     print(table(("killed", "asked", "answered by", "broken after the first token", "failed"), lines))
     await asyncio.sleep(1.0)  # the audit log is written behind the answers
     records = upstreams.records()
-    failed = [one for one in found if not one.answered and not one.began]
-    untrue = [one for one in found if one.answered and not is_billed(one, records.get(one.id, []))]
+    failed = [one for one in found if not one.answered and not one.began and one.ended <= none_left]
+    refused = sum(not one.answered and one.ended > none_left for one in found)
+    untrue = [one for one in found if (one.answered or not one.began) and not is_billed(one, records.get(one.id, []))]
     note = f"of {len(found)}; broken after their first token: {sum(one.began and not one.answered for one in found)}"
     errors = ", ".join(sorted({one.error for one in failed}))
     return [
@@ -188,18 +209,23 @@ async def deaths(upstreams: Upstreams, session: aiohttp.ClientSession, seconds: 
             len(untrue),
             "",
             0.0,
-            note=f"of {len(records)}",
+            note=f"of {len(records)}; refused, as no server was left: {refused}",
         ),
     ]
 
 
 def is_billed(one: Stream, records: list[Body]) -> bool:
-    """Return whether an answer has one record, with its tier and its tokens."""
-    if len(records) != 1:
+    """Return whether an answer has one record, with its tier, its tokens and their price; a failure costs nothing."""
+    if not one.answered:
+        return not any(record["pico_usd"] for record in records)
+    if len(records) != 1 or (records[0]["tier"], records[0]["outcome"]) != (one.tier, "ok"):
         return False
     (record,) = records
-    prompt = one.prompt_tokens == (0 if record["estimated"] else record["prompt_tokens"])
-    return prompt and record["completion_tokens"] == one.completion_tokens and record["outcome"] == "ok"
+    prompt, cached, answer = (record[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion"))
+    price = [round(usd * 1_000_000) for usd in PRICES[one.tier]]  # 1e-12 USD a token
+    usd = (prompt - cached) * price[0] + cached * price[1] + answer * price[2]
+    told = (0, 0) if record["estimated"] else (prompt, cached)
+    return (told, answer, usd) == (one.prompt_tokens, one.completion_tokens, record["pico_usd"])
 
 
 async def speed(upstreams: Upstreams, session: aiohttp.ClientSession, rounds: int) -> list[Row]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from causeway_server.cloud_pool.accounts.tenants.config import TenantsConfig, TierPrice
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.upstreams.config import UpstreamConfig
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
@@ -20,12 +21,13 @@ from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+PRICE = TierPrice(tier="large", input=0.31, cached_input=0.07, output=1.3)  # USD for a million tokens
 PATIENT = LoadBalancingConfig(silent_before_probe_s=30.0, probe_timeout_s=60.0)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAIServer]:
-    with running(vllm_server(tmp_path_factory.mktemp("vllm"))) as found:
+    with running(vllm_server(tmp_path_factory.mktemp("vllm"), "--enable-prompt-tokens-details")) as found:
         yield found
 
 
@@ -34,7 +36,8 @@ async def gateway(server: OpenAIServer, tmp_path: Path) -> AsyncIterator[Gateway
     """It asks vLLM for logprobs and schemas at its start."""
     upstream = UpstreamConfig(kind="openai", urls=(server.url,), without=("tools",))
     tier = http_tier(upstream=upstream, model=server.model, can=("chat", "completion"), context_tokens=2048)
-    async with in_own_task(serving(tmp_path, tier, load_balancing=PATIENT)) as gateway:
+    tenants = TenantsConfig(prices=(PRICE,))
+    async with in_own_task(serving(tmp_path, tier, load_balancing=PATIENT, tenants=tenants)) as gateway:
         yield gateway
 
 
@@ -48,16 +51,23 @@ async def running_at(gateway: Gateway, server: OpenAIServer) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_an_answer_and_its_cost_are_vllms_own(gateway: Gateway, server: OpenAIServer, stream: bool) -> None:
-    fields: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 24}
-    direct: dict[str, Any] = await asyncio.to_thread(post, server, "/chat/completions", fields)
+@pytest.mark.parametrize("words", [0, 600], ids=["short", "cached"])
+async def test_an_answer_and_its_cost_are_vllms_own(
+    gateway: Gateway, server: OpenAIServer, words: int, stream: bool
+) -> None:
+    messages = [{"role": "user", "content": f"{'word ' * words}{QUESTION[0]['content']}"}]
+    fields: dict[str, Any] = {"messages": messages, "temperature": 0, "max_tokens": 24}
+    for _ in range(2):  # its prompt is in the cache then
+        direct: dict[str, Any] = await asyncio.to_thread(post, server, "/chat/completions", fields)
     answer = await gateway.ask(**fields, stream=stream)
     assert (answer.status, answer.text) == (200, direct["choices"][0]["message"]["content"]), answer.body
+    prompt, tokens = direct["usage"]["prompt_tokens"], direct["usage"]["completion_tokens"]
+    cached = (direct["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+    assert (cached > words // 2) is (words > 0), direct["usage"]
     await until(lambda: bool(gateway.audit))
     (record,) = gateway.audit
-    assert {key: record[key] for key in ("prompt_tokens", "completion_tokens")} == {
-        key: direct["usage"][key] for key in ("prompt_tokens", "completion_tokens")
-    }
+    assert [record[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion")] == [prompt, cached, tokens]
+    assert record["pico_usd"] == (prompt - cached) * 310_000 + cached * 70_000 + tokens * 1_300_000
 
 
 async def test_logprobs_spell_the_answer(gateway: Gateway) -> None:
