@@ -4,7 +4,8 @@
        └──ended before it was ever ready──▶ give up, because a restart would not help
 
 If a model's process (stub) dies within milliseconds of its start, Triton waits for it for ever, reports nothing and
-does not even unload it: a server that is not ready and lacks such a process for STUCK_S is killed.
+does not even unload it: a server that is not ready and lacks such a process for STUCK_S is killed. A launcher that was
+itself paused for longer looks again first.
 
 Triton's log is made readable: without noise, and without texts that may quote a request (`LogFilter`).
 """
@@ -120,6 +121,7 @@ class Launcher(msgspec.Struct, frozen=True):
         print_ready: Callback for the ready line, each time the server becomes ready.
         log: Callback for log lines.
         stuck_s: Replacement for STUCK_S.
+        clock: Monotonic time in seconds.
     """
 
     command: ServerCommand
@@ -128,6 +130,7 @@ class Launcher(msgspec.Struct, frozen=True):
     print_ready: Callable[[str], None]
     log: Callable[[str], None]
     stuck_s: float = STUCK_S
+    clock: Callable[[], float] = time.monotonic
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until `stop`, or until the server cannot be kept running. Return the exit status for the command."""
@@ -188,7 +191,7 @@ class Launcher(msgspec.Struct, frozen=True):
             remove_leftovers(process.pid, self.command.memory_prefix)
             with anyio.CancelScope(shield=True):
                 await process.wait()
-        return ProcessExit(code, time.monotonic() - ready_at[0] if ready_at else None)
+        return ProcessExit(code, self.clock() - ready_at[0] if ready_at else None)
 
     async def _drain_at(self, stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
         """Send SIGTERM at `stop`, so that running requests can finish. Kill the server a little after `drain_s`."""
@@ -206,20 +209,22 @@ class Launcher(msgspec.Struct, frozen=True):
         """Print the ready line once; kill a server that waits for a dead stub."""
         connection = TritonConnection(f"{self.command.ports.host}:{self.command.ports.grpc}", tasks)
         try:
-            healthy_at = time.monotonic()
-            while time.monotonic() - healthy_at < self.stuck_s:
+            healthy_at = self.clock()
+            while True:
                 if await _is_ready(connection):
-                    healthy_at = time.monotonic()
+                    healthy_at = self.clock()
                     if not ready_at:
                         if self.command.secret and not hide_in_command_line(process.pid, self.command.secret):
                             self.log("Other users of this machine can see the key of the model control (with ps).")
                         ready_at.append(healthy_at)
                         self.print_ready(self.command.ports.line())
                 elif (
-                    time.monotonic() - healthy_at >= self.stuck_s / 2.0  # Counting children costs milliseconds.
+                    self.clock() - healthy_at >= self.stuck_s / 2.0  # Counting children costs milliseconds.
                     and count_living_children(process.pid) >= self.command.expected_children
                 ):
-                    healthy_at = time.monotonic()
+                    healthy_at = self.clock()
+                elif self.clock() - healthy_at >= self.stuck_s:
+                    break
                 await anyio.sleep(min(1.0, self.stuck_s / 5) if ready_at else POLL_S)
             self.log("The server waits for a model's process that has died, so it was killed.")
             with contextlib.suppress(ProcessLookupError):

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -74,6 +75,7 @@ class Bed:
         argv: list[str] | None = None,
         server: str = SERVER,
         stuck_s: float = STUCK_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ports = choose_ports(Ports(grpc=0, metrics=0))
         self.prefix = f"causeway-test-{os.getpid()}-{self.ports.grpc}_"
@@ -95,6 +97,7 @@ class Bed:
             print_ready=self.ready_lines.append,
             log=self.logged.append,
             stuck_s=stuck_s,
+            clock=clock,
         )
         self.stop = asyncio.Event()
 
@@ -186,6 +189,27 @@ async def test_server_that_waits_for_a_dead_stub_is_restarted(tmp_path: Path) ->
         bed.servers()[0].send_signal(signal.SIGUSR1)
         await until(lambda: len(bed.ready_lines) == 2)
     assert any("that has died, so it was killed" in line for line in bed.logged)
+
+
+class PausedClock:
+    """A clock that passes a minute at once, as for a launcher that was paused; `looks`: how often it was read since."""
+
+    ahead_s, looks = 0.0, 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return time.monotonic() + self.ahead_s
+
+
+async def test_a_launcher_that_was_paused_itself_looks_before_it_kills(tmp_path: Path) -> None:
+    clock = PausedClock()
+    bed = Bed(tmp_path, stuck_s=5.0, clock=clock)
+    async with running(bed):
+        await until(lambda: len(bed.ready_lines) == 1)
+        clock.ahead_s, clock.looks = 60.0, 0
+        await until(lambda: clock.looks >= 3)
+        assert len(bed.servers()) == 1
+    assert bed.logged[1:] == []
 
 
 async def test_server_that_never_starts_its_stub_is_killed(tmp_path: Path) -> None:
