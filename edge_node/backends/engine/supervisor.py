@@ -219,8 +219,11 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while True:
             timeout_s = min(_WATCH_S, self.stuck_s / 3, self.unload_after_s)
+            began = loop.time()
             if (await asyncio.wait([process.ended], timeout=timeout_s))[0]:
                 return process.ended.result()
+            # While the daemon itself was paused, the child was, too, or could not be heard.
+            process.progress_at += max(0.0, loop.time() - began - timeout_s)
             if not process.jobs:
                 if process.idle_s >= self.unload_after_s:
                     return None

@@ -44,6 +44,7 @@ from causeway_server.router.types import (
 )
 from causeway_train.evaluate.greedy import GreedyModel
 from causeway_train.function_calls.call import parse_call
+from tests.jumping_loop import JumpingLoop, run_jumping
 from tests.waiting import until
 
 from ..tiny_gguf import CONTROL, write_tiny_gguf
@@ -353,6 +354,27 @@ async def test_a_stuck_child_is_killed(make_backend: MakeBackend) -> None:
         await answer(backend, chat())
     assert finish(await answer(backend, chat()))
     assert backend.pid != stopped
+
+
+def test_a_child_is_not_stuck_while_the_daemon_itself_was_paused(tiny_model: Path) -> None:
+    async def pause(loop: JumpingLoop) -> None:
+        backend = EngineBackend(tiny_model, CONFIG)
+        await backend.start()
+        await backend.ready(now() + TIMEOUT_S)
+        pid = backend.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        reading = asyncio.create_task(answer(backend, chat(), deadline=now() + 600.0))
+        await until(lambda: backend.jobs == 1)
+        loop.jump()
+        for _ in range(10):  # the supervisor looks
+            await asyncio.sleep(0)
+        os.kill(pid, signal.SIGCONT)
+        assert finish(await reading)
+        assert backend.pid == pid
+        await backend.close()
+
+    run_jumping(pause)
 
 
 async def test_an_idle_child_is_not_stuck(make_backend: MakeBackend) -> None:
