@@ -162,7 +162,7 @@ async def test_a_pipeline_whose_topic_does_not_exist_ends_and_listens_no_longer(
         ((), "--out"),
         (("--out", "nats://x/out", "--name", "a b"), "--name"),
         (("--out", "http://x/out"), "--out"),
-        (("--replay", "1..2"), "was removed"),
+        (("--out", "nats://x/out", "--replay", "1..2"), "--replay"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_by_name(options: tuple[str, ...], words: str) -> None:
