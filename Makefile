@@ -12,7 +12,7 @@ CACHE = $(or $(CAUSEWAY_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/causeway)
 RUN_vllm = --vllm $(CACHE)/vllm/vllm.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test test-vllm test-clients quick check lint fuzz bench bench-llm bench-peers dist dist-check release docs train-setup lock clean
+.PHONY: help setup device run demo-fleet demo-voice demo-invoice encoders test test-vllm test-clients quick check lint fuzz bench bench-llm bench-peers dist dist-check release docs site train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,11 @@ release: ## Test, build and check the release VERSION from this checkout, and ta
 docs: ## Write the pages' reference tables again from the code
 	@$(PREPARE) check && $(BIN)/python -m tests.docs
 
+site: ## Build the pages as a site in build/site (MkDocs Material, installed once in .venv-site; then without network)
+	@$(PREPARE) check
+	@test -x .venv-site/bin/mkdocs || { $(BIN)/python -m venv .venv-site && .venv-site/bin/python -m pip install -q --require-hashes --only-binary :all: -r docs/requirements.txt; } || { rm -rf .venv-site; exit 1; }
+	@$(BIN)/python -m tests.docs.site .venv-site/bin/mkdocs
+
 train-setup: ## Add torch, for making models again (CAUSEWAY_TORCH names the build)
 	@$(PREPARE) train
 
@@ -109,6 +114,6 @@ lock: ## Write the lock files again from pyproject.toml (needs uv in .venv)
 	@$(PREPARE) lock
 
 clean: ## Remove the environments and caches in this checkout (the compiled llama.cpp stays in the user's cache)
-	rm -rf .venv .venv-triton .venv-peers .run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-triton .venv-peers .venv-site .run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -d "$(CACHE)/vllm" ]; then du -sh "$(CACHE)/vllm"; echo "vLLM stays for all checkouts: rm -r $(CACHE)/vllm"; fi

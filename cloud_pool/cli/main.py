@@ -21,7 +21,7 @@ from .process import PATH, ConfiguredProcess, configured_command, until_stopped
 from .triton import triton
 
 _PORT = click.IntRange(0, 65535)
-_ON_DEMAND = {
+ON_DEMAND = {
     "keys": (
         *(".keys", "keys"),
         "Manage device tokens and the keys that encrypt jobs. Commands: new, issue, rotate, revoke, show.",
@@ -107,5 +107,5 @@ def _on_demand(name: str, module: str, attribute: str, help_text: str) -> click.
 
 
 main.add_command(triton)
-for _name, _command in _ON_DEMAND.items():
+for _name, _command in ON_DEMAND.items():
     main.add_command(_on_demand(_name, *_command))

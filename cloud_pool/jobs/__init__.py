@@ -10,6 +10,6 @@
 Every claim increments the job's `fence`. A worker that was presumed dead, or whose job was cancelled, holds an old
 fence, and its report is refused: a second run of a job never has a second effect.
 
-README.md describes the guarantees of an acceptance on disk and with replicas, and how a caller repeats a request whose
-outcome it does not know. `storage.durability` refuses jobs on a Redis whose settings break that promise.
+docs/explanation/jobs.md describes the guarantees of an acceptance on disk and with replicas, and how a caller repeats a
+request whose outcome it does not know. `storage.durability` refuses jobs on a Redis whose settings break that promise.
 """

@@ -10,7 +10,7 @@
 
 A cache hit needs no permit: it does not queue behind the work that it saves. A chat that the first cloud answers,
 as most are that are passed on, takes the same hops in callbacks (`direct`). The files that one streamed answer of the
-device passes, in order, are listed in router/README.md.
+device passes, in order, are listed in docs/explanation/hops.md.
 """
 
 from __future__ import annotations

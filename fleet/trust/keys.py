@@ -182,9 +182,7 @@ def read_trust(folder: Path) -> tuple[Trust | None, tuple[Problem, ...]]:
     try:
         text = path.read_bytes().decode("utf-8", "replace")
     except FileNotFoundError:
-        message = (
-            "the file is missing. It names the keys that sign this fleet; fleet/README.md shows one under `Sign it`"
-        )
+        message = "the file is missing. It names the keys that sign this fleet; docs/how-to/run-a-fleet.md shows one"
         return None, (Problem(SourceLocation(str(path)), message),)
     except OSError as error:
         return None, (Problem(SourceLocation(str(path)), error.strerror or str(error)),)

@@ -2,7 +2,7 @@
 
 llguidance refuses most keywords that it does not know. The rules here are for the others: those that it reads more
 loosely than a validator (a rewritten schema is as strict or stricter), and refused forms that a small rewriting makes
-enforceable. `models/README.md` has the table; `tests/models/constraints` compares with `jsonschema`.
+enforceable. `docs/explanation/models.md` has the table; `tests/models/constraints` compares with `jsonschema`.
 """
 
 from __future__ import annotations

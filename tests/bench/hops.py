@@ -2,7 +2,7 @@
 
 Three requests, each traced as the second of its kind: a streamed answer of the device; a streamed answer of a gateway
 in front of a scripted Triton, through a daemon without an engine; and a job, through daemon, gateway, Redis and worker.
-Prints what each process entered and the table of router/README.md; `--write` stores it.
+Prints what each process entered and the table of docs/explanation/hops.md; `--write` stores it.
 
 `sys.setprofile` in the event loop of each process, and in every thread of the engine child. A file counts when a
 function of it runs; periodic tasks do not. The stack is counted in frames of ours. A `sitecustomize` module on
@@ -37,7 +37,7 @@ from tests.redis_server import RedisServer
 from tests.tool import run_tool
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "router" / "README.md"
+PAGE = ROOT / "docs" / "explanation" / "hops.md"
 BEGIN, END = "<!-- hops -->\n", "<!-- /hops -->\n"
 MAX_DAEMON_FILES = 26
 MAX_CHAT_FILES = {"edge": 28, "gateway": 50}

@@ -35,7 +35,7 @@ from .sources import ROOT
 
 LOCKS = sorted(
     path
-    for folder in ("edge_node/deploy", "cloud_pool/deploy", "models/train", "tests/bench/peers")
+    for folder in ("edge_node/deploy", "cloud_pool/deploy", "models/train", "tests/bench/peers", "docs")
     for path in ROOT.glob(f"{folder}/requirements*.txt")
 )
 

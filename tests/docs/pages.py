@@ -44,6 +44,13 @@ def with_fresh_tables(text: str) -> str:
     return _MARKERS.sub(lambda match: f"{match[1]}\n{PARTS[match['name']]()}\n\n{match[4]}", text)
 
 
+def headings(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    titles = re.findall(r"^#{1,6} +(.+)$", _FENCE.sub("", text), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in plain}
+
+
 def table_names(text: str) -> set[str]:
     return {match["name"] for match in _MARKERS.finditer(text)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -12,10 +13,10 @@ import msgspec
 import yaml
 
 import causeway_server.cloud_pool.cli.main
-import causeway_server.cloud_pool.config
 import causeway_server.edge_node.cli.main
 import causeway_server.fleet.cli.commands
 import causeway_server.models.cli.commands
+from causeway_server.cloud_pool.config import Config as GatewayConfig
 from causeway_server.edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from causeway_server.edge_node.agent.journal import TRANSITIONS
 from causeway_server.edge_node.config.schema import Config
@@ -48,10 +49,16 @@ def table(head: Sequence[str], rows: Rows) -> str:
 # --- configuration ---------------------------------------------------------------------------------------------------
 
 
-def key_table(struct: type[msgspec.Struct], prefix: str = "") -> str:
-    """Each key of a configuration file, as its struct describes it."""
+_JOBS = re.compile(r"(jobs|streams|redis|tenants|identity)\b")
+"""Sections of gateway.yaml that have a page of their own."""
+
+
+def key_table(struct: type[msgspec.Struct], prefix: str = "", wanted: Callable[[str], object] = bool) -> str:
+    """Each key of a configuration file that is wanted, as its struct describes it."""
     rows = []
     for name, key in keys_of(struct).items():
+        if not wanted(name):
+            continue
         default = default_text(name, key)
         shown = "required" if key.default is msgspec.NODEFAULT else default and f"`{default}`"
         rows.append((f"`{prefix}{name}`", shown, key.description))
@@ -62,7 +69,17 @@ def key_table(struct: type[msgspec.Struct], prefix: str = "") -> str:
 
 
 def _commands(program: str, group: click.Command) -> str:
-    return table(("command", "what it does", "options"), _command_rows(program, group))
+    return table(("command, option", "meaning", "default"), _command_rows(program, group))
+
+
+def cloud_program() -> click.Group:
+    """The program with the real commands in place of those that it imports on demand."""
+    program = causeway_server.cloud_pool.cli.main
+    real = {
+        name: getattr(import_module(module, program.__package__), attribute)
+        for name, (module, attribute, _) in program.ON_DEMAND.items()
+    }
+    return click.Group("causeway-cloud", {**program.main.commands, **real})
 
 
 def _command_rows(path: str, command: click.Command) -> Iterator[tuple[str, str, str]]:
@@ -74,9 +91,16 @@ def _command_rows(path: str, command: click.Command) -> Iterator[tuple[str, str,
             yield from _command_rows(f"{path} {name}", child)
         return
     arguments = [one.make_metavar(click.Context(command)) for one in command.params if isinstance(one, click.Argument)]
-    options = [f"`{one.opts[0]}`" for one in command.params if isinstance(one, click.Option) and not one.hidden]
     text = " ".join((command.help or "").replace("\b", "").split("\n\n")[0].split())
-    yield " ".join(["`" + path, *arguments]) + "`", text, " ".join(options)
+    yield " ".join(["`" + path, *arguments]) + "`", text, ""
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            context = click.Context(command)
+            extra = option.get_help_extra(context)
+            names = "/".join(option.opts[:1] + option.secondary_opts)
+            value = "" if option.is_flag or option.count else f" {option.make_metavar(context)}"
+            shown = "required" if option.required else f"`{extra['default']}`" if "default" in extra else ""
+            yield f"&emsp;`{names}{value}`", option.help or "", shown
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -207,8 +231,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "edge-commands": lambda: _commands("causeway-edge", causeway_server.edge_node.cli.main.main),
     "edge-headers": edge_headers,
     "edge-metrics": lambda: _metrics("edge_node"),
-    "gateway-config": lambda: key_table(causeway_server.cloud_pool.config.Config),
-    "cloud-commands": lambda: _commands("causeway-cloud", causeway_server.cloud_pool.cli.main.main),
+    "gateway-config": lambda: key_table(GatewayConfig, wanted=lambda name: not _JOBS.match(name)),
+    "gateway-config-jobs": lambda: key_table(GatewayConfig, wanted=_JOBS.match),
+    "cloud-commands": lambda: _commands("causeway-cloud", cloud_program()),
     "redis-keys": redis_keys,
     "cloud-metrics": lambda: _metrics("cloud_pool"),
     "models-commands": lambda: _commands("causeway-models", causeway_server.models.cli.commands.main),

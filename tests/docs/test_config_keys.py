@@ -46,7 +46,6 @@ KEYS = {
 """Every key and every section of every file."""
 SECTIONS = {name for name in KEYS if any(key.startswith(f"{name}.") for key in KEYS)}
 NAMED = re.compile(r"`([a-z_]+(?:\[\])?(?:\.[a-z_0-9]+(?:\[\])?)+)(?:[:=][^`]*)?`")
-METHODS = {"engine.call_grammar"}
 EVENTS = ("session.update", "session.audio.")  # of live sessions, and their fields
 FRAGMENTS = re.compile(r"(As|Of|How|What|Who|Which|That|Where|When|If|In|By|It|Its|There|Those|The same)\b")
 
@@ -120,7 +119,7 @@ def test_each_key_in_prose_exists(page: str) -> None:
     """A word in code that begins with a section and a dot is a key, a section or a signal."""
     prose = re.sub(r"^```.*?^```|<!-- generated.*?/generated -->", "", TEXTS[page], flags=re.DOTALL | re.MULTILINE)
     named = {re.sub(r"^clouds\.[a-z]+\.", "clouds.NAME.", name) for name in _named(prose)}
-    keys = {name for name in named - KEYS - METHODS if not name.startswith(EVENTS)}
+    keys = {name for name in named - KEYS if not name.startswith(EVENTS)}
     assert {name for name in keys if find_signal(name) is None} == set()
 
 

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from .pages import PARTS, Block, blocks, pages, table_names, with_fresh_tables
+from .pages import PARTS, Block, blocks, headings, pages, table_names, with_fresh_tables
 from .runner import run_page, script_of
 from .tables import ROOT, TABLES, metric_names
 
+ANCHORED = re.compile(r"\]\((?!https?:|mailto:)([^)\s]*#[^)\s]+)\)")
 PAGES = pages()
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in zip(NAMES, PAGES, strict=True)}
 RUNNABLE = [name for name in NAMES if any(b.language in ("sh", "python") and not b.needs for b in blocks(TEXTS[name]))]
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+RECORDS = {"docs/history.md", "tests/bench/RESULTS.md", "tests/bed/RESULTS.md"}
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)[^)]*\)")
 
 
@@ -49,7 +51,17 @@ def test_lines_are_short(name: str) -> None:
 
 
 def test_the_readme_takes_a_minute() -> None:
-    assert len(TEXTS["README.md"].splitlines()) <= 150
+    """Lines with its code, words beside it; comments and the targets of links are not read."""
+    text = TEXTS["README.md"]
+    assert len(text.splitlines()) <= 60
+    prose = re.sub(r"^```.*?^```|<!--.*?-->|(?<=\])\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= 450
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - RECORDS))
+def test_a_page_is_read_in_one_go(name: str) -> None:
+    """At most 300 lines; kept figures and the history before 0.1.0 are records, not pages."""
+    assert len(TEXTS[name].splitlines()) <= 300
 
 
 @pytest.mark.parametrize("folder", ["router", "models", "edge_node", "cloud_pool", "fleet", "policies", "tests"])
@@ -62,6 +74,22 @@ def test_each_top_folder_has_its_page_and_the_readme_leads_to_it(folder: str) ->
 def test_links_lead_somewhere(name: str) -> None:
     folder = (ROOT / name).parent
     assert [target for target in LINK.findall(TEXTS[name]) if not (folder / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_headings(name: str) -> None:
+    folder = Path(name).parent
+    lost = []
+    for target in ANCHORED.findall(re.sub(r"`[^`]*`", "", TEXTS[name])):
+        path, _, anchor = target.partition("#")
+        page = os.path.normpath(folder / path) if path else name
+        if page in TEXTS and anchor not in headings(TEXTS[page]):
+            lost.append(target)
+    assert lost == []
+
+
+def test_a_link_to_a_heading_that_is_gone_is_seen() -> None:
+    assert headings("# A `key`, and more\n```\n# no heading\n```\n## Twice: [a](b.md)") == {"a-key-and-more", "twice-a"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -46,11 +46,9 @@ def strict(chunk: ChatCompletionChunk) -> ChatCompletionChunk:
     return ChatCompletionChunk.model_validate(chunk.model_dump(), strict=True)
 
 
-def test_the_readmes_first_example_hits_the_cache_the_second_time(
-    stack: Stack, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_example_hits_the_cache_the_second_time(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     """It sets no temperature: the targets' own is 0."""
-    page = Path(__file__).parents[2] / "README.md"
+    page = Path(__file__).parents[2] / "docs" / "tutorials" / "first-answer.md"
     example = re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(), re.DOTALL)[0]
     assert "temperature" not in example
     program = example.replace("http://127.0.0.1:8080", stack.edge_url)

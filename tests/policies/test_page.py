@@ -1,4 +1,4 @@
-"""policies/README.md names the reasons, the keys of cases and the functions."""
+"""The pages of policies name the reasons, the keys of cases and the functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from causeway_server.router.checks.cases import CaseRequest, CaseSnapshot, Expec
 from causeway_server.router.policy.cel_source import FUNCTIONS, METHODS
 from causeway_server.router.types import ReasonCode
 
-PAGE = (Path(__file__).parents[2] / "policies" / "README.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*/*polic*.md")))
 KEYS = [field.name for struct in (CaseRequest, CaseSnapshot, Expect) for field in msgspec.structs.fields(struct)]
 
 

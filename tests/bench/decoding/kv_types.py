@@ -1,7 +1,7 @@
 """`python -m tests.bench.decoding.kv_types`: keys and values at q8_0 beside f16, on a model of the demonstration.
 
 Memory of the engine's process with a full context, tokens/s of one stream behind a short and a long prompt, and how
-many greedy answers stay the same. Prints the rows of the table in models/README.md.
+many greedy answers stay the same. Prints the rows of the table in docs/explanation/model-figures.md.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def read_shadow_rows(state_dir: Path, pair: Pair, encoder_sha256: str) -> tuple[
 def _read(path: Path) -> Iterator[ShadowAnswer]:
     if not path.is_file():
         raise ArtifactError(
-            f"{path}: no such file. The daemon writes it if its policy has `shadow`; see policies/README.md."
+            f"{path}: no such file. The daemon writes it if its policy has `shadow`; "
+            "see docs/how-to/policies-for-quality.md."
         )
     keys = StateKeys(path.parent)
     try:
