@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from .pages import pages
@@ -29,7 +30,7 @@ def site_pages(folder: Path) -> None:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         text = _INFO.sub(r"\1", (ROOT / name).read_text(encoding="utf-8"))
-        target.write_text(_LINK.sub(lambda link, name=name: _link(link, name, names, folder), text), encoding="utf-8")
+        target.write_text(_LINK.sub(partial(_link, page=name, names=names, folder=folder), text), encoding="utf-8")
 
 
 def _link(link: re.Match[str], page: str, names: set[str], folder: Path) -> str:

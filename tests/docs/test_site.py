@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ from .tables import ROOT
 MKDOCS = ROOT / ".venv-site" / "bin" / "mkdocs"
 
 
-def navigation(nodes: object) -> Iterator[str]:
+def navigation(nodes: Any) -> Iterator[str]:
     """Yield the pages of a part of the navigation."""
     for node in nodes if isinstance(nodes, list) else [nodes]:
         if isinstance(node, str):
