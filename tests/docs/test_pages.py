@@ -19,7 +19,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in zip(NAMES, PAGES, strict=True)}
 RUNNABLE = [name for name in NAMES if any(b.language in ("sh", "python") and not b.needs for b in blocks(TEXTS[name]))]
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
-RECORDS = {"docs/history.md", "tests/bench/RESULTS.md", "tests/bed/RESULTS.md"}
+RECORDS = {"docs/history.md", "tests/bench/PROFILE.md", "tests/bench/RESULTS.md", "tests/bed/RESULTS.md"}
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)[^)]*\)")
 
 
