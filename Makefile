@@ -6,6 +6,7 @@ ARGS ?=
 WORKERS ?=
 MODELS ?=
 # The pairs of `causeway-models pull demo:NAME`.
+UP_smol = --small smollm2-135m --large qwen-05b
 UP_qwen = --small qwen-05b --large qwen-15b
 UPSTREAM ?=
 CACHE = $(or $(CAUSEWAY_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/causeway)
@@ -24,7 +25,7 @@ device: ## Set up the daemon and its engine only, for a device
 	@CAUSEWAY_SKIP=triton $(PREPARE) run
 
 # `exec`: Ctrl-C and SIGTERM reach the program itself, which drains, and its exit status is ours.
-run: ## Set up, then start Triton, the gateway and the edge until Ctrl-C (MODELS=qwen, UPSTREAM=vllm: other models)
+run: ## Set up, then start Triton, the gateway and the edge until Ctrl-C (MODELS=smol or qwen, UPSTREAM=vllm: other models)
 	$(if $(filter-out vllm,$(UPSTREAM)),$(error UPSTREAM=$(UPSTREAM) is unknown: only vllm can be set up))
 	$(if $(and $(UPSTREAM),$(MODELS)),$(error UPSTREAM and MODELS both name the cloud's model: give one of them))
 	@$(PREPARE) run

@@ -127,10 +127,10 @@ def pull(
 ) -> None:
     """Download a GGUF, check it, and add it as a named model. An interrupted download is resumed.
 
-    SOURCE is hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M, hf:OWNER/REPO:FILE.gguf, a URL with --sha256, or demo:qwen, the pair
-    of demonstration models. The settings of huggingface_hub apply: HF_ENDPOINT, HF_TOKEN, HF_HOME. `speech` is the
-    model that transcribes speech, and `images` the model that classifies images. The model that reads text in images
-    comes with the extra `images`.
+    SOURCE is hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M, hf:OWNER/REPO:FILE.gguf, a URL with --sha256, or demo:smol or
+    demo:qwen, pairs of demonstration models. The settings of huggingface_hub apply: HF_ENDPOINT, HF_TOKEN, HF_HOME.
+    `speech` is the model that transcribes speech, and `images` the model that classifies images. The model that reads
+    text in images comes with the extra `images`.
     """
     options = plan.FitOptions(fit.DEVICES[device], context, batch, force)
     if source in demo.packaged_models():
@@ -204,10 +204,12 @@ def _pull_demo(source: DemoSource, prepared: Callable[[str], _Pull], name: str |
     models = demo.find_demo_models(source.name)
     if name and len(models) > 1:
         raise PullError(f"demo:{source.name} has {len(models)} models: leave out --name, or pull one of them")
-    for model in models:
-        one = prepared(name or model.name)
-        if one.is_present(model.file.sha256):
-            continue
+    chosen = [(model, prepared(name or model.name)) for model in models]
+    missing = [(model, one) for model, one in chosen if not one.is_present(model.file.sha256)]
+    if len(missing) > 1:
+        left_bytes = sum(model.file.size_bytes - demo.present_bytes(model) for model, _ in missing)
+        _console.print(f"demo:{source.name} is {len(missing)} models, {mebibytes(left_bytes)} to download in all.")
+    for model, one in missing:
         one.bring(
             f"demo:{model.name} ({model.title}, {len(model.parts)} packages from your package index)",
             model.file,

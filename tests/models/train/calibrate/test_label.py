@@ -42,6 +42,7 @@ def grades(prompt: EvaluationPrompt, small: str, large: str) -> tuple[float, flo
         ("text", "bayreuth germany", "Bayreuth", "The answer is Berlin.", (1, 0)),
         ("text", "The Beatles", "It was by the Beatles, I think", "beatles!", (1, 1)),
         ("text", "x", "", "y", (0, 0)),
+        ("exact", '{"name":"play"}', ' {"name":"play"}', '{"name": "play"}', (1, 0)),
     ],
 )
 def test_answers_are_compared_with_the_reference(

@@ -1,4 +1,5 @@
-"""Commands that train the assistants: train, distill, export, average, importance, quantize, compare, publish, catalog.
+"""Commands that train the assistants: train, distill, export, average, importance, importance-gguf, quantize, compare,
+publish, catalog.
 
 torch is imported only when one of them needs it.
 """
@@ -205,6 +206,31 @@ def importance(run: Path, target: Path, data: Path, examples: int, seed: int) ->
     click.echo(f"{target}: {mebibytes(target.stat().st_size)}")
 
 
+@click.command("importance-gguf")
+@click.argument("source", type=existing_file)
+@click.argument("target", type=file)
+@click.option(
+    "--prompts",
+    "files",
+    multiple=True,
+    required=True,
+    type=existing_file,
+    help="JSON lines as those of `causeway-models compare`; may be repeated.",
+)
+@threads_option(2)
+def importance_gguf(source: Path, target: Path, files: Sequence[Path], threads: int) -> None:
+    """Write the importance matrix (.npz) of any GGUF for quantize, measured by llama.cpp on the texts of prompts."""
+    import numpy as np
+
+    from causeway_server.models.comparison.prompts import read_prompts
+
+    from ..export.activations import importance_of
+
+    texts = [f"{one.question} {one.answer or ''}" for one in read_prompts(files)]
+    np.savez(target, allow_pickle=False, **importance_of(source, texts, threads=threads))
+    click.echo(f"{target}: {mebibytes(target.stat().st_size)}")
+
+
 @click.command()
 @click.argument("source", type=existing_file)
 @rows_argument
@@ -334,6 +360,7 @@ COMMANDS: tuple[click.Command, ...] = (
     export,
     average,
     importance,
+    importance_gguf,
     quantize,
     compare,
     publish,

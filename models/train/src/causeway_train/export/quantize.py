@@ -26,7 +26,7 @@ def quantize(
     importance: Path | None = None,
     threads: int = 2,
 ) -> None:
-    """Write `target` from `source` (F32 or F16).
+    """Write `target` from `source`: F32 or F16, or a quantised one, whose rounding errors then add to the new ones.
 
     Args:
         to: one of QUANTISATIONS.
@@ -43,6 +43,7 @@ def quantize(
     params = llama_cpp.llama_model_quantize_default_params()
     params.nthread = threads
     params.ftype = QUANTISATIONS[to]
+    params.allow_requantize = True
     if embedding_too and to == "Q4_0":
         params.token_embedding_type = GGML_Q4_0
         params.output_tensor_type = GGML_Q4_0
