@@ -1,5 +1,5 @@
 """The program `causeway-cloud`, with the commands serve, triton, doctor, worker, stream, dlq, jobs, keys, usage, erase,
-config and openapi.
+load, config and openapi.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ ON_DEMAND = {
     ),
     "jobs": (".jobs", "jobs", "List accepted jobs and batches that Redis has lost. Command: reconcile."),
     "erase": (".erase", "erase", "Erase all data of a tenant, device or user. Prints a signed receipt."),
+    "load": (".load", "load_command", "Put a load on a server, and print what its clients saw."),
     "usage": (".usage", "usage_command", "Show a tenant's usage and cost on a day."),
 }
 """Commands imported on demand, as slow imports (half a second) would delay `--help`: module, command, help."""
