@@ -35,7 +35,7 @@ from .progress import Progress, StepFailed, run
 
 PYTHON = (".", "edge_node/sdk", "models/train")
 NODE = "edge_node/sdk-ts"
-IMAGES = ("*.Dockerfile", "kubernetes/*/kustomization.yaml", "*.md")  # below cloud_pool/deploy
+IMAGES = ("cloud_pool/deploy/*.Dockerfile", "cloud_pool/deploy/kubernetes/*/kustomization.yaml", "docs/how-to/*.md")
 _VERSION = re.compile(
     r'(?P<key>^version = "|"name": "causeway-sdk",\s+"version": "|causeway-[a-z]+(?:\[[a-z,]+\])?==|'
     r"\bcauseway/[a-z]+(?::|\n +newTag: ))"
@@ -51,7 +51,7 @@ _OPENMP = "libgomp.so.1"  # comes with compilers only; llama.cpp's libraries loo
 def version_files(root: Path) -> list[Path]:
     """Return the files that name the version of our distributions, pyproject.toml first."""
     npm = [root / NODE / name for name in ("package.json", "package-lock.json")]
-    images = [path for name in IMAGES for path in sorted((root / "cloud_pool" / "deploy").glob(name))]
+    images = [path for name in IMAGES for path in sorted(root.glob(name))]
     found = [*(root / folder / "pyproject.toml" for folder in PYTHON), *npm, *images]
     return [path for path in found if _VERSION.search(path.read_text(encoding="utf-8"))]
 
