@@ -232,6 +232,15 @@ class HttpResponse:
         else:
             self._connection.close()
 
+    def discard(self) -> None:
+        """Close the connection, even after the whole body, unless it has another request already: servers close it
+        after an answer that they could not finish, and would take the next request with it.
+        """
+        if not self.complete:
+            self.release()
+        elif self._connection.has_no_request:
+            self._connection.close()
+
     # --- for the connection ------------------------------------------------------------------------------------------
 
     def wait(self) -> asyncio.Future[None]:
@@ -441,6 +450,10 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+
+    @property
+    def has_no_request(self) -> bool:
+        return self._response is None
 
     def data_received(self, data: bytes) -> None:
         if self.take_next is not None and self.take_next(data):

@@ -499,6 +499,11 @@ class StreamReader:
         return chunks
 
     def close(self) -> None:
-        """Release the response: the connection can be reused if only the end of the body is missing."""
+        """Release the response: the connection can be reused if only the end of the body is missing, and not after a
+        body without the answer's end.
+        """
         self._response.listener = None
-        self._response.release(_END_S if self._decoder.done else 0.0)
+        if self._decoder.done:
+            self._response.release(_END_S)
+        else:
+            self._response.discard()

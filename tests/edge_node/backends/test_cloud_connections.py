@@ -11,17 +11,20 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from causeway_server.router.errors import CausewayError, CloudUnreachable
+from causeway_server.router.errors import CausewayError, CloudUnreachable, StreamBroken
 
 from ..scripted import CLOUD_WORDS, whole_answer
 from .test_cloud import CLOUD, answer_of, call, connected
 
 _BODY = msgspec.json.encode(whole_answer("".join(CLOUD_WORDS)))
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
 
 
 class RawServer:
-    """Answers each POST, except those that `faults` name by number: "close", "reset" or "head"."""
+    """Answers each POST, except those that `faults` name by number: "close", "reset", "head", or "unfinished": a whole
+    body, which is a stream without its end, on a connection that the server keeps for the next request.
+    """
 
     def __init__(self, *faults: str) -> None:
         self._faults = faults
@@ -43,6 +46,9 @@ class RawServer:
                     self.posts += 1
                     self.arrived.notify_all()
                     await self.arrived.wait_for(lambda: self.posts >= self.held)
+                if fault == "unfinished":
+                    writer.write(_STREAM)
+                    continue
                 if fault:
                     await self._break(writer, fault)
                     return
@@ -114,3 +120,13 @@ async def test_a_pooled_connection_and_then_a_new_one_that_end_are_two_posts_and
         with pytest.raises(CloudUnreachable):
             await answer_of(backend, call())
     assert server.posts == 3
+
+
+async def test_a_connection_is_not_used_again_after_a_stream_without_an_end() -> None:
+    """uvicorn closes it when the application fails within a stream, after the end of the body."""
+    server = RawServer("unfinished")
+    async with listening(server) as url, connected(url) as backend:
+        with pytest.raises(StreamBroken):
+            await answer_of(backend, call(stream=True))
+        assert await answer_of(backend, call()) == CLOUD
+    assert (server.posts, server.connections) == (2, 2)
