@@ -282,10 +282,6 @@ function usageOf(value: unknown): Usage | null {
   };
 }
 
-function resumeOf(document: JSONObject): string {
-  return asText(asObject(document["causeway"])["continue"]);
-}
-
 function parseObject(text: string): JSONObject | null {
   try {
     const value: unknown = JSON.parse(text);

@@ -262,10 +262,6 @@ def _usage(value: object) -> Usage | None:
     return Usage(*(_int(counts.get(name)) for name in names))
 
 
-def _resume_token(document: JSON) -> str:
-    return _text(_dict(document.get("causeway")).get("continue"))
-
-
 def _dict(value: object) -> JSON:
     return value if isinstance(value, dict) else {}
 
