@@ -204,7 +204,8 @@ def decode_installed(content: bytes) -> BundleManifest:
     for one in RENAMED["edge.yaml"]:
         if one.old in settings:
             value = settings.pop(one.old)
-            settings[one.new] = one.values.get(str(value), value)
+            if one.new:
+                settings[one.new] = one.values.get(str(value), value)
     return manifest if settings == manifest.settings else msgspec.structs.replace(manifest, settings=settings)
 
 

@@ -52,7 +52,10 @@ def before(content: bytes) -> bytes:
     """The bytes of the manifest as a control plane of before signed it."""
     for new, old in (
         (b'"image":', b'"picture":'),
-        (b'"decisions.signals":"named","parts.max_parts"', b'"decisions.record":"cheap","modalities.max_parts"'),
+        (
+            b'"decisions.signals":"named","parts.max_parts"',
+            b'"decisions.record":"cheap","jobs.max_revise_s":60.0,"modalities.max_parts"',  # one was removed
+        ),
     ):
         assert new in content
         content = content.replace(new, old)
@@ -117,6 +120,7 @@ def test_a_new_bundle_with_old_names_is_refused_by_name() -> None:
 def test_a_control_plane_reads_what_it_signed_before() -> None:
     """It differs from what is signed today, so that the next bundle is a new one."""
     signed = decode_signed(before(encode_canonical(manifest())))
-    assert (signed.serial, signed.settings) == (3, {"decisions.record": "cheap", "modalities.max_parts": 3})
+    settings = {"decisions.record": "cheap", "jobs.max_revise_s": 60.0, "modalities.max_parts": 3}
+    assert (signed.serial, signed.settings) == (3, settings)
     assert signed != manifest()
     assert decode_signed(encode_canonical(manifest())) == manifest()
