@@ -149,7 +149,7 @@ def check_setting(key: str, value: SettingValue) -> SettingValue:
     """
     if key not in SETTINGS:
         renamed = find("edge.yaml", key)
-        hint = renamed.sentence.removesuffix(".") if renamed is not None and renamed.new in SETTINGS else ""
+        hint = renamed.sentence.removesuffix(".") if renamed and (not renamed.new or renamed.new in SETTINGS) else ""
         raise ValueError(hint or f"not a key that a fleet may set{did_you_mean(key, SETTINGS)}")
     try:
         checked: SettingValue = msgspec.convert(value, SETTINGS[key])

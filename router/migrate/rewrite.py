@@ -129,7 +129,8 @@ def _key_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Iterator
     found = RENAMED[kind] if kind != "metrics" else ()
     rows = [(steps_of(one.old), steps_of(one.new)[-1:], one) for one in found if not one.new.startswith("clouds.")]
     if kind == "fleet.yaml":
-        rows += [(("cohorts", "NAME", "settings", one.old), (one.new,), one) for one in RENAMED["edge.yaml"]]
+        settings = ("cohorts", "NAME", "settings")
+        rows += [((*settings, one.old), (one.new,) if one.new else (), one) for one in RENAMED["edge.yaml"]]
     for steps, new, renamed in rows:
         for parent, key, value in keys_at(tree, steps):
             if not new:

@@ -104,6 +104,10 @@ cohorts:
       m:
         golden: [{prompt: picture, answer: b, picture: x.png}]
         adapters: {night: {golden: [{prompt: a, answer: b, picture: y.png}]}}
+  us:
+    settings:
+      jobs.max_revise_s: 1m
+      log: info
 """
 FLEET_NOW = """\
 cohorts:
@@ -114,6 +118,9 @@ cohorts:
       m:
         golden: [{prompt: picture, answer: b, image: x.png}]
         adapters: {night: {golden: [{prompt: a, answer: b, image: y.png}]}}
+  us:
+    settings:
+      log: info
 """
 RULES = """\
 - expr: rate(causeway_cloud_tokens_total{type=~"prompt|completion",tier="prompt"}[5m])
@@ -159,6 +166,11 @@ def test_names_are_replaced_and_all_else_stays(kind: DocumentKind, before: str, 
         ("edge.yaml", '"modaliti\\x65s": {}\n', "file:1:1: modalities: .*written with escapes"),
         ("gateway.yaml", "tiers: [{name: a, hedge: {}}]\n", r"file:1:19: tiers\[0\].hedge: `hedge` was removed"),
         ("gateway.yaml", "tiers:\n- hedge: {}\n  name: a\n", r"file:2:3: tiers\[0\].hedge: `hedge` was removed"),
+        (
+            "fleet.yaml",
+            "cohorts: {a: {settings: {jobs.max_revise_s: 1m}}}\n",
+            r"file:1:26: .*`jobs\.max_revise_s` was removed\. Answers of jobs are no longer revised",
+        ),
         ("policy", 'routes:\n- when: >\n    pictures.text ||\n    "pictures.text" == "" // pictures.text\n', "by hand"),
         ("edge.yaml", "server: {port\n", "not valid YAML"),
         ("policy", "targets: {a: {usd_per_1k_tokens: free}}\n", "file:1:34: .* This price is not a number"),
