@@ -24,6 +24,7 @@ from ..jobs.record import DueReply, EdgeJob
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 _EVENT = "application/cloudevents"
+_EVENT_PROPERTIES = ("specversion", "causewaytags", "causewaypriority", "expirytime")  # of an event in binary mode
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,8 +124,11 @@ def check_message(message: Message, max_bytes: int) -> None:
         raise InvalidRequest(
             "A retained message cannot be a request, because the broker would send it again and again."
         )
-    if message.content_type.lower().startswith(_EVENT):
-        raise UnsupportedMediaType("CloudEvents are not read. Send the event's `data` as the message.")
+    if message.content_type.lower().startswith(_EVENT) or any(name in message.properties for name in _EVENT_PROPERTIES):
+        raise UnsupportedMediaType(
+            "CloudEvents are not read. Send the event's `data` as the message, its tags and priority as the user"
+            " properties `x-causeway-tags` and `x-causeway-priority`, and its expiry time as the message's expiry."
+        )
     if len(message.payload) > max_bytes:
         raise InvalidRequest(f"The message is larger than {max_bytes} bytes.")
     if len(message.correlation) > _MAX_CORRELATION_BYTES:

@@ -18,7 +18,7 @@ from causeway_server.edge_node.config.schema import MqttConfig
 from causeway_server.edge_node.mqtt.connection import Connection
 from causeway_server.edge_node.mqtt.messages import BrokerError, check_message, read_message
 from causeway_server.edge_node.mqtt.topics import Topics, overlaps
-from causeway_server.router.errors import ConfigError, InvalidRequest
+from causeway_server.router.errors import ConfigError, InvalidRequest, UnsupportedMediaType
 from tests.ports import free_port
 
 from ..device import config
@@ -190,6 +190,19 @@ def test_a_message_beyond_its_limits_is_refused_before_it_is_read() -> None:
     ):
         with pytest.raises(InvalidRequest, match=said):
             check_message(refused, 8)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"content_type": "application/cloudevents+json"},
+        *({"properties": {name: "1"}} for name in ("specversion", "causewaytags", "causewaypriority", "expirytime")),
+    ],
+)
+def test_an_event_is_refused_in_both_modes(event: dict[str, Any]) -> None:
+    """Its tags would be lost, and with them that it is private."""
+    with pytest.raises(UnsupportedMediaType, match="`x-causeway-tags` and `x-causeway-priority`"):
+        check_message(message(**event), 8)
 
 
 # --- connecting -------------------------------------------------------------------------------------------------------
