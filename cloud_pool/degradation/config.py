@@ -50,7 +50,7 @@ class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     first_token_timeout_factor: Annotated[float, Meta(ge=1)] = 3.0
     critical_tenants: tuple[str, ...] = ()
     sessions: TierSessionsConfig = TierSessionsConfig()
-    truncate_to_tokens: Annotated[int, Meta(ge=0)] = 0
+    truncated_answer_tokens: Annotated[int, Meta(ge=0)] = 0
     warm_up_after_idle_s: Pause = 60.0
 
     def check(self, tiers: Collection[str]) -> None:

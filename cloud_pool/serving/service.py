@@ -150,7 +150,7 @@ class Service(msgspec.Struct, frozen=True):
         for message in request.messages:
             if type(message.content) is tuple:
                 return None
-        sole = None if self.fallback.config.truncate_to_tokens else self.fallback.sole.get(tier.config.name)
+        sole = None if self.fallback.config.truncated_answer_tokens else self.fallback.sole.get(tier.config.name)
         key = b"" if sole and not self.runtimes[tier.config.name].dispatch.by_prefix else prefix_key(request)
         steps = sole or self._steps(context, key)
         if steps[0].truncated:
@@ -252,7 +252,7 @@ class Service(msgspec.Struct, frozen=True):
                 pinned, only, position = session.pinned, only or session.only, 0.0  # no lowered share moves it
             elif session.only:
                 raise session.gone("It is not among the tiers that this request may use.")
-        may_truncate = self.fallback.config.truncate_to_tokens > 0 and _is_plain(context.request)
+        may_truncate = self.fallback.config.truncated_answer_tokens > 0 and _is_plain(context.request)
         left_s = context.deadline - self.clock()
         request = FallbackRequest(
             context.tier.name, left_s, position, only, context.allowed_tiers, pinned, may_truncate
@@ -261,7 +261,7 @@ class Service(msgspec.Struct, frozen=True):
 
     def _limit(self, context: RequestContext, step: FallbackStep, tier: Tier) -> int:
         """Return the number of tokens to which the answer is truncated; 0: it may have its full length."""
-        limit = self.fallback.config.truncate_to_tokens
+        limit = self.fallback.config.truncated_answer_tokens
         return limit if step.truncated and limit < (context.request.max_tokens or tier.max_tokens) else 0
 
     def _inference_requests(

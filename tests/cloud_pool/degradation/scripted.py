@@ -103,7 +103,7 @@ class Bed:
         max_queued: int = 0,
         max_sequences: Mapping[str, int] = MappingProxyType({}),
         objective_s: float = 0.0,
-        truncate_to_tokens: int = 2,
+        truncated_answer_tokens: int = 2,
         answers: Answers = "text",
         stale: Callable[[Request, str], Awaitable[CachedAnswer | None]] = nothing_stale,
     ) -> None:
@@ -121,7 +121,9 @@ class Bed:
         self.admissions = {name: AdmissionController(permits, max_queued) for name in names}
         self.health = {name: EndpointAvailability() for name in names}
         self.pressure = {name: QueuePressure() for name in names}
-        config = DegradationConfig(tiers=names, first_token_timeout_factor=1.0, truncate_to_tokens=truncate_to_tokens)
+        config = DegradationConfig(
+            tiers=names, first_token_timeout_factor=1.0, truncated_answer_tokens=truncated_answer_tokens
+        )
         signals = {name: TierSignals(self.health[name], self.pressure[name], objective_s) for name in names}
         self.now = 1000.0  # the fallback's clock; deadlines are real
         self.fallback = TierFallback(config, signals, clock=lambda: self.now)

@@ -36,7 +36,7 @@ tiers:
      concurrency: 4, min_concurrency: 0, ttft_objective_s: 0.00001}}
 degradation:
   tiers: [large, tight, medium]
-  truncate_to_tokens: 2
+  truncated_answer_tokens: 2
   warm_up_after_idle_s: 0.5
 audit_file: audit.log
 """

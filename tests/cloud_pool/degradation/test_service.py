@@ -278,7 +278,7 @@ async def test_under_stress_everywhere_answers_are_truncated() -> None:
 
 
 async def test_an_answer_shorter_than_the_limit_is_not_truncated() -> None:
-    bed = pressed(truncate_to_tokens=50)
+    bed = pressed(truncated_answer_tokens=50)
     _, chunks = await bed.send()
     assert (text_of(chunks), end_of(chunks).finish_reason) == (ALL, "stop")
 
@@ -299,7 +299,7 @@ async def test_calls_and_json_are_not_truncated(fields: dict[str, object]) -> No
 
 
 async def test_answers_have_their_length_without_the_key() -> None:
-    bed = pressed(truncate_to_tokens=0)
+    bed = pressed(truncated_answer_tokens=0)
     _, chunks = await bed.send()
     assert text_of(chunks) == ALL
 

@@ -42,6 +42,10 @@ tiers:
       max_share: 0.1
     # where it runs
     triton: localhost:8001
+degradation:
+  continue_key_file: ""     # no answer is truncated
+  truncate_to_tokens: 128
+  tiers: []
 parts: {remembered: 5, remembered_s: 5m}
 tenants:
   prices: [{tier: large, per_1k_prompt: 0.00015, per_1k_completion: 2}]  # in USD
@@ -51,6 +55,8 @@ tiers:
   - name: large
     # where it runs
     triton: localhost:8001
+degradation:
+  tiers: []
 parts: {fact_cache_entries: 5, fact_cache_ttl_s: 5m}
 tenants:
   prices: [{tier: large, input: 0.15, output: 2000}]  # in USD
