@@ -9,14 +9,14 @@ from typing import Final
 from .errors import InvalidRequest
 
 HEADER: Final = "x-session-id"
-_PREFIX: Final = "session:"
+PREFIX: Final = "session:"
 _DIGEST_BYTES: Final = 16
 _MAX_NAME: Final = 256
 
 
 def session_tag(name: str, kind: str = "") -> str:
     """Return the tag of a session's name, of which it has only a digest. `kind`: the name's source, "" the header."""
-    return _PREFIX + blake2b(f"{kind}\0{name}".encode("utf-8", "replace"), digest_size=_DIGEST_BYTES).hexdigest()
+    return PREFIX + blake2b(f"{kind}\0{name}".encode("utf-8", "replace"), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def read_session(value: str | None) -> tuple[str, ...]:
@@ -30,4 +30,4 @@ def read_session(value: str | None) -> tuple[str, ...]:
 
 def tags_of_session(tags: Iterable[str]) -> tuple[str, ...]:
     """Return those of the tags that stand for a session: none, or one."""
-    return tuple([tag for tag in tags if tag.startswith(_PREFIX)][:1])
+    return tuple([tag for tag in tags if tag.startswith(PREFIX)][:1])

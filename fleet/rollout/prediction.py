@@ -94,7 +94,8 @@ def predict(devices: Sequence[RecordedDevice], labels: Sequence[Labels] = ()) ->
     if len(known) < 2:
         return ()
     found = [_predict("on_device", known, 1.0), _predict("usd", known, 0.0)]
-    if sum(sum(map(sum, one.cells.values())) for one in labels) >= LEAST_LABELS:
+    labelled = sum(sum(map(sum, one.cells.values())) for one in labels)
+    if labelled >= LEAST_LABELS and any(one.fixed < 1.0 for one in known):
         found.append(_quality(known, labels))
     return tuple(found)
 

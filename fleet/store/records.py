@@ -25,6 +25,7 @@ KEPT = 500
 """Maximum number of records of a device."""
 MOST_READ = 10_000
 _FORGET_S = 7 * 86400.0
+_MOST, _MOST_TOKENS, _MOST_USD = 4096, 10**9, 1e6  # prompts, choices and parts of a request; its tokens; its cost
 _decoder = msgspec.json.Decoder(DecisionRecord)
 
 
@@ -51,9 +52,9 @@ class LabelRow(msgspec.Struct, frozen=True):
 async def add_records(connection: AsyncConnection, sent: Iterable[tuple[str, SampledRecord]], now: float) -> None:
     """Store (device, record) pairs that this version can read and that are not private; drop the device's oldest."""
     rows = [
-        {"device": device, "arrived": now, "weight": sample.weight, "record_json": bytes(sample.record).decode()}
+        {"device": device, "arrived": now, "weight": sample.weight, "record_json": msgspec.json.encode(record).decode()}
         for device, sample in sent
-        if _is_usable(_decode(sample.record))
+        if (record := _decode(sample.record)) is not None and _is_usable(record)
     ]
     if not rows:
         return
@@ -155,6 +156,17 @@ def _decode(text: str | msgspec.Raw) -> DecisionRecord | None:
         return None
 
 
-def _is_usable(record: DecisionRecord | None) -> bool:
-    decision = None if record is None else record.decision
-    return decision is not None and not (decision.private or decision.on_device or decision.regions is not None)
+def _is_usable(record: DecisionRecord) -> bool:
+    """Return whether a record is one that devices send, and in the bounds within which it can be replayed."""
+    request, decision, outcome = record.request, record.decision, record.outcome
+    if decision is None or decision.private or decision.on_device or decision.regions is not None:
+        return False
+    scores = [one.confidence.score for one in outcome.attempts if one.confidence is not None]
+    return (
+        0 <= request.prompts <= _MOST
+        and 0 <= request.n <= _MOST
+        and len(request.modalities) <= _MOST
+        and 0.0 <= outcome.usd <= _MOST_USD
+        and max(outcome.usage.prompt_tokens, outcome.usage.completion_tokens) <= _MOST_TOKENS
+        and all(0.0 <= score <= 1.0 for score in scores)
+    )

@@ -1,7 +1,8 @@
 """A random sample of the device's decision records for its fleet, and counts of its labelled answers.
 
-Records are sent without content, the client's name, the name of its session, and the hashes of parts. Of a request that
-a constraint or its client binds to the device or to regions only the number is sent.
+Records are sent without content, the client's name, the name of its session, and the hashes of parts. Of requests that
+a constraint or their client binds to the device only the number is sent, and nothing of those whose parts stay here, or
+that are bound to regions.
 
 The sample is uniform at any time (reservoir sampling: Vitter, "Random sampling with a reservoir", ACM TOMS 11, 1985),
 so that a pause while nothing can be sent makes each record stand for more requests, and none is lost.
@@ -15,8 +16,8 @@ from collections.abc import Callable
 import msgspec
 
 from causeway_server.router.bundle.protocol import MAX_RECORDS, LabelCounts, SampledRecord, confidence_cell
-from causeway_server.router.session_tags import tags_of_session
-from causeway_server.router.types import DecisionRecord
+from causeway_server.router.session_tags import PREFIX
+from causeway_server.router.types import DecisionRecord, Reason
 
 _MOST_BYTES = 8 * 1024  # of a record
 MESSAGE_BYTES = 20 * 1024
@@ -52,10 +53,10 @@ class RecordSample:
         decision = record.decision
         if decision is None or record.outcome.status not in ("ok", "error"):
             return  # a cache hit, or not decided
-        if decision.on_device or decision.private or decision.parts_on_device or decision.regions is not None:
+        if decision.on_device or decision.private:
             self.private += 1
             return
-        if not self._rate:
+        if not self._rate or decision.parts_on_device or decision.regions is not None:
             return
         self._seen += 1
         if len(self._held) < MAX_RECORDS:
@@ -79,6 +80,9 @@ class RecordSample:
     def take(self, most: int) -> tuple[SampledRecord, ...]:
         """Return at most so many records, as the rate allows, and begin another sample if there are any."""
         now = self._monotonic()
+        if not self._rate:  # what was held before a refusal is not for the fleet
+            self._held, self._seen, self._earned, self._earned_at = [], 0, 0.0, now
+            return ()
         self._earned = min(MAX_RECORDS, self._earned + self._rate * (now - self._earned_at) / 3600.0)
         self._earned_at = now
         count = min(int(self._earned), len(self._held), most)
@@ -102,14 +106,21 @@ class RecordSample:
 
 def without_names(record: DecisionRecord) -> DecisionRecord:
     """Return the record without the client, its session and the hashes of parts; a replay takes them as unknown."""
-    session = tags_of_session(record.request.tags)
-    tags = tuple([tag for tag in record.request.tags if tag not in session])
-    outcome = record.outcome
+    tags = tuple([tag for tag in record.request.tags if not tag.startswith(PREFIX)])
+    outcome, decision = record.outcome, record.decision
+    if decision is not None:
+        decision = msgspec.structs.replace(decision, reasons=tuple(map(_without_values, decision.reasons)))
     attempts = tuple([msgspec.structs.replace(one, detail="") for one in outcome.attempts])
     return msgspec.structs.replace(
         record,
         request=msgspec.structs.replace(record.request, client="", tags=tags),
         unrecorded=(*record.unrecorded, "request.client"),
+        decision=decision,
         outcome=msgspec.structs.replace(outcome, attempts=attempts),
         parts=(),
     )
+
+
+def _without_values(reason: Reason) -> Reason:
+    """Return the reason without the values that a condition read, which its error quotes."""
+    return msgspec.structs.replace(reason, detail="") if reason.code == "rule_failed" else reason

@@ -41,7 +41,7 @@ def public(count: int, first: int = 0) -> list[DecisionRecord]:
 
 
 def test_private_requests_are_only_counted() -> None:
-    """By a constraint, by the client's wish, and by a region."""
+    """By a constraint and by the client's wish. What is bound to a region is not sent, and is no private one."""
     hour = Hour()
     drawn = sample(hour)
     regional = OLD.replace("keep: on_device", "keep: in_region, regions: [eu]")
@@ -53,14 +53,16 @@ def test_private_requests_are_only_counted() -> None:
     for record in bound:
         drawn.add(record)
     hour.now = 3600.0
-    assert (drawn.take(MAX_RECORDS), drawn.private) == ((), 5)
+    assert (drawn.take(MAX_RECORDS), drawn.private) == ((), 4)
 
 
 def test_a_record_is_sent_without_names() -> None:
     """The client, the session's tag and texts of errors stay on the device; a rule on the client is then unknown."""
     hour = Hour()
     drawn = sample(hour)
-    drawn.add(record_of(parse_policy(OLD), ask(tags=("session:abc", "kitchen")), fails=("small",)))
+    quoting = OLD.replace("routes:", "routes:\n  - {name: odd, when: '{\"a\": true}[request.client]', use: [small]}", 1)
+    tags = ("session:abc", "kitchen", "session:anna")
+    drawn.add(record_of(parse_policy(quoting), ask(tags=tags), fails=("small",)))
     hour.now = 60.0
     (one,) = drawn.take(1)
     sent = msgspec.json.decode(one.record, type=DecisionRecord)
@@ -94,6 +96,17 @@ def test_either_side_can_refuse(fleet: float, owner: float) -> None:
     for record in public(40):
         drawn.add(record)
     hour.now = 7200.0
+    assert drawn.take(MAX_RECORDS) == ()
+
+
+def test_what_was_held_before_a_refusal_stays() -> None:
+    hour = Hour()
+    drawn = sample(hour)
+    for record in public(5):
+        drawn.add(record)
+    hour.now, drawn.per_hour = 3600.0, 0.0
+    assert drawn.take(MAX_RECORDS) == ()
+    hour.now, drawn.per_hour = 7200.0, 3600.0
     assert drawn.take(MAX_RECORDS) == ()
 
 

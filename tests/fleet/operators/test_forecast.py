@@ -131,7 +131,7 @@ async def test_a_leaving_request_names_its_device(bed: Bed) -> None:
 
 
 async def test_a_cohort_says_how_much_its_devices_send(bed: Bed) -> None:
-    """5,000 a day of six devices are 34 an hour each, rounded down; 0 turns it off for all of them."""
+    """5,000 a day of six devices are 34 an hour each, rounded down; 0, or no cohort of the name, turns it off."""
     bundle = bed.release()
     async with bed.store() as store:
         await bed.enrol(store, 6)
@@ -140,6 +140,12 @@ async def test_a_cohort_says_how_much_its_devices_send(bed: Bed) -> None:
         await bed.until(store, controller, "r1", "done")
         assert await rate(store) == 32.0
         edit(bed.signed.path / "fleet.yaml", "    rollout:", "    replay: {records_per_day: 0}\n    rollout:")
+        await bed.turn(store, controller)
+        assert await rate(store) == 0.0
+        edit(bed.signed.path / "fleet.yaml", "records_per_day: 0", "records_per_day: 5000")
+        await bed.turn(store, controller)
+        assert await rate(store) == 32.0
+        edit(bed.signed.path / "fleet.yaml", "  kiosk:", "  kiosks:")  # nobody has agreed for the old name
         await bed.turn(store, controller)
         assert await rate(store) == 0.0
 

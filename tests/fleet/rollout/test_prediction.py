@@ -104,6 +104,8 @@ def test_little_evidence_predicts_nothing() -> None:
     few = [Labels({3: (9, 2)})]
     assert [each.name for each in predict([one, one], few)] == ["on_device", "usd"]
     assert [each.name for each in predict([one, one], few * 3)] == ["on_device", "usd", "quality"]
+    private = RecordedDevice(10.0, 1.0, [record])
+    assert [each.name for each in predict([private, private], few * 3)] == ["on_device", "usd"]
 
 
 def test_the_same_answer_to_a_few_records_is_not_certain() -> None:

@@ -18,7 +18,7 @@ from causeway_server.fleet.store.records import (
     read_records,
 )
 from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S, MAX_RECORDS, SampledRecord, Telemetry
-from causeway_server.router.types import DecisionRecord
+from causeway_server.router.types import Confidence, DecisionRecord
 from tests.fleet.cli.test_replay import records
 
 from .conftest import Plane
@@ -73,6 +73,26 @@ async def test_private_and_unreadable_records_are_left_out(plane: Plane) -> None
     async with plane.plane.store.read() as connection:
         assert await read_labels(connection, "everyone") == []
         assert (await cohort_figures(connection, 0.0))["everyone"].records == 1
+
+
+def strange(number: int, *, prompts: int = 0, score: float = 0.5, usd: float = 0.0) -> DecisionRecord:
+    (one,) = records(1, private=0, first=number)
+    replace = msgspec.structs.replace
+    attempts = [replace(attempt, confidence=Confidence(8, score, -0.1, 0.5, 0.5)) for attempt in one.outcome.attempts]
+    request = replace(one.request, prompts=prompts)
+    return replace(one, request=request, outcome=replace(one.outcome, attempts=tuple(attempts), usd=usd))
+
+
+async def test_records_beyond_what_a_replay_can_judge_are_left_out(plane: Plane) -> None:
+    """Numbers of no request, and bytes that are no text, cost neither the others nor the device's counts."""
+    await take_records(plane)
+    device = await plane.enrolled("till-1")
+    sent = raw(strange(0, prompts=2**62), strange(1, score=1e308), strange(2, usd=1e306), strange(3))
+    no_text = msgspec.json.encode(strange(4)).replace(b'{"id"', b'{"new":"\xff","id"', 1)
+    assert (await send(device, *sent, SampledRecord(weight=1.0, record=msgspec.Raw(no_text)))).status == 204
+    found = [one.record.id for one in await stored(plane.plane)]
+    assert "d3" in found
+    assert {*found} <= {"d3", "d4"}
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float(1 << 31)])
