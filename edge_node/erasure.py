@@ -32,6 +32,7 @@ PATH: Final = "/v1/me/data"
 _LEFT: Final = {
     "requests in progress": "what they store later: erase again",
     "egress ledger, shadow answers": "they name no client and have no content",
+    "records that were sent to the fleet": "they name no client and have no content",
     "sums of spending": "by day and keyed digest of the client, so that an erasure resets no budget",
     "system prompts": "they are of no single client; `engine.stored_prompts_bytes: 0` removes them",
     "logs and traces": "ids and times, no content: they expire as you rotate them",
@@ -95,7 +96,7 @@ class ErasureApi:
         return (await self.erase(client)).jws
 
     async def erase(self, client: str) -> SignedErasure:
-        """Erase what is stored of a client ("": of all). Raises JobStoreUnavailable or FileFolderUnavailable."""
+        """Erase what is stored of a client ("": of all). Raises like `_pass`."""
         started, erased = self._now(), Counter[str]()
         for _ in range(2):
             await self._pass(client, erased)
@@ -103,7 +104,7 @@ class ErasureApi:
         return sign(ErasureReceipt(client, device, started, self._now(), erased, _LEFT), key)
 
     async def _pass(self, client: str, erased: Counter[str]) -> None:
-        """Erase what is found, and count it. Raises JobStoreUnavailable or FileFolderUnavailable."""
+        """Erase what is found, and count it. Raises JobStoreUnavailable, FileFolderUnavailable or OSError."""
         parts = self._parts
         jobs, secrets = await parts.jobs.erase(client)
         erased.update(jobs=jobs, webhook_secrets=secrets)
@@ -116,6 +117,9 @@ class ErasureApi:
         erased["responses"] += await parts.response_store.erase(client)
         erased["sessions"] += await parts.service.sessions.store.erase(client)
         erased["decisions"] += await parts.decisions.erase(client)
+        if parts.fleet is not None:
+            erased["unsent_records"] += parts.fleet.records.forget(client)
+            erased["unsent_records"] += await parts.fleet.telemetry.forget_records()
 
     def _now(self) -> str:
         return datetime.fromtimestamp(self._parts.clock.unix(), UTC).isoformat(timespec="milliseconds")

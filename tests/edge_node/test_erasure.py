@@ -6,22 +6,32 @@ import asyncio
 import base64
 import hashlib
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from click.testing import CliRunner
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from causeway_server.edge_node import app
+from causeway_server.edge_node.agent.link.records import RecordSample
+from causeway_server.edge_node.agent.link.telemetry import TelemetryLog
 from causeway_server.edge_node.cli.main import main
+from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.config.schema import DeviceFilesConfig, KeyConfig, ServerConfig
 from causeway_server.edge_node.erasure import ErasureApi
+from causeway_server.edge_node.observability.metrics import Traffic
 from causeway_server.router.decision.sessions import client_of
+from causeway_server.router.serving.at_rest.state_keys import StateKeys
+from tests.fleet.cli.test_replay import records
 from tests.waiting import until
 
 from .device import POLICY, Device, running
@@ -140,6 +150,38 @@ async def test_the_fleet_may_order_to_erase_all_clients(tmp_path: Path, monkeypa
         receipt = verified({"jws": await ErasureApi(device.parts, tmp_path).for_fleet("")})
         assert (receipt["client"], receipt["erased"]["jobs"], receipt["erased"]["files"]) == ("", 4, 2)
         await until(lambda: stores_with(device, KIOSK) | stores_with(device, TILL) == set())
+
+
+@pytest.mark.parametrize("client", ["till", ""])
+async def test_no_record_waits_for_the_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str) -> None:
+    """Neither a held one, nor in a message, nor in the file; the sums in the message are still sent once."""
+    now, sums, keys = [0.0], [Traffic()], StateKeys(tmp_path)
+    clock = Clock(lambda: now[0], lambda: now[0])
+    drawn = RecordSample(3600.0, clock.monotonic, random.Random(7))
+    drawn.per_hour = 3600.0
+
+    def opened() -> TelemetryLog:
+        return TelemetryLog("kiosk-1", "boot", lambda: sums[0], clock, tmp_path, drawn, keys)
+
+    telemetry = opened()
+    for record in records(8, private=0):
+        drawn.add(record)
+    now[0], sums[0] = 4.0, Traffic(requests=8)
+    telemetry.cut(None)
+    telemetry.keep()
+    sent = telemetry.next()
+    assert sent is not None
+    assert len(sent.records) == 4
+    for record in records(8, private=0, first=8):
+        drawn.add(record)
+    async with device_of(tmp_path / "device", monkeypatch) as device:
+        fleet: Any = SimpleNamespace(records=drawn, telemetry=telemetry)
+        receipt = verified({"jws": await ErasureApi(replace(device.parts, fleet=fleet), None).for_fleet(client)})
+    assert receipt["erased"]["unsent_records"] == 12
+    now[0] = 3600.0
+    assert drawn.take(32) == ()
+    for log in (telemetry, opened()):
+        assert log.next() == msgspec.structs.replace(sent, records=())
 
 
 async def test_a_running_job_is_stopped_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

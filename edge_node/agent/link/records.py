@@ -99,6 +99,15 @@ class RecordSample:
         self._held, self._seen = [], 0
         return tuple(SampledRecord(weight=weight, record=msgspec.Raw(encoded)) for encoded in chosen)
 
+    def forget(self, client: str) -> int:
+        """Drop the held records of a client ("": of all), and return their number."""
+        kept = [record for record in self._held if client not in ("", record.request.client)]
+        dropped = len(self._held) - len(kept)
+        if dropped:
+            self._seen = round(self._seen * len(kept) / len(self._held))
+            self._held = kept
+        return dropped
+
     @property
     def _rate(self) -> float:
         return min(self.per_hour, self._most_per_hour)

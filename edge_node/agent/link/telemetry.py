@@ -6,6 +6,7 @@ message is repeated unchanged until it is accepted, also after a restart of the 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -66,6 +67,7 @@ class TelemetryLog:
         self._clock = clock
         self._path = folder / TELEMETRY_FILE
         self._is_kept = True  # the file may exist
+        self._writing = asyncio.Lock()
         self._kept_at = float("-inf")
         self._last, self._began = read(), clock.unix()
         self._bundle: str | None = None
@@ -128,7 +130,8 @@ class TelemetryLog:
             except FleetUnreachable:
                 if self._clock.monotonic() >= self._kept_at + _KEEP_S:  # a few times an hour, because flash wears out
                     self._kept_at = self._clock.monotonic()
-                    await to_thread.run_sync(self._write, self._seal_all())
+                    async with self._writing:
+                        await to_thread.run_sync(self._write, self._seal_all())
                 return
             except FleetRefused as error:
                 if is_revoked(error):
@@ -140,6 +143,19 @@ class TelemetryLog:
     def keep(self) -> None:
         """Write the waiting messages to disk, for the next run of the daemon."""
         self._write(self._seal_all())
+
+    async def forget_records(self) -> int:
+        """Drop the records that wait in messages, of all clients because they name none, and return their number.
+
+        Raises:
+            OSError: The file cannot be deleted.
+        """
+        async with self._writing:
+            dropped = sum(len(message.records) for message in self._sealed)
+            self._sealed = deque(msgspec.structs.replace(message, records=()) for message in self._sealed)
+            if self._is_kept:
+                await to_thread.run_sync(self._rewrite, tuple(self._sealed))
+        return dropped
 
     def _seal_all(self) -> tuple[Telemetry, ...]:
         while self._waiting:
@@ -170,6 +186,11 @@ class TelemetryLog:
             log.warning("%s cannot be read, and its telemetry is lost: %s", self._path, error)
             return ()
         return tuple(message for message in messages if message.device == self._device)
+
+    def _rewrite(self, messages: Sequence[Telemetry]) -> None:
+        """Replace the file, and leave the old one in no case. Raises OSError."""
+        self._path.unlink(missing_ok=True)
+        self._write(messages)
 
     def _write(self, messages: Sequence[Telemetry]) -> None:
         """Replace the file, or delete it if there are no messages. A failing disk only loses telemetry."""

@@ -131,6 +131,21 @@ def test_labels_are_counts_by_cell() -> None:
     assert drawn.take_labels() == {}
 
 
+def test_an_erased_client_is_in_no_held_record() -> None:
+    """The others' weights are still their requests."""
+    hour = Hour()
+    drawn = sample(hour)
+    (found,) = public(1)
+    for number in range(20):
+        request = msgspec.structs.replace(found.request, client="kiosk" if number % 4 else "till")
+        drawn.add(msgspec.structs.replace(found, id=str(number), request=request))
+    assert (drawn.forget("kiosk"), drawn.forget("kiosk")) == (15, 0)
+    hour.now = 3600.0
+    taken = drawn.take(MAX_RECORDS)
+    assert {msgspec.json.decode(one.record)["id"] for one in taken} == {"0", "4", "8", "12", "16"}
+    assert {one.weight for one in taken} == {1.0}
+
+
 def test_unsent_records_wait_sealed_and_bounded(tmp_path: Path) -> None:
     """A message fits whatever waits; the next run of the daemon sends the same message; the file shows nothing."""
     hour, sums = Hour(), [Traffic()]
