@@ -10,19 +10,20 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 from anyio import to_thread
 
-from causeway_server.router.bundle.protocol import MAX_RECORDS, Telemetry, TelemetrySample
+from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES, MAX_RECORDS, Telemetry, TelemetrySample
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
 
 from ...clock import Clock
 from ...observability.metrics import Traffic
 from .control_plane import FleetRefused, FleetUnreachable
 from .identity import write_synced
-from .records import RecordSample
+from .records import MESSAGE_BYTES, RecordSample
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,9 @@ TELEMETRY_FILE = "telemetry.json"
 MAX_WAITING = 1440
 """Maximum number of waiting samples: a day of minutes."""
 MAX_SAMPLES = 96
-"""Maximum number of samples in a message, which must stay below `protocol.MAX_MESSAGE_BYTES`."""
+"""Maximum number of samples in a message; fewer where labels would make it larger than `MAX_MESSAGE_BYTES`."""
+_ROOM_BYTES = MAX_MESSAGE_BYTES - 1024  # for the samples, beside the names
+_RECORDS_BYTES = MESSAGE_BYTES + 64 * MAX_RECORDS  # with their weights
 # interval of saving: a killed daemon loses at most this much telemetry while the control plane is unreachable
 _KEEP_S = 600.0
 
@@ -84,15 +87,15 @@ class TelemetryLog:
         """End the present sample. `bundle`: the bundle that serves from now on (None for the factory files)."""
         sums, now = self._read_traffic(), self._clock.unix()
         new = sums - self._last
-        if new.requests > 0:
-            began = min(self._began, now)
+        private, labels = self._records.private - self._private, self._records.take_labels()
+        # a fallback and a shadow's cost are counted in another minute than their request
+        if private or labels or msgspec.structs.replace(new, restarts=0) != Traffic():
             counts = new.requests, new.errors, new.degraded, new.latency, new.on_device, new.cached
-            private, labels = self._records.private, self._records.take_labels()
-            sample = TelemetrySample(
-                self._bundle, began, now, *counts, private - self._private, max(0, new.micro_usd), labels
+            usd = max(0, new.micro_usd)
+            self._waiting.append(
+                TelemetrySample(self._bundle, min(self._began, now), now, *counts, private, usd, labels)
             )
-            self._waiting.append(sample)
-            self._private = private
+            self._private += private
         self._last, self._began, self._bundle = sums, now, bundle
         while len(self) > MAX_WAITING:
             dropped = 1
@@ -163,11 +166,14 @@ class TelemetryLog:
         return tuple(self._sealed)
 
     def _seal(self) -> None:
-        samples = tuple(self._waiting.popleft() for _ in range(min(MAX_SAMPLES, len(self._waiting))))
+        count = min(MAX_SAMPLES, len(self._waiting))
+        while (size := len(msgspec.json.encode(list(islice(self._waiting, count))))) > _ROOM_BYTES:
+            count //= 2
+        samples = tuple(self._waiting.popleft() for _ in range(count))
         if samples:
             self._seq += 1
             room = MAX_RECORDS - sum(len(message.records) for message in self._sealed)
-            records = self._records.take(room)
+            records = self._records.take(room) if size + _RECORDS_BYTES <= _ROOM_BYTES else ()
             message = Telemetry(device=self._device, boot=self._boot, seq=self._seq, samples=samples, records=records)
             self._sealed.append(message)
 

@@ -146,6 +146,44 @@ def test_an_erased_client_is_in_no_held_record() -> None:
     assert {one.weight for one in taken} == {1.0}
 
 
+@pytest.mark.parametrize("cells", [8, 16, 33])
+def test_labels_make_no_message_too_large(tmp_path: Path, cells: int) -> None:
+    """Each sum and each label is sent; records wait for a message with room."""
+    hour, sums = Hour(), [Traffic()]
+    drawn = sample(hour, 1e6, 1e6)
+    log = TelemetryLog("kiosk-1", "boot", lambda: sums[0], Clock(hour, lambda: 1.7e9 + hour.now / 7), tmp_path, drawn)
+    for minute in range(MAX_SAMPLES):
+        for record in public(2, first=2 * minute):
+            drawn.add(record)
+        for cell in range(cells):
+            confidence = None if cell == UNMEASURED else cell / UNMEASURED
+            for _ in range(10):
+                drawn.label(confidence, good=True, on_device=True)
+        sums[0] = Traffic(requests=2 * (minute + 1))
+        hour.now += 60.0
+        log.cut("b" * 64)
+    requests = labels = sent = 0
+    while (message := log.next()) is not None:
+        assert len(msgspec.json.encode(message)) < MAX_MESSAGE_BYTES
+        requests += sum(one.requests for one in message.samples)
+        labels += sum(counts[0] for one in message.samples for counts in one.labels.values())
+        sent += len(message.records)
+        log.accepted(message)
+    assert (requests, labels) == (2 * MAX_SAMPLES, 10 * cells * MAX_SAMPLES)
+    assert sent or drawn.take(MAX_RECORDS)
+
+
+def test_a_minute_without_requests_loses_no_cost(tmp_path: Path) -> None:
+    """A shadow's cost comes later than its request; a restart of an engine is no sample."""
+    hour, sums = Hour(), [Traffic()]
+    log = TelemetryLog("kiosk-1", "boot", lambda: sums[0], Clock(hour, hour), tmp_path, sample(hour))
+    for sums[0] in (Traffic(requests=1), Traffic(requests=1, micro_usd=500), Traffic(1, restarts=2, micro_usd=500)):
+        log.cut(None)
+    message = log.next()
+    assert message is not None
+    assert [(one.requests, one.micro_usd) for one in message.samples] == [(1, 0), (0, 500)]
+
+
 def test_unsent_records_wait_sealed_and_bounded(tmp_path: Path) -> None:
     """A message fits whatever waits; the next run of the daemon sends the same message; the file shows nothing."""
     hour, sums = Hour(), [Traffic()]
