@@ -53,7 +53,7 @@ def forecast(policy: Policy, evidence: Evidence, bundle: str, *, same_models: bo
     for name, found_records in replayed.items():
         counts = evidence.counts.get((name, bundle))
         requests, fixed = sum(one.weight for one in found_records), 0.0
-        if counts is not None and (total := _counter(counts, "requests")):
+        if counts is not None and (total := _counter(counts, "measured")):
             requests, fixed = float(total), (_counter(counts, "cached") + _counter(counts, "private")) / total
         devices.append(RecordedDevice(requests, min(fixed, 1.0), found_records))
     cells = defaultdict[str, dict[int, tuple[int, int]]](dict)
@@ -69,12 +69,12 @@ def happened(
     """Return each prediction beside what these devices have shown under the new bundle."""
     rows = {name: counts for name in devices if (counts := evidence.counts.get((name, bundle))) is not None}
     sums = [sum(column) for column in zip(*rows.values(), strict=True)] or [0] * len(COUNTERS)
-    requests, usd = _counter(sums, "requests"), _counter(sums, "micro_usd") / 1e6
+    requests, usd = _counter(sums, "measured"), _counter(sums, "micro_usd") / 1e6
     local, fixed = _counter(sums, "on_device"), _counter(sums, "cached") + _counter(sums, "private")
     own = [row for row in evidence.labels if row.bundle == bundle and row.device in rows]
     bad = sum(row.own_bad for row in own)
     labels = bad + sum(row.own_good for row in own)
-    number = effective([_counter(counts, "requests") for counts in rows.values()])
+    number = effective([_counter(counts, "measured") for counts in rows.values()])
     values: dict[str, float] = {}
     if requests:
         values = {"on_device": local / requests, "usd": 1000.0 * usd / requests}

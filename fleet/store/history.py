@@ -18,8 +18,8 @@ class CohortFigures(msgspec.Struct, frozen=True):
     """The figures of a cohort, of all requests of its devices under the bundles that they run.
 
     Attributes:
-        on_device: Share of the requests that were answered without the cloud, 0 to 1; None without requests.
-        usd: Cost per 1,000 requests in US dollars; None without requests.
+        on_device: Share of the requests that were answered without the cloud, 0 to 1; None if no device measured it.
+        usd: Cost per 1,000 requests in US dollars; None if no device measured it.
         p95_s: Upper bound of the 95th percentile of latency in seconds; None if it is above the last bucket.
         hottest_c: Temperature of the hottest device; None if no device reads one.
         drift: Largest drift of calibrated signals; None if no device measures it.

@@ -140,10 +140,15 @@ async def _by_cohort(connection: AsyncConnection, chosen: Any) -> Any:
 
 def _figures(counts: list[int] | None, gauges: Any, sent: Any) -> CohortFigures:
     found = dict(zip(COUNTERS, counts or [0] * len(COUNTERS), strict=True))
-    requests, latency = found["requests"], [found[name] for name in COUNTERS if name.startswith("latency_")]
+    requests, measured, latency = (
+        found["requests"],
+        found["measured"],
+        [found[name] for name in COUNTERS if name.startswith("latency_")],
+    )
     share = usd = p95_s = None
+    if measured:
+        share, usd = found["on_device"] / measured, found["micro_usd"] / measured / 1000.0
     if requests:
-        share, usd = found["on_device"] / requests, found["micro_usd"] / requests / 1000.0
         bucket = bisect_left(list(accumulate(latency)), 0.95 * sum(latency))
         p95_s = LATENCY_BOUNDS_S[bucket] if bucket < len(LATENCY_BOUNDS_S) else None
     return CohortFigures(requests, share, usd, p95_s, *gauges, *sent)

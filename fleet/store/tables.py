@@ -15,7 +15,11 @@ metadata = MetaData(
 )
 
 LATENCY_COLUMNS = tuple(f"latency_{index}" for index in range(len(LATENCY_BOUNDS_S) + 1))
-COUNTERS = ("requests", "errors", "degraded", "on_device", "cached", "private", "micro_usd", *LATENCY_COLUMNS)
+COUNTERS = (
+    *("requests", "errors", "degraded", "on_device", "cached", "private", "micro_usd"),
+    "measured",  # requests of samples that have `on_device`, of which these four are
+    *LATENCY_COLUMNS,
+)
 LABELS = ("good", "bad", "own_good", "own_bad")  # `protocol.LabelCounts`
 _ID, _NAME, _HASH = String(128), String(64), String(64)
 _Serial = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER primary keys

@@ -27,7 +27,10 @@ async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, 
     """Add (device, sample) pairs to the counters. The caller must count each sample only once."""
     sums: dict[tuple[str, str], list[int]] = {}
     for device, sample in samples:
-        counts = [getattr(sample, name) for name in COUNTERS if name not in LATENCY_COLUMNS] + [*sample.latency]
+        measured = 0 if sample.on_device is None else sample.requests
+        own = {"on_device": sample.on_device or 0, "measured": measured}
+        names = [name for name in COUNTERS if name not in LATENCY_COLUMNS]
+        counts = [own[name] if name in own else getattr(sample, name) for name in names] + [*sample.latency]
         key = (device, sample.bundle or "")
         sums[key] = [a + b for a, b in zip(sums[key], counts, strict=True)] if key in sums else counts
     if not sums:

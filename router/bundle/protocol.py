@@ -261,7 +261,8 @@ class TelemetrySample(_Message, frozen=True):
     Attributes:
         bundle: The bundle; None: the factory's files.
         latency: Requests by bucket of `LATENCY_BOUNDS_S`.
-        on_device: Requests that were answered without the cloud, with those of the cache.
+        on_device: Requests that were answered without the cloud, with those of the cache; None from earlier versions,
+            which measure none of the fields from here on.
         cached: Requests that the cache answered.
         private: Requests that were bound to the device or to regions, of which no record is sent.
         micro_usd: The cost in millionths of a US dollar.
@@ -277,7 +278,7 @@ class TelemetrySample(_Message, frozen=True):
     latency: Annotated[
         tuple[Count, ...], Meta(min_length=len(LATENCY_BOUNDS_S) + 1, max_length=len(LATENCY_BOUNDS_S) + 1)
     ]
-    on_device: Count = 0
+    on_device: Count | None = None
     cached: Count = 0
     private: Count = 0
     micro_usd: Count = 0

@@ -79,8 +79,9 @@ function cohortCard(cohort, context) {
 function figuresOf(figures) {
   if (!figures.requests) return null;
   return facts([
-    ["On the device", `${percent(figures.on_device, 1)} of ${count(figures.requests)} requests`],
-    ["Cost", `${figures.usd.toPrecision(3)} USD per 1,000 requests`],
+    ["Requests", count(figures.requests)],
+    ["On the device", figures.on_device === null ? "-" : percent(figures.on_device, 1)],
+    ["Cost", figures.usd === null ? "-" : `${figures.usd.toPrecision(3)} USD per 1,000 requests`],
     ["95 % within", figures.p95_s === null ? "more than 8 s" : `${figures.p95_s} s`],
     ["Hottest device", figures.hottest_c === null ? null : `${figures.hottest_c.toFixed(0)} °C`],
     ["Largest drift", figures.drift === null ? null : figures.drift.toFixed(2)],

@@ -11,10 +11,12 @@ from causeway_server.fleet.cli.rollout_output import detail_lines
 from causeway_server.fleet.controller.forecast import Evidence, happened, read_evidence
 from causeway_server.fleet.operators.answers import RolloutDetail
 from causeway_server.fleet.operators.routes import rollout_detail
+from causeway_server.fleet.rollout.prediction import Prediction
 from causeway_server.fleet.rollout.settings import RolloutEvent
 from causeway_server.fleet.store.database import Store
 from causeway_server.fleet.store.generations import read_generations
 from causeway_server.fleet.store.records import add_labels, add_records
+from causeway_server.fleet.store.tables import COUNTERS
 from causeway_server.fleet.store.telemetry import add_samples
 from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S, UNMEASURED, SampledRecord, TelemetrySample
 from tests.fleet.cli.test_replay import OLD, records
@@ -92,6 +94,15 @@ async def test_a_prediction_stands_beside_what_happened(tmp_path: Path, database
         for name in ("on the device", "USD per 1,000 requests", "good answers"):
             (line,) = [one for one in lines.splitlines() if name in one]
             assert line.endswith("not as predicted"), line
+
+
+@pytest.mark.parametrize(("on_device", "value"), [(None, None), (60, 0.6)])
+def test_only_measured_requests_have_happened(on_device: int | None, value: float | None) -> None:
+    """A daemon of an earlier version tells neither share nor cost."""
+    counts = {"requests": 100, "on_device": on_device or 0, "measured": 0 if on_device is None else 100}
+    evidence = Evidence(counts={("a", "b"): [counts.get(name, 0) for name in COUNTERS]})
+    prediction = Prediction("on_device", 0.9, 0.95, 1.0, 1.0, 1.0, 5.0)
+    assert [one.value for one in happened([prediction], evidence, "b", ["a"])] == [value]
 
 
 async def test_fewer_records_than_the_cohort_asks_for_pause_by_name(bed: Bed) -> None:

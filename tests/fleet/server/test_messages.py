@@ -233,8 +233,8 @@ async def test_telemetry_is_counted_once(plane: Plane) -> None:
     async with plane.plane.store.write() as connection:
         counts = await since_mark(connection, "r1", "everyone")
         assert counts == {
-            ("till-1", ""): [5, 1, 2, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0],
-            ("till-1", NEW): [30, 3, 6, 0, 0, 0, 0, 30, 0, 0, 0, 0, 0, 0, 0, 0],
+            ("till-1", ""): [5, 1, 2, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0],
+            ("till-1", NEW): [30, 3, 6, 0, 0, 0, 0, 0, 30, 0, 0, 0, 0, 0, 0, 0, 0],
         }
         await mark(connection, "r1", "everyone")
     await device.count(sample(NEW, requests=4), seq=9)

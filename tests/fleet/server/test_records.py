@@ -128,6 +128,20 @@ async def test_old_records_are_deleted(plane: Plane) -> None:
     assert [one.record.id for one in await stored(plane.plane)] == ["d1"]
 
 
+async def test_requests_of_earlier_versions_are_in_no_share(plane: Plane) -> None:
+    """Their samples lack `on_device`; without any that has it, there is no share and no cost."""
+    device = await plane.enrolled("till-1")
+    await device.report(running=BUNDLE)
+    for seq, fields, shown in (
+        (1, {"requests": 1000}, (1000, None, None)),
+        (2, {"requests": 100, "on_device": 80, "micro_usd": 5000}, (1100, 0.8, 0.05)),
+    ):
+        assert (await send(device, seq=seq, **fields)).status == 204
+        async with plane.plane.store.read() as connection:
+            found = (await cohort_figures(connection, 0.0))["everyone"]
+        assert (found.requests, found.on_device, found.usd) == shown
+
+
 async def test_a_cohort_has_figures_of_what_its_devices_run(plane: Plane) -> None:
     """Requests under an earlier bundle are left out; labels add up by cell."""
     await take_records(plane)

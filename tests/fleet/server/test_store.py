@@ -38,8 +38,8 @@ async def test_the_revisions_make_the_tables(database: str) -> None:
 
 _LATER = {
     "devices": "temperature_c drift",
-    "telemetry": "on_device cached private micro_usd",
-    "telemetry_marks": "on_device cached private micro_usd",
+    "telemetry": "on_device cached private micro_usd measured",
+    "telemetry_marks": "on_device cached private micro_usd measured",
 }
 
 

@@ -14,7 +14,7 @@ def upgrade() -> None:
     for name in ("temperature_c", "drift"):
         op.add_column("devices", sa.Column(name, sa.Float()))
     for table in ("telemetry", "telemetry_marks"):
-        for name in ("on_device", "cached", "private", "micro_usd"):
+        for name in ("on_device", "cached", "private", "micro_usd", "measured"):
             op.add_column(table, sa.Column(name, sa.BigInteger(), nullable=False, server_default="0"))
     for name in ("records", "labels"):
         op.get_context().opts["target_metadata"].tables[name].create(bind)
