@@ -138,7 +138,7 @@ def add(
         answers="calls" if calls else "text",
         mode="link" if link else "copy",
         mmproj=mmproj,
-        gate=make_gate(against, prompt_files, limits, (to,)),
+        gate=make_gate(against, prompt_files, limits, (to,), context),
     )
     print_added(added)
 
@@ -184,6 +184,10 @@ def print_added(added: AddResult) -> None:
     """Print an added model and the remarks for its owner."""
     for note in added.notes:
         console.print(f"[yellow]note[/]  {note}", soft_wrap=True)
+    if (compared := added.artifact.manifest.metrics).get("compared/prompts"):
+        console.print(
+            "compared by {compared/prompts:.0f} prompts, {compared/answered:.0f} of them answered".format_map(compared)
+        )
     console.print(f"added {added.artifact.name}: {added.artifact.path}", soft_wrap=True)
 
 

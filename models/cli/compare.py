@@ -47,7 +47,11 @@ def gate_options(command: T) -> T:
 
 
 def make_gate(
-    against: str | None, prompt_files: Sequence[Path], limits: Sequence[str], extra_dirs: Sequence[Path] = ()
+    against: str | None,
+    prompt_files: Sequence[Path],
+    limits: Sequence[str],
+    extra_dirs: Sequence[Path] = (),
+    context: int = 2048,
 ) -> Gate | None:
     """Return the gate of these options; None without them. Raises UsageError if only some of them are there."""
     given = bool(against), bool(prompt_files), bool(limits)
@@ -55,11 +59,11 @@ def make_gate(
         return None
     if against is None or not all(given):
         raise click.UsageError("--against, --prompts and --limit belong together")
-    from ..comparison.compare import Gate, parse_limits
+    from ..comparison.compare import Gate, Run, parse_limits
     from ..comparison.prompts import read_prompts
 
     prompts = tuple(read_prompts(prompt_files))
-    return Gate(_weights(against, extra_dirs), prompts, parse_limits(limits))
+    return Gate(_weights(against, extra_dirs), prompts, parse_limits(limits), Run(context))
 
 
 @click.command()
@@ -136,7 +140,7 @@ def _print(found: Comparison) -> None:
         table.add_row(f"accuracy, {task}", *(_share(one.accuracy.get(task)) for one in (found.first, found.second)))
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"{found.prompts} prompts, {found.tokens} tokens")
+    console.print(f"{found.prompts} prompts, {found.answered} of them answered, {found.tokens} tokens")
     for label, figure in {
         "KL divergence": f"mean {_number(found.kl_mean)}, 99th percentile {_number(found.kl_p99)} nats a token",
         "same likeliest token": _number(found.top1),

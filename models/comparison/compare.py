@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,7 @@ class Comparison(msgspec.Struct, frozen=True):
     reference.
 
     Attributes:
+        answered: The number of prompts that both models answered, drawn evenly over the file.
         tokens: The number of tokens that are counted.
         kl_mean, kl_p99: KL divergence of the second model's distribution from the first one's, in nats a token: mean
             and 99th percentile.
@@ -75,6 +77,7 @@ class Comparison(msgspec.Struct, frozen=True):
     first: ModelFigures
     second: ModelFigures
     prompts: int
+    answered: int
     tokens: int
     kl_mean: float | None
     kl_p99: float | None
@@ -115,8 +118,9 @@ class Gate(msgspec.Struct, frozen=True):
         """
         found = compare(self.against, file, self.prompts, self.run)
         if broken := broken_limits(found, self.limits):
-            raise ArtifactError(f"{file}: refused beside {self.against}: {'; '.join(broken)}")
-        figures = {name: found.figure(name) for name in LIMITS}
+            counts = f"{found.answered} of {found.prompts} prompts were answered"
+            raise ArtifactError(f"{file}: refused beside {self.against}: {'; '.join(broken)} ({counts})")
+        figures = {name: found.figure(name) for name in LIMITS} | {"prompts": found.prompts, "answered": found.answered}
         return {f"compared/{name}": round(value, 5) for name, value in figures.items() if value is not None}
 
 
@@ -168,19 +172,20 @@ def compare(
         same = models[0].vocabulary.pieces == models[1].vocabulary.pieces
         encoded = [[model.encode(prompt) for model in models] for prompt in prompts]
         known = _common_prefix([tokens.tolist() for tokens, _ in encoded])
+        chosen = _evenly(len(prompts), run.answers)
         answers: list[tuple[GreedyAnswer, ...]] = []
         rows: list[NDArray[np.float64]] = []
-        for prompt, both in zip(prompts, encoded, strict=True):
-            if len(answers) < run.answers:
+        for index, (prompt, both) in enumerate(zip(prompts, encoded, strict=True)):
+            if index in chosen:
                 limit = prompt.answer_tokens
                 answers.append(tuple(one.answer(own, limit) for one, own in zip(models, both, strict=True)))
             if same:
-                answered = answers[len(rows)][0].tokens if len(rows) < len(answers) else ()
+                answered = answers[-1][0].tokens if index in chosen else ()
                 if prompt.answer is not None:
                     answered = tuple(models[0].vocabulary.encode(prompt.answer, special=False, add_bos=False))
                 rows.append(_of_tokens(models, np.array([*both[0], *answered], np.int32)[: run.context], known))
             progress()
-        return _figures((first, second), models, prompts[: len(answers)], answers, rows, len(prompts))
+        return _figures((first, second), models, [prompts[index] for index in chosen], answers, rows, len(prompts))
     except EngineUnavailable as error:
         raise ArtifactError(error.message) from error
     finally:
@@ -205,6 +210,12 @@ def wilson(right: int, count: int) -> Share:
     middle = (share + spread / 2) / (1 + spread)
     half = _Z * math.sqrt(share * (1 - share) / count + spread / count / 4) / (1 + spread)
     return Share(share, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def _evenly(prompts: int, most: int) -> list[int]:
+    """Return the indices of at most so many prompts, ascending: one drawn of each part, the same in every run."""
+    rng, count = random.Random(0), min(prompts, most)
+    return [rng.randrange(part * prompts // count, (part + 1) * prompts // count) for part in range(count)]
 
 
 def _common_prefix(prompts: Sequence[Sequence[int]]) -> int:
@@ -265,6 +276,7 @@ def _figures(
         one,
         other,
         prompts=prompts,
+        answered=len(answers),
         tokens=table.shape[1],
         kl_mean=float(table[0].mean()) if losses else None,
         kl_p99=float(np.percentile(table[0], 99)) if losses else None,

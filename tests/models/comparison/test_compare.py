@@ -112,6 +112,31 @@ def test_a_prompt_that_does_not_fit_is_named(original: Path) -> None:
         compare(original, Path(__file__), PROMPTS, RUN)
 
 
+def test_the_answered_prompts_are_from_the_whole_file(original: Path) -> None:
+    prompts = [
+        EvaluationPrompt(prompt="the light " * (1 + n % 5), answer="A", metric="choice", choices={"A": "it"}, task=task)
+        for n, task in enumerate(["first"] * 20 + ["last"] * 20)
+    ]
+    found = compare(original, original, prompts, msgspec.structs.replace(RUN, answers=4))
+    assert (found.prompts, found.answered) == (40, 4)
+    assert found.first.accuracy.keys() == {"all", "first", "last"}
+
+
+@pytest.mark.slow
+def test_the_gate_has_the_context_of_the_model(original: Path, tmp_path: Path) -> None:
+    """So that the advice of its refusal helps."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_bytes(msgspec.json.encode(PROMPTS[1]))
+    gate = ("--against", original, "--prompts", prompts, "--limit", "kl_mean=0.05")
+    small, large = (
+        call("add", original, "--name", "mine", "--to", tmp_path, "--context", n, *gate) for n in (128, 1024)
+    )
+    assert (small.exit_code, "exceeds the context of 128 tokens: raise --context." in small.output) == (1, True)
+    assert large.exit_code == 0, large.output
+    assert "compared by 1 prompts, 1 of them answered" in large.output
+    assert find_artifact("mine", (tmp_path,)).manifest.metrics["compared/answered"] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [1.0, float("nan")])
 def test_the_gate_refuses_a_damaged_model_with_the_figures(
@@ -122,6 +147,7 @@ def test_the_gate_refuses_a_damaged_model_with_the_figures(
     assert damaged.exit_code == 1
     assert f"refused beside {original}: kl_mean is " in damaged.output
     assert "the limit is 0.05; top1 is " in damaged.output
+    assert "(2 of 2 prompts were answered)" in damaged.output
     assert not list(tmp_path.iterdir())
     added = call("add", write("near.gguf", 0.001), "--name", "mine", "--to", tmp_path, "--context", 512, *gate)
     assert added.exit_code == 0, added.output
