@@ -51,6 +51,19 @@ def test_a_release_is_made_once(checkout: Path) -> None:
         release.check(checkout, "9.8.7")
 
 
+def test_the_tested_commit_is_tagged_or_none(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("NAME", "a"), ("EMAIL", "a@example.com")):
+        monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
+    tested = release.head(checkout)
+    git(checkout, "commit", "-q", "--allow-empty", "-m", "during the tests")
+    with pytest.raises(SystemExit, match=f"moved from {tested} to .*: nothing is tagged"):
+        release.tag(checkout, "9.8.7", tested)
+    git(checkout, "reset", "-q", "--hard", tested)
+    release.tag(checkout, "9.8.7", tested)
+    with pytest.raises(SystemExit, match=r"The tag v9\.8\.7 exists"):
+        release.tag(checkout, "9.8.7", tested)
+
+
 @pytest.mark.parametrize(
     ("changelog", "fault"),
     [

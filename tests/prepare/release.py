@@ -42,24 +42,37 @@ def check(root: Path, version: str) -> str:
     return f"Causeway {version}\n\n{text}\n"
 
 
+def tag(root: Path, version: str, commit: str) -> None:
+    """Tag a commit. Raises SystemExit: it is no longer the checkout's, or as for `check`."""
+    text = check(root, version)
+    if (found := head(root)) != commit:
+        raise SystemExit(f"The checkout moved from {commit} to {found} during the tests: nothing is tagged. Try again.")
+    # Without the removal of comments: "#" begins a heading of the notes.
+    subprocess.run(
+        ["git", "tag", "-a", f"v{version}", "--cleanup=verbatim", "-F", "-", commit],
+        cwd=root,
+        input=text,
+        text=True,
+        check=True,
+    )
+
+
+def head(root: Path) -> str:
+    """Return the id of the checkout's commit."""
+    return _git(root, "rev-parse", "HEAD").strip()
+
+
 def _git(root: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout
 
 
 def main(version: str) -> None:
     check(ROOT, version)
+    commit = head(ROOT)
     for step in STEPS:
         if subprocess.run(["make", *step.split()], cwd=ROOT, check=False).returncode:
             raise SystemExit(f"make {step} failed: nothing is tagged.")
-    text = check(ROOT, version)  # what was tested is what is tagged
-    # Without the removal of comments: "#" begins a heading of the notes.
-    subprocess.run(
-        ["git", "tag", "-a", f"v{version}", "--cleanup=verbatim", "-F", "-"],
-        cwd=ROOT,
-        input=text,
-        text=True,
-        check=True,
-    )
+    tag(ROOT, version, commit)  # what was tested is what is tagged
     print(f"v{version} is tagged in this checkout, dist/ has its files. To publish: git push origin v{version}")
 
 
