@@ -465,7 +465,7 @@ async def _use_device(url: str, seed: int, answers: Counter[int], requests_per_s
     help="Folder of the demo, which is deleted and created again.",
 )
 @click.option("--listen", default="127.0.0.1:8090", show_default=True, help="Address of the control plane.")
-@click.option("--once", is_flag=True, help="Stop after the two rollouts instead of serving until Ctrl-C.")
+@click.option("--once", is_flag=True, help="Stop after the three rollouts instead of serving until Ctrl-C.")
 def main(devices: int, folder: Path, listen: str, once: bool) -> None:
     """Start a control plane and devices on this machine, roll out a good policy and then a bad one.
 
