@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..rollout.settings import MaintenanceWindow
 from .database import insert_of
-from .tables import devices, generations, revocations
+from .tables import devices, generations, labels, records, revocations
 
 REVOCATIONS = "#revocations"
 """The name of the revocations' counter, which no cohort can have."""
@@ -129,10 +129,14 @@ async def revoke(connection: AsyncConnection, device: str, now: float) -> bool:
 
 
 async def revoke_owner(connection: AsyncConnection, owner: str, now: float) -> None:
-    """Revoke `owner` (tenant/device), even if it is not enrolled here, so that gateways refuse its tokens."""
+    """Revoke `owner` (tenant/device), even if it is not enrolled here, so that gateways refuse its tokens; delete the
+    device's records and labels.
+    """
     tenant, _, device = owner.partition("/")
     of_owner = (devices.c.id == device) & (devices.c.tenant == tenant)
     await connection.execute(update(devices).where(of_owner).values(revoked=now))
+    for table in (records, labels):
+        await connection.execute(delete(table).where(table.c.device.in_(select(devices.c.id).where(of_owner))))
     adding = insert_of(connection, revocations).values(owner=owner, at=now)
     await connection.execute(adding.on_conflict_do_update(index_elements=["owner"], set_={"at": now}))
     await connection.execute(delete(revocations).where(revocations.c.at < now - KEPT_S))

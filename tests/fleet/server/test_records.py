@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from sqlalchemy import select
 
 from causeway_server.fleet.server.plane import ControlPlane
 from causeway_server.fleet.store.devices import forget_device
-from causeway_server.fleet.store.generations import CohortPace, advance, revoke
+from causeway_server.fleet.store.generations import CohortPace, advance, revoke, revoke_owner
 from causeway_server.fleet.store.records import (
     KEPT,
     StoredRecord,
@@ -17,6 +18,7 @@ from causeway_server.fleet.store.records import (
     read_labels,
     read_records,
 )
+from causeway_server.fleet.store.tables import records as rows
 from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S, MAX_RECORDS, SampledRecord, Telemetry
 from causeway_server.router.types import Confidence, DecisionRecord
 from tests.fleet.cli.test_replay import records
@@ -112,7 +114,9 @@ async def test_a_device_displaces_only_its_own(plane: Plane) -> None:
     held = [one.device for one in await stored(plane.plane)]
     assert (held.count("till-1"), held.count("till-2")) == (KEPT, 5)
     async with plane.plane.store.write() as connection:
-        await revoke(connection, "till-1", 1000.0)
+        await revoke_owner(connection, "another/till-2", 1000.0)
+        assert await revoke(connection, "till-1", 1000.0)
+        assert set(await connection.scalars(select(rows.c.device))) == {"till-2"}
     assert len(await stored(plane.plane)) == 5
     async with plane.plane.store.write() as connection:
         await forget_device(connection, "till-2")
