@@ -35,6 +35,12 @@ Open = Callable[[str], onnxruntime.InferenceSession]
 Times = dict[str, dict[str, float]]  # seconds by provider, by graph and device
 
 
+def installed_providers() -> list[str]:
+    """Return the execution providers of the installed build of ONNX Runtime."""
+    found: list[str] = onnxruntime.get_available_providers()
+    return found
+
+
 def cache_file() -> Path:
     """Return the file of the measured times."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "causeway" / _TIMES

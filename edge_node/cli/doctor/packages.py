@@ -193,12 +193,10 @@ def check_providers(available: Collection[str] | None = None, cache: Path | None
         cache: File of the measured times; None: the daemon's.
     """
     try:
-        import onnxruntime
-
-        from causeway_server.models.signals.providers import cache_file, known_times, short_name
+        from causeway_server.models.signals.providers import cache_file, installed_providers, known_times, short_name
     except ImportError:
         return
-    found = onnxruntime.get_available_providers() if available is None else available
+    found = installed_providers() if available is None else available
     told = []
     for name in _GRAPHS:
         chosen, times = known_times(find_artifact(name).path, cache or cache_file(), found)
