@@ -32,7 +32,8 @@ _FOLLOW_EVERY_S = 3.0  # a third of how long it holds
 _SILENT_BLOCKS = 7  # without an event; then a comment keeps proxies from closing the connection
 COMMENT: Final = b": still there\n\n"
 _OF_A_RUN = frozenset(("running", "progress"))
-_LAST_EVENTS = frozenset(state.value for state in FINAL_STATES)
+_EVENTS = frozenset((*JobState, "progress"))  # others are of an earlier version
+_LAST_EVENTS = frozenset((*FINAL_STATES, "job.revised", "job.not_revised"))  # the last two of an earlier version
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -149,7 +150,7 @@ class EventReader:
         )
         if name == "progress":
             yield self._encode(_EventData(name, progress=raw))
-        else:
+        elif name in _EVENTS:
             yield self._encode(_EventData(name, run, error=raw))
 
     def _deltas(self, texts: list[Reply]) -> Iterator[bytes]:

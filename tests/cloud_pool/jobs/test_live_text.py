@@ -139,6 +139,20 @@ async def test_a_cut_client_continues_amid_the_text(
     assert (await Follower(url, job, late.events[3].id.decode()).read()).names == []
 
 
+@pytest.mark.parametrize("name", ["job.revised", "job.not_revised"])
+async def test_an_event_of_an_earlier_version_is_not_sent_and_ends_the_stream(
+    url: str, store: JobStore, database: RedisClient, config: JobsConfig, new_job: MakeJob, name: str
+) -> None:
+    job = (await store.accept(new_job(owner=OWNER))).id
+    async with RunningWorker(store, ScriptedRunner(), config):
+        await until(lambda: _is(store, job, JobState.SUCCEEDED))
+    entry = ("event", name, "data", b'{"revision":1}', "run", "")
+    await database.command("XADD", database.key("events", job), "*", *entry)
+    follower = Follower(url, job)
+    await follower.read(lambda: name in follower.names)
+    assert follower.names == ["queued", "running", "delta", "succeeded"]
+
+
 async def test_without_a_client_no_text_is_stored(
     url: str, store: JobStore, database: RedisClient, config: JobsConfig, new_job: MakeJob
 ) -> None:
