@@ -409,6 +409,7 @@ ReasonCode = Literal[
     "target_scored",  # `best_of`: the target's score, and the estimates that it is made of
     "estimate_absent",  # `best_of`: the target has no estimate of quality, so the order of the list stays
     "model_named",  # the client named a model instead of `auto`
+    "continued",  # of records of an earlier version: the rest of an answer comes from the target that made its start
     "target_unable",  # the target lacks an ability that the request needs (images, embeddings, tools)
     "target_absent",  # the device has no cloud, or no engine, for this target: it is not tried
     "target_down",  # breaker open, engine not running: moved to the end, not removed

@@ -19,6 +19,7 @@ export const REASONS = {
   target_scored: ["=", "", "{target}: {detail}"],
   estimate_absent: ["?", "", "{target} cannot be scored: {detail}"],
   model_named: ["✓", "held", "the request names {target} {detail}"],
+  continued: ["✓", "held", "continues an answer of {target} {detail}"],
   target_unable: ["✗", "", "{target} lacks a capability: {detail}"],
   target_absent: ["✗", "", "{target} is not on this device: {detail}"],
   target_down: ["↓", "", "{target} is down, tried last {detail}"],

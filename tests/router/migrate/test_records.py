@@ -8,12 +8,15 @@ import msgspec
 
 from causeway_server.edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, read_stored
 from causeway_server.fleet.repository.records import RecordReader
-from causeway_server.router.types import DecisionRecord, Estimates
+from causeway_server.router.types import Decision, DecisionRecord, Estimates, Reason
 from tests.edge_node.storage.encrypted import database_of
 from tests.edge_node.storage.test_decisions import record, store
 
 RECORD = msgspec.structs.replace(
-    record(1), estimates=Estimates(quality=0.5, images_text=True), unrecorded=("audio.speech", "images.text")
+    record(1),
+    estimates=Estimates(quality=0.5, images_text=True),
+    unrecorded=("audio.speech", "images.text"),
+    decision=Decision("p", "r", "", (), (Reason("continued", target="large"),)),
 )
 
 
@@ -21,6 +24,7 @@ def before(found: DecisionRecord) -> object:
     """Return the fields of a record as a daemon of before wrote them."""
     fields = msgspec.to_builtins(found)
     fields["estimates"]["pictures_text"] = fields["estimates"].pop("images_text")
+    fields["request"]["continues"] = "large"
     fields["unrecorded"] = [name.replace("images.", "pictures.") for name in fields["unrecorded"]]
     return fields
 
