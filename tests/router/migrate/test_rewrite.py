@@ -46,6 +46,11 @@ degradation:
   continue_key_file: ""     # no answer is truncated
   truncate_to_tokens: 128
   tiers: []
+jobs:
+  off_peak:
+    hours: 22:00-06:00
+    price_share: 0.5
+  lease_s: 30s
 parts: {remembered: 5, remembered_s: 5m}
 tenants:
   prices: [{tier: large, per_1k_prompt: 0.00015, per_1k_completion: 2}]  # in USD
@@ -57,6 +62,8 @@ tiers:
     triton: localhost:8001
 degradation:
   tiers: []
+jobs:
+  lease_s: 30s
 parts: {fact_cache_entries: 5, fact_cache_ttl_s: 5m}
 tenants:
   prices: [{tier: large, input: 0.15, output: 2000}]  # in USD
