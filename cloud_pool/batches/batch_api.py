@@ -48,6 +48,7 @@ _MAX_BODY = 64 * 1024
 _UPLOAD_BYTES = 2 * PART_BYTES  # that an upload has in memory at a time
 _QUEUE = "batches"
 UploadPurpose = Literal["batch", "user_data", "vision", "assistants"]
+_ADVICE = {"window": "There are no off-peak hours: leave it out."}
 PURPOSES: tuple[UploadPurpose, ...] = get_args(UploadPurpose)
 FILE_SCOPES: tuple[Scope, ...] = ("jobs", "chat")  # a client that may only chat names files, too
 _MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -129,6 +130,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
     endpoint: str
     completion_window: str
     metadata: Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)] | None = None
+    window: None = None  # of an earlier version; refused
 
 
 class BatchList(msgspec.Struct):
@@ -225,7 +227,7 @@ class BatchApi:
 
     async def _create(self, request: AiohttpRequest, principal: Principal, _: str) -> ServerResponse:
         body = await read_body(request, _MAX_BODY, _READ_S, self.bodies, principal)
-        batch_request, headers = validate(load(body), BatchRequest), read_headers(request.headers.items())
+        batch_request, headers = validate(load(body), BatchRequest, _ADVICE), read_headers(request.headers.items())
         endpoint = next((known for known in ENDPOINTS if known == batch_request.endpoint), None)
         if endpoint is None:
             raise UnsupportedFeature(f"`endpoint` must be one of {', '.join(ENDPOINTS)}.", param="endpoint")

@@ -402,6 +402,7 @@ async def test_invalid_uploads_are_refused(client: openai.AsyncOpenAI, url: str)
         {"endpoint": "/v1/images/generations"},
         {"completion_window": "1h"},
         {"metadata": {"k": "v" * 600}},
+        {"window": "off_peak"},
         {"input_file_id": "file-nowhere"},
         {"input_file_id": None},
     ],
