@@ -232,7 +232,14 @@ class StreamTurns:
     def _turn(self) -> None:
         self._is_taken = False
         while self._waiting:
-            if self._waiting.popleft().begin_turn():
+            connection = self._waiting.popleft()
+            try:
+                has_begun = connection.begin_turn()
+            except Exception as error:
+                log.error("A request could not be begun: %s.", redacted(error))
+                connection.force_close()
+                continue
+            if has_begun:
                 self._next_turn()
                 return
 

@@ -303,6 +303,8 @@ class _Burst:
             self.wires.append(wire)
 
     def _note(self, http: PlainRequest, connection: Connection) -> DirectWork | None:
+        if b"fault" in http.body:
+            raise RuntimeError("a fault of the handler")
         self.begun.append(next(n for n, wire in enumerate(self.wires) if wire.protocol is connection))
         return ANSWERED
 
@@ -330,6 +332,17 @@ async def test_a_stream_whose_client_leaves_before_its_turn_is_not_begun_and_hol
     cast("asyncio.Protocol", burst.wires[1].protocol).connection_lost(None)
     await asyncio.sleep(0)
     assert burst.begun == [0, 2]
+
+
+async def test_a_stream_that_cannot_be_begun_holds_nobody_up() -> None:
+    """Its connection is closed."""
+    burst = _Burst()
+    for wire, request in zip(burst.wires, (STREAM, asking(b'{"stream":true,"fault":1}'), STREAM, STREAM), strict=True):
+        wire.receive(request)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert burst.begun == [0, 2, 3]
+    assert [wire.is_closing() for wire in burst.wires] == [False, True, False, False]
 
 
 async def test_a_stream_that_waits_for_its_turn_is_whole_when_the_rest_comes() -> None:
