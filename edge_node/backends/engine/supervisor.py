@@ -223,7 +223,8 @@ class Supervisor:
             if (await asyncio.wait([process.ended], timeout=timeout_s))[0]:
                 return process.ended.result()
             # While the daemon itself was paused, the child was, too, or could not be heard.
-            process.progress_at += max(0.0, loop.time() - began - timeout_s)
+            paused_s = max(0.0, loop.time() - began - timeout_s)
+            process.progress_at = min(loop.time(), process.progress_at + paused_s)
             if not process.jobs:
                 if process.idle_s >= self.unload_after_s:
                     return None
