@@ -129,8 +129,7 @@ def pull(
 
     SOURCE is hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M, hf:OWNER/REPO:FILE.gguf, a URL with --sha256, or demo:smol or
     demo:qwen, pairs of demonstration models. The settings of huggingface_hub apply: HF_ENDPOINT, HF_TOKEN, HF_HOME.
-    `speech` is the model that transcribes speech, and `images` the model that classifies images. The model that reads
-    text in images comes with the extra `images`.
+    `speech` is the model that transcribes speech. The model that reads text in images comes with the extra `images`.
     """
     options = plan.FitOptions(fit.DEVICES[device], context, batch, force)
     if source in demo.packaged_models():

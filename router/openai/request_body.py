@@ -326,6 +326,8 @@ def check_header_names(headers: Mapping[str, str], known: frozenset[str]) -> Non
 
 def hint_advice(name: str) -> str:
     """Return advice for an unknown key of the object `causeway`."""
+    if name == "continue":
+        return ": a truncated answer is not continued. Leave it out."
     near = _near(name, HINTS, 0.6)
     return f", did you mean `{near}`?" if near else f". Known keys are {', '.join(HINTS)}."
 

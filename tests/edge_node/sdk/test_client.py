@@ -391,6 +391,13 @@ async def test_an_unreachable_device_is_named(connect: Connect, url: str) -> Non
         await (await connect(url)).call("chat", "x")
 
 
+async def test_an_option_that_was_removed_is_refused_before_anything_is_sent(device: Device, connect: Connect) -> None:
+    client = await connect(device.url)
+    with pytest.raises(TypeError, match="`resume` was removed"):
+        await client.call("chat", "x", resume="token")
+    assert device.requests == []
+
+
 @pytest.mark.parametrize("url", ["garbage", "ftp://device", "http://", "unix://"])
 async def test_a_malformed_url_is_said_before_anything_is_sent(connect: Connect, url: str) -> None:
     with pytest.raises(CausewayError, match="is not a device URL"):

@@ -196,6 +196,12 @@ test("an id stays one segment of the path", async (t) => {
   assert.equal(device.paths.length, 3);
 });
 
+test("an option that was removed is refused before anything is sent", async (t) => {
+  const device = await running(t);
+  await assert.rejects(new Causeway(device.url).chat("x", { resume: "token" }), /`resume` was removed/);
+  assert.deepEqual(device.paths, []);
+});
+
 // --- when it goes wrong ---------------------------------------------------------------------------------------------
 
 for (const stream of [false, true]) {

@@ -342,6 +342,11 @@ def test_bad_chat_bodies(body: bytes, param: str | None, error: type[InvalidRequ
     assert caught.value.message.endswith((".", "?"))
 
 
+def test_a_continue_token_of_before_is_refused_with_advice() -> None:
+    with pytest.raises(UnknownField, match="a truncated answer is not continued"):
+        parse_chat(chat(causeway={"continue": "token"}), NONE)
+
+
 @pytest.mark.parametrize(
     ("parse", "field", "meant"),
     [
