@@ -23,6 +23,7 @@ REFUSED = {
         "fleet.trial_max_s",
         "fleet.telemetry_interval_s",
         "fleet.check_interval_s",
+        "fleet.records_per_hour",  # what leaves the device is its owner's word
     ),
     *("egress_ledger.enabled", "egress_ledger.commit_s", "egress_ledger.max_bytes"),  # the owner's own evidence
     *("identity.issuers", "identity.clock_skew_s", "limits.overrides"),
