@@ -198,6 +198,7 @@ test("an id stays one segment of the path", async (t) => {
 
 test("an option that was removed is refused before anything is sent", async (t) => {
   const device = await running(t);
+  // @ts-expect-error The types refuse it, too.
   await assert.rejects(new Causeway(device.url).chat("x", { resume: "token" }), /`resume` was removed/);
   assert.deepEqual(device.paths, []);
 });

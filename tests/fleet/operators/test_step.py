@@ -29,6 +29,7 @@ from causeway_server.fleet.rollout.settings import (
 )
 from causeway_server.fleet.store.devices import Device
 from causeway_server.fleet.store.rollouts import ReportedPlan
+from causeway_server.fleet.store.tables import COUNTERS
 from causeway_server.router.bundle.manifest import WHOLE, position
 from causeway_server.router.variants.verdict import VerdictOutcome
 
@@ -72,9 +73,11 @@ def members(rollout: Rollout, devices: tuple[Device, ...]) -> list[Device]:
 
 
 def counts(devices: tuple[Device, ...], bad: frozenset[str] = frozenset()) -> dict[tuple[str, str], list[int]]:
-    return {
-        (one.id, one.running or ""): [100, 30 if one.id in bad else 1, *[0] * 5, *([100] + [0] * 8)] for one in devices
+    found = {
+        name: dict.fromkeys(COUNTERS, 0) | {"requests": 100, "errors": 30 if name in bad else 1, "latency_0": 100}
+        for name in (one.id for one in devices)
     }
+    return {(one.id, one.running or ""): list(found[one.id].values()) for one in devices}
 
 
 def test_a_good_look_passes_and_goes_on() -> None:
