@@ -1,8 +1,5 @@
-"""Message brokers behind one small interface.
+"""The broker of pipelines, NATS JetStream (extra `nats`).
 
-port        interfaces and guarantees of sources and sinks, with their errors; addresses, such as
-            `nats://host:port/SUBJECT` and `kafka://host:port/TOPIC`
-open        opens the adapter of an address, imported on demand
-jetstream   NATS JetStream (extra `nats`)
-kafka       Kafka (extra `kafka`)
+topics      addresses of topics, messages, logins and errors; importing it needs no client library
+jetstream   sources and sinks of messages
 """
