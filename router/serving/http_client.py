@@ -9,6 +9,8 @@
 5. What a server sends before the first request is the answer to that: it refuses the connection.
 6. After a change of the certificates a pooled connection is not used again.
 7. Interim responses (1xx) are skipped, redirects not followed, and proxies of the environment not used.
+8. Requests leave at the end of a turn of the event loop, all in a row: the server wakes once for them, and what it
+   sends, tokens above all, arrives together. One that was given up by then is not sent.
 
 A single timer per connection bounds its answers: it is moved when it fires, not for each request.
 """
@@ -16,6 +18,7 @@ A single timer per connection bounds its answers: it is moved when it fires, not
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import zlib
@@ -27,9 +30,12 @@ from urllib.parse import urlsplit
 import aiohappyeyeballs
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from .logs import redacted
 from .request import LENGTH, KnownHead
 from .tls.connection import connect
 from .tls.contexts import TlsContext
+
+log = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES: Final = 64 * 1024  # maximum size of a head, or of the trailers
 _MAX_FIELD_BYTES: Final = 8190
@@ -337,6 +343,10 @@ class Pool(Protocol):
 
     head: KnownAnswer | None
 
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Send a request at the end of this turn of the event loop, unless its connection is closed by then."""
+        ...
+
     def released(self, connection: HttpConnection) -> None:
         """Take a connection whose answer is complete."""
         ...
@@ -387,7 +397,7 @@ class HttpConnection(asyncio.Protocol):
         self.take_chunk = self.take_next = None
         self.bound(until)
         if not self._has_ended:
-            self._transport.write(data)
+            self._pool.write(self._transport, data)
         if self._early:
             early, self._early, self._has_surplus = self._early, b"", True
             self.data_received(early)
@@ -610,6 +620,7 @@ class HttpClient:
         self._open: set[HttpConnection] = set()
         self._idle: list[HttpConnection] = []  # the most recently used one last
         self._waiters: deque[asyncio.Future[HttpConnection | None]] = deque()
+        self._unsent: list[tuple[asyncio.Transport, bytes]] = []  # requests of this turn of the event loop
         self._sweep: asyncio.TimerHandle | None = None
         self._addresses: tuple[list[Any], float] = ([], 0.0)  # addresses and their expiry
 
@@ -683,6 +694,22 @@ class HttpClient:
             self._sweep.cancel()
 
     # --- for the connections -----------------------------------------------------------------------------------------
+
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Send a request, together with those of the other connections (8)."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._unsent.append((transport, data))
+
+    def _write(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for transport, data in unsent:
+            try:
+                if not transport.is_closing():
+                    transport.write(data)
+            except Exception as error:  # of one connection: the others' requests are sent
+                log.error("A request could not be sent: %s.", redacted(error))
+                transport.abort()
 
     def released(self, connection: HttpConnection) -> None:
         """Take back a connection whose answer is complete."""

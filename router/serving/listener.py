@@ -84,6 +84,7 @@ _MOMENT_BYTES = 64 * 1024  # maximum size of a request that arrives in pieces
 _AIOHTTP = f"{__package__}.aiohttp_connection"
 _LAST = "new_server"  # the last name of that module: without it another thread is importing it
 _AHEAD_BYTES = 64 * 1024  # maximum size of requests that were sent ahead
+_BEGUN_IN_TURN = 4  # streams; with more of them first tokens wait longer, with fewer a token costs more
 
 
 class ConnectionStats(msgspec.Struct, frozen=True):
@@ -211,27 +212,28 @@ class DirectWork(Protocol):
 
 
 class StreamTurns:
-    """The turns of requests for streams, the oldest first: one in each turn of the event loop."""
+    """The turns of requests for streams, the oldest first: `_BEGUN_IN_TURN` in each turn of the event loop."""
 
     def __init__(self) -> None:
         self._waiting: deque[Connection] = deque()
-        self._is_taken = False  # whether this turn of the loop had a request
+        self._begun = 0  # in this turn of the loop
 
     def take(self, connection: Connection) -> bool:
         """Return whether the connection's request may begin now; otherwise it begins in a later turn."""
-        if self._is_taken:
+        if self._begun == _BEGUN_IN_TURN:
             self._waiting.append(connection)
             return False
-        self._next_turn()
+        self._count()
         return True
 
-    def _next_turn(self) -> None:
-        self._is_taken = True
-        asyncio.get_running_loop().call_soon(self._turn)
+    def _count(self) -> None:
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._begun += 1
 
     def _turn(self) -> None:
-        self._is_taken = False
-        while self._waiting:
+        self._begun = 0
+        while self._waiting and self._begun < _BEGUN_IN_TURN:
             connection = self._waiting.popleft()
             try:
                 has_begun = connection.begin_turn()
@@ -240,8 +242,7 @@ class StreamTurns:
                 connection.force_close()
                 continue
             if has_begun:
-                self._next_turn()
-                return
+                self._count()
 
 
 def asks_for_stream(data: bytes) -> bool:

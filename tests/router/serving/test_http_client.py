@@ -547,3 +547,35 @@ async def test_tls_is_with_the_server_that_the_certificate_names(tmp_path: Path)
                     await ask(client)
                 assert isinstance(caught.value.cause, ssl.SSLCertVerificationError)
             client.close()
+
+
+class FailingTransport(asyncio.Transport):
+    """A transport that cannot be written to."""
+
+    aborted = False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        raise RuntimeError("a fault of the transport")
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+async def test_requests_leave_together_except_what_was_given_up_or_cannot_be_sent() -> None:
+    server, failing = Server([HELLO]), FailingTransport()
+    async with client_of(server) as client:
+        await asyncio.gather(*(ask(client, b"a%d" % number) for number in range(3)))
+        client.write(failing, b"a request")
+        begun = [client.begin("POST", "/v1/chat", LINES, soon(), b"b%d" % number) for number in range(3)]
+        first, given_up, last = [one for one in begun if one is not None]
+        given_up.release()
+        for response in (first, last):
+            while not response.complete:
+                await response.wait()
+            assert await body_of(response) == b"hello"
+    assert failing.aborted
+    assert sorted(body for body in server.bodies if body.startswith(b"b")) == [b"b0", b"b2"]
+    assert isinstance(given_up.error, DisconnectedError)

@@ -295,7 +295,7 @@ class _Burst:
         self.wires: list[Wire] = []
         address = Address(ConnectionTable("tcp", 100, lambda: 0.0), WebOrigins([], ["localhost"]), "", "127.0.0.1")
         self._listener = Listener(self._handle, (address,), 20.0, [("POST", "/v1/chat/completions")], direct=self._note)
-        for _ in range(4):
+        for _ in range(11):
             connection = Connection(self._listener, address)
             wire = Wire()
             wire.set_protocol(connection)
@@ -312,45 +312,46 @@ class _Burst:
         raise AssertionError("it is answered in callbacks")
 
 
-async def test_streams_that_arrive_together_begin_one_in_each_turn_and_others_at_once() -> None:
+async def test_streams_that_arrive_together_begin_four_in_each_turn_and_others_at_once() -> None:
     burst = _Burst()
-    for wire, request in zip(burst.wires, (STREAM, STREAM, asking(b"{}"), asking(b'{"stream": true}')), strict=True):
+    for wire, request in zip(burst.wires, (*[STREAM] * 9, asking(b"{}"), asking(b'{"stream": true}')), strict=True):
         wire.receive(request)
-    assert burst.begun == [0, 2]
-    for further in ([1], [3], []):
+    assert burst.begun == [0, 1, 2, 3, 9]
+    for further in ([4, 5, 6, 7], [8, 10], []):
         before = len(burst.begun)
         await asyncio.sleep(0)
         assert burst.begun[before:] == further
     burst.wires[1].receive(STREAM)
-    assert burst.begun == [0, 2, 1, 3, 1]
+    assert burst.begun[-1] == 1
 
 
 async def test_a_stream_whose_client_leaves_before_its_turn_is_not_begun_and_holds_nobody_up() -> None:
     burst = _Burst()
-    for wire in burst.wires[:3]:
+    for wire in burst.wires[:9]:
         wire.receive(STREAM)
-    cast("asyncio.Protocol", burst.wires[1].protocol).connection_lost(None)
+    cast("asyncio.Protocol", burst.wires[5].protocol).connection_lost(None)
     await asyncio.sleep(0)
-    assert burst.begun == [0, 2]
+    assert burst.begun == [0, 1, 2, 3, 4, 6, 7, 8]
 
 
 async def test_a_stream_that_cannot_be_begun_holds_nobody_up() -> None:
     """Its connection is closed."""
     burst = _Burst()
-    for wire, request in zip(burst.wires, (STREAM, asking(b'{"stream":true,"fault":1}'), STREAM, STREAM), strict=True):
-        wire.receive(request)
+    for number, wire in enumerate(burst.wires):
+        wire.receive(asking(b'{"stream":true,"fault":1}') if number == 5 else STREAM)
     for _ in range(3):
         await asyncio.sleep(0)
-    assert burst.begun == [0, 2, 3]
-    assert [wire.is_closing() for wire in burst.wires] == [False, True, False, False]
+    assert burst.begun == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+    assert [number for number, wire in enumerate(burst.wires) if wire.is_closing()] == [5]
 
 
 async def test_a_stream_that_waits_for_its_turn_is_whole_when_the_rest_comes() -> None:
     burst = _Burst()
-    burst.wires[0].receive(STREAM)
+    for wire in burst.wires[:4]:
+        wire.receive(STREAM)
     head, body = asking(b'{"stream":true, "n": 1}')[:-4], asking(b'{"stream":true, "n": 1}')[-4:]
-    burst.wires[1].receive(head)
-    burst.wires[1].receive(body + STREAM)  # the next one is sent ahead
+    burst.wires[4].receive(head)
+    burst.wires[4].receive(body + STREAM)  # the next one is sent ahead
     for _ in range(3):
         await asyncio.sleep(0)
-    assert burst.begun == [0, 1, 1]
+    assert burst.begun == [0, 1, 2, 3, 4, 4]
