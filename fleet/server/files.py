@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from aiohttp import web
+from aiohttp import web, web_fileresponse
 
 from causeway_server.router.errors import NotFound
 from causeway_server.router.serving.aiohttp_connection import aiohttp_response
@@ -29,6 +29,7 @@ _FOREVER = re.compile(
     r"|tuf/targets/(bundles|rollouts)/[0-9a-f]{64}\.[A-Za-z0-9._-]{1,128}\.json"
     r"|blobs/[0-9a-f]{64}"
 )
+web_fileresponse.NOSENDFILE = True  # type: ignore[misc]  # which asyncio's loop refuses over TLS, and uvloop always
 _CHANGING = ("tuf/metadata/timestamp.json", "tuf/metadata/root.json")
 
 

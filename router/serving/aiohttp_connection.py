@@ -39,7 +39,7 @@ class AiohttpConnection(RequestHandler):
             access_log=None,  # type: ignore[arg-type]  # off: `self.access_log` is Optional
             auto_decompress=False,
             keepalive_timeout=read_timeout_s,
-            lingering_time=2.0,  # s, for the rest of a refused request's body
+            lingering_time=read_timeout_s,  # for the rest of a refused request's body, which a reset would lose
             read_bufsize=_READ_BYTES,
             max_headers=MAX_HEADERS,
         )
@@ -83,6 +83,16 @@ class AiohttpConnection(RequestHandler):
         response = whole_response(error_response(error))
         response.force_close()
         return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """End what is sent with the last response, while the rest of its request is still read and dropped."""
+        finished = await super().finish_response(request, resp, start_time)
+        transport = self.transport
+        if not resp.keep_alive and transport is not None and transport.can_write_eof() and not transport.is_closing():
+            transport.write_eof()
+        return finished
 
     @property
     def is_idle(self) -> bool:

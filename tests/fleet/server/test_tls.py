@@ -156,6 +156,17 @@ def test_a_ca_whose_key_others_can_read_is_not_used(tmp_path: Path) -> None:
         Authority.load(tmp_path / "tls")
 
 
+async def test_a_download_and_its_rest_come_over_tls(fleet_folder: Path, tmp_path: Path) -> None:
+    made, name, content = tmp_path / "tls", "a" * 64, bytes(range(256)) * 20_000
+    (fleet_folder / "published" / "blobs").mkdir()
+    (fleet_folder / "published" / "blobs" / name).write_bytes(content)
+    async with serving(fleet_folder, "", tls=_made(made)) as plane:
+        trusting = client_tls(TlsFiles(where="", ca_file=str(made / "ca.pem")))
+        for headers, first in (({}, 0), ({"Range": "bytes=3000000-"}, 3_000_000)):
+            async with plane.http.get(f"{plane.url}/blobs/{name}", headers=headers, ssl=trusting) as response:
+                assert await response.read() == content[first:]
+
+
 async def test_plain_http_gets_nothing(fleet_folder: Path, tmp_path: Path) -> None:
     async with serving(fleet_folder, "", tls=_made(tmp_path / "tls")) as plane:
         port = int(plane.url.rpartition(":")[2])

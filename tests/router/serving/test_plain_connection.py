@@ -28,6 +28,7 @@ from causeway_server.router.serving.responses import (
     json_response,
 )
 from causeway_server.router.web_origins import WebOrigins
+from tests.jumping_loop import JumpingLoop, run_jumping
 from tests.waiting import until
 
 from .test_plain_head import OTHER, PLAIN, post
@@ -191,6 +192,22 @@ async def test_a_body_that_is_late_or_large_is_received_by_aiohttp() -> None:
             large.write(post(b"Content-Length: 100000", body=b""))
             await until(lambda: server.listener.in_flight == 1)
         assert server.handled == [False, False]
+
+
+@pytest.mark.parametrize(("seconds", "is_kept"), [(15.0, True), (25.0, False)])
+def test_the_rest_of_a_refused_upload_is_read_for_a_while(seconds: float, is_kept: bool) -> None:
+    """A client that sends on may read the refusal afterwards, and its connection stays."""
+
+    async def upload(loop: JumpingLoop) -> None:
+        async with serving() as server, connected(server) as (reader, writer):
+            writer.write(post(b"Content-Length: 300000", body=b"x" * 100_000).replace(b"localhost", b"evil.example"))
+            assert b" 421 " in await reader.readuntil(b"\r\n\r\n")
+            loop.jump(seconds)
+            await server.listener.drain(0.0)
+            writer.write(b"x" * 200_000 + CLOSING)
+            assert (b" 200 OK" in await read_to_end(reader)) is is_kept
+
+    run_jumping(upload)
 
 
 async def test_a_client_that_leaves_ends_its_request() -> None:
