@@ -1,26 +1,21 @@
 """TLS of connections, between a TCP transport and a protocol.
 
-Event loops have such a layer. Theirs interleaves OpenSSL's work with that of the protocols, each of which displaces the
-other from the processor's caches; and it drops OpenSSL's alert when a handshake fails. Here OpenSSL decrypts what has
-arrived for all connections of a loop in a row, then the protocols get it, then OpenSSL encrypts what they wrote.
+Event loops have such a layer. Theirs drops OpenSSL's alert when a handshake fails, and asks OpenSSL after each record
+whether there is another, which costs as much as the record: here that is known from the bytes that are left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 _RECORD_BYTES: Final = 16 * 1024  # maximum plaintext of a record, and of a read (RFC 8446, 5.1)
-_HELD_BYTES: Final = 256 * 1024  # maximum undecrypted bytes that wait for the turn
+_PART_BYTES: Final = 256 * 1024  # maximum plaintext that is encrypted at once
 _LINGER_S: Final = 30.0  # maximum time in which the last bytes must leave
 _UNSENT_BYTES: Final = 64 * 1024  # maximum unsent bytes of a peer that gets an answer of TLS's own
-_SINGLE_TURNS: Final = 4
-_ALONE: Final = 64
 _Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
 
 
@@ -39,19 +34,15 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self, new_protocol: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext, server_name: str | None = None
     ) -> None:
         super().__init__()
-        loop = asyncio.get_running_loop()
-        self.handshake: asyncio.Future[None] = loop.create_future()
+        self.handshake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._new_protocol = new_protocol
         self._protocol: asyncio.Protocol | None = None
-        self._turn = _TURNS.get(loop) or _TURNS.setdefault(loop, _Turn())
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         direct: Any = self._tls._sslobj  # type: ignore[attr-defined]  # noqa: SLF001 - two calls fewer for a record
         self._decrypt, self._encrypt = direct.read, direct.write
-        self._unsent: list[bytes] = []  # written data
-        self._unsent_bytes = 0
         self._is_over = False
         self._fault: OSError | None = None
 
@@ -78,13 +69,26 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self._incoming.write(data)
         if self._protocol is None:
             self._shake()
-        elif self._turn.alone or self._incoming.pending > _HELD_BYTES:  # libuv reads a full socket on and on
-            self._turn.alone = max(0, self._turn.alone - 1)
-            self.deliver(self.decrypt())
         else:
-            self._turn.add(self._turn.arrived, self)
+            self._deliver()
 
-    def decrypt(self) -> list[bytes]:
+    def _deliver(self) -> None:
+        """Let the protocol have what has arrived. Its error ends the connection, as event loops do."""
+        found = self._decrypted()
+        if self._is_over or not found or self._protocol is None:
+            return
+        try:
+            if data := found[0] if len(found) == 1 else b"".join(found):
+                self._protocol.data_received(data)
+            if not found[-1]:
+                self._protocol.eof_received()
+                self.close()
+        except Exception as error:
+            message = {"message": "A protocol failed.", "exception": error, "transport": self}
+            asyncio.get_running_loop().call_exception_handler(message)
+            self.abort()
+
+    def _decrypted(self) -> list[bytes]:
         """Return the data of all records that have arrived. The last one is empty if it ends the connection."""
         found: list[bytes] = []
         try:
@@ -99,35 +103,6 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         except ssl.SSLError as error:
             self.fail(error)
         return found
-
-    def deliver(self, found: list[bytes]) -> None:
-        """Let the protocol have decrypted data. Its error ends the connection, as event loops do."""
-        if self._is_over or not found or self._protocol is None:
-            return
-        data = found[0] if len(found) == 1 else b"".join(found)
-        try:
-            if data:
-                self._protocol.data_received(data)
-            if not found[-1]:
-                self._protocol.eof_received()
-                self.close()
-        except Exception as error:
-            message = {"message": "A protocol failed.", "exception": error, "transport": self}
-            asyncio.get_running_loop().call_exception_handler(message)
-            self.abort()
-
-    def send(self) -> None:
-        """Encrypt the written data, and send it."""
-        data = self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent)
-        self._unsent.clear()
-        self._unsent_bytes = 0
-        if data and not self._is_over:
-            try:
-                self._encrypt(data)
-            except ssl.SSLError as error:
-                self.fail(error)
-            else:
-                self._tcp.write(self._outgoing.read())
 
     def _shake(self) -> None:
         try:
@@ -144,7 +119,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             self.handshake.set_result(None)
         self.get_protocol().connection_made(self)
         if self._incoming.pending:
-            self._turn.add(self._turn.arrived, self)
+            self._deliver()
 
     def _flush(self) -> None:
         if self._outgoing.pending:
@@ -170,16 +145,19 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
     # --- the transport of the other protocol -------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._unsent and not self._turn.alone:
-            self._turn.add(self._turn.written, self)
-        self._unsent.append(data if type(data) is bytes else bytes(data))
-        self._unsent_bytes += len(data)
-        if self._turn.alone or self._unsent_bytes >= _RECORD_BYTES:  # the protocol may have to pause
-            self.send()
+        if len(data) > _PART_BYTES:
+            for begin in range(0, len(data), _PART_BYTES):
+                self.write(memoryview(data)[begin : begin + _PART_BYTES])
+        elif data and not self._is_over:
+            try:
+                self._encrypt(data)
+            except ssl.SSLError as error:
+                self.fail(error)
+            else:
+                self._tcp.write(self._outgoing.read())
 
     def close(self) -> None:
         if not self._is_over:
-            self.send()
             self._is_over = True
             with suppress(ssl.SSLError):  # the peer's end is not awaited
                 self._tls.unwrap()
@@ -216,7 +194,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         return self._tcp.is_reading()
 
     def get_write_buffer_size(self) -> int:
-        return self._tcp.get_write_buffer_size() + self._unsent_bytes
+        return self._tcp.get_write_buffer_size()
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         return self._tcp.get_write_buffer_limits()
@@ -226,49 +204,6 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
     def can_write_eof(self) -> bool:
         return False
-
-
-class _Turn:
-    """The work of a loop's connections that is done in a row.
-
-    Attributes:
-        arrived, written: The connections with undecrypted, and with unencrypted bytes.
-        alone: Number of times that arriving bytes are decrypted at once, because few connections are in use: a turn of
-            one connection costs time and saves none.
-    """
-
-    def __init__(self) -> None:
-        self.alone = 0
-        self._context = contextvars.Context()  # of no request
-        self._single = 0  # turns in a row that had one connection
-        self.arrived: list[TlsConnection] = []
-        self.written: list[TlsConnection] = []
-        self._is_scheduled = False
-
-    def add(self, queue: list[TlsConnection], connection: TlsConnection) -> None:
-        queue.append(connection)
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._run, context=self._context)
-
-    def _run(self) -> None:
-        try:
-            arrived = [(one, one.decrypt()) for one in self.arrived]
-            self.arrived.clear()
-            is_single = max(len(arrived), len(self.written)) < 2
-            self._single = self._single + 1 if is_single else 0
-            for one, found in arrived:
-                one.deliver(found)
-            for one in self.written:
-                one.send()
-            self.written.clear()
-            if self._single == _SINGLE_TURNS:
-                self._single, self.alone = 0, _ALONE
-        finally:
-            self._is_scheduled = False
-
-
-_TURNS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn]] = WeakKeyDictionary()
 
 
 async def connect(

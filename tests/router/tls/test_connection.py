@@ -139,6 +139,13 @@ async def test_records_arrive_in_any_pieces(site: Site, size: int) -> None:
     assert await peer.read(sum(map(len, sent))) == b"".join(sent)
 
 
+async def test_a_large_write_arrives_whole(site: Site) -> None:
+    peer = await site.peer()
+    sent = bytes(range(256)) * 4096
+    peer.echo.transport.write(memoryview(sent))
+    assert await peer.read(len(sent)) == sent
+
+
 async def test_connections_whose_bytes_arrive_together_get_their_own(site: Site) -> None:
     """A protocol that fails ends its connection alone."""
     seen: list[dict[str, object]] = []
