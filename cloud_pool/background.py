@@ -242,11 +242,7 @@ async def run_pipeline(
     """Answer messages until `stop`, then drain, with the steps of `run_worker`. Print one line when it begins to
     receive or to stand by. Raises ConfigError.
     """
-    try:
-        from .brokers.jetstream import JetStreamSink, JetStreamSource
-    except ImportError as error:
-        message = "The client of NATS is not installed: run `pip install 'causeway-router[nats]'`."
-        raise ConfigError(message, where="--in") from error
+    from .brokers.open import open_sink, open_source
     from .streams.effects import REPLICATED, STREAM_SCRIPTS, EffectStore
     from .streams.settlement import StreamPorts
 
@@ -257,8 +253,8 @@ async def run_pipeline(
         jobs, streams = background.jobs, config.streams
         database = RedisClient(jobs, STREAM_SCRIPTS, replicated=REPLICATED)
         usage = UsageOutbox(database, background.runtime.accounts.ledger.usage.add)
-        source = JetStreamSource(topics.source, topics.name, streams.login, ack_wait_s=streams.lease_s)
-        sink, dead = (JetStreamSink(topic, streams.login) for topic in (topics.sink, topics.dead))
+        source = open_source(topics.source, topics.name, streams.login, ack_wait_s=streams.lease_s)
+        sink, dead = (open_sink(topic, topics.name, streams.login) for topic in (topics.sink, topics.dead))
 
         async def close_store() -> None:
             with anyio.move_on_after(_FLUSH_S):
@@ -267,8 +263,9 @@ async def run_pipeline(
 
         closing += [source.close, sink.close, dead.close, close_store, background.runtime.close]
         operator = await background.listen(closing) if serves_operators else ""
+        owner = secrets.token_hex(8) if source.needs_lease else ""
         cipher = ContentCipher(jobs.encryption_key_file)
-        effects = EffectStore(database, topics.name, secrets.token_hex(8), ttl_s=streams.effect_ttl_s, cipher=cipher)
+        effects = EffectStore(database, topics.name, owner, ttl_s=streams.effect_ttl_s, cipher=cipher)
         pipeline = _build_pipeline(background, topics, StreamPorts(source, sink, dead, effects))
         wait_until_durable = DurabilityCheck(database, jobs.durability).wait
         if await open_all(stop, wait_until_durable, source.open, sink.open, dead.open):

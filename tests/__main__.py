@@ -41,7 +41,7 @@ NOT_QUICK = ("edge_node/agent", "fleet/operators", "fleet/server", "models/train
 QUICK_ARGUMENTS = (
     "--quiet",
     "--hypothesis-profile=quick",
-    *("-m", "not (triton or redis or nats or mosquitto or postgres or chromium or engine or slow)"),
+    *("-m", "not (triton or redis or nats or kafka or mosquitto or postgres or chromium or engine or slow)"),
 )
 NOTHING_SELECTED = 5  # pytest's exit status
 _MEMORY = Path("/dev/shm")

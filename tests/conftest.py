@@ -53,6 +53,7 @@ _SERVICES = {
     "jobs_redis": "redis",
     "triton_environment": "triton",
     "nats_server": "nats",
+    "kafka_server": "kafka",
     "mosquitto": "mosquitto",
     "postgres_server": "postgres",
     "chromium": "chromium",

@@ -1,5 +1,8 @@
-"""The broker of pipelines, NATS JetStream (extra `nats`).
+"""Message brokers behind one small interface.
 
-topics      addresses of topics, messages, logins and errors; importing it needs no client library
-jetstream   sources and sinks of messages
+port        interfaces and guarantees of sources and sinks, with their errors; addresses, such as
+            `nats://host:port/SUBJECT` and `kafka://host:port/TOPIC`
+open        opens the adapter of an address, imported on demand
+jetstream   NATS JetStream (extra `nats`)
+kafka       Kafka (extra `kafka`)
 """

@@ -1,4 +1,4 @@
-"""A subject of NATS JetStream as a source and as a sink of messages, by nats-py (extra `nats`).
+"""The adapter for NATS JetStream, by nats-py (extra `nats`): a subject as a source and as a sink.
 
 A pipeline has one consumer, `<name>-<random>`, which belongs to one connection. Each session creates a new consumer
 that starts after the contiguously acknowledged messages, and deletes the previous one. So all unacknowledged messages
@@ -32,7 +32,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 
 from causeway_server.router.errors import ConfigError
 
-from .topics import (
+from .port import (
     BrokerLogin,
     BrokerUnavailable,
     IncomingMessage,
@@ -168,15 +168,9 @@ def incoming(message: Msg) -> IncomingMessage:
 
 
 class JetStreamSource(_Subject):
-    """Receives the messages of a subject, with or without wildcards, for one pipeline.
+    """A MessageSource for a subject, with or without wildcards. Only the holder of the pipeline's lease may receive."""
 
-    Only the holder of the pipeline's lease may receive. Every method raises BrokerUnavailable while NATS does not
-    answer.
-
-    1. A message is delivered until it is acknowledged: again after a lost connection, a killed pipeline or broker.
-    2. First deliveries come in the order of the subject. After a lost connection all unacknowledged messages come
-    again, in this order, before any new one.
-    """
+    needs_lease = True
 
     def __init__(self, address: TopicAddress, name: str, login: BrokerLogin, *, ack_wait_s: float) -> None:
         super().__init__(address, login)
@@ -185,7 +179,6 @@ class JetStreamSource(_Subject):
         self._session: _ConsumerSession | None = None
 
     async def receive(self, most: int, wait_s: float, gather_s: float) -> list[IncomingMessage]:
-        """Wait at most `wait_s` for a message, then `gather_s` for more, and return at most `most`."""
         async with translated():
             session = self._session
             if session is None or session.generation != self._generation or session.lost:
@@ -193,23 +186,27 @@ class JetStreamSource(_Subject):
             return [incoming(found) for found in await session.take(most, wait_s, gather_s)]
 
     async def acknowledge(self, message: IncomingMessage) -> None:
-        """Acknowledge a message, so that it is not delivered again. A lost acknowledgement costs one more delivery."""
+        assert isinstance(message.receipt, str)
         async with translated():
             await self.client.publish(message.receipt, Msg.Ack.Ack)
 
     async def extend_ack(self, messages: Sequence[IncomingMessage]) -> None:
-        """Extend the acknowledgement deadline of messages in progress, so that they are not redelivered for now."""
         async with translated():
             for message in messages:
+                assert isinstance(message.receipt, str)
                 await self.client.publish(message.receipt, Msg.Ack.Progress)
 
     async def reset(self) -> None:
-        """Drop all unacknowledged deliveries: the next `receive` begins a new session and gets them again, in order."""
+        """Begin a new session with the next `receive`."""
         if self._session is not None:
             self._session.lost = True
 
+    async def lost_lanes(self) -> set[str]:
+        """Wait forever, because a subject has no lanes."""
+        await anyio.sleep_forever()
+        return set()
+
     async def lag(self) -> TopicLag:
-        """Return the consumer lag of the pipeline."""
         async with translated():
             active = [consumer for consumer in await self._consumers() if _floor(consumer) or consumer.num_pending]
             last = max(active, key=_floor, default=None)
@@ -337,7 +334,7 @@ def _floor(consumer: ConsumerInfo) -> int:
 
 
 class JetStreamSink(_Subject):
-    """Publishes to a subject. Every method raises BrokerUnavailable while NATS does not answer.
+    """A MessageSink that publishes to a subject.
 
     Messages carry `Nats-Msg-Id`: a stream drops a duplicate within its duplicate window (2 minutes by default).
     """
@@ -364,20 +361,11 @@ class JetStreamSink(_Subject):
             except BrokerUnavailable:
                 await anyio.sleep(RECONNECT_S)
 
-    async def position(self) -> str:
-        """Return a position before all messages that will be published: the last sequence number known here."""
+    async def position(self, lane: str) -> str:
+        """Return the last sequence number that this process knows."""
         return str(self._last)
 
-    async def publish(self, message: OutgoingMessage, position: str, *, repeated: bool) -> bool:
-        """Publish a message and wait until it is stored; returns False if it was stored already.
-
-        Args:
-            position: Result of `position` before the first attempt to publish it.
-            repeated: Whether it may be in the topic: an earlier call, perhaps elsewhere, had an unknown outcome.
-
-        Raises:
-            MessageTooLarge: NATS does not accept this message.
-        """
+    async def publish(self, message: OutgoingMessage, lane: str, position: str, *, repeated: bool) -> bool:
         headers = {MESSAGE_ID: message.id, _CONTENT_TYPE: message.content_type}
         async with translated():
             if repeated and message.id in await self._ids(int(position)):

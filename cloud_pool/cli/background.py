@@ -11,7 +11,7 @@ from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.issuers.config import ClaimName
 from causeway_server.router.serving.process import begin_imports, option, run_fast
 
-from ..brokers.topics import parse_topic
+from ..brokers.port import parse_topic
 from .process import ConfiguredProcess, configured_command, until_stopped
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def worker(process: ConfiguredProcess) -> None:
 @click.command(context_settings=_HELP)
 @option(
     "--in",
-    "Topic of messages: nats://host:4222/SUBJECT (wildcards allowed).",
+    "Topic of messages: nats://host:4222/SUBJECT (wildcards allowed) or kafka://host:9092/TOPIC.",
     to="source",
     required=True,
 )

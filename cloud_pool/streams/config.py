@@ -8,7 +8,7 @@ from causeway_server.router.config import Pause, Positive, Seconds
 from causeway_server.router.serving.issuers.config import ClaimName
 
 from ..admission import Priority
-from ..brokers.topics import BrokerLogin, TopicAddress
+from ..brokers.port import BrokerLogin, TopicAddress
 
 _DAY_S = 86_400.0
 

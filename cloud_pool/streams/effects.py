@@ -48,7 +48,7 @@ class EffectStore:
     """The effects of one pipeline. Every method raises JobStoreUnavailable while Redis does not answer.
 
     Args:
-        owner: Name of this process, as the holder of the lease.
+        owner: Name of this process, if it needs the lease to receive; else "".
     """
 
     def __init__(

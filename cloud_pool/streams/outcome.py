@@ -15,7 +15,7 @@ from causeway_server.router.errors import CausewayError, InvalidRequest
 from causeway_server.router.jobs.job import encode_job_error
 from causeway_server.router.serving.request import OURS
 
-from ..brokers.topics import IncomingMessage, OutgoingMessage
+from ..brokers.port import IncomingMessage, OutgoingMessage
 from .cloud_event import (
     CONTENT_TYPE,
     AnswerEvent,
@@ -78,13 +78,13 @@ def read_message(incoming: IncomingMessage, topic: str) -> StreamMessage:
         event = parse_event(incoming.body, kind)
     except CausewayError as error:
         effect = _digest("unreadable", topic, incoming.position)
-        return StreamMessage(effect=effect, key="", format=kind, fault=error)
+        return StreamMessage(effect=effect, key=incoming.key, format=kind, fault=error)
     # Brokers do not say which producer sent a message. One that takes another's `source` and `id` has another token or
     # other content: it is not answered, nor refused, in the other's place.
     sender = incoming.headers.get(AUTHORIZATION, "")
     content = hashlib.blake2b(incoming.body, digest_size=16).hexdigest()
     effect = _digest("event", sender, event.source, event.id, content)
-    return StreamMessage(effect=effect, key=event.partitionkey, format=kind, event=event)
+    return StreamMessage(effect=effect, key=event.partitionkey or incoming.key, format=kind, event=event)
 
 
 def _refuse_routing_headers(headers: Iterable[str]) -> None:
@@ -151,7 +151,9 @@ class OutcomeWriter:
             data=msgspec.Raw(data),
         )
         body = encode_event(written, message.format)
-        outgoing = OutgoingMessage(id=message.effect, body=body, content_type=CONTENT_TYPE[message.format])
+        outgoing = OutgoingMessage(
+            id=message.effect, body=body, content_type=CONTENT_TYPE[message.format], key=message.key
+        )
         return StreamOutcome(kind=kind, message=outgoing)
 
 

@@ -1,9 +1,10 @@
 """The loop of a pipeline: it receives messages and settles several of them at a time.
 
-1. Only the holder of the lease receives; the other processes stand by.
+1. If the broker needs a lease, only its holder receives; the other processes stand by.
 2. A batch is looked up in Redis in one call. The known state of each message determines how it is settled.
 3. A message that is delivered again while it is worked on only changes which delivery is acknowledged.
-4. If the lease is lost, all work stops. The new holder gets every unacknowledged message.
+4. If the lease is lost, all work stops; if a lane is lost, all work of that lane. The new holder gets every
+unacknowledged message.
 5. After SIGTERM no more messages are received. Those not done within `jobs.drain_s` are left to another process.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 import anyio
@@ -20,7 +21,7 @@ from anyio.abc import TaskGroup
 
 from causeway_server.router.errors import JobStoreUnavailable
 
-from ..brokers.topics import BrokerUnavailable, IncomingMessage
+from ..brokers.port import BrokerUnavailable, IncomingMessage
 from ..lifetime import StopSignal
 from .config import StreamsConfig
 from .effects import KnownEffect, LeaseLost
@@ -58,7 +59,7 @@ class StreamPipeline:
 
             outer.start_soon(watch)
             while not stopping.is_set():
-                if not await self._hold():
+                if self.ports.source.needs_lease and not await self._hold():
                     with anyio.move_on_after(self.config.lease_s / 3):
                         await stopping.wait()
                     continue
@@ -87,7 +88,9 @@ class StreamPipeline:
         lost = anyio.Event()
         await self.ports.source.reset()
         async with anyio.create_task_group() as works, anyio.create_task_group() as upkeep:
-            upkeep.start_soon(self._renew, lost)
+            if self.ports.source.needs_lease:
+                upkeep.start_soon(self._renew, lost)
+            upkeep.start_soon(self._stop_lost_lanes)
             upkeep.start_soon(self._keep)
             async with anyio.create_task_group() as intake:
                 intake.start_soon(self._receive, works, lost)
@@ -110,10 +113,9 @@ class StreamPipeline:
                 await self._works.change()
         unfinished = self._works.all()
         with anyio.CancelScope(shield=True), anyio.move_on_after(_RELEASE_S), contextlib.suppress(JobStoreUnavailable):
-            for work in unfinished:  # another process will run them
-                if work.twin is None and not work.published:
-                    await self.ports.effects.count(work.message.effect, -1)
-            await self.ports.effects.hold(0.0)
+            await self._uncount(unfinished)
+            if self.ports.source.needs_lease:
+                await self.ports.effects.hold(0.0)
 
     # --- receiving -----------------------------------------------------------------------------------------------
 
@@ -173,6 +175,23 @@ class StreamPipeline:
         self._works.leave(work)
 
     # --- upkeep --------------------------------------------------------------------------------------------------
+
+    async def _stop_lost_lanes(self) -> None:
+        """Stop the work of lost lanes (4)."""
+        while True:
+            lanes = await self.ports.source.lost_lanes()
+            lost = [work for work in self._works.all() if work.incoming.lane in lanes]
+            for work in lost:
+                work.scope.cancel()
+                self._works.leave(work)  # It may come again, when the lane returns.
+            with contextlib.suppress(JobStoreUnavailable):
+                await self._uncount(lost)
+
+    async def _uncount(self, works: Iterable[MessageWork]) -> None:
+        """Undo the attempts of messages that another process will run. Raises JobStoreUnavailable."""
+        for work in works:
+            if work.twin is None and not work.published:
+                await self.ports.effects.count(work.message.effect, -1)
 
     async def _keep(self) -> None:
         """Extend the acknowledgement deadlines of the messages in progress."""

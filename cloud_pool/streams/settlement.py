@@ -14,23 +14,20 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import anyio
 import msgspec
 
 from causeway_server.router.errors import CausewayError, JobStoreUnavailable
 
-from ..brokers.topics import BrokerUnavailable, IncomingMessage, MessageTooLarge
+from ..brokers.port import BrokerUnavailable, IncomingMessage, MessageSink, MessageSource, MessageTooLarge
 from ..jobs.worker.execution import JobResult
 from ..storage.record import RunBill
 from .attempts import EndedRun, MessageRunner
 from .effects import EffectStore, KnownEffect
 from .metrics import StreamMetrics
 from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome
-
-if TYPE_CHECKING:
-    from ..brokers.jetstream import JetStreamSink, JetStreamSource
 
 _EVENT_BYTES = 8192  # of an outcome's event beside the answer
 _RETRY_S = 0.2
@@ -137,9 +134,9 @@ class WorkTable:
 class StreamPorts(msgspec.Struct, frozen=True):
     """Source, sinks and records of a pipeline."""
 
-    source: JetStreamSource
-    sink: JetStreamSink  # topic for answers and expiry notices
-    dead: JetStreamSink  # topic for dead letters
+    source: MessageSource
+    sink: MessageSink  # topic for answers and expiry notices
+    dead: MessageSink  # topic for dead letters
     effects: EffectStore
 
 
@@ -229,15 +226,15 @@ class MessageSettler:
 
     async def _take_position(self, work: MessageWork, outcome: StreamOutcome) -> None:
         sink = self._sinks[outcome.kind]
-        work.position = await retry_until_done(sink.position)
+        work.position = await retry_until_done(lambda: sink.position(work.incoming.lane))
 
     async def _publish(self, work: MessageWork, outcome: StreamOutcome, repeated: bool) -> None:
         """Publish an outcome, trying until the broker answers. `repeated`: it may be in the topic already."""
         logged = ""
         while True:
-            sink = self._sinks[outcome.kind]
+            sink, lane = self._sinks[outcome.kind], work.incoming.lane
             try:
-                await sink.publish(outcome.message, work.position, repeated=repeated)
+                await sink.publish(outcome.message, lane, work.position, repeated=repeated)
                 return
             except BrokerUnavailable as error:
                 if error.message != logged:

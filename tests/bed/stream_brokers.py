@@ -1,4 +1,4 @@
-"""The broker of `python -m tests.bench streams`: it is killed, and its data are there when it is back."""
+"""The brokers of `python -m tests.bench streams`: each is killed, and its data are there when it is back."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import nats
 import nats.errors
@@ -20,6 +20,36 @@ from tests.nats_server import NatsServer
 SUBJECTS = ["questions", "answers", "answers.dead"]
 _WITHOUT_ACKS = ConsumerConfig(ack_policy=AckPolicy.NONE)  # else a consumer gets a thousand messages at most
 _NATS_FAULTS = (nats.errors.Error, OSError, asyncio.TimeoutError)
+
+
+class Publisher(Protocol):
+    async def publish(self, body: bytes, key: str = "") -> None:
+        """Publish a question until the broker has it."""
+
+
+class StreamBroker(Protocol):
+    """A broker and its topics."""
+
+    def topic(self, name: str) -> str:
+        """Return the address of a topic."""
+
+    async def create(self) -> None:
+        """Create the topics."""
+
+    def publisher(self) -> AbstractAsyncContextManager[Publisher]:
+        """A client that connects again whenever it must."""
+
+    async def outcomes(self) -> list[dict[str, Any]]:
+        """Return all outcomes, each key's in the order of the topic."""
+
+    def answers(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Answers from now on."""
+
+    def kill(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class NatsBroker:
@@ -51,12 +81,10 @@ class NatsBroker:
 
     @asynccontextmanager
     async def publisher(self) -> AsyncIterator[Publisher]:
-        """A client that connects again whenever it must."""
         async with self._stream() as stream:
-            yield Publisher(stream)
+            yield _NatsPublisher(stream)
 
     async def outcomes(self) -> list[dict[str, Any]]:
-        """Return all outcomes, each key's in the order of the topic."""
         while True:
             with contextlib.suppress(*_NATS_FAULTS):  # on a busy machine a reply may be late
                 async with self._stream() as stream:
@@ -64,7 +92,6 @@ class NatsBroker:
 
     @asynccontextmanager
     async def answers(self) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Answers from now on."""
         async with self._stream() as stream:
             subscription = await stream.subscribe(
                 SUBJECTS[1],
@@ -79,12 +106,11 @@ async def _say_nothing(_error: Exception) -> None:
     """The server is away as often as it is killed."""
 
 
-class Publisher:
+class _NatsPublisher:
     def __init__(self, stream: JetStreamContext) -> None:
         self._stream = stream
 
-    async def publish(self, body: bytes) -> None:
-        """Publish a question until the broker has it."""
+    async def publish(self, body: bytes, key: str = "") -> None:
         while True:
             try:
                 await self._stream.publish(SUBJECTS[0], body)

@@ -1,13 +1,13 @@
 """A pipeline under load while its parts are killed, and its goodput beside calling the gateway.
 
-    python -m tests.bench streams --rounds 20
+    python -m tests.bench streams --rounds 20 [--broker kafka]
 
 1. Producers publish messages of a few keys, and some without one; every tenth message is sent twice.
 2. In each round every kind of process is killed once, at random moments, and comes back: the broker, both processes of
    the pipeline, a gateway (beside whose requests the messages run), Redis, Triton.
 3. At the end every message has one outcome, an answer, and each key's outcomes are in the order of its messages.
 4. Goodput: as many messages through the pipeline, and as many requests to a gateway, in turn, with 32 in flight in
-   the process of the pipeline that receives, and in the gateway. The median of the pairs is judged (`--ratio`).
+   both processes of the pipeline together, and in the gateway. The median of the pairs is judged (`--ratio`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -30,12 +31,13 @@ from tests.stack import Process
 from .bed import ROOT, Bed, ReplicaSpeed, running_bed
 from .client import body_of, new_mark, send
 from .figures import quantile, table
-from .stream_brokers import SUBJECTS, NatsBroker, Publisher
+from .stream_brokers import SUBJECTS, NatsBroker, Publisher, StreamBroker
 
 TIER = "assistant-large"
 VICTIMS = ("broker", "pipeline-1", "pipeline-2", "gateway", "redis", "triton")
 SPEED = ReplicaSpeed(slots=32, prefill_s=0.05, step_s=0.01)
 IN_FLIGHT = 32
+RECEIVERS = {"nats": 1, "kafka": 2}  # of the two processes of the pipeline
 TOKENS = 20
 KEYS = 6
 TIMEOUT_S = 180.0
@@ -52,7 +54,7 @@ def message(key: str, number: int) -> tuple[str, bytes]:
 class MessageLoad:
     """Publishes messages at a rate until it is stopped. Each key's messages are published one after the other."""
 
-    def __init__(self, broker: NatsBroker, rng: random.Random) -> None:
+    def __init__(self, broker: StreamBroker, rng: random.Random) -> None:
         self._broker = broker
         self._rng = rng
         self.sent: list[str] = []
@@ -73,10 +75,10 @@ class MessageLoad:
         while not self._stopped.is_set():
             name, body = message(key, self._numbers[key])
             self._numbers[key] += 1
-            await publisher.publish(body)
+            await publisher.publish(body, key)
             self.sent.append(name)
             if self._rng.random() < 0.1:
-                await publisher.publish(body)
+                await publisher.publish(body, key)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._rng.expovariate(per_s)):
                     await self._stopped.wait()
@@ -85,7 +87,7 @@ class MessageLoad:
 class Pipelines:
     """The processes of one pipeline."""
 
-    def __init__(self, bed: Bed, broker: NatsBroker) -> None:
+    def __init__(self, bed: Bed, broker: StreamBroker) -> None:
         self._bed = bed
         self._broker = broker
         self._processes: dict[str, Process] = {}
@@ -111,7 +113,7 @@ class Pipelines:
         return "\n".join(f"--- {name}\n{process.tail(15)}" for name, process in self._processes.items())
 
 
-async def kill(bed: Bed, broker: NatsBroker, pipelines: Pipelines, victim: str, rng: random.Random) -> None:
+async def kill(bed: Bed, broker: StreamBroker, pipelines: Pipelines, victim: str, rng: random.Random) -> None:
     """Kill a part; it is back on return, or its supervisor brings it back."""
     if victim == "broker":
         await asyncio.to_thread(broker.kill)
@@ -129,7 +131,7 @@ async def kill(bed: Bed, broker: NatsBroker, pipelines: Pipelines, victim: str, 
 
 async def killed_round(
     bed: Bed,
-    broker: NatsBroker,
+    broker: StreamBroker,
     pipelines: Pipelines,
     load: MessageLoad,
     rng: random.Random,
@@ -157,7 +159,7 @@ async def _request(session: aiohttp.ClientSession, bed: Bed) -> None:
     await send(session, bed.urls[1], profile="beside", tier=TIER, token=bed.token("acme"), tokens=TOKENS)
 
 
-async def until_answered(broker: NatsBroker, pipelines: Pipelines, names: set[str]) -> None:
+async def until_answered(broker: StreamBroker, pipelines: Pipelines, names: set[str]) -> None:
     """Wait until each message has an outcome. Raises RuntimeError with the logs' ends."""
     ends = time.monotonic() + TIMEOUT_S
     while missing := names - {outcome["id"] for outcome in await broker.outcomes()}:
@@ -184,7 +186,7 @@ def failures(sent: list[str], outcomes: list[dict[str, Any]]) -> list[str]:
     return [f"{count} {what}" for what, count in checks.items() if count]
 
 
-async def through_pipeline(broker: NatsBroker, pipelines: Pipelines, count: int) -> float:
+async def through_pipeline(broker: StreamBroker, pipelines: Pipelines, count: int) -> float:
     """Return messages per second, from the first publication to the last outcome."""
     messages = [message("", 1_000_000 + time.monotonic_ns() // 1000 + number) for number in range(count)]
     async with broker.publisher() as publisher, broker.answers() as answers:
@@ -222,7 +224,7 @@ async def through_gateway(session: aiohttp.ClientSession, bed: Bed, count: int) 
     return count / (time.monotonic() - began)
 
 
-async def run(bed: Bed, broker: NatsBroker, pipelines: Pipelines, arguments: argparse.Namespace) -> list[str]:
+async def run(bed: Bed, broker: StreamBroker, pipelines: Pipelines, arguments: argparse.Namespace) -> list[str]:
     """Return the failed checks."""
     rng = random.Random(arguments.seed)
     await broker.create()
@@ -256,8 +258,17 @@ async def run(bed: Bed, broker: NatsBroker, pipelines: Pipelines, arguments: arg
     return found + failures(load.sent, outcomes)
 
 
+def _broker(kind: str, folder: Path) -> StreamBroker:
+    if kind == "nats":
+        return NatsBroker(folder / "nats")
+    from .stream_kafka import KafkaBroker
+
+    return KafkaBroker()
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--broker", choices=("nats", "kafka"), default="nats")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-s", type=float, default=15.0, help="messages")
     parser.add_argument("--within-s", type=float, default=1.5, help="longest time between two kills")
@@ -268,7 +279,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> list[Row]:
-    config = {"streams": {"tenant": "acme", "lease_s": 3.0, "in_flight": IN_FLIGHT, "max_attempts": 1000}}
+    in_flight = IN_FLIGHT // RECEIVERS[arguments.broker]
+    config = {"streams": {"tenant": "acme", "lease_s": 3.0, "in_flight": in_flight, "max_attempts": 1000}}
     with running_bed(
         (TIER,),
         model="paced",
@@ -277,7 +289,7 @@ def main(arguments: argparse.Namespace) -> list[Row]:
         config=dict(config),
         workers=0,
     ) as bed:
-        broker = NatsBroker(bed.folder / "nats")
+        broker = _broker(arguments.broker, bed.folder)
         pipelines = Pipelines(bed, broker)
         try:
             found = asyncio.run(run(bed, broker, pipelines, arguments))

@@ -31,7 +31,7 @@ EXTRAS = {
     "models": ("engine", "cpu", "hub", "voice", "images", "prices", "tokenizers"),
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu", "microphone", "mqtt", "mcp"),
-    "cloud_pool": ("cloud", "engine", "cpu", "grpc", "nats", "tokenizers"),
+    "cloud_pool": ("cloud", "engine", "cpu", "grpc", "nats", "kafka", "tokenizers"),
     TRAINING: ("engine", "cpu", "hub", "voice"),
 }
 # The extras of the processes that serve: `router/serving` may rely on what all of them have.

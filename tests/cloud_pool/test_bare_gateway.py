@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("numpy", "gguf", "grpc", "tritonclient", "onnxruntime", "llama_cpp", "jsonschema", "nats")
+HEAVY = ("numpy", "gguf", "grpc", "tritonclient", "onnxruntime", "llama_cpp", "jsonschema", "nats", "aiokafka")
 
 
 @pytest.mark.slow

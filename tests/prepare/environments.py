@@ -82,7 +82,7 @@ ROLES = (
     "--no-emit-package=causeway-sdk",
 )
 # Optional dependencies that the tests need.
-OPTIONAL = ("--extra=grpc", "--extra=nats", "--extra=mqtt", "--extra=mcp", "--extra=prices")
+OPTIONAL = ("--extra=grpc", "--extra=nats", "--extra=kafka", "--extra=mqtt", "--extra=mcp", "--extra=prices")
 BUILD = ("cmake>=3.25", "ninja", "scikit-build-core[pyproject]>=0.9.2", "pip")
 LLAMA = ("llama-cpp-python==0.3.36",)
 # The extra `torch` of models/train without torch, and the dependencies of a CPU build of torch (see plan.py).

@@ -1,6 +1,6 @@
 #!lua
 -- Count a delivery of each message, and tell what is known of it.
--- ARGV: name, owner, ttl (ms), effects
+-- ARGV: name, owner or '', ttl (ms), effects
 -- Reply: for each effect {attempts, state, outcome, position}; nothing if another process holds the lease
 local name, owner, ttl = ARGV[1], ARGV[2], ARGV[3]
 if not holds_topic(name, owner) then return {} end

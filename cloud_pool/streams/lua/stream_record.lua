@@ -1,6 +1,6 @@
 #!lua
 -- Keep the outcome of a message until it is published, and bill the run that made it.
--- ARGV: name, owner, ttl (ms), effect, run, outcome, position in the topic of outcomes, bill or ''
+-- ARGV: name, owner or '', ttl (ms), effect, run, outcome, position in the topic of outcomes, bill or ''
 -- Reply: 1; 0 if another run has recorded an outcome; -1 if another process holds the lease
 local name, owner, ttl, run = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
 if not holds_topic(name, owner) then return -1 end

@@ -19,7 +19,7 @@ from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
 from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits
 from causeway_server.cloud_pool.app import JobsGateway
 from causeway_server.cloud_pool.background import Background
-from causeway_server.cloud_pool.brokers.topics import IncomingMessage
+from causeway_server.cloud_pool.brokers.port import IncomingMessage
 from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.core.principal import Principal
 from causeway_server.cloud_pool.jobs.http.job_api import JobCallers

@@ -11,18 +11,29 @@ import pytest_asyncio
 from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.storage.redis_client import RedisClient
 from causeway_server.cloud_pool.streams.effects import STREAM_SCRIPTS
+from tests.kafka_server import kafka_server
 from tests.nats_server import NatsServer, nats_server
 from tests.redis_server import RedisServer, redis_server
 
-from .brokers import NatsBroker
+from .brokers import NatsBroker, RealBroker
 
-__all__ = ["nats_server", "redis_server"]
+__all__ = ["kafka_server", "nats_server", "redis_server"]
 _prefixes = itertools.count()
 
 
-@pytest.fixture
-def broker(nats_server: NatsServer) -> NatsBroker:
-    return NatsBroker(nats_server)
+@pytest.fixture(
+    params=[
+        pytest.param("nats_server", marks=pytest.mark.nats, id="nats"),
+        pytest.param("kafka_server", marks=pytest.mark.kafka, id="kafka"),
+    ]
+)
+def broker(request: pytest.FixtureRequest) -> RealBroker:
+    server = request.getfixturevalue(request.param)
+    if isinstance(server, NatsServer):
+        return NatsBroker(server)
+    from .kafka_broker import KafkaBroker
+
+    return KafkaBroker(server)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from causeway_server.cloud_pool.brokers.topics import TopicAddress
+from causeway_server.cloud_pool.brokers.port import TopicAddress
 from causeway_server.cloud_pool.core.principal import Principal
 from causeway_server.cloud_pool.jobs.submission import SubmissionParser
 from causeway_server.cloud_pool.jobs.worker.runner import JobRun
@@ -34,9 +34,10 @@ from causeway_server.router.types import Chunk, Usage
 from tests.cloud_pool.jobs.conftest import until
 from tests.cloud_pool.jobs.scripted_worker import ScriptedRunner
 
-from .brokers import NatsBroker, sink_of, source_of
+from .brokers import RealBroker, sink_of, source_of
 
 TIER = Tier(TierConfig(name="large", region="eu"), ChatFormat("{{ messages }}"))
+LANES = 3
 CONFIG = StreamsConfig(tenant="factory", batch_wait_s=0.001, lease_s=10.0)
 
 
@@ -78,21 +79,29 @@ class ActingRunner(ScriptedRunner):
         return [run.request.user or "" for run in self.runs]
 
 
+def _key_of(body: bytes) -> str:
+    """Return the `partitionkey`, as producers for Kafka set it."""
+    try:
+        return str(json.loads(body).get("partitionkey", ""))
+    except (ValueError, AttributeError):
+        return ""
+
+
 class Topics:
     """The topics of a test: what goes in and what came out."""
 
-    def __init__(self, broker: NatsBroker, source: TopicAddress, sink: TopicAddress) -> None:
+    def __init__(self, broker: RealBroker, source: TopicAddress, sink: TopicAddress) -> None:
         self.broker = broker
         self.source = source
         self.sink = sink
 
     @classmethod
-    async def create(cls, broker: NatsBroker) -> Self:
-        return cls(broker, await broker.create_topic(), await broker.create_topic())
+    async def create(cls, broker: RealBroker) -> Self:
+        return cls(broker, await broker.create_topic(LANES), await broker.create_topic(LANES))
 
     async def send(self, *bodies: bytes, **headers: str) -> None:
         for body in bodies:
-            await self.broker.send(self.source, body, **headers)
+            await self.broker.send(self.source, body, _key_of(body), **headers)
 
     async def answers(self) -> list[dict[str, Any]]:
         return [json.loads(body) for body in await self.broker.read(self.sink)]
@@ -148,7 +157,8 @@ class RunningPipeline:
         self.registry = CollectorRegistry()
         self.source = source_of(topics.source, ack_wait_s=config.lease_s)
         self.sink, self.dead = sink_of(topics.sink), sink_of(topics.sink.sibling(".dead"))
-        self.effects = EffectStore(database, topics.source.topic, secrets.token_hex(4), ttl_s=3600.0)
+        owner = secrets.token_hex(4) if self.source.needs_lease else ""
+        self.effects = EffectStore(database, topics.source.topic, owner, ttl_s=3600.0)
         metrics = StreamMetrics(self.registry)
         messages = message_runner(jobs, runner, config, metrics, wall_clock)
         ports = StreamPorts(self.source, self.sink, self.dead, self.effects)

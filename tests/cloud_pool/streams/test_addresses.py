@@ -1,12 +1,15 @@
-"""Addresses and logins of brokers: no broker is needed."""
+"""Addresses, ranges and logins of brokers, and clients that are not installed: no broker is needed."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from causeway_server.cloud_pool.brokers.topics import BrokerLogin, parse_topic
+from causeway_server.cloud_pool.brokers.open import open_sink, open_source
+from causeway_server.cloud_pool.brokers.port import BrokerLogin, parse_topic
 from causeway_server.router.errors import ConfigError
 
 
@@ -15,7 +18,7 @@ from causeway_server.router.errors import ConfigError
     [
         ("nats://broker/plant.asks", "nats://broker:4222/plant.asks"),
         ("nats+tls://broker:7000/asks", "nats+tls://broker:7000/asks"),
-        ("nats://a,b:4223,[::1]/asks", "nats://a:4222,b:4223,[::1]:4222/asks"),
+        ("kafka://a,b:9093,[::1]/asks", "kafka://a:9092,b:9093,[::1]:9092/asks"),
     ],
 )
 def test_an_address_is_completed_by_the_brokers_port(text: str, whole: str) -> None:
@@ -30,14 +33,13 @@ def test_an_address_is_completed_by_the_brokers_port(text: str, whole: str) -> N
     [
         ("broker/asks", "nats://"),
         ("amqp://broker/asks", "nats://"),
-        ("kafka://broker/asks", "nats://"),
-        ("nats://broker", "no valid topic name"),
-        ("nats://broker/", "no valid topic name"),
+        ("kafka://broker", "no valid topic name"),
+        ("kafka://broker/", "no valid topic name"),
         ("nats://broker/a topic", "no valid topic name"),
         ("nats://broker/asks?x=1", "no valid topic name"),
         ("nats://user:secret@broker/asks", "`streams.login`"),
-        ("nats://a,,b/asks", "'' is not a host:port"),
-        ("nats://a:port/asks", "'a:port' is not a host:port"),
+        ("kafka://a,,b/asks", "'' is not a host:port"),
+        ("kafka://a:port/asks", "'a:port' is not a host:port"),
     ],
 )
 def test_an_address_that_cannot_work_is_refused_at_its_option(text: str, said: str) -> None:
@@ -91,3 +93,30 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path, key: str, 
     with pytest.raises(ConfigError, match=r"file\.pem (holds no PEM|cannot be read)") as raised:
         login.tls_context()
     assert raised.value.where == f"streams.login.{key}"
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "library"),
+    [
+        ("kafka", "source", "kafka.source"),
+        ("kafka", "sink", "kafka.sink"),
+        ("nats", "source", "jetstream"),
+        ("nats", "sink", "jetstream"),
+    ],
+)
+def test_a_client_that_is_not_installed_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, kind: str, part: str, library: str
+) -> None:
+    """At the option that needs it."""
+    monkeypatch.setitem(sys.modules, f"causeway_server.cloud_pool.brokers.{library}", None)
+    address, login = parse_topic(f"{kind}://broker/asks", "--in"), BrokerLogin()
+    parts: dict[str, Callable[[], object]] = {
+        "source": lambda: open_source(address, "p", login, ack_wait_s=30.0),
+        "sink": lambda: open_sink(address, "p", login),
+    }
+    with pytest.raises(ConfigError, match=rf"pip install 'causeway-router\[{kind}\]'") as raised:
+        parts[part]()
+    assert raised.value.where == ("--out" if part == "sink" else "--in")

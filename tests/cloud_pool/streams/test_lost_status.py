@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 from nats.aio.msg import Msg
 
-from causeway_server.cloud_pool.brokers.topics import TopicLag, parse_topic
+from causeway_server.cloud_pool.brokers.jetstream import JetStreamSource
+from causeway_server.cloud_pool.brokers.port import TopicLag, parse_topic
 from tests.nats_server import NatsServer
 
 from .brokers import NatsBroker, outgoing, sink_of, source_of
@@ -64,7 +65,7 @@ async def test_a_request_whose_end_is_not_told_delays_messages_by_seconds_only(n
         assert await source.receive(3, 0.05, 0.01) == []
         sink = sink_of(topic)
         await sink.open()
-        await sink.publish(outgoing("1", b"1"), await sink.position(), repeated=False)
+        await sink.publish(outgoing("1", b"1"), "", await sink.position(""), repeated=False)
         assert [message.body for message in await source.receive(3, 60.0, 0.01)] == [b"1"]
         await source.close()
         await sink.close()
@@ -75,6 +76,7 @@ async def test_a_list_may_hold_a_consumer_that_is_being_deleted(
 ) -> None:
     """findings/nats-lists-null.sh"""
     source = source_of(await NatsBroker(nats_server).create_topic())
+    assert isinstance(source, JetStreamSource)
     await source.open()
     await source.receive(1, 0.05, 0.01)
     request = source.client.request

@@ -9,8 +9,8 @@ import nats
 import pytest
 from nats.js.api import StreamConfig
 
-from causeway_server.cloud_pool.brokers.jetstream import JetStreamSink, JetStreamSource
-from causeway_server.cloud_pool.brokers.topics import BrokerLogin, parse_topic
+from causeway_server.cloud_pool.brokers.open import open_sink, open_source
+from causeway_server.cloud_pool.brokers.port import BrokerLogin, parse_topic
 from tests.certificates import Authority
 from tests.nats_server import NatsServer
 
@@ -43,10 +43,10 @@ async def test_messages_go_over_tls_with_certificates_of_both_sides(ca: Authorit
     await admin.jetstream().add_stream(StreamConfig(name="asks", subjects=["asks"]))
     await admin.close()
     address = parse_topic(f"nats+tls://{server.host}/asks", "test")
-    sink, source = JetStreamSink(address, login), JetStreamSource(address, "group", login, ack_wait_s=5.0)
+    sink, source = open_sink(address, "pipeline", login), open_source(address, "group", login, ack_wait_s=5.0)
     await sink.open()
     await source.open()
-    await sink.publish(outgoing("a", b"{}"), "", repeated=False)
+    await sink.publish(outgoing("a", b"{}"), "", "", repeated=False)
     [message] = await receive_messages(source, 1)
     assert message.body == b"{}"
     await source.close()

@@ -17,14 +17,14 @@ import anyio
 import msgspec
 import pytest
 
-from causeway_server.cloud_pool.brokers.topics import BrokerUnavailable, OutgoingMessage, TopicLag
+from causeway_server.cloud_pool.brokers.port import BrokerUnavailable, OutgoingMessage, TopicLag
 from causeway_server.cloud_pool.jobs.worker.runner import JobRun
 from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.storage.redis_client import RedisClient
 from causeway_server.router.errors import CloudFailed, CloudUnreachable
 from tests.cloud_pool.jobs.conftest import until
 
-from .brokers import NatsBroker
+from .brokers import RealBroker
 from .pipelines import ActingRunner, RunningPipeline, Topics, encoded, question
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-async def topics(broker: NatsBroker) -> Topics:
+async def topics(broker: RealBroker) -> Topics:
     return await Topics.create(broker)
 
 
@@ -276,7 +276,7 @@ async def test_draining_ends_what_runs_and_leaves_the_rest(
 
 
 async def test_a_process_killed_between_two_steps_leaves_one_effect(
-    broker: NatsBroker, database: RedisClient, jobs: JobsConfig
+    broker: RealBroker, database: RedisClient, jobs: JobsConfig
 ) -> None:
     """Before each step, and, for those that another machine carries out, after it: all at once, each on its topics."""
 
@@ -301,9 +301,9 @@ async def test_a_process_killed_between_two_steps_leaves_one_effect(
 
 
 async def test_a_redis_that_forgot_an_effect_loses_no_message(
-    broker: NatsBroker, database: RedisClient, jobs: JobsConfig
+    broker: RealBroker, database: RedisClient, jobs: JobsConfig
 ) -> None:
-    """The answer was published and not acknowledged. NATS drops a second one by its id."""
+    """The answer was published and not acknowledged. NATS drops a second one by its id; Kafka knows no ids."""
     topics, hit = await Topics.create(broker), anyio.Event()
     async with RunningPipeline(topics, database, jobs, ActingRunner()) as pipeline:
         step = "acknowledge"
@@ -314,7 +314,9 @@ async def test_a_redis_that_forgot_an_effect_loses_no_message(
     await database.command("FLUSHALL")
     async with RunningPipeline(topics, database, jobs, ActingRunner()) as pipeline:
         await until(lambda: _has_answered(pipeline))
-    assert await topics.names() == ["q1"]
+    names = await topics.names()
+    assert set(names) == {"q1"}
+    assert len(names) == 1 or not broker.drops_repeated_ids
 
 
 async def _has_answered(pipeline: RunningPipeline) -> bool:
@@ -351,6 +353,8 @@ async def test_one_process_receives_and_the_other_takes_over(start: Start, topic
 
     first, second = ActingRunner(act), ActingRunner()
     async with start(first, lease_s=0.6) as old:
+        if not old.source.needs_lease:
+            pytest.skip("this broker divides the lanes itself")
         await topics.send(encoded("q1", partitionkey="k"), encoded("q2", partitionkey="k"))
         await until(lambda: _ran(first, 2))
         await until(lambda: _reached(old, "in_flight", 2.0))
@@ -362,6 +366,31 @@ async def test_one_process_receives_and_the_other_takes_over(start: Start, topic
             await until(lambda: _reached(old, "active", 0.0))
             assert [old.value(name) for name in ("lag", "in_flight", "oldest_seconds")] == [0.0] * 3
     assert await topics.names() == ["q1", "q2"]
+
+
+async def test_a_rebalance_in_mid_answer_leaves_one_effect(start: Start, topics: Topics) -> None:
+    """Lanes that move run again elsewhere, in order; the process that lost them stops working on them."""
+    release = anyio.Event()
+
+    async def act(_name: str, _run: JobRun) -> None:
+        await release.wait()
+
+    first, second = ActingRunner(act), ActingRunner()
+    names = [f"{key}{number}" for number in (1, 2) for key in "abcdefgh"]
+    async with start(first) as old:
+        if old.source.needs_lease:
+            pytest.skip("this broker has no lanes")
+        await topics.send(*(encoded(name, partitionkey=name[0]) for name in names))
+        await until(lambda: _ran(first, len(names)))
+        async with start(second):
+            await until(lambda: _ran(second, 1))
+            release.set()
+            await topics.until(len(names))
+    published = await topics.names()
+    assert sorted(published) == sorted(names)
+    assert all(published.index(f"{key}1") < published.index(f"{key}2") for key in "abcdefgh")
+    assert 0 < len(second.runs) < len(names)
+    assert len(first.runs) == len(names), "what stayed went on"
 
 
 async def test_a_killed_broker_costs_nothing(start: Start, topics: Topics) -> None:
@@ -410,7 +439,9 @@ async def test_answers_wait_for_a_full_broker(start: Start, topics: Topics, capl
     assert await topics.names() == names
     assert runner.names == names
     told = [record.message for record in caplog.records if "An outcome waits" in record.message]
-    assert told == ["An outcome waits: NATS refuses: maximum bytes exceeded"]
+    assert len(told) == 1
+    if topics.broker.drops_repeated_ids:
+        assert told == ["An outcome waits: NATS refuses: maximum bytes exceeded"]
 
 
 def counted(pipeline: RunningPipeline) -> list[str]:

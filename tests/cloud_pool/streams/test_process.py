@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from causeway_server.cloud_pool.background import run_pipeline
-from causeway_server.cloud_pool.brokers.topics import TopicAddress, parse_topic
+from causeway_server.cloud_pool.brokers.port import TopicAddress, parse_topic
 from causeway_server.cloud_pool.cli.background import stream
 from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.http.config import OperatorConfig
@@ -145,14 +144,6 @@ async def test_a_pipeline_is_refused_a_store_that_it_cannot_use(
     with pytest.raises(ConfigError, match=words) as caught:
         await run_pipeline(wrong, pipeline_topics(topics), asyncio.Event())
     assert where in str(caught.value)
-
-
-async def test_a_client_that_is_not_installed_is_named_with_its_extra(
-    topics: Topics, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "causeway_server.cloud_pool.brokers.jetstream", None)
-    with pytest.raises(ConfigError, match=r"pip install 'causeway-router\[nats\]'"):
-        await run_pipeline(config, pipeline_topics(topics), asyncio.Event())
 
 
 async def test_a_pipeline_whose_topic_does_not_exist_ends_and_listens_no_longer(
