@@ -31,7 +31,7 @@ from ..repository.folder import CheckedFleet, check_fleet, documents, is_fleet, 
 from ..repository.policies import CASES, CheckedPolicy, check_file, policy_files, run_file, yaml_in
 from ..repository.records import RecordReader, record_files
 from ..trust.keys import TrustDoc
-from . import devices, egress, proofs, rollouts, signing
+from . import devices, egress, proofs, quick, rollouts, signing
 from .output import (
     Checked,
     lint_report,
@@ -50,7 +50,7 @@ SECTIONS = {
     "Write and check": ("init", "lint", "test", "prove", "route", "replay", "schema", "migrate"),
     "Sign": ("keys", "diff", "sign"),
     "Certificates": ("tls",),
-    "Roll out": ("serve", "apply", "status", "pause", "resume", "accept", "abort"),
+    "Roll out": ("quick", "serve", "apply", "status", "pause", "resume", "accept", "abort"),
     "Devices": ("enroll", "devices", "hold", "pin", "release", "revoke", "erase", "audit"),
 }
 """The commands in the order of `--help`."""
@@ -87,7 +87,7 @@ for _command in (
     main.add_command(_command)
 devices.audit.add_command(egress.egress)
 devices.audit.add_command(egress.proof)
-for _command in (proofs.prove, signing.keys, signing.sign, signing.diff, signing.tls):
+for _command in (quick.quick, proofs.prove, signing.keys, signing.sign, signing.diff, signing.tls):
     main.add_command(_command)
 
 

@@ -43,17 +43,20 @@ def devices(client: FleetClient, device: str, cohort: str, state: str, site: str
         for line in table(("time", "state", "running", "why"), [_event(event) for event in one.history]):
             click.echo(line)
         return
-    found: list[DeviceAnswer] = []
-    after: str | None = ""
-    while after is not None:
-        page = client.get(
-            "/v1/devices", DevicePage, cohort=cohort, state=state, site=site, q=search, after=after, limit="500"
-        )
-        found += page.devices
-        after = page.next
+    found = every_device(client, cohort=cohort, state=state, site=site, q=search)
     _print_table(found)
     if not found:
         click.echo("no such device" if cohort or state or site or search else "no device has joined", err=True)
+
+
+def every_device(client: FleetClient, **query: str) -> list[DeviceAnswer]:
+    """Return the devices that match the query of `GET /v1/devices`, of all its pages."""
+    found: list[DeviceAnswer] = []
+    after: str | None = ""
+    while after is not None:
+        page = client.get("/v1/devices", DevicePage, **query, after=after, limit="500")
+        found, after = [*found, *page.devices], page.next
+    return found
 
 
 @click.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from causeway_server.router.serving.process import ask, format_option, option
 from ..operators.answers import FleetAnswer, RolloutDetail, RolloutStatus
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.fleet_file import rollout_settings
+from ..repository.folder import CheckedFleet
 from ..rollout.settings import (
     LIFE,
     OPEN,
@@ -68,12 +69,25 @@ def apply(
     """
     if bundle and len(only) != 1:
         raise click.UsageError("--bundle needs exactly one --cohort.")
-    checked = valid_fleet(folder)
+    allowed = {"allow_leaving": allow_leaving, "without_replay": without_replay}
+    begin(client, valid_fleet(folder), only, bundle, allowed, yes=yes)
+
+
+def begin(
+    client: FleetClient,
+    checked: CheckedFleet,
+    only: Sequence[str],
+    bundle: str,
+    allowed: Mapping[str, bool],
+    *,
+    yes: bool,
+) -> None:
+    """Print what would change, ask, and begin the rollouts. The arguments are described at `apply`."""
     with readable_errors():
         from ..trust.offline import all_signed_manifests
         from ..trust.published import PublishedFolder
 
-        signed = all_signed_manifests(PublishedFolder(folder))
+        signed = all_signed_manifests(PublishedFolder(checked.folder))
         newest = {cohort: max(bundles.values(), key=lambda one: one.serial) for cohort, bundles in signed.items()}
         built = build_bundles(checked, newest, int(datetime.now(UTC).timestamp()))
     unknown = [name for name in only if name not in built]
@@ -98,13 +112,7 @@ def apply(
         return
     ask(PROGRAM, f"Begin {counted(len(chosen), 'rollout')} at {status.name}?", yes=yes)
     for cohort, wanted in chosen.items():
-        request = {
-            "cohort": cohort,
-            "to_bundle": wanted,
-            "allow_leaving": allow_leaving,
-            "without_replay": without_replay,
-        }
-        begun = client.post("/v1/rollouts", RolloutStatus, request)
+        begun = client.post("/v1/rollouts", RolloutStatus, {"cohort": cohort, "to_bundle": wanted, **allowed})
         click.echo(f"{cohort}: rollout {begun.id} has begun; `causeway-fleet status {begun.id}` shows it")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,30 +120,67 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
     """
     checked = valid_fleet(folder)
     with readable_errors():
-        from ..trust.keys import read_trust
-        from ..trust.offline import sign_offline, signed_manifests
-        from ..trust.online import holds_online_role, publish_online
-        from ..trust.published import PublishedFolder
+        sign_fleet(checked, key_files, passphrase_file)
 
-        trust, problems = read_trust(folder)
-        if trust is None:
-            print_problems(new_console(), problems)
-            raise SystemExit(1)
-        secret = passphrase_file.read_bytes().strip() if passphrase_file else None
-        signers = [_load(path, secret) for path in key_files]
-        published, now = PublishedFolder(folder), datetime.now(UTC)
-        _refuse_strangers(trust, published, dict(zip(key_files, signers, strict=True)))
-        for report in sign_offline(checked, trust, published, signers, now):
-            click.echo(_describe(report))
-        if holds_online_role(trust, signers):
-            version = publish_online(trust, published, signers, now)
-            timestamp = published.timestamp()
-            assert timestamp is not None
-            until = f"until {timestamp.signed.expires:%Y-%m-%d %H:%M}Z unless it is renewed"
-            click.echo(f"Timestamp version {version}: devices see the published files, {until}.")
-        for cohort, manifest in signed_manifests(published).items():
-            for sha256 in published.missing_blobs(manifest):
-                click.echo(f"Note: {cohort} needs the blob {sha256}. Upload it to {published.path / 'blobs'}.")
+
+@keys.command("holders")
+@click.argument("folder", type=_Folder)
+@click.argument("files", nargs=-1, required=True, type=_File, metavar="NAME.pub...")
+@option("--threshold", "Number of them that must sign.", click.IntRange(min=1), 2)
+@option("--key", "A private key to sign the change with; repeatable.", _File, to="key_files", multiple=True)
+@option("--passphrase-file", "File with the passphrase of encrypted keys. Default: ask for it.", _File)
+def holders(
+    folder: Path, files: tuple[Path, ...], threshold: int, key_files: tuple[Path, ...], passphrase_file: Path | None
+) -> None:
+    """Let the keys NAME.pub, and only them, be those of root and artifacts in FOLDER, as when several people take over
+    from the one key of `quick`.
+
+    Writes trust.yaml again, without its comments, and signs like `sign`. Enough of the earlier holders and of the new
+    ones must sign. Devices follow by themselves. Exit code: 0 done, 1 the fleet has errors, or a key is invalid.
+    """
+    checked = valid_fleet(folder)
+    with readable_errors():
+        from ..trust.keys import write_holders
+
+        write_holders(folder, files, threshold)
+        click.echo(f"Wrote {folder / 'trust.yaml'}: {threshold} of {', '.join(file.stem for file in files)}.")
+        sign_fleet(checked, key_files, passphrase_file)
+
+
+def sign_fleet(checked: CheckedFleet, key_files: Sequence[Path], passphrase_file: Path | None) -> bool:
+    """Sign a fleet's changes with these keys, and say what is published. Returns whether nothing lacks a signature.
+
+    Raises:
+        ConfigError: A key or a file is invalid.
+        OSError: A file cannot be read or written.
+    """
+    folder = checked.folder
+    from ..trust.keys import read_trust
+    from ..trust.offline import sign_offline, signed_manifests
+    from ..trust.online import holds_online_role, publish_online
+    from ..trust.published import PublishedFolder
+
+    trust, problems = read_trust(folder)
+    if trust is None:
+        print_problems(new_console(), problems)
+        raise SystemExit(1)
+    secret = passphrase_file.read_bytes().strip() if passphrase_file else None
+    signers = [_load(path, secret) for path in key_files]
+    published, now = PublishedFolder(folder), datetime.now(UTC)
+    _refuse_strangers(trust, published, dict(zip(key_files, signers, strict=True)))
+    reports = sign_offline(checked, trust, published, signers, now)
+    for report in reports:
+        click.echo(_describe(report))
+    if holds_online_role(trust, signers):
+        version = publish_online(trust, published, signers, now)
+        timestamp = published.timestamp()
+        assert timestamp is not None
+        until = f"until {timestamp.signed.expires:%Y-%m-%d %H:%M}Z unless it is renewed"
+        click.echo(f"Timestamp version {version}: devices see the published files, {until}.")
+    for cohort, manifest in signed_manifests(published).items():
+        for sha256 in published.missing_blobs(manifest):
+            click.echo(f"Note: {cohort} needs the blob {sha256}. Upload it to {published.path / 'blobs'}.")
+    return all(report.published for report in reports)
 
 
 @click.command()

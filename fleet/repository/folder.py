@@ -292,7 +292,7 @@ def new_fleet(folder: Path) -> tuple[Path, ...]:
         folder / "policies" / "cases" / "default.yaml": "new_cases.yaml",
     }
     files = {path: Path(__file__).with_name(source).read_text(encoding="utf-8") for path, source in sources.items()}
-    files[folder / FLEET_FILE] = Template(files[folder / FLEET_FILE]).substitute(name=_name(folder))
+    files[folder / FLEET_FILE] = Template(files[folder / FLEET_FILE]).substitute(name=fleet_name(folder))
     for path in files:
         if path.exists():
             raise FileExistsError(f"{path} already exists; nothing was written.")
@@ -302,7 +302,7 @@ def new_fleet(folder: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _name(folder: Path) -> str:
+def fleet_name(folder: Path) -> str:
     """Return the folder's name without the characters that a fleet's name may not have."""
     letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in folder.resolve().name)
     return letters.strip("-")[:64].strip("-") or "fleet"

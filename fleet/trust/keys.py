@@ -7,7 +7,7 @@ Key files are Ed25519: PKCS#8 PEM with mode 0600, encrypted if there is a passph
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,7 +23,7 @@ from causeway_server.router.documents.reader import KeyLocations, read_struct
 from causeway_server.router.documents.strict_yaml import Problem, SourceLocation
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.numbers import seconds_of
-from causeway_server.router.serving.folders import write_new
+from causeway_server.router.serving.folders import write_atomically, write_new
 
 PRIVATE, PUBLIC = ".pem", ".pub"
 TRUST_FILE = "trust.yaml"
@@ -202,6 +202,42 @@ def read_trust(folder: Path) -> tuple[Trust | None, tuple[Problem, ...]]:
         threshold = part.threshold if isinstance(part, OfflineRoleDoc) else 1
         roles[role] = TrustedRole(tuple(keys[key] for key in part.keys), threshold, seconds)
     return Trust(roles, {key.keyid: Path(name).stem for name, key in keys.items()}), ()
+
+
+def write_holders(folder: Path, files: Sequence[Path], threshold: int) -> None:
+    """Write `trust.yaml` again with other keys of the offline roles, and copy their public keys into the folder `keys`.
+
+    Args:
+        files: The `.pub` files.
+        threshold: The number of them that must sign.
+
+    Raises:
+        FileExistsError: The folder `keys` has another key of that name; nothing was changed.
+        ConfigError: `trust.yaml` or a key is invalid, or the new file would be; nothing but copies of keys was changed.
+        OSError: A file cannot be read or written.
+    """
+    path = folder / TRUST_FILE
+    doc, locations, problems = read_struct(path.read_text(encoding="utf-8", errors="replace"), str(path), TrustDoc)
+    names = {file: f"keys/{file.name}" for file in files}
+    for file, name in names.items():
+        read_public_key(file)
+        if not (folder / name).exists():
+            write_new(folder / name, file.read_bytes(), 0o644)
+        elif (folder / name).read_bytes() != file.read_bytes():
+            raise FileExistsError(f"{folder / name} is another key: give {file} another name.")
+    if doc is not None:
+        roles = [
+            msgspec.structs.replace(part, keys=tuple(names.values()), threshold=threshold)
+            for part in (doc.root, doc.artifacts)
+        ]
+        doc = msgspec.structs.replace(doc, root=roles[0], artifacts=roles[1])
+        keys, problems = _read_keys(folder, doc, locations)
+        problems = problems or tuple(_rules(doc, keys, locations))
+    if doc is None or problems:
+        raise ConfigError(problems[0].message, where=str(problems[0].location))
+    parts = {"version": doc.version} | {role: _part(doc, role) for role in ROLES}
+    texts = {name: msgspec.json.format(msgspec.json.encode(part), indent=0) for name, part in parts.items()}
+    write_atomically(path, "".join(f"{name}: {text.decode()}\n" for name, text in texts.items()).encode())
 
 
 def _part(doc: TrustDoc, role: str) -> OfflineRoleDoc | OnlineRoleDoc:

@@ -283,7 +283,7 @@ class Demo:
             async with httpx.AsyncClient(base_url=url, headers=bearer, timeout=30.0) as self._http:
                 addresses = await self._start_devices(url)
                 applications = [
-                    asyncio.create_task(_use_device(address, seed, self._answers, self._requests_per_s))
+                    asyncio.create_task(use_device(address, seed, self._answers, self._requests_per_s))
                     for seed, address in enumerate(addresses)
                 ]
                 await self._tell(rollouts)
@@ -430,7 +430,7 @@ class Demo:
         self._console.print(f"[{time.strftime('%H:%M:%S')}] {text}", markup=False, soft_wrap=True)
 
 
-async def _use_device(url: str, seed: int, answers: Counter[int], requests_per_s: float) -> None:
+async def use_device(url: str, seed: int, answers: Counter[int], requests_per_s: float) -> None:
     """Send short and long commands, as an application on a device does, until cancelled.
 
     `answers` counts HTTP statuses; 0 stands for no answer.
