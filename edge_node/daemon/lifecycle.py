@@ -190,6 +190,7 @@ class App:
         for part in (parts.audio, parts.encoders, parts.engines, parts.clouds, parts.fleet, parts.reader.issuers):
             if part is not None:
                 await part.close()
+        parts.decisions.settle()
         await asyncio.to_thread(self._close_stores)
 
     def _close_stores(self) -> None:

@@ -149,6 +149,7 @@ class Inspection:
 
     async def _prometheus(self, http: HttpExchange) -> ServerResponse:
         await asyncio.to_thread(import_module, "prometheus_client")  # requests go on while the first scrape imports it
+        self.decisions.settle()  # which counts their requests
         return body_response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _openapi(self, http: AiohttpRequest) -> ServerResponse:

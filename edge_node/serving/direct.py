@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -129,6 +130,14 @@ class Plan(msgspec.Struct, frozen=True):
             modalities=info.modalities,
             trimmed=info.trimmed,
         )
+
+
+class _Ended(NamedTuple):
+    """The end of an answer: monotonic and Unix seconds, and what it cost."""
+
+    monotonic: float
+    unix: float
+    usd: float
 
 
 class DirectAnswer(DirectResponse):
@@ -242,26 +251,31 @@ class DirectAnswer(DirectResponse):
         plan.cloud.succeeded(self._call)
         # As after other answers, the response leaves first.
         told = chunk.tokens, chunk.note, chunk.finish_reason or ""
-        loop.call_soon(self._record, told, usage, now, now, self._service.records.clock.monotonic())
+        loop.call_soon(self._record, told, usage, now, now, self._ended(usage))
         connection.answered(self._http)
         return True
 
-    def _record(self, told: tuple[int, str, str], usage: Usage, first: float, last: float, ended: float) -> None:
-        """Record the answer: its tokens, note and finish reason, and when its first and its last token came, and when
-        it was sent, monotonic seconds.
+    def _ended(self, usage: Usage) -> _Ended:
+        """Charge what the answer costs; return that, and the time."""
+        records, budgets = self._service.records, self._service.admission.budgets
+        usd, monotonic = usage.pico_usd(self._plan.target.price) / PICO_USD, records.clock.monotonic()
+        if usd > 0.0:
+            records.spend.add(usd)
+        if budgets is not None:
+            charged = usage.prompt_tokens + usage.completion_tokens
+            budgets.charge(self.arrival.request.hints.client, charged, usd, monotonic)
+        return _Ended(monotonic, records.clock.unix(), usd)
+
+    def _record(self, told: tuple[int, str, str], usage: Usage, first: float, last: float, end: _Ended) -> None:
+        """Record the answer: its tokens, note and finish reason, and when its first and its last token came, loop's
+        clock.
         """
         tokens, note, finish_reason = told
         arrival, plan, records = self.arrival, self._plan, self._service.records
         target = plan.target
-        usd = usage.pico_usd(target.price) / PICO_USD
-        if usd > 0.0:
-            records.spend.add(usd)
-        if (budgets := self._service.admission.budgets) is not None:
-            charged = usage.prompt_tokens + usage.completion_tokens
-            budgets.charge(arrival.request.hints.client, charged, usd, ended)
         started_ms = round((self.started - arrival.arrived) * 1000.0, 3)
         ttft_ms = round((first - self.started) * 1000.0, 3)
-        total_ms = (ended - arrival.arrived) * 1000.0
+        total_ms = (end.monotonic - arrival.arrived) * 1000.0
         setup = plan.snapshot.setup
         attempt = AttemptRecord(
             target=target.name,
@@ -290,12 +304,12 @@ class DirectAnswer(DirectResponse):
             total_ms=total_ms,
             usage=usage,
             finish_reason=finish_reason,
-            usd=usd,
+            usd=end.usd,
         )
         records.decisions.add(
             DecisionRecord(
                 id=arrival.id,
-                created=records.clock.unix(),
+                created=end.unix,
                 request=plan.features,
                 estimates=_NO_ESTIMATES,
                 unrecorded=concerned(LISTED_UNRECORDED, plan.features.modalities),
@@ -304,7 +318,7 @@ class DirectAnswer(DirectResponse):
                 outcome=outcome,
             )
         )
-        records.metrics.passed_on(arrival.request, target, usage, attempt, usd=usd, total_s=total_ms / 1000.0)
+        records.metrics.passed_on(arrival.request, target, usage, attempt, usd=end.usd, total_s=total_ms / 1000.0)
 
 
 class DirectStream(DirectAnswer):
@@ -447,8 +461,8 @@ class DirectStream(DirectAnswer):
         told = usage.prompt_tokens or usage.completion_tokens
         is_known = told or (self._plan.target.price is FREE and service.admission.budgets is None)
         if is_known and first is not None and not self._info.degraded:
-            ended = service.records.clock.monotonic()
-            loop.call_soon(self._record, (self._tokens, self._note, self._finish or ""), usage, first, now, ended)
+            told = self._tokens, self._note, self._finish or ""
+            service.records.decisions.later(partial(self._record, told, usage, first, now, self._ended(usage)))
         else:  # its tokens are estimated, or its record says more
             context, _, attempt = self._general()
             attempt.finish(now)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -117,6 +119,27 @@ async def test_memory_keeps_the_newest() -> None:
         assert await decisions.get("d1") is None
         assert await decisions.get("d4") == record(4)
         assert [found.id for found in await decisions.find(DecisionQuery())] == ["d4", "d3", "d2"]
+
+
+@pytest.mark.parametrize("way", ["get", "find", "erase", "newest", "time"])
+async def test_records_made_later_are_there_for_whoever_reads(way: str) -> None:
+    """One that cannot be made costs no other."""
+    with closing(store(None, count=100)) as decisions:
+        decisions.later(partial(decisions.add, cast("DecisionRecord", None)))
+        for number in range(70):
+            decisions.later(partial(decisions.add, record(number)))
+        assert not decisions.memory
+        if way == "get":
+            assert await decisions.get("d69") == record(69)
+        elif way == "find":
+            assert len(await decisions.find(DecisionQuery())) == 70
+        elif way == "erase":
+            assert await decisions.erase("") == 70
+            assert not decisions.memory
+        elif way == "newest":
+            assert decisions.newest == record(69)
+        else:
+            await until(lambda: len(decisions.memory) == 70)
 
 
 @pytest.mark.parametrize(
