@@ -1,7 +1,9 @@
 # The gateway and the workers:  docker build -f cloud_pool/deploy/gateway.Dockerfile -t causeway/gateway:0.1.0 .
-FROM python:3.11-slim-bookworm AS build
+# BASE: any Debian or Ubuntu with Python 3.11 or newer, its venv and CA certificates.
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE} AS build
 WORKDIR /src
-RUN python -m venv /opt/venv
+RUN python3 -m venv /opt/venv
 # Packages first, pinned by hash: they change less often than the code.
 COPY edge_node/deploy/requirements.txt edge_node/deploy/requirements-build.txt ./
 RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes -r requirements-build.txt \
@@ -15,7 +17,7 @@ COPY cloud_pool cloud_pool
 COPY policies policies
 RUN /opt/venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
 
-FROM python:3.11-slim-bookworm
+FROM ${BASE}
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp causeway

@@ -35,10 +35,10 @@ from .progress import Progress, StepFailed, run
 
 PYTHON = (".", "edge_node/sdk", "models/train")
 NODE = "edge_node/sdk-ts"
-IMAGES = ("cloud_pool/deploy/*.Dockerfile", "cloud_pool/deploy/kubernetes/*/kustomization.yaml", "docs/how-to/*.md")
+IMAGES = ("*/deploy/*.Dockerfile", "*/deploy/kubernetes/*/kustomization.yaml", "docs/how-to/*.md")
 _VERSION = re.compile(
     r'(?P<key>^version = "|"name": "causeway-sdk",\s+"version": "|causeway-[a-z]+(?:\[[a-z,]+\])?==|'
-    r"\bcauseway/[a-z]+(?::|\n +newTag: ))"
+    r"\bcauseway/[a-z0-9-]+(?::|\n +newTag: ))"
     r'(?P<version>[^"\s]+)',
     re.MULTILINE,
 )

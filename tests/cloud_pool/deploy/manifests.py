@@ -11,6 +11,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "cloud_pool" / "deploy" / "kubernetes"
+FLEET = ROOT / "fleet" / "deploy" / "kubernetes"
 Manifest = dict[str, Any]
 
 
@@ -47,7 +48,7 @@ def build(folder: Path) -> list[Manifest]:
         found = left
     tags = {image["name"]: f"{image['newName']}:{image['newTag']}" for image in kustomization.get("images", ())}
     for each in workloads(found):
-        for container in pod(each)["containers"]:
+        for container in containers(each):
             container["image"] = tags.get(container["image"], container["image"])
     return found
 
@@ -85,6 +86,11 @@ def workloads(manifests: list[Manifest]) -> list[Manifest]:
 
 def pod(workload: Manifest) -> Manifest:
     return workload["spec"]["template"]["spec"]
+
+
+def containers(workload: Manifest) -> list[Manifest]:
+    """Return the containers of a workload's pod, those first that prepare it."""
+    return [*pod(workload).get("initContainers", ()), *pod(workload)["containers"]]
 
 
 def labels(workload: Manifest) -> dict[str, str]:

@@ -21,12 +21,15 @@ from causeway_server.cloud_pool.jobs.metrics import JobMetrics
 from causeway_server.cloud_pool.observability.metrics import Metrics
 from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.upstreams.triton.model_control import restriction
+from causeway_server.fleet.cli.commands import main as fleet_main
 
 from .manifests import (
+    FLEET,
     FOLDER,
     ROOT,
     Manifest,
     build,
+    containers,
     identity,
     labels,
     metric_names,
@@ -40,11 +43,14 @@ from .manifests import (
 
 pytestmark = pytest.mark.slow
 
-BUILDS = {name: build(FOLDER / name) for name in ("base", "keda", "vllm", "monitoring", "ingress")}
+POOL = {name: FOLDER / name for name in ("base", "keda", "vllm", "monitoring", "ingress")}
+CONTROL = {f"fleet-{name}": FLEET / name for name in ("base", "monitoring", "ingress")}
+BUILDS = {name: build(folder) for name, folder in {**POOL, **CONTROL}.items()}
 ALL = [each for manifests in BUILDS.values() for each in manifests]
 SLOW = pytest.mark.slow
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 EVERY_BUILD = pytest.mark.parametrize("manifests", BUILDS.values(), ids=BUILDS)
+EVERY_POOL = pytest.mark.parametrize("manifests", [BUILDS[name] for name in POOL], ids=POOL)
 # What an operator makes beforehand, as the kustomizations say.
 GIVEN = {
     ("Secret", "causeway-redis"),
@@ -53,6 +59,8 @@ GIVEN = {
     ("Secret", "causeway-prometheus"),
     ("ConfigMap", "causeway-keys"),
     ("ConfigMap", "causeway-llama-template"),
+    ("Secret", "fleet-keys"),
+    ("Secret", "fleet-postgres"),
 }
 # What Triton exports itself, where it has a GPU.
 TRITONS_OWN = {"nv_gpu_utilization"}
@@ -74,7 +82,7 @@ def exported() -> set[str]:
 @EVERY_BUILD
 def test_manifests_match_kubernetes_schemas(manifests: list[Manifest], version: str) -> None:
     core = [each for each in manifests if not each["apiVersion"].startswith(("keda.sh/", "monitoring.coreos.com/"))]
-    assert len(core) > 20
+    assert len(core) > 12
     for each in core:
         kubernetes_validate.validate(each, version, strict=True)
 
@@ -82,7 +90,7 @@ def test_manifests_match_kubernetes_schemas(manifests: list[Manifest], version: 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
 @pytest.mark.parametrize("name", BUILDS)
 def test_kustomize_builds_the_same(name: str) -> None:
-    built = subprocess.run(["kubectl", "kustomize", FOLDER / name], capture_output=True, text=True, check=True)
+    built = subprocess.run(["kubectl", "kustomize", (POOL | CONTROL)[name]], capture_output=True, text=True, check=True)
     made = list(yaml.safe_load_all(built.stdout))
     assert sorted(map(identity, made)) == sorted(map(identity, BUILDS[name]))
     images = [c["image"] for each in workloads(made) for c in pod(each)["containers"]]
@@ -92,7 +100,7 @@ def test_kustomize_builds_the_same(name: str) -> None:
 @EVERY_BUILD
 def test_every_image_has_a_tag(manifests: list[Manifest]) -> None:
     for each in workloads(manifests):
-        for container in pod(each)["containers"]:
+        for container in containers(each):
             assert re.fullmatch(r"[a-z/]+:[0-9][\w.-]*", container["image"])
 
 
@@ -105,12 +113,13 @@ def test_the_validation_rejects_wrong_keys_and_types() -> None:
 
 def test_every_manifest_file_is_in_a_kustomization() -> None:
     listed = set()
-    for file in FOLDER.rglob("kustomization.yaml"):
+    for file in (*FOLDER.rglob("kustomization.yaml"), *FLEET.rglob("kustomization.yaml")):
         listed |= {(file.parent / name).resolve() for name in read(file)[0]["resources"]}
         for name in read(file)[0]["resources"]:
             # kustomize refuses a resource that holds the folder it is named from: it would be a cycle.
             assert not file.parent.resolve().is_relative_to((file.parent / name).resolve())
-    files = {path.resolve() for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml"}
+    found = (path.resolve() for folder in (FOLDER, FLEET) for path in folder.rglob("*.yaml"))
+    files = {path for path in found if path.name != "kustomization.yaml"}
     assert files <= listed
 
 
@@ -118,7 +127,8 @@ def test_every_manifest_file_is_in_a_kustomization() -> None:
 def test_names_are_unique_and_in_one_namespace(manifests: list[Manifest]) -> None:
     names = [identity(each) for each in manifests]
     assert len(names) == len(set(names))
-    assert {each["metadata"].get("namespace") for each in manifests if each["kind"] != "Namespace"} == {"causeway"}
+    (namespace,) = [each["metadata"]["name"] for each in manifests if each["kind"] == "Namespace"]
+    assert {each["metadata"].get("namespace") for each in manifests if each["kind"] != "Namespace"} == {namespace}
 
 
 @EVERY_BUILD
@@ -193,18 +203,21 @@ def test_network_policies_allow_only_what_is_needed(manifests: list[Manifest]) -
     tritons = [name for name in pods if name in ("triton", "vllm")]
     wanted = {(a, b, 8001) for a in ("gateway", "worker") for b in tritons}
     wanted |= {(a, "redis", 6379) for a in ("gateway", "worker")}
+    wanted = wanted if "triton" in pods else {("fleet", "postgres", 5432)}
     found = {(a, b, port) for a in pods for b in pods for port in named_ports(pods[b]).values() if allows(a, b, port)}
     assert found == wanted
 
 
-def test_a_policy_denies_everything_by_default() -> None:
-    (nothing,) = [each for each in BUILDS["base"] if identity(each)[1::2] == ("NetworkPolicy", "nothing")]
+@EVERY_BUILD
+def test_a_policy_denies_everything_by_default(manifests: list[Manifest]) -> None:
+    (nothing,) = [each for each in manifests if identity(each)[1::2] == ("NetworkPolicy", "nothing")]
     assert nothing["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
-def test_webhooks_reach_public_addresses_only() -> None:
-    (worker,) = [each for each in BUILDS["base"] if identity(each)[1::2] == ("NetworkPolicy", "worker")]
-    blocks = [peer["ipBlock"] for rule in worker["spec"]["egress"] for peer in rule["to"] if "ipBlock" in peer]
+@pytest.mark.parametrize(("name", "policy"), [("base", "worker"), ("fleet-base", "fleet")])
+def test_webhooks_and_sign_in_reach_public_addresses_only(name: str, policy: str) -> None:
+    (found,) = [each for each in BUILDS[name] if identity(each)[1::2] == ("NetworkPolicy", policy)]
+    blocks = [peer["ipBlock"] for rule in found["spec"]["egress"] for peer in rule["to"] if "ipBlock" in peer]
     private = ("10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254", "127.0.0.1", "0.0.0.1")
     assert blocks
     for address in (*private, "100.64.0.1"):
@@ -223,7 +236,7 @@ def test_pods_meet_the_restricted_security_standard(manifests: list[Manifest]) -
         assert spec["automountServiceAccountToken"] is False
         assert accounts[spec["serviceAccountName"]]["automountServiceAccountToken"] is False
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
-        for container in spec["containers"]:
+        for container in containers(each):
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False
             assert context["readOnlyRootFilesystem"] is True
@@ -234,7 +247,7 @@ def test_pods_meet_the_restricted_security_standard(manifests: list[Manifest]) -
 @EVERY_BUILD
 def test_containers_have_requests_and_limits(manifests: list[Manifest]) -> None:
     for each in workloads(manifests):
-        for container in pod(each)["containers"]:
+        for container in containers(each):
             requests, limit = container["resources"]["requests"], container["resources"]["limits"]
             assert {"cpu", "memory"} <= set(requests)
             assert "memory" in limit
@@ -251,16 +264,18 @@ def test_mounted_objects_exist(manifests: list[Manifest]) -> None:
         for volume in volumes.values():
             if "configMap" in volume:
                 assert ("ConfigMap", volume["configMap"]["name"]) in there
+            if "secret" in volume:
+                assert ("Secret", volume["secret"]["secretName"]) in there
             if "persistentVolumeClaim" in volume:
                 assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in there
-        for container in spec["containers"]:
+        for container in containers(each):
             assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes) | claims
             for variable in container.get("env", ()):
                 if "valueFrom" in variable:
                     assert ("Secret", variable["valueFrom"]["secretKeyRef"]["name"]) in there
 
 
-@EVERY_BUILD
+@EVERY_POOL
 def test_autoscalers_scale_existing_workloads_once(manifests: list[Manifest]) -> None:
     replicas = {each["metadata"]["name"]: each["spec"]["replicas"] for each in of_kind(manifests, "Deployment")}
     targets = []
@@ -328,25 +343,53 @@ def test_gateways_and_workers_have_the_template_of_the_vllm_tier() -> None:
             assert {"name": "template", "mountPath": named[1], "readOnly": True} in mounts
 
 
-def test_prometheus_operator_gets_the_rules_and_finds_the_pods() -> None:
-    (rules,) = of_kind(BUILDS["monitoring"], "PrometheusRule")
-    groups = [yaml.safe_load((MONITORING / name).read_text())["groups"] for name in ("alerts.yaml", "forecast.yaml")]
-    assert rules["spec"]["groups"] == [*groups[0], *groups[1]]
-    for monitor in of_kind(BUILDS["monitoring"], "PodMonitor"):
-        found = [each for each in workloads(BUILDS["monitoring"]) if selects(monitor["spec"]["selector"], labels(each))]
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("monitoring", (MONITORING / "alerts.yaml", MONITORING / "forecast.yaml")),
+        ("fleet-monitoring", (FLEET.parent / "monitoring" / "alerts.yaml",)),
+    ],
+)
+def test_prometheus_operator_gets_the_rules_and_finds_the_pods(name: str, files: tuple[Path, ...]) -> None:
+    (rules,) = of_kind(BUILDS[name], "PrometheusRule")
+    assert rules["spec"]["groups"] == [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+    for monitor in of_kind(BUILDS[name], "PodMonitor"):
+        found = [each for each in workloads(BUILDS[name]) if selects(monitor["spec"]["selector"], labels(each))]
         assert found
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
             assert all(endpoint["port"] in named_ports(each) for each in found)
 
 
-def test_the_ingress_leads_to_the_gateways_with_a_certificate() -> None:
-    (ingress,) = of_kind(BUILDS["ingress"], "Ingress")
+@pytest.mark.parametrize(("name", "target"), [("ingress", "gateway"), ("fleet-ingress", "fleet")])
+def test_the_ingress_leads_to_the_service_with_a_certificate(name: str, target: str) -> None:
+    (ingress,) = of_kind(BUILDS[name], "Ingress")
     (rule,) = ingress["spec"]["rules"]
     (path,) = rule["http"]["paths"]
-    (service,) = [each for each in of_kind(BUILDS["ingress"], "Service") if each["metadata"]["name"] == "gateway"]
-    assert path["backend"]["service"]["name"] == "gateway"
+    (service,) = [each for each in of_kind(BUILDS[name], "Service") if each["metadata"]["name"] == target]
+    assert path["backend"]["service"]["name"] == target
     assert path["backend"]["service"]["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
     assert [rule["host"]] == ingress["spec"]["tls"][0]["hosts"]
+
+
+def test_the_control_plane_is_started_with_its_database_and_keys_that_nobody_else_reads() -> None:
+    """Files of a Secret are readable by the group, which the control plane refuses: they are copied."""
+    (fleet,) = [each for each in workloads(BUILDS["fleet-base"]) if each["metadata"]["name"] == "fleet"]
+    prepare, serve = containers(fleet)
+    name, folder, *options = serve["args"]
+    usage = CliRunner().invoke(fleet_main, [name, "--help"])
+    assert usage.exit_code == 0
+    values = dict(option.split("=", 1) for option in options)
+    assert [option for option in values if option not in usage.output] == []
+    mounted = {mount["mountPath"]: mount for mount in serve["volumeMounts"]}
+    assert {folder, values["--keys"], str(Path(values["--state-dir"]).parent)} <= set(mounted)
+    assert "install -m 600" in prepare["command"][-1]
+    assert mounted[values["--keys"]]["name"] in {mount["name"] for mount in prepare["volumeMounts"]}
+    (database,) = [each for each in workloads(BUILDS["fleet-base"]) if each["kind"] == "StatefulSet"]
+    (postgres,) = pod(database)["containers"]
+    environ = {entry["name"]: entry.get("value", "") for entry in postgres["env"]}
+    host = f"postgres:{named_ports(database)['postgres']}"
+    user, name = environ["POSTGRES_USER"], environ["POSTGRES_DB"]
+    assert values["--database"] == f"postgresql://{user}:$(POSTGRES_PASSWORD)@{host}/{name}"
 
 
 def test_keda_objects_have_required_fields() -> None:
@@ -360,7 +403,7 @@ def test_keda_objects_have_required_fields() -> None:
             assert all(isinstance(value, str) for value in trigger["metadata"].values())
 
 
-@EVERY_BUILD
+@EVERY_POOL
 def test_commands_and_options_exist(manifests: list[Manifest]) -> None:
     commands = 0
     for each in workloads(manifests):
@@ -376,7 +419,7 @@ def test_commands_and_options_exist(manifests: list[Manifest]) -> None:
     assert commands >= 4
 
 
-@EVERY_BUILD
+@EVERY_POOL
 def test_configurations_load_and_name_headless_services(manifests: list[Manifest], tmp_path: Path) -> None:
     services = {
         f"{each['metadata']['name']}:{port['port']}"
@@ -431,17 +474,19 @@ def test_triton_has_a_gpu_and_real_probes() -> None:
         assert ready == [["python3", "-m", "causeway_server.cloud_pool.cli.readiness_probe"]]
 
 
-def test_dockerfiles_copy_existing_files_and_do_not_run_as_root() -> None:
-    for path in (ROOT / "cloud_pool" / "deploy").glob("*.Dockerfile"):
-        lines = path.read_text().replace("\\\n", " ").splitlines()
-        for line in lines:
-            words = line.split()
-            if words[:1] == ["COPY"] and not words[1].startswith("--from"):
-                assert [word for word in words[1:-1] if not (ROOT / word).exists()] == []
-        assert "USER 10001:10001" in lines
-        assert lines[-2] == 'ENTRYPOINT ["causeway-cloud"]'
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*/deploy/*.Dockerfile")), ids=lambda path: path.stem)
+def test_dockerfiles_copy_existing_files_and_do_not_run_as_root(path: Path) -> None:
+    lines = path.read_text().replace("\\\n", " ").splitlines()
+    for line in lines:
+        words = line.split()
+        if words[:1] == ["COPY"] and not words[1].startswith("--from"):
+            assert [word for word in words[1:-1] if not word.startswith("dist/") and not (ROOT / word).exists()] == []
+    assert "USER 10001:10001" in lines
+    program = {"cloud_pool": "causeway-cloud", "fleet": "causeway-fleet", "edge_node": "causeway-edge"}
+    assert lines[-2] == f'ENTRYPOINT ["{program[path.parents[1].name]}"]'
 
 
 def test_the_engines_version_matches_the_project() -> None:
     (version,) = re.findall(r"llama-cpp-python==[\d.]+", (ROOT / "pyproject.toml").read_text())
-    assert version in (ROOT / "cloud_pool" / "deploy" / "triton.Dockerfile").read_text()
+    for name in ("cloud_pool/deploy/triton.Dockerfile", "edge_node/deploy/edge-l4t.Dockerfile"):
+        assert version in (ROOT / name).read_text()
