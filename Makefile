@@ -94,8 +94,8 @@ bench-peers: ## Measure our edge beside Envoy, vllm-router, SMG, nginx and LiteL
 dist: ## Build wheels, sdists, the npm package, llama.cpp's wheel, checksums and SBOM into dist/ (ARGS=--check: twice)
 	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.dist $(ARGS)
 
-dist-check: ## Install dist/ where nothing of ours is, without compiler and index, and time the device's first answer
-	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.dist_check
+dist-check: ## Install dist/ where nothing of ours is, and time the first answer (ARGS=debian: images and package, too)
+	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.dist_check $(ARGS)
 
 release: ## Test, build and check the release VERSION from this checkout, and tag it here; nothing is pushed
 	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.release $(VERSION)

@@ -1,6 +1,7 @@
 """`make dist-check`: install what `make dist` built, as a user does, and time the device's first answer.
 
 The environment is empty: no checkout, no compiler, no index. pip fetches the packages of other projects beforehand.
+With the word `debian` the images and the device's Debian package follow: see `debian`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from . import debian
 from .environments import NETWORK_ADVICE
 from .places import Places, find_places
 from .progress import StepFailed, run
@@ -99,6 +101,8 @@ def main() -> None:
     if taken > BOUND_S:
         raise StepFailed("The first answer took too long.")
     print(f"removal leaves {STATE} alone")
+    if sys.argv[1:] == ["debian"]:
+        debian.check(places)
 
 
 if __name__ == "__main__":
