@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -172,7 +173,7 @@ def started(
         raise StepFailed(f"The image {image} runs as {config['User']}.")
     with buildah.container(f"causeway/{image}:checked") as (_, root), log.open("w") as record:
         pairs = [str(word) for pair in mounts.items() for word in pair]
-        enter = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", _ENTER, "enter", str(root))
+        enter = ("unshare", "--mount", "--pid", "--fork", "sh", "-ec", _ENTER, "enter", str(root))
         environ = dict(entry.split("=", 1) for entry in config["Env"])
         words = [*enter, *pairs, "--", "env", "-i", *(f"{key}={value}" for key, value in environ.items())]
         child = subprocess.Popen([*words, *config["Entrypoint"], *command], stdout=record, stderr=record)
@@ -183,7 +184,11 @@ def started(
                     f"The image {image} ended with status {child.returncode}.", tail=log.read_text()[-2000:]
                 )
         finally:
-            child.kill()
+            # The first process of the namespace: with it all others end. unshare's --kill-child would
+            # not reach it, because chroot's change of user clears the signal.
+            inside = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+            for number in inside.read_text().split() if inside.exists() else ():
+                os.kill(int(number), signal.SIGKILL)
             child.wait()
 
 
