@@ -39,7 +39,7 @@ IMAGES = {
 }
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 QUESTION = {"model": "auto", "messages": [{"role": "user", "content": "wake me up at six am"}]}
-PATIENCE_S = 90.0
+PATIENCE_S = 600.0  # a busy machine boots, installs twice and purges in four minutes
 # Bind mounts come as pairs of paths. The root file system is read-only but for them, /tmp and /proc.
 _ENTER = """\
 root=$1; shift
@@ -341,7 +341,7 @@ def try_package(places: Places, base: Path, package: Path) -> None:
         (root / "etc/systemd/system/try.service").write_text(_UNIT)
         run(["chroot", root, "systemctl", "enable", "try.service"], log=log)
         boot = ("systemd-nspawn", "--directory", root, "--register=no", "--keep-unit", "--private-network", "--boot")
-        run(["timeout", "--kill-after=5", str(int(2 * PATIENCE_S)), *boot], log=log)
+        run(["timeout", "--kill-after=5", str(int(PATIENCE_S)), *boot], log=log)
         output = (root / "output").read_text() + (root / "journal").read_text()
         if (root / "tried").read_text().strip() != "0":
             raise StepFailed("The package failed under systemd.", tail=output[-3000:])
