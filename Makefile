@@ -65,7 +65,7 @@ fuzz: ## Draw new random cases until Ctrl-C
 	@$(PREPARE) check
 	@while $(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=fuzz $(ARGS); do :; done
 
-demo-fleet: ## Set up, then a control plane and 20 devices: a good rollout, and a bad one that undoes itself
+demo-fleet: ## Set up, then a control plane and 20 devices: weights with a promise, and what is stopped by name
 	@$(PREPARE) fleet && exec $(BIN)/python -m tests.bed.fleet.demo $(ARGS)
 
 encoders:

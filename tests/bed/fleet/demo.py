@@ -1,5 +1,5 @@
-"""The demo `make demo-fleet`: a control plane and real devices, a good rollout, and a bad one that is reverted
-automatically.
+"""The demo `make demo-fleet`: a control plane, real devices and a daemon that is their cloud; weights with their
+calibration and a promise are rolled out, and what lacks calibration, lacks records, leaks or fails is stopped by name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import httpx
 import msgspec
 from rich.console import Console
 
+from causeway_server.models.catalog.artifact import SHIPPED, sha256_of
 from tests.tool import run_tool
 
 READY_S = 120.0
@@ -44,8 +45,18 @@ _DEVICES_OF_A_SITE = 4
 _ROLLOUT_S = 900.0
 _LATE_S = 60.0  # a rollout does not wait for silent devices, which follow later
 _ENDED = ("done", "reverted", "draft")
-ROLLOUTS = {"first": "done", "second": "done", "bad": "reverted"}
+ROLLOUTS = {"first": "done", "second": "done", "leaking": "draft", "bad": "reverted"}
 """The final state of the rollout of each policy."""
+_SIGNALS = {"confidence": ("calibrator", "model.json"), "edge.quality": ("edge-quality", "model.onnx")}
+_MANY = 10_000  # records that a cohort asks for before the demo's devices have sent them
+_CLOUD = """\
+version: 1
+name: cloud
+targets:
+  assistant-large: {at: edge, model: assistant-large}
+routes:
+  - {name: all, use: [assistant-large]}
+"""
 # Trials take seconds instead of ten minutes, and telemetry is as frequent, to fit the short stages of the demo.
 _DEVICE = {
     "server.port": 0,
@@ -140,7 +151,7 @@ cohorts:
   {cohort}:
     policy: policies/kiosk.yaml
     replay: {{records: {records}, records_per_day: 1000000}}   # much, because the demo takes minutes
-    leaving: report   # so that the bad policy gets as far as a trial; by default a device refuses it before
+    models: {models}
     rollout:
       stages: {stages}
       # Short times and wide margins, so that few devices are judged within minutes. A fleet keeps the defaults: stages
@@ -166,28 +177,49 @@ version: 1
 name: {name}
 targets:
   small: {{at: edge, model: assistant}}
-  large: {{at: cloud, model: assistant-large}}
-routes:
+  large: {{at: cloud, model: assistant-large, price: {{input: 0.1, output: 0.4}}}}
+  hasty: {{at: edge, model: assistant, timeout: 5ms}}
 {routes}
 """
 _CASES = """\
 policy: ../kiosk.yaml
 cases:
-  - name: a command is answered on the device
-    request: {prompt_tokens: 12}
+  - name: a private command is answered on the device
+    request: {prompt_tokens: 12, tags: [private]}
     expect: {targets: [small]}
 """
+_KEPT = """\
+constraints:
+  - {name: private-stays, when: '"private" in request.tags', keep: on_device}
+routes:
+"""
+_SHORT_ROUTE = "  - {name: short, when: request.prompt_tokens < 16, use: [small]}\n"
+_PROMISED = """\
+  - name: long
+    use: [small, large]
+    handoff: {after_tokens: 8, below: 0.05}
+    promise: {of: large, keep: 0.95, risk: 0.05}
+shadow: {share: 0.05}"""
+_LEAKING = """\
+routes:
+  - {name: private, when: '"private" in request.tags && request.prompt_tokens < 64', use: [small]}
+"""
+_LARGE_FIRST = "  - {name: long, use: [large, small]}"
 POLICIES = {
-    "first": "  - {name: on-device, use: [small]}",
-    "second": "  - {name: on-device, use: [small]}\ncache:\n  - {when: request.temperature == 0.0, exact: {ttl: 5s}}",
-    # The policy passes lint and its cases, but these devices have no cloud, so every longer prompt fails.
-    "bad": "  - {name: long, when: request.prompt_tokens > 16, use: [large]}\n  - {name: on-device, use: [small]}",
+    "first": _KEPT + _SHORT_ROUTE + _LARGE_FIRST,
+    "second": _KEPT + _SHORT_ROUTE + _PROMISED,
+    # It passes lint and its cases, which have short prompts alone.
+    "leaking": _LEAKING + _SHORT_ROUTE + _LARGE_FIRST,
+    # Nothing more leaves, so it passes its proof and its replay; but no device answers longer prompts in time.
+    "bad": _KEPT + _SHORT_ROUTE + "  - {name: long, use: [hasty]}",
 }
-"""Routes by the policy's name, in the order in which the demo rolls them out; the last policy is bad."""
+"""Policies by name, in the order in which the demo rolls them out."""
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The settings of the demo's cohort in `fleet.yaml`. `errors`: margin in points; `records`: to replay."""
+    """The settings of the demo's cohort in `fleet.yaml`. `errors`: margin in points; `records`: to replay. `models`: in
+    YAML.
+    """
 
     stages: tuple[int, ...] = (25, 50, 100)
     first_look: str = "15s"
@@ -197,6 +229,7 @@ class Pace(msgspec.Struct, frozen=True):
     soak: str = "20s"
     errors: int = 10
     records: int = 50
+    models: str = "{}"
 
 
 def write_fleet(folder: Path, pace: Pace) -> None:
@@ -258,7 +291,7 @@ class Demo:
         self._console = Console(highlight=False)
         self._programs: list[Program] = []
         self._answers: Counter[int] = Counter()
-        self._token = ""
+        self._token = self._cloud = ""
         self._http: httpx.AsyncClient
 
     async def run(self, *, once: bool, rollouts: Mapping[str, str] = ROLLOUTS) -> None:
@@ -297,12 +330,10 @@ class Demo:
 
     async def _tell(self, rollouts: Mapping[str, str]) -> None:
         for policy, expected in rollouts.items():
-            permission: tuple[str, ...] = ()
-            if policy == next(iter(rollouts)):
-                permission = ("--without-replay",)  # a new fleet has no records yet
-            elif expected == "reverted":
-                await self._roll_out(policy, "draft")  # the proof returns it
-                permission = ("--allow-leaving",)
+            if policy == "second":
+                await asyncio.to_thread(self._refuse_uncalibrated)
+                write_fleet(self._fleet, msgspec.structs.replace(self._pace, records=_MANY))
+            permission = ("--without-replay",) if policy == "first" else ()  # a new fleet has no records yet
             ended = await self._roll_out(policy, expected, *permission)
             reached = await self._reached(ended["to_bundle"], _LATE_S if expected == "done" else 0.0)
             why = f": {ended['reason']}" if ended["reason"] else ""
@@ -310,6 +341,29 @@ class Demo:
             running = (await self._get("/v1/fleet"))["cohorts"][0]["running"]
             if expected == "reverted" and running.get(ended["to_bundle"]):
                 raise ProgramFailed(f"{running[ended['to_bundle']]} devices still run {policy!r}")
+
+    def _refuse_uncalibrated(self) -> None:
+        """Put weights into the fleet, without their calibration, which is refused, and then with it."""
+        weights = self._fleet / "models"
+        weights.mkdir()
+        for name, file in _SIGNALS.values():
+            shutil.copy(SHIPPED / name / file, weights / f"{name}{Path(file).suffix}")
+        shutil.copy(SHIPPED / "assistant" / "model.gguf", weights / "assistant.gguf")
+        self._pace = msgspec.structs.replace(self._pace, models="{assistant: {file: models/assistant.gguf}}")
+        write_fleet(self._fleet, self._pace)
+        write_policy(self._fleet, "second")
+        try:
+            self._sign()
+        except ProgramFailed as refused:
+            found = next(line for line in str(refused).splitlines() if "without a signal" in line)
+            self._say(f"weights without calibration are refused: {found}")
+        else:
+            raise ProgramFailed("weights without their calibration were signed")
+        fitted = f"model_sha256: {sha256_of(weights / 'assistant.gguf')}"
+        files = {kind: f"models/{name}{Path(file).suffix}" for kind, (name, file) in _SIGNALS.items()}
+        signals = ", ".join(f"{kind}: {{file: {file}, {fitted}}}" for kind, file in files.items())
+        models = f"{{assistant: {{file: models/assistant.gguf, signals: {{{signals}}}}}}}"
+        self._pace = msgspec.structs.replace(self._pace, models=models)
 
     # --- the fleet's folder and its signatures ------------------------------------------------------------------------
 
@@ -340,7 +394,14 @@ class Demo:
 
     async def _start_devices(self, url: str) -> list[str]:
         join_token = (await self._command("enroll", "--uses", str(self._devices), "--expires", "1h")).strip()
-        self._say(f"{self._devices} devices enrol and start")
+        shutil.copy(self._fleet / "policies" / "kiosk.yaml", self._folder / "factory.yaml")
+        policy = self._folder / "cloud.yaml"
+        policy.write_text(_CLOUD, encoding="utf-8")
+        cloud = [*CAUSEWAY_EDGE, "serve", "--state-dir", str(self._folder / "cloud"), "--set", f"policy={policy}"]
+        cloud += ["--set", "server.port=0", "--set", "server.socket=", "--set", "engine.threads=1"]
+        cloud_url = (await asyncio.to_thread(self._start("cloud", cloud).ready))["url"]
+        self._cloud = f"{cloud_url.removesuffix('/v1')}/v1"
+        self._say(f"{self._devices} devices enrol and start; a daemon with the larger model is their cloud")
         slots = asyncio.Semaphore(_STARTING)
 
         async def start(number: int) -> str:
@@ -353,7 +414,12 @@ class Demo:
         name, state = f"kiosk-{number:02}", ("--state-dir", str(self._folder / f"device-{number:02}"))
         join = [*CAUSEWAY_EDGE, "fleet", "join", url, "--token", join_token, "--name", name]
         run_command(*join, "--site", f"store-{number // _DEVICES_OF_A_SITE}", *state)
-        flags = [part for key, value in self._device.items() for part in ("--set", f"{key}={value}")]
+        settings = self._device | {
+            "clouds.pool.url": self._cloud,
+            "clouds.pool.key": "demo",
+            "policy": self._folder / "factory.yaml",
+        }
+        flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         program = self._start(name, [*CAUSEWAY_EDGE, "serve", *flags, *state])
         return program.ready()["url"].removesuffix("/v1")
 
@@ -385,6 +451,7 @@ class Demo:
                 self._say(f"  {time.monotonic() - began:5.0f} s  {line}   members: {members or 'none'}")
                 shown = f"{line} {members}"
             if found["state"] == "paused" and not found["began"]:
+                write_fleet(self._fleet, self._pace)
                 await asyncio.sleep(_POLL_S)  # for more records
                 await self._command("resume", found["id"], "--reason", "the devices have sent more")
             elif found["state"] == "paused":
@@ -398,7 +465,7 @@ class Demo:
         if found["state"] != expected:
             raise ProgramFailed(f"rollout {found['id']} of {policy!r} ended as {found['state']}: {found['reason']}")
         for line in (await self._command("status", found["id"])).splitlines():
-            if any(word in line for word in ("proved", "replayed", "predicted")):
+            if any(word in line for word in ("proved", "promises", "replayed", "predicted")):
                 self._say(line)
         statuses = ", ".join(f"{count} × {status}" for status, count in sorted(self._answers.items()))
         self._say(f"  answers of the devices so far: {statuses}")
@@ -465,11 +532,11 @@ async def use_device(url: str, seed: int, answers: Counter[int], requests_per_s:
     help="Folder of the demo, which is deleted and created again.",
 )
 @click.option("--listen", default="127.0.0.1:8090", show_default=True, help="Address of the control plane.")
-@click.option("--once", is_flag=True, help="Stop after the three rollouts instead of serving until Ctrl-C.")
+@click.option("--once", is_flag=True, help="Stop after the rollouts instead of serving until Ctrl-C.")
 def main(devices: int, folder: Path, listen: str, once: bool) -> None:
-    """Start a control plane and devices on this machine, roll out a good policy and then a bad one.
+    """Start a control plane and devices on this machine, roll out good policies and then bad ones.
 
-    Exit code: 0 the good policy reached every device and the bad one was reverted, 1 otherwise.
+    Exit code: 0 the good ones reached every device and the bad ones were stopped, 1 otherwise.
     """
     demo = Demo(folder.absolute(), devices, listen)
     try:

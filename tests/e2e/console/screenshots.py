@@ -79,7 +79,12 @@ async def demo_pages(chromium: Browser, url: str, token: str) -> None:
         await expect(page.locator(".card").first).to_be_visible()
         await expect(page.get_by_text("reverted").first).to_be_visible()
         await page.screenshot(path=FLEET / "rollouts.png")
-        await page.get_by_role("link", name="kiosks").first.click()
+        await page.get_by_role("listitem").filter(has_text="done").first.get_by_role("link").first.click()
+        await expect(page.get_by_role("heading", name="kiosks done")).to_be_visible()
+        await expect(page.get_by_text("promises")).to_be_visible()
+        await page.screenshot(path=FLEET / "promised.png", full_page=True)
+        await page.go_back()
+        await page.get_by_role("listitem").filter(has_text="reverted").first.get_by_role("link").first.click()
         await expect(page.get_by_role("heading", name="kiosks reverted")).to_be_visible()
         await page.screenshot(path=FLEET / "reverted.png")
 

@@ -34,12 +34,19 @@ def test_every_policy_passes_lint_and_its_cases(tmp_path: Path, policy: str) -> 
 
 
 @pytest.mark.engine
-async def test_a_good_policy_is_replayed_over_sent_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_weights_with_calibration_and_a_promise_reach_devices_and_what_lacks_proof_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     demo = Demo(tmp_path / "demo", 2, "127.0.0.1:0", pace=PACE, device=DEVICE, requests_per_s=2.0)
-    await demo.run(once=True, rollouts={"first": "done", "second": "done"})
+    await demo.run(once=True, rollouts={"first": "done", "second": "done", "leaking": "draft"})
     output = capsys.readouterr().out
     assert "the policy 'first' reached 2 of 2 devices" in output
+    assert "weights come without a signal `confidence` or `pair`" in output
+    assert "kiosks asks for 10000 (`replay.records`)" in output
     assert "the policy 'second' reached 2 of 2 devices" in output
+    assert "route long promises 95.0% as good as large (risk 0.05)" in output
     assert re.search(r"replayed [1-9]\d* recorded requests of 2 devices over", output)
     assert re.search(r"on the device: predicted \d.* happened \d", output)
+    assert "leaves-no-more is refuted" in output
+    assert "the policy 'leaking' reached 0 of 2 devices" in output
     assert "× 200" in output
