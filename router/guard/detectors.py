@@ -314,6 +314,7 @@ _CALL_STEMS: Final = tuple(
     "telefon telefón teléfon teléfón téléphone phone mobil handy call ruf anruf erreich appel rappel llam llám chiam"
     " richiam contact kontakt".split()
 )
+_STARTS: Final = frozenset(stem[:3] for stem in _CALL_STEMS)  # one look-up, where `startswith` compares each
 _NUMBER: Final = frozenset("number nummer número numéro numero".split())
 _OWN: Final = frozenset("my new his her our their der die meine neue mi mon mio meu nuevo nouveau nuovo novo".split())
 _THEM: Final = frozenset("me us him her them".split())
@@ -360,7 +361,9 @@ def _is_introduced(backwards: str, at: int) -> bool:
         word = match[1][::-1].lower()
         if later in _NUMBER and word in _OWN:
             return True
-        if word in _CALL or word.startswith(_CALL_STEMS) or (word == "text" and later in _THEM):
+        if word in _CALL or (word == "text" and later in _THEM):
+            return True
+        if word[:3] in _STARTS and word.startswith(_CALL_STEMS):
             return True
         if len(word) > _SHORT and word not in _NUMBER and word != "unter":
             return False

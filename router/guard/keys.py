@@ -38,8 +38,8 @@ _FORMS: Final = (
     ("-----BEGIN", _PRIVATE_KEY),
     ("://", r"\b[a-z][a-z0-9+.-]{1,15}://[^\s:/@]{0,64}:([^\s/@]{1,128})@"),  # a password in a URL
 )  # fmt: skip
-# What several markers have in common, or few texts have, is searched before them.
-_COMMON: Final = ("_", "~", "=", "-", "IA", "AI", "AT", "")
+# What several markers have in common, or few texts have, is searched before them: single characters cost the least.
+_COMMON: Final = ("_", "~", "=", "J", "X", "x", "B", "/", "-", "IA", "AI", "AT", "")
 _PATTERNS: Final = [(marker, re.compile(pattern)) for marker, pattern in _FORMS]
 _KEYS: Final = tuple(
     (common, [form for form in _PATTERNS if common == next(one for one in _COMMON if one in form[0])])
