@@ -226,13 +226,16 @@ class Written(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A change at a line, numbered from 0. `place`: epoch and number of the request there."""
+    """A change at a line, numbered from 0. `place`: epoch and number of the request there. `other`: the line with which
+    it is exchanged.
+    """
 
     kind: str
     log: Written
     at: int
     with_key: bool
     place: str
+    other: int
 
     @property
     def words(self) -> str:
@@ -249,7 +252,10 @@ class Change(NamedTuple):
             return True  # the number here, or the one that should be
         span = re.search(rf"{re.escape(self.log.name)}:(\d+)(?:-(\d+))?:", text)
         if span is not None:
-            return int(span[1]) - 1 <= self.at + 1 <= int(span[2] or span[1]) + 1
+            lines = range(int(span[1]) - 1, int(span[2] or span[1]) + 2)
+            return self.at + 1 in lines or (self.kind == "reorder" and self.other + 1 in lines)
+        if f"{_own_place(self.log, self.at).replace('-', ' ends before ')}, " in text:
+            return True  # what was dropped with the key was the last record before a kill
         return (bool(self.place) and self.place in text) or "audit before" in text
 
 
@@ -281,8 +287,7 @@ def changed(change: Change, rng: random.Random) -> Written:
     elif change.kind == "alter":
         lines[at] = _altered(lines[at], rng, change.with_key)
     else:
-        other = rng.choice([line for line in range(1, len(lines)) if lines[line][:2] == b'["' and line != at])
-        lines[at], lines[other] = lines[other], lines[at]
+        lines[at], lines[change.other] = lines[change.other], lines[at]
     return signed_again(log, lines) if change.with_key else log._replace(lines=tuple(lines))
 
 
@@ -302,20 +307,30 @@ def draw(rng: random.Random, logs: Sequence[Written], matched: Mapping[str, froz
     kind, log, with_key = rng.choice(KINDS), rng.choice(logs), rng.random() < 0.5
     if kind == "roll back":
         heads = [at for at, line in enumerate(log.lines[: log.noted]) if line.startswith(b'{"size"')]
-        return Change(kind, log, rng.choice(heads), with_key, "")
+        return Change(kind, log, rng.choice(heads), with_key, "", 0)
     records = [at for at, line in enumerate(log.lines) if line.startswith(b'["')]
     at = rng.choice(sorted(matched[log.name]) if with_key else records)
-    return Change(kind, log, at, with_key, _place_of(log, at))
+    return Change(kind, log, at, with_key, _place_of(log, at), another(log, at, rng))
+
+
+def another(log: Written, at: int, rng: random.Random) -> int:
+    """Return another line that is a record."""
+    return rng.choice([line for line, text in enumerate(log.lines) if text.startswith(b'["') and line != at])
 
 
 def _place_of(log: Written, at: int) -> str:
     """Return epoch and number of the device's request at a line; "" if there is none."""
+    if (own := _own_place(log, at)) and (claim := msgspec.json.decode(log.lines[at], type=Item).claim):
+        return "-".join(claim.split("-")[1:3])
+    return own
+
+
+def _own_place(log: Written, at: int) -> str:
+    """Return epoch and number of the log's own request at a line; "" if there is none."""
     try:
         item = msgspec.json.decode(log.lines[at], type=Item)
     except msgspec.MsgspecError:
         return ""
-    if item.claim:
-        return "-".join(item.claim.split("-")[1:3])
     epochs = [line for line in log.lines[:at] if line.startswith(b'["open"')]
     return f"{msgspec.json.decode(epochs[-1])[2]}-{item.seq}"
 

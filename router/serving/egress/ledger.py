@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -278,10 +279,9 @@ class EgressLedger:
             self._key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_new(self._key_file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
             return key
-        try:
+        with suppress(ValueError, TypeError):  # TypeError: it has a passphrase
             loaded = load_pem_private_key(self._key_file.read_bytes(), password=None)
-        except ValueError as error:
-            raise ConfigError("Not an Ed25519 key.", where=str(self._key_file)) from error
-        if not isinstance(loaded, Ed25519PrivateKey):
-            raise ConfigError("Not an Ed25519 key.", where=str(self._key_file))
-        return loaded
+            if isinstance(loaded, Ed25519PrivateKey):
+                return loaded
+        reason = "This is not an Ed25519 key. Restore a copy of it, or move it away: then another log begins"
+        raise ConfigError(reason, where=str(self._key_file))

@@ -9,7 +9,7 @@ import pytest
 
 from causeway_server.router.ledger.log import Closed, Item, Lost
 from causeway_server.router.ledger.reconcile import NotedHead, Report, reconcile
-from tests.bed.ledger import KINDS, Change, Written, changed, found_in
+from tests.bed.ledger import KINDS, Change, Written, another, changed, found_in
 
 from .written import (
     DEVICE,
@@ -61,7 +61,8 @@ def test_a_change_is_found_and_located(kind: str, with_key: bool, name: str, at:
     heads = [line for line, text in enumerate(log.lines) if text.startswith(b'{"size"')]
     place = heads[at % (len(heads) - 1)] if kind == "roll back" else items[at]
     noted = {one.log().id: NotedHead(one.log().frontier.size, one.log().frontier.root().hex()) for one in logs}
-    change = Change(kind, log, place, with_key, "" if kind == "roll back" else f"{EPOCH}-{at}")
+    other = another(log, place, random.Random(at))
+    change = Change(kind, log, place, with_key, "" if kind == "roll back" else f"{EPOCH}-{at}", other)
     for heads_noted in (noted, {} if kind != "roll back" else noted):
         report = found_in(change, logs, random.Random(at), heads_noted)
         assert report.counts["tampered"], change.words
@@ -182,6 +183,7 @@ def test_a_file_that_is_no_log_is_refused() -> None:
 
 
 def test_the_changes_of_this_test_are_changes() -> None:
+    rng = random.Random(1)
     for kind in KINDS[:4]:
         log = pair()[0]
-        assert changed(Change(kind, log, 3, False, ""), random.Random(1)).lines != log.lines
+        assert changed(Change(kind, log, 3, False, "", another(log, 3, rng)), rng).lines != log.lines

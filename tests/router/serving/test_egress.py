@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from causeway_server.fleet.cli.commands import main
 from causeway_server.fleet.cli.egress import read_folder
@@ -134,6 +136,23 @@ def test_a_changed_log_is_set_aside(tmp_path: Path, device: EgressLedger) -> Non
 def test_two_writers_are_refused(tmp_path: Path, device: EgressLedger) -> None:
     with pytest.raises(ConfigError, match="Another process writes to"):
         ledger(tmp_path).start()
+
+
+@pytest.mark.parametrize("secret", [None, b"a passphrase"])
+def test_a_key_that_cannot_be_used_is_refused_with_what_to_do(tmp_path: Path, secret: bytes | None) -> None:
+    """An empty file, and a key with a passphrase. Without the file another log begins."""
+    file, pem = tmp_path / "device" / "ledger.key", b""
+    if secret is not None:
+        form = BestAvailableEncryption(secret)
+        pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, form)
+    file.parent.mkdir()
+    file.write_bytes(pem)
+    with pytest.raises(ConfigError, match="Restore a copy of it, or move it away"):
+        ledger(tmp_path, "device").start()
+    file.unlink()
+    other = ledger(tmp_path, "device")
+    other.start()
+    assert (other.problem, other.close()) == ("", None)
 
 
 def test_requests_go_on_without_a_ledger_if_the_folder_cannot_be_used(tmp_path: Path) -> None:
