@@ -44,6 +44,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         direct: Any = self._tls._sslobj  # type: ignore[attr-defined]  # noqa: SLF001 - two calls fewer for a record
         self._decrypt, self._encrypt = direct.read, direct.write
         self._is_over = False
+        self._drops = False  # whether what still arrives is not read
         self._fault: OSError | None = None
 
     def fail(self, error: OSError) -> None:
@@ -66,6 +67,8 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self._shake()
 
     def data_received(self, data: bytes) -> None:
+        if self._drops:
+            return
         self._incoming.write(data)
         if self._protocol is None:
             self._shake()
@@ -156,13 +159,24 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             else:
                 self._tcp.write(self._outgoing.read())
 
+    def write_eof(self) -> None:
+        """End what is sent. What the peer still sends is dropped, as TLS 1.2 has no half-closed connections."""
+        if not self._is_over and not self._drops:
+            self._end()
+            self._tcp.write_eof()
+
     def close(self) -> None:
         if not self._is_over:
+            self._end()
             self._is_over = True
+            self._leave()
+
+    def _end(self) -> None:
+        if not self._drops:
+            self._drops = True
             with suppress(ssl.SSLError):  # the peer's end is not awaited
                 self._tls.unwrap()
             self._flush()
-            self._leave()
 
     def abort(self) -> None:
         self._is_over = True
@@ -203,7 +217,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self._tcp.set_write_buffer_limits(high, low)
 
     def can_write_eof(self) -> bool:
-        return False
+        return True
 
 
 async def connect(

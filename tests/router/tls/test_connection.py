@@ -178,6 +178,20 @@ async def test_both_ends_are_told(site: Site) -> None:
     assert await peer.read(100) == b"close"
 
 
+async def test_a_server_that_has_ended_drops_what_still_comes_until_its_peer_ends(site: Site) -> None:
+    peer = await site.peer()
+    peer.echo.transport.write(b"refused")
+    peer.echo.transport.write_eof()
+    assert await peer.read(100) == b"refused"
+    for _ in range(20):
+        peer.writer.write(peer.encrypted(b"x" * 100_000))
+        await peer.writer.drain()
+    assert await peer.reader.read() == b""  # its end, and no reset
+    assert not peer.echo.lost.done()
+    peer.writer.close()
+    assert await peer.echo.lost is None
+
+
 async def test_bytes_that_are_not_tls_end_the_connection_with_an_alert(site: Site) -> None:
     peer = await site.peer()
     peer.writer.write(b"\x17\x03\x03\x00\x20" + b"x" * 32)
