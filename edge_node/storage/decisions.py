@@ -102,6 +102,7 @@ class DecisionStore(SqliteStore):
         self.sample: Callable[[DecisionRecord], None] | None = None  # of a device in a fleet
         self._searches = FairShare(_MAX_SEARCHES)
         self._later: deque[Callable[[], None]] = deque()
+        self._is_settling = False
         keys = keys or StateKeys(directory or Path())
         self._encoder = _RowEncoder(keys)
         database = None
@@ -127,11 +128,13 @@ class DecisionStore(SqliteStore):
 
     def settle(self, most: int | None = None) -> None:
         """Add the records that wait, at most so many."""
+        self._is_settling = True
         for _ in range(len(self._later) if most is None else min(most, len(self._later))):
             try:
                 self._later.popleft()()
             except Exception as error:
                 log.error("A decision could not be recorded: %s.", redacted(error))
+        self._is_settling = False
 
     def _add_some(self) -> None:
         self.settle(_MADE_AT_ONCE)
@@ -139,6 +142,8 @@ class DecisionStore(SqliteStore):
             asyncio.get_running_loop().call_later(_BREAK_S, self._add_some)
 
     def add(self, record: DecisionRecord) -> None:
+        if self._later and not self._is_settling:
+            self.settle()  # which ended before this one
         self.memory[record.id] = record
         if len(self.memory) > self._memory_records:
             self.memory.popitem(last=False)

@@ -18,6 +18,8 @@ from .responses import SERVER, ServerResponse, WholeResponse, error_response
 
 log = logging.getLogger(__name__)
 
+# for the rest of a refused request's body: a reset would lose the refusal, but the place is taken meanwhile
+_LINGER_S = 5.0
 _READ_BYTES = 64 * 1024  # of an unread body, twice as much and one read of the socket (256 kB) are in memory
 
 
@@ -39,7 +41,7 @@ class AiohttpConnection(RequestHandler):
             access_log=None,  # type: ignore[arg-type]  # off: `self.access_log` is Optional
             auto_decompress=False,
             keepalive_timeout=read_timeout_s,
-            lingering_time=read_timeout_s,  # for the rest of a refused request's body, which a reset would lose
+            lingering_time=min(_LINGER_S, read_timeout_s),
             read_bufsize=_READ_BYTES,
             max_headers=MAX_HEADERS,
         )

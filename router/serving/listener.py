@@ -23,9 +23,10 @@ Misbehaving clients are treated as follows:
 8. a request begins when its body is here; if that takes more than a moment, or the body is large, aiohttp receives it,
    with its limits of time and memory
 
-Requests for streams that arrive together begin one in each turn of the event loop (`StreamTurns`): what the others'
+Requests for streams that arrive together begin four in each turn of the event loop (`StreamTurns`): what the others'
 servers have answered meanwhile is sent in between, so that the first tokens of half of them do not wait for the reading
-of all. For whole answers the time to the last byte counts, and it is shortest without these turns.
+of all. Streams that begin together get their tokens together, which wakes the process once for all of them. For whole
+answers the time to the last byte counts, and it is shortest without these turns.
 """
 
 from __future__ import annotations

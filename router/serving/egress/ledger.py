@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
@@ -279,7 +280,7 @@ class EgressLedger:
             self._key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_new(self._key_file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
             return key
-        with suppress(ValueError, TypeError):  # TypeError: it has a passphrase
+        with suppress(ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
             loaded = load_pem_private_key(self._key_file.read_bytes(), password=None)
             if isinstance(loaded, Ed25519PrivateKey):
                 return loaded

@@ -95,16 +95,17 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         """Return the data of all records that have arrived. The last one is empty if it ends the connection."""
         found: list[bytes] = []
         try:
-            while self._incoming.pending and not self._is_over:
+            while self._incoming.pending and not self._is_over and not (found and not found[-1]):
                 found.append(self._decrypt(_RECORD_BYTES))
-                if not found[-1]:
-                    return found
         except ssl.SSLWantReadError:  # a part of a record
-            if self._tcp.get_write_buffer_size() > _UNSENT_BYTES and self._outgoing.pending:
-                self.abort()  # a peer that asks and does not read
-            self._flush()  # TLS's own answer to a record
+            pass
         except ssl.SSLError as error:
             self.fail(error)
+        if self._outgoing.pending and not self._is_over:  # TLS's own answer to a record
+            if self._tcp.get_write_buffer_size() > _UNSENT_BYTES:
+                self.abort()  # a peer that asks and does not read
+            else:
+                self._flush()
         return found
 
     def _shake(self) -> None:

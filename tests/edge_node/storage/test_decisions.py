@@ -142,6 +142,15 @@ async def test_records_made_later_are_there_for_whoever_reads(way: str) -> None:
             await until(lambda: len(decisions.memory) == 70)
 
 
+async def test_records_made_later_come_before_those_that_ended_after_them() -> None:
+    with closing(store(None, count=100)) as decisions:
+        decisions.later(partial(decisions.add, record(0)))
+        decisions.add(record(1))
+        decisions.later(partial(decisions.add, record(2)))
+        decisions.add(record(3))
+        assert [*decisions.memory] == ["d0", "d1", "d2", "d3"]
+
+
 @pytest.mark.parametrize(
     ("query", "ids"),
     [
