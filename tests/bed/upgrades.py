@@ -22,6 +22,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.tool import run_tool
+
 from .bed import ROOT
 from .outbox import POLICY, Client, Daemon, TimedCloud, all_states
 
@@ -165,13 +167,14 @@ async def run(commit: str, folder: Path) -> dict[str, object]:
         await cloud.stop()
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bed.upgrades", description=__doc__)
     parser.add_argument("commit")
     with tempfile.TemporaryDirectory() as folder:
         for name, value in asyncio.run(run(parser.parse_args().commit, Path(folder))).items():
             print(f"{name}: {value}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))
