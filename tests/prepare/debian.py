@@ -63,9 +63,11 @@ dpkg --remove causeway-edge
 test ! -e /opt/causeway && test ! -e /lib/systemd/system/causeway-edge.service
 test -e /var/lib/private/causeway && test -e /etc/causeway/edge.yaml
 dpkg --install /causeway-edge.deb
+systemctl is-enabled causeway-edge
 /opt/causeway/.venv/bin/python3 /ask.py
 dpkg --purge causeway-edge
 test ! -e /var/lib/private/causeway && test ! -e /var/lib/private/causeway-key && test ! -e /etc/causeway
+test ! -e /var/lib/causeway-edge.enabled
 """
 _UNIT = """\
 [Unit]
