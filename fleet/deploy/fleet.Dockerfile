@@ -20,7 +20,8 @@ RUN /opt/venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
 FROM ${BASE}
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-RUN useradd --uid 10001 --no-create-home --home-dir /tmp causeway
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp causeway \
+ && install -d -o 10001 -g 10001 -m 700 /var/lib/causeway
 USER 10001:10001
 EXPOSE 8090
 # Volumes: the fleet's folder, into whose `published` the control plane writes, the keys of the online roles, its state.
