@@ -392,6 +392,36 @@ def test_the_control_plane_is_started_with_its_database_and_keys_that_nobody_els
     assert values["--database"] == f"postgresql://{user}:$(POSTGRES_PASSWORD)@{host}/{name}"
 
 
+def test_the_copy_of_the_fleet_has_no_private_keys_and_starts_the_pods_at_its_end(tmp_path: Path) -> None:
+    """The commands of the page and of the kustomization are the same; a `kubectl` that runs them here is the pod."""
+    page = (ROOT / "docs" / "how-to" / "run-a-fleet.md").read_text()
+    copy = page[page.index("(cd stores") :].partition("```")[0]
+    assert copy in (FLEET / "base" / "kustomization.yaml").read_text().replace("\n#   ", "\n")
+    stores, copied = tmp_path / "stores", tmp_path / "copied"
+    files = ("fleet.yaml", "keys/server.pub", "published/blobs/ab")
+    private = ("keys/server.pem", "tls/ca.key", ".causeway/owner-key/owner.pem", ".causeway/join-token", ".git/config")
+    for name in (*files, *private):
+        (stores / name).parent.mkdir(parents=True, exist_ok=True)
+        (stores / name).touch()
+    (stores / "fleet.yaml").write_bytes(bytes(4096))
+    copied.mkdir()
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift\nexec "$@"\n')
+    kubectl.chmod(0o755)
+    command = re.sub(r" /fleet\b", f" {copied}", copy)
+    (fleet,) = [each for each in workloads(BUILDS["fleet-base"]) if each["metadata"]["name"] == "fleet"]
+    (marker,) = re.findall(r"until \[ -e /fleet/(\S+) \]", containers(fleet)[0]["command"][-1])
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "pod": "pod/fleet-0"}
+    subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=environ, check=True)
+    found = {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()}
+    assert found == {*files, marker}
+    (copied / marker).unlink()
+    kubectl.write_text(kubectl.read_text().replace("exec", "head -c 1500 |"))
+    cut = subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=environ, capture_output=True, check=False)
+    assert cut.returncode == 2
+    assert not (copied / marker).exists(), "a copy that was cut off starts nothing"
+
+
 def test_keda_objects_have_required_fields() -> None:
     found = of_kind(BUILDS["keda"], "ScaledObject")
     assert {each["metadata"]["name"] for each in found} == {"triton", "worker"}
