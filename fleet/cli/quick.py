@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import re
+import fcntl
+import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import urlsplit
+from typing import IO, TYPE_CHECKING, NoReturn
 
 import click
-import msgspec
 
 from causeway_server.router.numbers import seconds_of
 from causeway_server.router.serving.folders import write_atomically
-from causeway_server.router.serving.process import option
+from causeway_server.router.serving.process import end_with_parent, option
 
 from ..operators.answers import JoinTokenAnswer, RolloutStatus
 from ..repository.folder import CheckedFleet
@@ -28,12 +28,11 @@ from .client import FleetClient
 from .devices import every_device
 from .rollout_output import notes, rollout_line, time_text
 from .rollouts import begin
-from .signing import readable_errors, sign_fleet, valid_fleet
+from .signing import HOST, NAME, load_signers, readable_errors, sign_fleet, valid_fleet
 
 if TYPE_CHECKING:
     from types import FrameType
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST = 1000
 _POLL_S = 1.0
 _JOIN_S = 86_400.0
@@ -66,24 +65,18 @@ def quick(policy: Path, devices: str, listen: str, wait: str) -> None:
     names, host = _names(devices), _host(listen)
     if (wait_s := seconds_of(wait)) is None:
         raise click.BadParameter(f"Expected a time such as 0s, 10m or 2h, not {wait!r}.", param_hint="--wait")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup
+            signal.signal(number, _interrupt)
     with readable_errors():
         from ..trust import quick_folder as folders
 
         folder = folders.fleet_of(policy)
-        commit = folders.committed(policy, folder)
-        for path in folders.set_up(folder, policy):
-            click.echo(f"Wrote {path}.")
-        checked = valid_fleet(folder)
-        cohort = _cohort(checked, policy)
+        commit = folders.committed(policy)
+        with folders.one_at_a_time(folder):
+            checked, cohort = _signed(folder, policy)
         click.echo(f"{policy}{f' of commit {commit}' if commit else ''} is the policy of {cohort} in {folder}.")
-        if not sign_fleet(checked, folders.signing_keys(folder), None):
-            raise click.ClickException(
-                f"These signatures are missing. Run `causeway-fleet sign {folder} --key KEY.pem` with those keys, "
-                "then this command again."
-            )
-        with _control_plane(folders.state_of(folder), folder, listen, host) as plane:
+        with _control_plane(folder, listen, host) as plane:
             _enrol(plane, cohort, names, wait_s)
             is_done = _roll_out(plane, checked, cohort)
             if plane.process is not None:
@@ -96,11 +89,11 @@ def quick(policy: Path, devices: str, listen: str, wait: str) -> None:
     raise SystemExit(0 if is_done else 1)
 
 
-class _ControlPlane(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class _ControlPlane:
     """A control plane that answers. `process`: None if another command started it."""
 
     state: Path
-    client: FleetClient
     url: str
     process: subprocess.Popen[str] | None = None
 
@@ -108,9 +101,50 @@ class _ControlPlane(msgspec.Struct, frozen=True):
     def token(self) -> Path:
         return self.state / "server" / "bootstrap-token"
 
+    @cached_property
+    def client(self) -> FleetClient:
+        return FleetClient(self.url, self.token.read_text(encoding="utf-8").strip(), self.ca_file)
+
+    @property
+    def ca_file(self) -> Path | None:
+        return self.state / "tls" / "ca.pem" if self.url.startswith("https") else None
+
+    @property
+    def trusting(self) -> str:
+        """The option of a printed command that names the CA, or ""."""
+        return "" if self.ca_file is None else f" --ca-file {shlex.quote(str(self.ca_file))}"
+
+    @property
+    def connection(self) -> str:
+        """The options of a printed command that reach this control plane."""
+        return f"--url {self.url} --token-file {shlex.quote(str(self.token))}{self.trusting}"
+
     @property
     def log(self) -> Path:
         return self.state / "control-plane.log"
+
+
+def _signed(folder: Path, policy: Path) -> tuple[CheckedFleet, str]:
+    """Set this folder up if it is new, and sign its fleet; return it with the cohort of the policy.
+
+    Raises:
+        ClickException: No cohort has this policy, or a signature is missing.
+    """
+    from ..trust import quick_folder as folders
+
+    for path in folders.set_up(folder, policy):
+        click.echo(f"Wrote {path}.")
+    checked = valid_fleet(folder)
+    cohort = _cohort(checked, policy)
+    keys = folders.private_keys(folder)
+    for lost in (key for key in keys.values() if not key.exists()):
+        click.echo(f"{lost} is missing, as after `git clean -x`: restore .causeway from its backup.", err=True)
+    owner = [key for name, key in keys.items() if name == folders.OWNER and key.exists()]
+    if not sign_fleet(checked, load_signers(owner, None)):
+        command = f"causeway-fleet sign {shlex.quote(str(folder))} --key KEY.pem"
+        message = f"These signatures are missing. Run `{command}` with those keys, then this command again."
+        raise click.ClickException(message)
+    return checked, cohort
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -119,11 +153,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def _names(devices: str) -> list[str]:
     if devices.isdecimal():
-        width = len(devices)
-        names = [f"device-{number:0{width}}" for number in range(1, min(int(devices), _MOST + 1) + 1)]
+        names = [f"device-{number:04}" for number in range(1, min(int(devices), _MOST + 1) + 1)]
     else:
         names = devices.split(",")
-    wrong = next((one for one in names if not _NAME.fullmatch(one)), None)
+    wrong = next((one for one in names if not NAME.fullmatch(one)), None)
     if not names or wrong is not None or len(set(names)) < len(names) or len(names) > _MOST:
         raise click.BadParameter(
             f"Expected a number from 1 to {_MOST}, or different names of letters, digits or . _ - with commas between, "
@@ -136,7 +169,8 @@ def _names(devices: str) -> list[str]:
 def _host(listen: str) -> str:
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
-    if not host or not port.isdecimal() or int(port) > 65535 or host in ("0.0.0.0", "::"):
+    is_name = host in _LOOPBACK or (HOST.fullmatch(host) and "*" not in host and host != "0.0.0.0")
+    if not is_name or not port.isdecimal() or not 0 < int(port) <= 65535:
         message = (
             f"Expected HOST:PORT with the name by which devices reach it, such as fleet.local:8090, not {listen!r}."
         )
@@ -155,62 +189,75 @@ def _cohort(checked: CheckedFleet, policy: Path) -> str:
 
 
 @contextmanager
-def _control_plane(state: Path, folder: Path, listen: str, host: str) -> Iterator[_ControlPlane]:
-    """Yield the control plane that runs, or start one, which ends with this command."""
-    where, tls, options = state / "control-plane.url", state / "tls", list[str]()
-    if host not in _LOOPBACK:
-        if not (tls / f"{host}.pem").exists():
-            from ..trust.certificates import init
+def _control_plane(folder: Path, listen: str, host: str) -> Iterator[_ControlPlane]:
+    """Yield the control plane that runs, or start one, which ends with this command.
 
-            init(tls, (host,), time.time())
-        options = ["--tls-cert-file", str(tls / f"{host}.pem"), "--tls-key-file", str(tls / f"{host}.key")]
-    ca_file = tls / "ca.pem" if options else None
-    known = where.read_text(encoding="utf-8") if where.exists() else ""
-    if known and _answers(known):
-        client = FleetClient(known, (state / "server" / "bootstrap-token").read_text(encoding="utf-8").strip(), ca_file)
-        yield _ControlPlane(state, client, known)
-        return
-    command = [sys.executable, "-m", "causeway_server.fleet", "serve", str(folder), "--listen", listen, *options]
-    command += ["--keys", str(state / "server-key"), "--state-dir", str(state / "server")]
-    with (state / "control-plane.log").open("ab") as log:  # a session of its own: Ctrl-C reaches this command alone
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+    Its process holds the lock of `control-plane.lock`. If that is free, `control-plane.url` is of one that has ended,
+    and another program may have that port by now.
+    """
+    from ..trust.quick_folder import one_at_a_time, server_certificate, state_of
+
+    state, process = state_of(folder), None
+    where = state / "control-plane.url"
     try:
-        assert process.stdout is not None
-        line = next((line for line in process.stdout if line.startswith("ready url=")), "")
-        if not line:
-            raise click.ClickException(f"The control plane did not start: see {state / 'control-plane.log'}.")
-        url = line.strip().removeprefix("ready url=")
-        write_atomically(where, url.encode())
-        client = FleetClient(url, (state / "server" / "bootstrap-token").read_text(encoding="utf-8").strip(), ca_file)
-        yield _ControlPlane(state, client, url, process)
+        with one_at_a_time(folder), (state / "control-plane.lock").open("ab") as serving:
+            while not (is_free := _lock(serving)) and not where.exists():
+                time.sleep(_POLL_S)  # the command that started it was killed, and it ends, too
+            if is_free:
+                where.unlink(missing_ok=True)
+                command = [sys.executable, "-m", "causeway_server.fleet", "serve", str(folder), "--listen", listen]
+                command += ["--keys", str(state / "server-key"), "--state-dir", str(state / "server")]
+                if host not in _LOOPBACK:
+                    certificate, key = server_certificate(folder, host, time.time())
+                    command += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+                with (state / "control-plane.log").open("ab") as log:
+                    process = subprocess.Popen(
+                        command,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        text=True,
+                        start_new_session=True,  # Ctrl-C reaches this command alone
+                        preexec_fn=end_with_parent,  # noqa: PLW1509 - it only calls prctl
+                        pass_fds=(serving.fileno(),),
+                    )
+                assert process.stdout is not None
+                line = next((line for line in process.stdout if line.startswith("ready url=")), "")
+                if not line:
+                    raise click.ClickException(f"The control plane did not start: see {state / 'control-plane.log'}.")
+                write_atomically(where, line.strip().removeprefix("ready url=").encode())
+            plane = _ControlPlane(state, where.read_text(encoding="utf-8"), process)
+        yield plane
     finally:
-        where.unlink(missing_ok=True)
-        process.terminate()
-        process.wait()
+        if process is not None:
+            process.terminate()
+            process.wait()
 
 
-def _answers(url: str) -> bool:
-    parts = urlsplit(url)
+def _lock(file: IO[bytes]) -> bool:
+    """Take a file's lock, unless another process holds it. Returns whether it was free."""
     try:
-        socket.create_connection((parts.hostname or "", parts.port or 0), 5.0).close()
-    except OSError:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
 
 
 def _enrol(plane: _ControlPlane, cohort: str, names: Sequence[str], wait_s: float) -> None:
-    """Print how the devices join that have not, and wait for them. Raises ClickException if there is no device."""
-    missing = set(names) - {device.id for device in every_device(plane.client)}
+    """Print how the devices join that have not, and wait for them. Raises ClickException if the cohort has none."""
+    known = {device.id: device for device in every_device(plane.client)}
+    missing = set(names) - known.keys()
+    for name in names:
+        if name in known and known[name].revoked is not None:
+            click.echo(f"{name} was revoked: it gets no policy. Let it join by another name.")
     if missing:
         request = {"cohort": cohort, "uses": len(missing), "expires_s": _JOIN_S, "labels": {}}
         made = plane.client.post("/v1/join-tokens", JoinTokenAnswer, request)
-        token, ca = plane.state / "join-token", ""
+        token = plane.state / "join-token"
         write_atomically(token, made.token.encode(), 0o600)
-        if plane.url.startswith("https"):
-            ca = f" --ca-file {plane.state / 'tls' / 'ca.pem'}"
         click.echo(f"To join, until {time_text(made.expires)}, each device runs its line with a copy of these files:")
         for name in sorted(missing):
-            click.echo(f"  causeway-edge fleet join {plane.url} --name {name}{ca} < {token}")
+            line = f"causeway-edge fleet join {plane.url} --name {name}{plane.trusting} < {shlex.quote(str(token))}"
+            click.echo(f"  {line}")
     ends = time.monotonic() + wait_s
     while missing and time.monotonic() < ends:
         time.sleep(_POLL_S)
@@ -218,7 +265,7 @@ def _enrol(plane: _ControlPlane, cohort: str, names: Sequence[str], wait_s: floa
         missing -= joined
         for name in sorted(joined):
             click.echo(f"{name} has joined.")
-    if len(missing) == len(names):
+    if all(device.revoked is not None for device in every_device(plane.client, cohort=cohort)):
         raise click.ClickException("No device has joined. Run the command again when one can.")
     if missing:
         click.echo(f"Not joined yet: {', '.join(sorted(missing))}. They get the policy when they join.")
@@ -226,7 +273,17 @@ def _enrol(plane: _ControlPlane, cohort: str, names: Sequence[str], wait_s: floa
 
 def _roll_out(plane: _ControlPlane, checked: CheckedFleet, cohort: str) -> bool:
     """Begin a rollout if there is something to do, and show it to its end. Returns whether it is done."""
+    from ..trust.offline import all_signed_manifests
+    from ..trust.published import PublishedFolder
+
     before = plane.client.get("/v1/rollouts", tuple[RolloutStatus, ...], cohort=cohort)
+    signed = all_signed_manifests(PublishedFolder(checked.folder))[cohort]
+    wanted = max(signed, key=lambda bundle: signed[bundle].serial)
+    if before and before[0].to_bundle == wanted and before[0].state in ("reverting", "reverted"):
+        click.echo(rollout_line(before[0]))
+        command = f"causeway-fleet apply {shlex.quote(str(checked.folder))} --cohort {cohort} {plane.connection}"
+        click.echo(f"  It does not begin again by itself: change the policy, or run\n  {command}")
+        return False
     is_first = not any(one.began for one in before)  # a new fleet has no records yet
     begin(plane.client, checked, (cohort,), "", {"without_replay": is_first}, yes=True)
     newest = plane.client.get("/v1/rollouts", tuple[RolloutStatus, ...], cohort=cohort)[0]
@@ -240,8 +297,7 @@ def _roll_out(plane: _ControlPlane, checked: CheckedFleet, cohort: str) -> bool:
             click.echo("\n  ".join([line, *notes(found)]))
             if found.state == "paused":
                 click.echo(f"  decide in the console, {plane.url}/console, with the token in {plane.token}, or with")
-                connection = f"--url {plane.url} --token-file {plane.token}"
-                click.echo(f"  causeway-fleet accept {found.id} {connection}   (or resume, abort)")
+                click.echo(f"  causeway-fleet accept {found.id} {plane.connection}   (or resume, abort)")
         if found.state in _ENDED:
             return found.state == "done"
         time.sleep(_POLL_S)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ..trust.offline import RoleReport
     from ..trust.published import PublishedFolder
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_HOST = re.compile(r"[A-Za-z0-9*][A-Za-z0-9.:-]{0,252}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HOST = re.compile(r"[A-Za-z0-9*][A-Za-z0-9.:-]{0,252}")
 _EXTRA = ("tuf", "securesystemslib", "cryptography")
 _Folder = click.Path(path_type=Path, file_okay=False)
 _File = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -53,7 +53,7 @@ def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None)
 
     Exit code: 0 made, 1 a key of this name exists already, 2 bad arguments.
     """
-    if _NAME.fullmatch(name) is None:
+    if NAME.fullmatch(name) is None:
         raise click.BadParameter("A name has 1 to 64 letters, digits or . _ -", param_hint="NAME")
     secret = passphrase_file.read_bytes().strip() if passphrase_file else None
     if passphrase and secret is None:
@@ -98,7 +98,7 @@ def init_tls(folder: Path, names: tuple[str, ...]) -> None:
     Exit code: 0 made, 1 a certificate exists already, 2 bad arguments.
     """
     for name in names:
-        if _HOST.fullmatch(name) is None:
+        if HOST.fullmatch(name) is None:
             raise click.BadParameter(f"{name!r} is not a host name or an address.", param_hint="NAME")
     with readable_errors():
         from ..trust.certificates import init
@@ -120,7 +120,7 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
     """
     checked = valid_fleet(folder)
     with readable_errors():
-        sign_fleet(checked, key_files, passphrase_file)
+        sign_fleet(checked, load_signers(key_files, passphrase_file))
 
 
 @keys.command("holders")
@@ -142,16 +142,17 @@ def holders(
     with readable_errors():
         from ..trust.keys import write_holders
 
+        signers = load_signers(key_files, passphrase_file)  # before anything is written
         write_holders(folder, files, threshold)
         click.echo(f"Wrote {folder / 'trust.yaml'}: {threshold} of {', '.join(file.stem for file in files)}.")
-        sign_fleet(checked, key_files, passphrase_file)
+        sign_fleet(checked, signers)
 
 
-def sign_fleet(checked: CheckedFleet, key_files: Sequence[Path], passphrase_file: Path | None) -> bool:
+def sign_fleet(checked: CheckedFleet, keys: Mapping[Path, CryptoSigner]) -> bool:
     """Sign a fleet's changes with these keys, and say what is published. Returns whether nothing lacks a signature.
 
     Raises:
-        ConfigError: A key or a file is invalid.
+        ConfigError: A file is invalid.
         OSError: A file cannot be read or written.
     """
     folder = checked.folder
@@ -164,10 +165,9 @@ def sign_fleet(checked: CheckedFleet, key_files: Sequence[Path], passphrase_file
     if trust is None:
         print_problems(new_console(), problems)
         raise SystemExit(1)
-    secret = passphrase_file.read_bytes().strip() if passphrase_file else None
-    signers = [_load(path, secret) for path in key_files]
     published, now = PublishedFolder(folder), datetime.now(UTC)
-    _refuse_strangers(trust, published, dict(zip(key_files, signers, strict=True)))
+    _refuse_strangers(trust, published, keys)
+    signers = list(keys.values())
     reports = sign_offline(checked, trust, published, signers, now)
     for report in reports:
         click.echo(_describe(report))
@@ -222,12 +222,21 @@ def valid_fleet(folder: Path) -> CheckedFleet:
     return checked
 
 
-def _load(path: Path, passphrase: bytes | None) -> CryptoSigner:
+def load_signers(paths: Sequence[Path], passphrase_file: Path | None) -> dict[Path, CryptoSigner]:
+    """Read private keys; ask for the passphrases of encrypted ones, unless a file has it.
+
+    Raises:
+        KeyInvalid: A key or its passphrase is wrong.
+        OSError: The file of the passphrase cannot be read.
+    """
     from ..trust.keys import is_encrypted, load_signer
 
-    if not is_encrypted(path):
-        return load_signer(path, None)
-    return load_signer(path, passphrase or click.prompt(f"Passphrase of {path}", hide_input=True).encode())
+    secret = passphrase_file.read_bytes().strip() if passphrase_file else None
+
+    def ask(path: Path) -> bytes:
+        return secret or click.prompt(f"Passphrase of {path}", hide_input=True).encode()
+
+    return {path: load_signer(path, ask(path) if is_encrypted(path) else None) for path in paths}
 
 
 def _refuse_strangers(trust: Trust, published: PublishedFolder, signers: Mapping[Path, CryptoSigner]) -> None:

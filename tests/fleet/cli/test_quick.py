@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -20,6 +23,9 @@ import yaml
 from click.testing import CliRunner
 
 from causeway_server.fleet.cli.commands import main
+from causeway_server.fleet.cli.quick import _ControlPlane, _names
+from causeway_server.fleet.trust import quick_folder
+from causeway_server.router.serving.tls.contexts import read_certificate
 from tests.bed.fleet.demo import CAUSEWAY_EDGE, CAUSEWAY_FLEET, Program, ProgramFailed, run_command, use_device
 from tests.ports import free_port
 
@@ -72,9 +78,9 @@ class Repository:
         self.git("commit", "--quiet", "--message", name)
 
     @contextmanager
-    def quick(self) -> Iterator[Output]:
+    def quick(self, name: str = "quick") -> Iterator[Output]:
         """Run it until the end of the block, which interrupts it as Ctrl-C does."""
-        log = self.folder.with_suffix(".log")
+        log = self.folder.with_name(f"{name}.log")
         with log.open("wb") as file:
             process = subprocess.Popen([*CAUSEWAY_FLEET, *self.arguments], stdout=file, stderr=subprocess.STDOUT)
         try:
@@ -123,7 +129,7 @@ async def test_a_policy_in_git_reaches_three_devices_and_one_key_becomes_two_of_
     with repository.quick() as first:
         await first.until("--name kiosk-3")
     assert first.process.returncode == 1
-    assert not (repository.folder / ".causeway" / "control-plane.url").exists()
+    assert is_free(repository)
     document = yaml.safe_load(fleet.read_text())
     document["cohorts"]["everyone"] |= {"rollout": PACE, "replay": {"records": 5, "records_per_day": 1_000_000}}
     fleet.write_text(json.dumps(document))
@@ -164,6 +170,20 @@ async def test_a_policy_in_git_reaches_three_devices_and_one_key_becomes_two_of_
             third = await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, *repository.arguments)
             assert "done, 100 %" in third
             assert await policies(urls) == {"third"}
+
+            state = repository.folder / ".causeway"
+            connection = ["--yes", "--url", (state / "control-plane.url").read_text()]
+            connection += ["--token-file", str(state / "server" / "bootstrap-token")]
+            await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, "revoke", "kiosk-3", *connection)
+            without = await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, *repository.arguments)
+            assert "kiosk-3 was revoked" in without
+            assert "no change" in without
+            other = [*repository.arguments, "--wait", "0s", "--devices", "kiosk-9"]
+            assert "no change" in await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, *other)
+            await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, "abort", "everyone", *connection)
+            for said in ("reverted", "It does not begin again by itself"):
+                with pytest.raises(ProgramFailed, match=said):
+                    await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, *repository.arguments)
         finally:
             for task in applications:
                 task.cancel()
@@ -173,6 +193,76 @@ async def test_a_policy_in_git_reaches_three_devices_and_one_key_becomes_two_of_
                 await asyncio.to_thread(one.wait)
     assert serving.process.returncode == 0
     assert set(answers) == {200}
+
+
+def is_free(repository: Repository) -> bool:
+    """Return whether no control plane of this folder runs."""
+    with (repository.folder / ".causeway" / "control-plane.lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+async def test_a_program_at_the_address_of_before_gets_no_token(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "shop")
+    repository.commit("first")
+    state = repository.folder / ".causeway"
+    (state / "server").mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.setblocking(False)
+        (state / "control-plane.url").write_text(f"http://127.0.0.1:{stranger.getsockname()[1]}")
+        with repository.quick() as run:
+            await run.until("--name kiosk-3")
+            with pytest.raises(BlockingIOError):
+                stranger.accept()
+
+
+async def test_two_runs_share_a_control_plane_that_ends_with_its_command(tmp_path: Path) -> None:
+    """Beyond loopback, in a folder whose name has a blank; the second one gives no address."""
+    repository = Repository(tmp_path / "my shop")
+    repository.commit("first")
+    listen, port = repository.arguments[:-1], free_port()
+    repository.arguments = [*listen, f"127.0.0.2:{port}"]
+    with repository.quick() as first, repository.quick("second") as second:
+        lines = [(await one.until("--name kiosk-3")).splitlines()[-1] for one in (first, second)]
+        repository.arguments = [*listen[:-1], "--wait", "0s"]
+        with repository.quick("third") as third:
+            assert "No device has joined" in await third.until("No device has joined")
+        for one in (first, second):
+            one.process.kill()
+        await until(lambda: is_free(repository))
+    for line in lines:
+        words = shlex.split(line)
+        assert words[3] == f"https://127.0.0.2:{port}"
+        state = repository.folder / ".causeway"
+        assert words[-4:] == ["--ca-file", str(state / "tls" / "ca.pem"), "<", str(state / "join-token")]
+
+
+def test_a_certificate_that_ends_soon_or_is_missing_is_made_again(tmp_path: Path) -> None:
+    """Interrupted between the two files, only the key is there."""
+    quick_folder.state_of(tmp_path).mkdir()
+    certificate, key = quick_folder.server_certificate(tmp_path, "fleet.local", time.time())
+    old, content = read_certificate(certificate, ""), key.read_bytes()
+    for days, stays in ((31, True), (29, False)):
+        now = (old.not_valid_after_utc - timedelta(days=days)).timestamp()
+        quick_folder.server_certificate(tmp_path, "fleet.local", now)
+        assert (read_certificate(certificate, "") == old) is stays
+        assert (key.read_bytes() == content) is stays
+    certificate.unlink()
+    quick_folder.server_certificate(tmp_path, "fleet.local", time.time())
+    assert certificate.exists()
+
+
+def test_printed_commands_can_be_pasted(tmp_path: Path) -> None:
+    state = tmp_path / "my shop"
+    words = shlex.split(_ControlPlane(state, "https://fleet.local:8090").connection)
+    assert words == [
+        *("--url", "https://fleet.local:8090"),
+        *("--token-file", str(state / "server" / "bootstrap-token")),
+        *("--ca-file", str(state / "tls" / "ca.pem")),
+    ]
 
 
 async def policies(urls: list[str]) -> set[str]:
@@ -193,7 +283,7 @@ def sent_records(folder: Path) -> int:
 
 
 def refusal(*arguments: str) -> str:
-    result = CliRunner().invoke(main, ["quick", *arguments])
+    result = CliRunner().invoke(main, ["quick", *arguments, "--wait", "0s"])
     assert result.exit_code in (1, 2)
     return result.output
 
@@ -206,6 +296,54 @@ def test_a_policy_that_git_does_not_have_is_refused(tmp_path: Path) -> None:
     assert not (repository.folder / "fleet.yaml").exists()
 
 
+@pytest.mark.parametrize("change", ["ignored", "untracked", "deleted", "staged"])
+def test_test_cases_that_git_does_not_have_are_refused(tmp_path: Path, change: str) -> None:
+    repository = Repository(tmp_path / "my shop")
+    cases = repository.folder / "cases"
+    repository.commit("first")
+    if change == "deleted":
+        (cases / "kiosk.yaml").unlink()
+    else:
+        (cases / "more cases.yaml").write_text(CASES)
+    if change == "ignored":
+        (repository.folder / ".git" / "info" / "exclude").write_text("more*\n")
+    if change == "untracked":
+        repository.git("config", "status.showUntrackedFiles", "no")
+    if change == "staged":
+        repository.git("add", "--all")
+    name = "kiosk.yaml" if change == "deleted" else "more cases.yaml"
+    assert re.search(f"Not in git: (cases/)?{name}. Commit it first", refusal(*repository.arguments[1:]))
+
+
+def test_private_keys_stay_out_of_git(tmp_path: Path) -> None:
+    """The repository has a .gitignore of its own. The folder's name is a number, which fleet.yaml has as text."""
+    repository = Repository(tmp_path / "2026")
+    (repository.folder / ".gitignore").write_text("*.log\n")
+    with quick_folder.one_at_a_time(repository.folder):
+        quick_folder.set_up(repository.folder, repository.policy)
+    assert yaml.safe_load((repository.folder / "fleet.yaml").read_text())["name"] == "2026"
+    for name in ("keys/anna.pem", "published/blobs/a", ".causeway/owner-key/owner.pem"):
+        repository.git("check-ignore", "--quiet", name)
+    with pytest.raises(subprocess.CalledProcessError):
+        repository.git("check-ignore", "--quiet", "keys/owner.pub")
+
+
+def test_a_lost_key_is_named(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "shop")
+    repository.commit("first")
+    with quick_folder.one_at_a_time(repository.folder):
+        quick_folder.set_up(repository.folder, repository.policy)
+    repository.git("clean", "-ffdx", "--exclude", "keys", "--exclude", "*.yaml")
+    output = refusal(*repository.arguments[1:])
+    assert re.search(r"owner\.pem is missing.*git clean", output)
+    assert re.search(r"server\.pem is missing.*git clean", output)
+
+
+def test_devices_keep_their_names_when_there_are_more() -> None:
+    assert _names("9") == _names("10")[:9]
+    assert _names("1000")[0] == "device-0001"
+
+
 @pytest.mark.parametrize("devices", ["0", "1001", "a,a", "a/b", ",", ""])
 def test_wrong_devices_are_refused(tmp_path: Path, devices: str) -> None:
     path = tmp_path / "kiosk.yaml"
@@ -213,7 +351,9 @@ def test_wrong_devices_are_refused(tmp_path: Path, devices: str) -> None:
     assert "--devices" in refusal(str(path), "--devices", devices)
 
 
-@pytest.mark.parametrize("listen", ["8090", "0.0.0.0:8090", "fleet.local:99999", "[::]:8090"])
+@pytest.mark.parametrize(
+    "listen", ["8090", "0.0.0.0:8090", "fleet.local:99999", "[::]:8090", "a b:8090", "fleet.local:0"]
+)
 def test_an_address_that_no_device_can_reach_is_refused(tmp_path: Path, listen: str) -> None:
     path = tmp_path / "kiosk.yaml"
     path.write_text(POLICY.format(name="first"))

@@ -56,6 +56,16 @@ def test_a_key_without_a_role_signs_nothing_and_says_so(folder: Path) -> None:
     assert sign(folder, "carla").exit_code == 0
 
 
+def test_holders_change_nothing_with_a_key_that_cannot_be_read(folder: Path) -> None:
+    before = (folder / "trust.yaml").read_text()
+    keys = folder / "keys"
+    (keys / "anna.pem").chmod(0o644)
+    assert (
+        run("keys", "holders", folder, keys / "anna.pub", keys / "ben.pub", "--key", keys / "anna.pem").exit_code == 1
+    )
+    assert (folder / "trust.yaml").read_text() == before
+
+
 @pytest.mark.slow
 def test_diff_says_what_would_change(folder: Path) -> None:
     assert "kiosk: serial 1\n  first bundle: policy, 1 case file, 1 model, 3 settings" in run("diff", folder).output
