@@ -458,11 +458,11 @@ class DirectStream(DirectAnswer):
         now, usage, first = loop.time(), self._usage or _NO_USAGE, self._first
         service.admission.release(now - self.started)
         self._plan.cloud.succeeded(self._call)
-        told = usage.prompt_tokens or usage.completion_tokens
-        is_known = told or (self._plan.target.price is FREE and service.admission.budgets is None)
+        counted = usage.prompt_tokens or usage.completion_tokens
+        is_known = counted or (self._plan.target.price is FREE and service.admission.budgets is None)
         if is_known and first is not None and not self._info.degraded:
-            end = self._tokens, self._note, self._finish or ""
-            service.records.decisions.later(partial(self._record, end, usage, first, now, self._ended(usage)))
+            told = self._tokens, self._note, self._finish or ""
+            service.records.decisions.later(partial(self._record, told, usage, first, now, self._ended(usage)))
         else:  # its tokens are estimated, or its record says more
             context, _, attempt = self._general()
             attempt.finish(now)

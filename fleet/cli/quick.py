@@ -153,7 +153,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def _names(devices: str) -> list[str]:
     if devices.isdecimal():
-        names = [f"device-{number:04}" for number in range(1, min(int(devices), _MOST + 1) + 1)]
+        count = min(int(devices[:9]), _MOST + 1)  # no number of devices is longer
+        names = [f"device-{number:04}" for number in range(1, count + 1)]
     else:
         names = devices.split(",")
     wrong = next((one for one in names if not NAME.fullmatch(one)), None)

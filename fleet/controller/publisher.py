@@ -202,7 +202,7 @@ class Plans:
         """
         rate = self.cohort_doc(cohort).replay.records_per_day / 24.0 / max(1, devices)
         if self._fleet is None or cohort not in self._fleet.cohorts:
-            return 0.0  # nobody has agreed
+            return 0.0  # no signer has agreed to such a cohort
         return 2.0 ** math.floor(math.log2(rate)) if rate else 0.0
 
     def cohort_doc(self, cohort: str) -> CohortDoc:

@@ -59,7 +59,7 @@ def source_of(commit: str, root: Path) -> Path:
 
 
 class Device(Daemon):
-    """One state folder, under the daemon of either version."""
+    """A state folder that the daemons of both versions use in turn."""
 
     def __init__(self, folder: Path, cloud: str, old: Path) -> None:
         super().__init__(folder, cloud, 0.0)

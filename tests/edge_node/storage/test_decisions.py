@@ -123,7 +123,7 @@ async def test_memory_keeps_the_newest() -> None:
 
 @pytest.mark.parametrize("way", ["get", "find", "erase", "newest", "time"])
 async def test_records_made_later_are_there_for_whoever_reads(way: str) -> None:
-    """One that cannot be made costs no other."""
+    """A record that cannot be made costs no other record."""
     with closing(store(None, count=100)) as decisions:
         decisions.later(partial(decisions.add, cast("DecisionRecord", None)))
         for number in range(70):

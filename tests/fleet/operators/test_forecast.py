@@ -156,7 +156,7 @@ async def test_a_cohort_says_how_much_its_devices_send(bed: Bed) -> None:
         edit(bed.signed.path / "fleet.yaml", "records_per_day: 0", "records_per_day: 5000")
         await bed.turn(store, controller)
         assert await rate(store) == 32.0
-        edit(bed.signed.path / "fleet.yaml", "  kiosk:", "  kiosks:")  # nobody has agreed for the old name
+        edit(bed.signed.path / "fleet.yaml", "  kiosk:", "  kiosks:")  # no signer has agreed to it for the old name
         await bed.turn(store, controller)
         assert await rate(store) == 0.0
 
