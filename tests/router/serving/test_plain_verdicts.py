@@ -20,6 +20,7 @@ from aiohttp import web
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import causeway_server.router.serving.aiohttp_connection  # noqa: F401 - virtual time does not wait for a thread's import
 from causeway_server.router.errors import CausewayError
 from causeway_server.router.serving.listener import Address, Connection, ConnectionTable, Listener
 from causeway_server.router.serving.request import (
@@ -35,7 +36,7 @@ from tests.virtual_time import run_in_virtual_time
 
 from .test_plain_head import GET, HOST, OTHER, PLAIN, POST, STREAMS
 
-READ_S, BODY_S, LINGER_S, MAX_BYTES = 20.0, 5.0, 3.0, 64
+READ_S, BODY_S, LINGER_S, MAX_BYTES = 20.0, 5.0, 6.0, 64
 LINES = (("POST", "/v1/chat/completions"), ("GET", "/healthz"))
 _CHANGES = re.compile(rb"\r\n(date|x-request-id): [^\r]*", re.IGNORECASE)
 
