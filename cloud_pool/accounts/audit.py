@@ -87,11 +87,7 @@ class AuditLog:
     """
 
     def __init__(
-        self,
-        target: str,
-        *,
-        capacity: int = _QUEUE_CAPACITY,
-        open_file: Callable[[Path], IO[bytes]] = open_private,
+        self, target: str, *, capacity: int = _QUEUE_CAPACITY, open_file: Callable[[Path], IO[bytes]] = open_private
     ) -> None:
         self._target = target
         self._open_file = open_file

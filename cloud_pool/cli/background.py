@@ -51,13 +51,7 @@ def worker(process: ConfiguredProcess) -> None:
 @option("--name", "Name of the pipeline. Its processes share their progress.", default="stream")
 @_OPERATOR_PORT
 @configured_command
-def stream(
-    process: ConfiguredProcess,
-    source: str,
-    sink: str,
-    dead: str | None,
-    name: str,
-) -> None:
+def stream(process: ConfiguredProcess, source: str, sink: str, dead: str | None, name: str) -> None:
     """Answer the messages of a topic on the tiers. Prints `ready stream=…` on stdout; SIGTERM drains."""
     config, reread, flags = process
     topics, serves_operators = _topics(name, source, sink, dead), flags.operator_port is not None

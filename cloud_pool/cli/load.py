@@ -52,11 +52,7 @@ class LoadSettings(msgspec.Struct, frozen=True):
 @option("--users", "Closed loop: users, each with one request at a time.", _SOME)
 @option("--rate", "Open loop: conversations that begin per second, at random times.", _POSITIVE)
 @option("--duration-s", "Time in which requests begin.", _POSITIVE, 30.0)
-@option(
-    "--trace",
-    "File of conversations, a JSON object per line: `turns`, `think_s`, `at_s` for times.",
-    _PATH,
-)
+@option("--trace", "File of conversations, a JSON object per line: `turns`, `think_s`, `at_s` for times.", _PATH)
 @option("--turns", "Turns of each conversation that is made.", _SOME, 1)
 @option("--words", "Words of each turn that is made.", _SOME, 16)
 @option("--think-s", "Time from an answer to the next turn of a conversation that is made.", click.FloatRange(0), 0.0)

@@ -206,11 +206,7 @@ class EndpointAttempt:
     """An attempt: owns a lease and a call. Read its deltas after `begin`, report how they end, and close it."""
 
     def __init__(
-        self,
-        lease: EndpointLease,
-        request: InferenceRequest,
-        latency: FirstTokenLatency,
-        clock: Callable[[], float],
+        self, lease: EndpointLease, request: InferenceRequest, latency: FirstTokenLatency, clock: Callable[[], float]
     ) -> None:
         self.endpoint = lease.endpoint
         self._lease = lease

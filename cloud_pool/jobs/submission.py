@@ -12,13 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from causeway_server.router.errors import InvalidRequest, NotFound, UnsupportedFeature
-from causeway_server.router.jobs.submission import (
-    Endpoint,
-    body_digest,
-    key_digest,
-    parse_job_request,
-    split_body,
-)
+from causeway_server.router.jobs.submission import Endpoint, body_digest, key_digest, parse_job_request, split_body
 from causeway_server.router.jobs.webhooks import allowed_networks, check_webhook_url
 from causeway_server.router.parts.reading import text_bytes
 from causeway_server.router.parts.uploads import PART_PURPOSES, Reference, Upload, is_file_id, named_files

@@ -265,11 +265,7 @@ class Service(msgspec.Struct, frozen=True):
         return limit if step.truncated and limit < (context.request.max_tokens or tier.max_tokens) else 0
 
     def _inference_requests(
-        self,
-        context: RequestContext,
-        enforceable: Request,
-        request: Request,
-        tier: Tier,
+        self, context: RequestContext, enforceable: Request, request: Request, tier: Tier
     ) -> list[InferenceRequest]:
         """Render the request for `tier`, with n sequences per prompt. Raises InvalidRequest.
 

@@ -261,13 +261,7 @@ class JobStore:
         return self._cipher.seal(result, "result", record.owner, record.id)
 
     async def succeed(
-        self,
-        job: str,
-        fence: int,
-        result: bytes,
-        cache: str = "",
-        *,
-        bill: RunBill | None = None,
+        self, job: str, fence: int, result: bytes, cache: str = "", *, bill: RunBill | None = None
     ) -> bool:
         """Report an answer, as returned by `seal_result`."""
         arguments = (job, fence, self._result_ttl_ms, result, cache, encode_bill(bill))

@@ -16,15 +16,7 @@ from causeway_server.router.jobs.job import encode_job_error
 from causeway_server.router.serving.request import OURS
 
 from ..brokers.port import IncomingMessage, OutgoingMessage
-from .cloud_event import (
-    CONTENT_TYPE,
-    AnswerEvent,
-    CloudEvent,
-    EventFormat,
-    encode_event,
-    event_format,
-    parse_event,
-)
+from .cloud_event import CONTENT_TYPE, AnswerEvent, CloudEvent, EventFormat, encode_event, event_format, parse_event
 
 OutcomeKind = Literal["answered", "expired", "dead"]
 _TYPE: Final = "causeway."

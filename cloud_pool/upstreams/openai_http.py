@@ -137,11 +137,7 @@ class OpenAIUpstream:
     """
 
     def __init__(
-        self,
-        url: str,
-        config: UpstreamConfig,
-        credentials: Credentials,
-        clock: Callable[[], float] = time.monotonic,
+        self, url: str, config: UpstreamConfig, credentials: Credentials, clock: Callable[[], float] = time.monotonic
     ) -> None:
         address = ServerAddress(
             url=url,

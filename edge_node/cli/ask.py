@@ -89,13 +89,7 @@ def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **fla
     metavar="SIGNAL=VALUE",
 )
 def route(
-    text: str,
-    url: str,
-    api_key: str,
-    as_json: bool,
-    policy_path: Path | None,
-    settings: tuple[str, ...],
-    **flags: Any,
+    text: str, url: str, api_key: str, as_json: bool, policy_path: Path | None, settings: tuple[str, ...], **flags: Any
 ) -> None:
     """Show how a prompt would be routed, and why, without running it.
 

@@ -20,12 +20,7 @@ from ..config.loader import config_variable
 from ..config.schema import Config
 from .options import CONFIG_VARIABLE, PATH, command_line, config_options, usage_error
 
-_CLIENTS = {
-    "ask": "ask",
-    "route": "ask",
-    "listen": "ask",
-    **{name: name for name in ("erase", "fleet", "jobs", "mcp")},
-}
+_CLIENTS = {"ask": "ask", "route": "ask", "listen": "ask", **{name: name for name in ("erase", "fleet", "jobs", "mcp")}}
 """The commands that talk to a running daemon, and their modules."""
 
 

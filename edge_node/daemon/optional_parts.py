@@ -200,11 +200,7 @@ def make_jobs(
 
 
 def make_shadow(
-    state_dir: Path | None,
-    clock: Clock,
-    learned: LearnedEstimators,
-    model_dirs: Sequence[Path],
-    keys: StateKeys | None,
+    state_dir: Path | None, clock: Clock, learned: LearnedEstimators, model_dirs: Sequence[Path], keys: StateKeys | None
 ) -> tuple[ShadowStore, ShadowObserver]:
     from ..signals.shadow import ShadowObserver
     from ..storage.shadow import ShadowStore

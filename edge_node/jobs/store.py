@@ -14,12 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from causeway_server.router.errors import (
-    CausewayError,
-    DeadlineExceeded,
-    JobAlreadyEnded,
-    RecordUnreadable,
-)
+from causeway_server.router.errors import CausewayError, DeadlineExceeded, JobAlreadyEnded, RecordUnreadable
 from causeway_server.router.jobs.job import JobEvent, JobState, encode_job_error, next_state
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
 
@@ -322,13 +317,7 @@ class JobOutbox:
 
     @transaction
     def fail(
-        self,
-        db: sqlite3.Connection,
-        job: EdgeJob,
-        event: JobEvent,
-        error: CausewayError | bytes,
-        *,
-        decision: str = "",
+        self, db: sqlite3.Connection, job: EdgeJob, event: JobEvent, error: CausewayError | bytes, *, decision: str = ""
     ) -> bool:
         """End a run permanently: FAIL, EXHAUST or EXPIRE."""
         body = error if isinstance(error, bytes) else encode_job_error(error)
@@ -352,13 +341,7 @@ class JobOutbox:
 
     @transaction
     def release(
-        self,
-        db: sqlite3.Connection,
-        job: EdgeJob,
-        *,
-        until: float = 0.0,
-        unpin: bool = False,
-        lane: Lane | None = None,
+        self, db: sqlite3.Connection, job: EdgeJob, *, until: float = 0.0, unpin: bool = False, lane: Lane | None = None
     ) -> bool:
         """Return a job to the queue if its run could not begin, or was stopped; no attempt is counted."""
         notes: dict[str, object] = {"due": max(job.due, until)} | ({"target": ""} if unpin else {})

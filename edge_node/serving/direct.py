@@ -203,12 +203,7 @@ class DirectAnswer(DirectResponse):
             id_headers=ID_HEADERS,
         )
         context = RequestContext(
-            request,
-            reply,
-            id=number,
-            arrived=arrival.arrived,
-            traceparent=arrival.traceparent,
-            memo=arrival.memo,
+            request, reply, id=number, arrived=arrival.arrived, traceparent=arrival.traceparent, memo=arrival.memo
         )
         self._service.begin(context)
         generation = context.generation

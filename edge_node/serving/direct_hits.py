@@ -66,11 +66,7 @@ class DirectHits:
         return True
 
     def _record(
-        self,
-        told: tuple[str, str, Usage, str, float],
-        features: RequestFeatures,
-        hit: CacheHit,
-        snapshot: Snapshot,
+        self, told: tuple[str, str, Usage, str, float], features: RequestFeatures, hit: CacheHit, snapshot: Snapshot
     ) -> None:
         decision_id, variant, usage, finish_reason, total_ms = told
         outcome = Outcome(

@@ -83,11 +83,7 @@ class PartEncoders:
         )
         self._memory = PartMemory(config.fact_cache_entries)
         self.graph = EncoderGraph(
-            self._branches,
-            self._memory,
-            max_parts=config.max_parts,
-            clock=clock.monotonic,
-            projectors=self.projectors,
+            self._branches, self._memory, max_parts=config.max_parts, clock=clock.monotonic, projectors=self.projectors
         )
         self.kinds = self.graph.kinds
         self.detector = None if detector is None else SpeechDetection(detector)

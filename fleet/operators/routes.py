@@ -40,15 +40,7 @@ from ..store.enrolment import new_join_token
 from ..store.generations import advance, revoke
 from ..store.history import CohortFigures, DeviceEvent, Happened
 from ..store.records import cohort_figures
-from ..store.rollouts import (
-    ENDED,
-    LookRecord,
-    RolloutRecord,
-    list_rollouts,
-    read_looks,
-    read_rollout,
-    working_rollouts,
-)
+from ..store.rollouts import ENDED, LookRecord, RolloutRecord, list_rollouts, read_looks, read_rollout, working_rollouts
 from .answers import (
     AuditPage,
     CohortAnswer,

@@ -202,12 +202,7 @@ class Engine:
         if grammar is None and thinking is None and is_plain_greedy(sampling):
             return None
         return TokenSampler(
-            self._core.vocabulary,
-            sampling,
-            prompt,
-            grammar,
-            may_refuse=of_calls or job.may_refuse,
-            thinking=thinking,
+            self._core.vocabulary, sampling, prompt, grammar, may_refuse=of_calls or job.may_refuse, thinking=thinking
         )
 
     def _grammar(self, job: SequenceRequest) -> tuple[GrammarState | Future[GrammarState] | None, bool]:

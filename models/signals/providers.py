@@ -47,11 +47,7 @@ def cache_file() -> Path:
 
 
 def fastest(
-    path: Path,
-    opened: Open,
-    cache: Path,
-    available: Collection[str],
-    clock: Callable[[], float] = time.perf_counter,
+    path: Path, opened: Open, cache: Path, available: Collection[str], clock: Callable[[], float] = time.perf_counter
 ) -> str:
     """Return the provider for a graph. It is measured unless `cache` knows the times of this graph and device.
 

@@ -108,12 +108,7 @@ class Api:
         callers: The callers by the names in the document; others stand for themselves.
     """
 
-    def __init__(
-        self,
-        text: ApiText,
-        types: Mapping[str, Any],
-        callers: Mapping[str, str],
-    ) -> None:
+    def __init__(self, text: ApiText, types: Mapping[str, Any], callers: Mapping[str, str]) -> None:
         self._text, self._callers = text, callers
         self._types = {**_TYPES, **types}
 

@@ -359,11 +359,7 @@ def _exclude(
 
 
 def _affordable(
-    targets: tuple[Target, ...],
-    rule: str,
-    request: Request,
-    signals: tuple[Snapshot, Estimates],
-    reasons: list[Reason],
+    targets: tuple[Target, ...], rule: str, request: Request, signals: tuple[Snapshot, Estimates], reasons: list[Reason]
 ) -> tuple[Target, ...]:
     """Return the targets whose answer costs at most what is left of the policy's budget."""
     snapshot, estimates = signals

@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from ..guard.classes import GUARD_CLASSES
 from ..types import CachePlan, Decision, DeviceSetup, Estimates, Request, Snapshot
 from .expression import compile_expression
-from .signals import (
-    EvaluationFailure,
-    Expression,
-    RequiredSignals,
-    SignalSpec,
-    SignalType,
-    Value,
-    modalities,
-)
+from .signals import EvaluationFailure, Expression, RequiredSignals, SignalSpec, SignalType, Value, modalities
 
 
 def _spec(name: str, kind: SignalType, meaning: str, values: tuple[str, ...] = ()) -> SignalSpec:

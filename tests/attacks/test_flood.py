@@ -85,11 +85,7 @@ def is_open(sock: socket.socket) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "start"),
-    [
-        ("127.0.0.1", b""),
-        ("127.0.0.1", b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"),
-        ("::1", b""),
-    ],
+    [("127.0.0.1", b""), ("127.0.0.1", b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"), ("::1", b"")],
 )
 async def test_half_open_connections(gateway: tuple[psutil.Process, Place], many_files: None, start: bytes) -> None:
     """New and old clients are answered throughout; open files are bounded, and released when the flood ends."""

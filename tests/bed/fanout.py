@@ -155,11 +155,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> list[Row]:
     model: Model = arguments.model
-    tier = {
-        "concurrency": SPEED.slots,
-        "max_queued": 1024,
-        "admission": {"reserved_share": arguments.reserved_share},
-    }
+    tier = {"concurrency": SPEED.slots, "max_queued": 1024, "admission": {"reserved_share": arguments.reserved_share}}
     with running_bed(("assistant-large",), model=model, speed=SPEED, tier=tier, workers=0) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds, arguments.rounds, judged=model == "paced"))
     return checks(failures)

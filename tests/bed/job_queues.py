@@ -45,10 +45,7 @@ DAY_MS = 86_400_000
 PATIENCE_S = 120.0
 BROKE, FLOOD, QUIET = "broke", "flood", "quiet"
 CONFIG = {
-    "tenants": {
-        "overrides": [{"name": BROKE, "usd_per_day": 1.0}],
-        "prices": [{"tier": TIER, "output": 10}],
-    },
+    "tenants": {"overrides": [{"name": BROKE, "usd_per_day": 1.0}], "prices": [{"tier": TIER, "output": 10}]},
     "audit_file": "audit.jsonl",
 }
 

@@ -32,12 +32,7 @@ _MODELS = Path(__file__).parent / "models"
 def options(artifact: str) -> EngineOptions:
     resolved = find_artifact(artifact, ())
     refuse_token = resolved.manifest.refuse_token or ""
-    return EngineOptions(
-        model_path=str(resolved.path.absolute()),
-        sequences=16,
-        threads=1,
-        refuse_token=refuse_token,
-    )
+    return EngineOptions(model_path=str(resolved.path.absolute()), sequences=16, threads=1, refuse_token=refuse_token)
 
 
 def main() -> None:
@@ -65,15 +60,7 @@ def main() -> None:
         (version / "bed.json").write_text(json.dumps(bed))
         launcher = Launcher(
             ServerCommand(
-                argv=command(
-                    environment,
-                    Path(folder),
-                    (arguments.name,),
-                    ports,
-                    drain_s=1.0,
-                    prefix=prefix,
-                    key=key,
-                ),
+                argv=command(environment, Path(folder), (arguments.name,), ports, drain_s=1.0, prefix=prefix, key=key),
                 environ=environment.environ(os.environ),
                 ports=ports,
                 memory_prefix=prefix,

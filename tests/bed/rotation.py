@@ -111,10 +111,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         tiers=(unreachable_tier("assistant-large"),),
     )
     files = TlsFiles(
-        where="client",
-        ca_file=str(ca.file),
-        cert_file=str(folder / "client.pem"),
-        key_file=str(folder / "client.key"),
+        where="client", ca_file=str(ca.file), cert_file=str(folder / "client.pem"), key_file=str(folder / "client.key")
     )
     async with running(config) as gateway:
         made = Site(folder, gateway.url, client_tls(files), ca)

@@ -282,12 +282,7 @@ def main(arguments: argparse.Namespace) -> list[Row]:
     in_flight = IN_FLIGHT // RECEIVERS[arguments.broker]
     config = {"streams": {"tenant": "acme", "lease_s": 3.0, "in_flight": in_flight, "max_attempts": 1000}}
     with running_bed(
-        (TIER,),
-        model="paced",
-        speed=SPEED,
-        tier={"concurrency": IN_FLIGHT},
-        config=dict(config),
-        workers=0,
+        (TIER,), model="paced", speed=SPEED, tier={"concurrency": IN_FLIGHT}, config=dict(config), workers=0
     ) as bed:
         broker = _broker(arguments.broker, bed.folder)
         pipelines = Pipelines(bed, broker)

@@ -233,19 +233,9 @@ class Gateway:
             )
             settings = config.admission_settings if kind == "gateway" else worker_admission(config)
             admission = self.admissions[name] = AdmissionController(
-                settings.permits,
-                settings.max_queued,
-                settings,
-                clock=clock,
-                rng=chance.random,
-                lost_s=self.lag.lost_s,
+                settings.permits, settings.max_queued, settings, clock=clock, rng=chance.random, lost_s=self.lag.lost_s
             )
-            dispatch = Dispatcher(
-                pool,
-                clock=clock,
-                rng=chance.random,
-                sleep=asyncio.sleep,
-            )
+            dispatch = Dispatcher(pool, clock=clock, rng=chance.random, sleep=asyncio.sleep)
             runtimes[name] = TierRuntime(tier, admission, dispatch)
             shared.append(SharedTier(name, config.concurrency, _always(tuple(clients)), _capacity_of(pool), admission))
         signals = {

@@ -17,15 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.bed.fleet.demo import (
-    CAUSEWAY_EDGE,
-    CAUSEWAY_FLEET,
-    OFFLINE,
-    ONLINE,
-    run_command,
-    write_folder,
-    write_policy,
-)
+from tests.bed.fleet.demo import CAUSEWAY_EDGE, CAUSEWAY_FLEET, OFFLINE, ONLINE, run_command, write_folder, write_policy
 from tests.bench.streaming.run import process
 from tests.bench.whole.load import Contestant
 

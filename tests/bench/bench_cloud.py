@@ -249,10 +249,7 @@ def _renderer() -> PromptRenderer:
 
 async def _inputs(sampling: Mapping[str, object], text: str) -> AsyncIterator[dict[str, object]]:
     """What the gateway sends too: a prompt by the model's own chat template."""
-    texts = {
-        "text_input": _renderer().user(text).encode(),
-        "sampling_parameters": msgspec.json.encode(sampling),
-    }
+    texts = {"text_input": _renderer().user(text).encode(), "sampling_parameters": msgspec.json.encode(sampling)}
     made = []
     for name, value in texts.items():
         made.append(tritonclient.InferInput(name, [1], "BYTES"))

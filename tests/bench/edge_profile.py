@@ -124,10 +124,7 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
         "edge_node.observability.metrics:Metrics.generation_finished",
         "edge_node.observability.metrics:Metrics.passed_on",
     ),
-    OFF: (
-        "edge_node.observability.tracing:RequestTracer.begin",
-        "edge_node.observability.tracing:RequestTrace.end",
-    ),
+    OFF: ("edge_node.observability.tracing:RequestTracer.begin", "edge_node.observability.tracing:RequestTrace.end"),
 }
 SCENARIOS = {
     "passed on": Scenario("passed on", "pass", MANY, 2.0),
@@ -188,11 +185,7 @@ class Stopwatch:
     """
 
     def __init__(
-        self,
-        call: Cost = _FREE,
-        step: Cost = _FREE,
-        first: int = 0,
-        clock: Callable[[], int] = time.perf_counter_ns,
+        self, call: Cost = _FREE, step: Cost = _FREE, first: int = 0, clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
         self.shares: dict[str, Share] = defaultdict(Share)
         self.requests = 0

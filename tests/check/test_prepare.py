@@ -20,16 +20,7 @@ from packaging.requirements import Requirement
 from tests.prepare import llama, node, plan, vllm
 from tests.prepare.environments import locked_names, package_counter
 from tests.prepare.places import Places, find_places, is_made_here, require_disk
-from tests.prepare.progress import (
-    QUIET_S,
-    Progress,
-    Step,
-    StepFailed,
-    carry_out,
-    child_environment,
-    digest,
-    run,
-)
+from tests.prepare.progress import QUIET_S, Progress, Step, StepFailed, carry_out, child_environment, digest, run
 
 from .sources import ROOT
 

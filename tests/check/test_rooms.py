@@ -262,10 +262,4 @@ def test_a_lost_word_is_seen() -> None:
     old = "xob"[::-1]
     assert [
         bool(LOST.search(text)) for text in (old, f"a_{old}", f"{old.title()}State", f"out{old}", f"{old}-sizing")
-    ] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
+    ] == [True, True, True, False, False]

@@ -20,7 +20,7 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
     (
         "gateway_to_http",
         "test_an_offered_tool_that_cannot_be_held_is_loosened_and_named",
-    ): "tools are enforced by the upstream, whose own headers are not passed on",
+    ): "tools are enforced by the upstream, whose own headers are not passed on"
 }
 """(surface, test function) → why this surface cannot pass this test."""
 

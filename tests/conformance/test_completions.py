@@ -20,13 +20,7 @@ def test_an_answer_has_openais_fields_and_no_others(surface: Surface) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "choices"),
-    [
-        ("turn on", 1),
-        (["turn on", "play some"], 2),
-        ([5, 6, 7], 1),
-        ([[5, 6, 7], [8, 9]], 2),
-        (["turn on"], 1),
-    ],
+    [("turn on", 1), (["turn on", "play some"], 2), ([5, 6, 7], 1), ([[5, 6, 7], [8, 9]], 2), (["turn on"], 1)],
     ids=["text", "texts", "tokens", "lists", "one"],
 )
 @pytest.mark.parametrize("n", [1, 2])

@@ -26,12 +26,7 @@ from .surface import EVENT_TYPE, Reply, Surface
 
 pytestmark = [pytest.mark.triton, pytest.mark.engine, pytest.mark.slow]
 
-CHECKS = [
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-]
+CHECKS = [status_code_conformance, content_type_conformance, response_headers_conformance, response_schema_conformance]
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 EXAMPLES = 4  # of each operation
 _MOST_TOKENS = 2

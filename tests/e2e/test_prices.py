@@ -72,13 +72,7 @@ async def both(folder: Path, database: RedisServer, upstream: RawUpstream) -> As
     async with gateways as gateway:
         cloud = {"main": CloudServer(url=gateway.app.url)}
         encoders: dict[Modality, WorkerSpec] = {"audio": encoder("unused")}
-        async with running(
-            folder / "device",
-            policy=PRICED,
-            clouds=cloud,
-            encoders=encoders,
-            parts=PATIENT,
-        ) as device:
+        async with running(folder / "device", policy=PRICED, clouds=cloud, encoders=encoders, parts=PATIENT) as device:
             yield device, gateway
 
 

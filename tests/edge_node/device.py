@@ -237,10 +237,7 @@ def config(
         engine=EngineConfig(enabled=True, model_dirs=model_dirs),
         clouds={"main": CloudServer(url=cloud)} if cloud else {},
         cloud=CloudSettings(
-            connect_timeout_s=5.0,
-            first_token_timeout_s=20.0,
-            timeout_s=30.0,
-            probe_interval_s=probe_interval_s,
+            connect_timeout_s=5.0, first_token_timeout_s=20.0, timeout_s=30.0, probe_interval_s=probe_interval_s
         ),
     )
 

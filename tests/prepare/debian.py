@@ -117,11 +117,7 @@ class Buildah:
         )
 
     def __call__(self, command: str, *words: str | Path) -> None:
-        run(
-            [*self._command, command, *words],
-            log=self._logs / f"dist-buildah-{command}.log",
-            advice=NETWORK_ADVICE,
-        )
+        run([*self._command, command, *words], log=self._logs / f"dist-buildah-{command}.log", advice=NETWORK_ADVICE)
 
     def read(self, *words: str | Path) -> str:
         return subprocess.run([*self._command, *words], check=True, capture_output=True, text=True).stdout.strip()

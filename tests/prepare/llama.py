@@ -142,10 +142,7 @@ def _tools(places: Places, folder: Path, progress: Progress) -> Path:
     """Create an environment with CMake, Ninja and the build backend, so that a device without CMake can build."""
     progress.show("fetching CMake and Ninja")
     python = folder / "bin" / "python"
-    run(
-        [places.python, "-m", "venv", folder],
-        log=places.logs / "llama-tools.log",
-    )
+    run([places.python, "-m", "venv", folder], log=places.logs / "llama-tools.log")
     install_locked(places, python, places.edge_deploy / "requirements-build.txt", progress)
     return python
 

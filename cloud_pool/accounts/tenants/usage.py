@@ -158,11 +158,7 @@ class UsageRecorder:
     """
 
     def __init__(
-        self,
-        config: TenantsConfig,
-        client: redis.asyncio.Redis | None,
-        *,
-        wall_clock: Callable[[], float] = time.time,
+        self, config: TenantsConfig, client: redis.asyncio.Redis | None, *, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self._config = config
         self._add = client.register_script(ADD_USAGE_SCRIPT) if client is not None else None

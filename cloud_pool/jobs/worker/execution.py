@@ -74,11 +74,7 @@ class JobResult(msgspec.Struct, frozen=True):
     cache: str = ""
 
 
-def job_run_of(
-    record: JobRecord,
-    deadline: float,
-    receipt: RunReceipt | None = None,
-) -> JobRun:
+def job_run_of(record: JobRecord, deadline: float, receipt: RunReceipt | None = None) -> JobRun:
     """Return a run of a job, with its request as it was sent. Raises InvalidRequest.
 
     Args:

@@ -187,12 +187,7 @@ class EncoderGraph:
     def concerns(self, request: Request) -> bool:
         return request.kind == "chat" and has_parts(request, self.kinds)
 
-    async def facts(
-        self,
-        request: Request,
-        deadline: float,
-        kinds: Sequence[Modality] | None = None,
-    ) -> RequestFacts:
+    async def facts(self, request: Request, deadline: float, kinds: Sequence[Modality] | None = None) -> RequestFacts:
         """Run the branches of these kinds and return the facts that are ready in time.
 
         Args:

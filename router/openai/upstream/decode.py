@@ -538,10 +538,7 @@ class StreamDecoder:
         # The target says that the stream is done, so a choice without finish_reason counts as finished.
         end = self._ends.get(index) or _ChoiceEnd("stop", "")
         return Chunk(
-            index=index,
-            finish_reason=_with_calls(end.reason, self._calls.get(index)),
-            note=end.note,
-            stop=end.stop,
+            index=index, finish_reason=_with_calls(end.reason, self._calls.get(index)), note=end.note, stop=end.stop
         )
 
     def _chunk(self, choice: JSONObject, position: int) -> Chunk | None:

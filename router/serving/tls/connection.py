@@ -222,11 +222,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
 
 async def connect(
-    new_protocol: Callable[[], _Protocol],
-    *address: Any,
-    tls: ssl.SSLContext | None,
-    server_name: str,
-    **options: Any,
+    new_protocol: Callable[[], _Protocol], *address: Any, tls: ssl.SSLContext | None, server_name: str, **options: Any
 ) -> _Protocol:
     """Open a connection, of which a task waits for the handshake, if there is one.
 

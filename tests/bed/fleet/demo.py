@@ -132,12 +132,7 @@ def run_command(*arguments: str, cwd: Path | None = None, environ: Mapping[str, 
         ProgramFailed: The command ended with another status than 0; the message contains its output.
     """
     done = subprocess.run(
-        list(arguments),
-        cwd=cwd,
-        env={**os.environ, **(environ or {})},
-        capture_output=True,
-        text=True,
-        check=False,
+        list(arguments), cwd=cwd, env={**os.environ, **(environ or {})}, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise ProgramFailed(f"{' '.join(arguments[2:6])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

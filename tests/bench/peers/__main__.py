@@ -73,11 +73,9 @@ def scenarios(server: str, seconds: float) -> tuple[Scenario, ...]:
     """Return what a server is measured by."""
     passed = Scenario("one", "pass", ONE, seconds), Scenario("many", "pass", MANY, seconds)
     streams, hits = Scenario("streams", "stream", MANY, seconds), Scenario("hits", "hit", MANY, seconds)
-    return {
-        DIRECT: (passed[0], streams),
-        "ours": (*passed, streams, hits),
-        "constant": (hits,),
-    }.get(server, (*passed, streams))
+    return {DIRECT: (passed[0], streams), "ours": (*passed, streams, hits), "constant": (hits,)}.get(
+        server, (*passed, streams)
+    )
 
 
 def play(names: Sequence[str], programs: Programs, rounds: int, seconds: float) -> list[Round]:

@@ -44,13 +44,7 @@ class RolloutRun:
     reason: str
 
 
-def simulate_rollout(
-    seed: int,
-    devices: int,
-    effect: Effect,
-    *,
-    accepts: bool = False,
-) -> RolloutRun:
+def simulate_rollout(seed: int, devices: int, effect: Effect, *, accepts: bool = False) -> RolloutRun:
     """Simulate one rollout to its end.
 
     Args:
@@ -116,10 +110,7 @@ class _Run:
         window, silence_s = (watched_from, now), _SETTINGS.silence_s
         canary, control = (
             observe(self.rng, devices, np.flatnonzero(chosen), window, weather, silence_s, effect)
-            for chosen, effect in (
-                (tried & ~undone, self.effect),
-                (reachable & (devices.positions >= share), None),
-            )
+            for chosen, effect in ((tried & ~undone, self.effect), (reachable & (devices.positions >= share), None))
         )
         waiting = int((members & (self.adopted > now)).sum())
         return replace(canary, rolled_back=int(undone.sum()), pending=waiting), control

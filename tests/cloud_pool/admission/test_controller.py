@@ -89,11 +89,7 @@ async def test_a_cancelled_waiter_passes_its_permit_on() -> None:
 
 def test_headers_are_read_with_defaults() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    headers = {
-        "x-causeway-deadline-ms": "250",
-        "x-causeway-priority": "bulk",
-        "traceparent": trace,
-    }
+    headers = {"x-causeway-deadline-ms": "250", "x-causeway-priority": "bulk", "traceparent": trace}
     inbound = read_headers(headers.items())
     assert (inbound.deadline_ms, inbound.priority, inbound.traceparent) == (250, "bulk", trace)
     plain = read_headers({"traceparent": "nonsense"}.items())

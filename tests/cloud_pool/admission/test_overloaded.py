@@ -51,12 +51,7 @@ def test_goodput_is_nine_tenths_of_the_capacity(run: Run) -> None:
 
 
 def test_interactive_p99_at_most_doubles_and_none_is_rejected(run: Run) -> None:
-    calm = first_token_times(
-        run.of(
-            0.0,
-            BEGINS - 1.0,
-        )
-    )
+    calm = first_token_times(run.of(0.0, BEGINS - 1.0))
     results = [one for one in run.of(BEGINS, ENDS) if one.callers.priority == "interactive"]
     assert all(one.error is None for one in results)
     # The p99 of a lognormal 0.3 s with a deviation of 30 %; the unloaded requests here are too few to measure it.

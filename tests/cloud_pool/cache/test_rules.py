@@ -92,10 +92,7 @@ def test_key_is_a_digest() -> None:
 
 @pytest.mark.parametrize(
     ("config", "redis", "where"),
-    [
-        (CacheConfig(enabled=True), "", "cache.enabled"),
-        (CacheConfig(lease_s=0.1), "redis://x", "cache.lease_s"),
-    ],
+    [(CacheConfig(enabled=True), "", "cache.enabled"), (CacheConfig(lease_s=0.1), "redis://x", "cache.lease_s")],
 )
 def test_settings_that_cannot_work_are_refused(config: CacheConfig, redis: str, where: str) -> None:
     """A cache without a Redis, or whose leases expire before Redis can answer."""
@@ -135,11 +132,7 @@ def test_restarted_answer_is_sent_once(text: str, had: int, old: set[int], new: 
 
 @pytest.mark.parametrize(
     "piece",
-    [
-        Chunk(text="two"),
-        Chunk(text="one", tool_calls=(ToolCallDelta(0, "{}"),)),
-        Chunk(text="o", finish_reason="stop"),
-    ],
+    [Chunk(text="two"), Chunk(text="one", tool_calls=(ToolCallDelta(0, "{}"),)), Chunk(text="o", finish_reason="stop")],
 )
 def test_different_restart_breaks_the_stream(piece: Chunk) -> None:
     """Different text, or an end before what was already sent."""

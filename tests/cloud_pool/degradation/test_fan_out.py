@@ -112,10 +112,7 @@ async def test_a_client_that_leaves_while_its_sequences_wait_leaves_nothing() ->
     assert bed.admissions["large"].scheduler.waiting
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert (
-        bed.admissions["large"].scheduler.running,
-        bed.admissions["large"].scheduler.waiting,
-    ) == (1, 0)
+    assert (bed.admissions["large"].scheduler.running, bed.admissions["large"].scheduler.waiting) == (1, 0)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     assert bed.is_free

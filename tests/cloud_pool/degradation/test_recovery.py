@@ -77,10 +77,7 @@ async def test_a_stream_with_a_token_is_not_preempted() -> None:
         await anext(pieces)
         quiet = asyncio.ensure_future(answered(bed, "quiet"))
         await settle()
-        assert (
-            bed.admissions["large"].scheduler.running,
-            bed.admissions["large"].scheduler.waiting,
-        ) == (1, 1)
+        assert (bed.admissions["large"].scheduler.running, bed.admissions["large"].scheduler.waiting) == (1, 1)
         assert [piece async for piece in pieces]
     assert await quiet == "".join(WORDS)
     assert len(triton.requests) == 2

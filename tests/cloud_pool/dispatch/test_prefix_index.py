@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from causeway_server.cloud_pool.dispatch.prefix_index import (
-    BLOCK_CHARACTERS,
-    BLOCK_TOKENS,
-    PrefixIndex,
-    prompt_blocks,
-)
+from causeway_server.cloud_pool.dispatch.prefix_index import BLOCK_CHARACTERS, BLOCK_TOKENS, PrefixIndex, prompt_blocks
 from causeway_server.cloud_pool.upstreams.inference import EncodePart, InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.messages import EncodeJob, SamplingParameters
 from causeway_server.router.types import ImagePart, Message, Request, TextPart, Tool

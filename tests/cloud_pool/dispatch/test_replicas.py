@@ -111,9 +111,7 @@ async def used_again(pool: Pool, replica: Replica) -> None:
     await until(lambda: next(one.ttft_s for one in pool.endpoints if one.address == replica.grpc) > 0.0)
 
 
-async def test_a_killed_replicas_requests_are_answered_elsewhere(
-    replicas: tuple[Replica, Replica],
-) -> None:
+async def test_a_killed_replicas_requests_are_answered_elsewhere(replicas: tuple[Replica, Replica]) -> None:
     victim, _ = replicas
     async with crowd(replicas) as (pool, callers):
         victim.server.kill()

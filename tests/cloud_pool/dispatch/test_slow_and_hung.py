@@ -12,18 +12,7 @@ import pytest
 
 from tests.virtual_time import run_in_virtual_time
 
-from .simulated import (
-    PREFILL_S,
-    SLOTS,
-    STEP_S,
-    TOKENS,
-    Gateway,
-    RequestResult,
-    Server,
-    open_loop,
-    quantile,
-    watched,
-)
+from .simulated import PREFILL_S, SLOTS, STEP_S, TOKENS, Gateway, RequestResult, Server, open_loop, quantile, watched
 
 pytestmark = pytest.mark.slow
 

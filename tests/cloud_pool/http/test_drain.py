@@ -65,10 +65,7 @@ async def test_what_the_drain_cuts_is_recorded_as_cut_by_the_drain(
 
 
 async def test_a_client_that_leaves_is_still_recorded_as_gone(replica: Replica, tmp_path: Path) -> None:
-    body: dict[str, Any] = {
-        "model": "large",
-        "messages": [{"role": "user", "content": orders("left", SAID, FOREVER)}],
-    }
+    body: dict[str, Any] = {"model": "large", "messages": [{"role": "user", "content": orders("left", SAID, FOREVER)}]}
     async with running(replica, tmp_path) as gateway, aiohttp.ClientSession() as session:
         leaving = asyncio.ensure_future(session.post(f"{gateway.app.url}/chat/completions", json=body))
         await until(lambda: replica.noted("left"))

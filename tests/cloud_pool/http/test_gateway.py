@@ -12,12 +12,7 @@ import grpc
 import openai
 import pytest
 import pytest_asyncio
-from openai.types.chat import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChatCompletionMessageParam,
-    ChatCompletionToolParam,
-)
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 

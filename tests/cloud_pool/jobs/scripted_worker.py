@@ -85,13 +85,7 @@ class ScriptedRunner:
 class RunningWorker:
     """A worker at work for a `with` block; leaving it drains the worker."""
 
-    def __init__(
-        self,
-        store: JobStore,
-        runner: JobRunner,
-        config: JobsConfig,
-        slots: int = 4,
-    ) -> None:
+    def __init__(self, store: JobStore, runner: JobRunner, config: JobsConfig, slots: int = 4) -> None:
         self.registry = CollectorRegistry()
         metrics = JobMetrics(self.registry)
         self.worker = Worker(store, runner, {"large": WorkerSlots("large", slots)}, config, metrics, rng=lambda: 0.5)

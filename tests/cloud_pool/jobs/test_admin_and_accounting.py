@@ -65,11 +65,7 @@ def dlq(config: JobsConfig, tmp_path: Path) -> Callable[..., tuple[int, str]]:
 
 
 async def test_dead_letters_are_listed_retried_and_purged(
-    store: JobStore,
-    database: RedisClient,
-    new_job: MakeJob,
-    config: JobsConfig,
-    dlq: Callable[..., tuple[int, str]],
+    store: JobStore, database: RedisClient, new_job: MakeJob, config: JobsConfig, dlq: Callable[..., tuple[int, str]]
 ) -> None:
     """`dlq list` shows owner, attempts and error code, but no content."""
     first = await dead_job(store, new_job, config)

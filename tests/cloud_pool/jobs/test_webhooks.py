@@ -58,10 +58,7 @@ class WebhookBed:
         self._senders: list[WebhookSender[WebhookDelivery]] = []
 
     def sender(
-        self,
-        config: WebhookConfig = LOOPBACK,
-        names: AbstractResolver | None = None,
-        tls: ssl.SSLContext | None = None,
+        self, config: WebhookConfig = LOOPBACK, names: AbstractResolver | None = None, tls: ssl.SSLContext | None = None
     ) -> WebhookSender[WebhookDelivery]:
         self.outbox = WebhookOutbox(self._database, config)
         self.unreadable = 0

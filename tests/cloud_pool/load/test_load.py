@@ -79,11 +79,7 @@ async def test_a_trace_of_conversations_is_asked_in_order_with_the_answers_befor
         status, figures = await load(server.url, "--trace", trace, "--report", str(report))
     assert [body["messages"] for body in server.bodies] == [
         [{"role": "user", "content": "a"}],
-        [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": "yes"},
-            {"role": "user", "content": "b"},
-        ],
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "b"}],
     ]
     assert (status, figures["requests"], figures["input_tokens"], figures["output_tokens"]) == (0, 2, 6, 4)
     page = report.read_text(encoding="utf-8")

@@ -80,13 +80,7 @@ _JOBS = _keys(
     ("usage_batch", "hash", "ends", "moved by workers every second", "the part of the bills that is being moved"),
     ("dead", "stream", "fixed", "about `max_dead_letters`", "dead letters"),
     ("response:<id>", "hash", "ttl", "`jobs.responses.ttl_s`", "a stored response, or a conversation with its turns"),
-    (
-        "responses:<tenant>",
-        "zset",
-        "ttl",
-        "`max_responses`, `max_bytes`",
-        "a tenant's responses by their expiry",
-    ),
+    ("responses:<tenant>", "zset", "ttl", "`max_responses`, `max_bytes`", "a tenant's responses by their expiry"),
     ("response_bytes:<tenant>", "hash", "ttl", "as `responses`", "bytes of these, and of all"),
 )
 _WEBHOOKS = _keys(
@@ -156,13 +150,7 @@ _API_KEYS = _keys(
 _TENANTS = _keys(
     "accounts/tenants",
     "causeway:tenant:{<tenant>}:",
-    (
-        "requests",
-        "hash",
-        "ttl",
-        "until the bucket is full",
-        "token buckets of requests and of submissions",
-    ),
+    ("requests", "hash", "ttl", "until the bucket is full", "token buckets of requests and of submissions"),
     ("tokens", "hash", "ttl", "until the bucket is full", "token bucket of tokens"),
     ("usage:<day>", "hash", "ttl", "`usage_retention_days`", "usage of a day by tier and route"),
     ("budget", "hash", "ttl", "the longest reservation", "maximum cost of the requests in progress"),

@@ -31,10 +31,7 @@ async def origin(fleet: FleetFixture) -> AsyncIterator[str]:
 
 async def test_signing_in_by_token_and_out_again(chromium: Browser) -> None:
     """A wrong token is refused; without single sign-on there is no link to it."""
-    async with (
-        serving(FleetFixture()) as origin,
-        open_page(chromium, f"{origin}/", allowed="401|404") as (page, _),
-    ):
+    async with serving(FleetFixture()) as origin, open_page(chromium, f"{origin}/", allowed="401|404") as (page, _):
         await expect(page.get_by_label("Token")).to_be_focused()
         assert await accessibility_faults(page) == []
         await expect(page.get_by_role("link", name="single sign-on")).to_have_count(0)
@@ -152,10 +149,7 @@ async def test_a_role_that_may_not_gets_no_button(chromium: Browser) -> None:
     for role, disabled in (("operator", ["Accept"]), ("viewer", ["Resume", "Accept", "Abort"])):
         fleet = FleetFixture(devices=10, role=role)
         fleet.signed_in = True
-        async with (
-            serving(fleet) as origin,
-            open_page(chromium, f"{origin}/console#/rollouts/r-0108") as (page, _),
-        ):
+        async with serving(fleet) as origin, open_page(chromium, f"{origin}/console#/rollouts/r-0108") as (page, _):
             button = page.get_by_role("button", name="Accept")
             await expect(button).to_have_attribute("title", f"Needs the role approver; you are {role}")
             assert await page.locator("main button:disabled").all_inner_texts() == disabled

@@ -104,10 +104,7 @@ async def test_a_removed_key_is_refused(fleet: ScriptedFleet) -> None:
 @pytest.mark.parametrize("fault", ["status", "garbage", "nested", "no keys", "gone"])
 async def test_the_last_copy_stays_while_the_control_plane_is_away(fleet: ScriptedFleet, fault: str) -> None:
     """Counted once it is stale; `deny` answers 503."""
-    settings = {
-        "allow": Gateway(config(fleet, when_revocations_stale="allow")),
-        "deny": Gateway(config(fleet)),
-    }
+    settings = {"allow": Gateway(config(fleet, when_revocations_stale="allow")), "deny": Gateway(config(fleet))}
     fleet.revoke("kiosk-9")
     for gateway in settings.values():
         await gateway.trust.refresh()

@@ -18,10 +18,7 @@ from tests.edge_node.agent.fleet import Publisher
 
 from .test_import import identity_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="root alone can work for another account"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="root alone can work for another account")]
 ROOT = Path(__file__).parents[3]
 ACCOUNT = 54321
 UNREACHABLE = "http://127.0.0.1:9"

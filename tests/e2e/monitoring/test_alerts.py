@@ -38,10 +38,7 @@ def test_alerts_fire_on_their_faults_alone(rules: Path, tmp_path: Path) -> None:
     checks = []
     for alert in (one for one in ALERTS if one.file == rules):
         case = FAULTS[alert.name]
-        expected = {
-            "exp_labels": alert.labels | case["labels"],
-            "exp_annotations": {"summary": case["summary"]},
-        }
+        expected = {"exp_labels": alert.labels | case["labels"], "exp_annotations": {"summary": case["summary"]}}
         fires = case["fires"]
         checks.append(unit_test(alert.name, case["fault"], fires, [expected]))
         if fires:

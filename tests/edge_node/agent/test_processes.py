@@ -253,10 +253,7 @@ async def test_a_bundle_brings_adapters(publisher: Publisher, daemon: DaemonProc
         return publisher.release(extra=f"    models:\n      m-small: {{file: model.gguf, adapters: {adapters}}}\n")
 
     for lies, code in (
-        (
-            {"architecture": "qwen2"},
-            "model_unusable: m-small+night is an adapter for qwen2 models",
-        ),
+        ({"architecture": "qwen2"}, "model_unusable: m-small+night is an adapter for qwen2 models"),
         ({"name": "blk.9.attn_q.weight"}, "model_unusable: m-small+night: The adapter night cannot be used"),
         ({"golden": "The light is on."}, "golden_answer_differs: m-small+night answers"),
     ):

@@ -59,8 +59,7 @@ def test_what_rose_is_named(changes: dict[str, Any], code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"errors": 4}, {"degraded": 12}, {"latency": (0, 0, 270, 0, 0, 30, 0, 0, 0)}, {"restarts": 2}],
+    "changes", [{"errors": 4}, {"degraded": 12}, {"latency": (0, 0, 270, 0, 0, 30, 0, 0, 0)}, {"restarts": 2}]
 )
 def test_what_happens_by_chance_is_no_reason(changes: dict[str, Any]) -> None:
     assert trial().judge(601.0, condition(**changes))

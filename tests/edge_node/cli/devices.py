@@ -144,10 +144,7 @@ def amd_desktop() -> Files:
 
 
 def raspberry_pi(throttled: str) -> Files:
-    return {
-        **zone(0, "cpu-thermal", "60388"),
-        "sys/devices/platform/soc/soc:firmware/get_throttled": throttled,
-    }
+    return {**zone(0, "cpu-thermal", "60388"), "sys/devices/platform/soc/soc:firmware/get_throttled": throttled}
 
 
 def cgroup_2(path: str, limit: str, usage: str, inactive_file: str = "0") -> Files:

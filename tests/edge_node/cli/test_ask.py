@@ -85,17 +85,7 @@ async def test_no_daemon_is_exit_code_3() -> None:
     assert "causeway-edge serve" in result.stderr
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        (),
-        ("--no-stream",),
-        (
-            "--format",
-            "json",
-        ),
-    ],
-)
+@pytest.mark.parametrize("flags", [(), ("--no-stream",), ("--format", "json")])
 async def test_a_deadline_that_passes_is_exit_code_4(device: Device, flags: tuple[str, ...]) -> None:
     """The message says that the time is up, not an HTTP status."""
     device.engine.gate = asyncio.Event()  # never opened

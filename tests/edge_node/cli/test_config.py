@@ -122,11 +122,7 @@ REJECTED = [
     ("port: 1", "edge.yaml:1: port", "Did you mean `server.port`?"),
     ("sever: {port: 1}", "edge.yaml:1: sever", "Did you mean `server`?"),
     ("log: info\nfrobnicate: 1", "edge.yaml:2: frobnicate", "Known keys: cache, cloud, clouds, decisions"),
-    (
-        "server:\n  port: eighty",
-        "edge.yaml:2: server.port",
-        "an integer, at least 0 and at most 65535, not 'eighty'",
-    ),
+    ("server:\n  port: eighty", "edge.yaml:2: server.port", "an integer, at least 0 and at most 65535, not 'eighty'"),
     ("server:\n  port: 99999", "edge.yaml:2: server.port", "at most 65535, not 99999"),
     ("server:\n  port: '8080'", "edge.yaml:2: server.port", "not '8080'"),
     ("server: {port: 1:30}", "server.port", "not '1:30'"),

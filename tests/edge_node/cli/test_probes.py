@@ -208,9 +208,7 @@ def test_without_a_readable_limit_the_systems_memory_counts(tmp_path: Path, tree
 def test_a_containers_host_path_falls_back_to_the_mount(tmp_path: Path) -> None:
     """Inside a container the path may be the host's; the mount itself is then our group."""
     root = devices.plant(
-        tmp_path,
-        devices.cgroup_2("", str(100 * MIB), str(60 * MIB)),
-        {"proc/self/cgroup": "0::/../../docker/4f5e"},
+        tmp_path, devices.cgroup_2("", str(100 * MIB), str(60 * MIB)), {"proc/self/cgroup": "0::/../../docker/4f5e"}
     )
     assert probes(root).read(0.0).memory_free_mb == 40.0
 

@@ -18,14 +18,7 @@ import msgspec
 import psutil
 import pytest
 
-from causeway_server.edge_node.cli.up.models import (
-    KNOWLEDGE,
-    TOUR,
-    StartedModels,
-    Vllm,
-    VllmDescription,
-    choose_models,
-)
+from causeway_server.edge_node.cli.up.models import KNOWLEDGE, TOUR, StartedModels, Vllm, VllmDescription, choose_models
 from causeway_server.edge_node.cli.up.session import UpOptions, find_programs
 from causeway_server.edge_node.config.loader import load_config
 from causeway_server.edge_node.config.schema import Config, ServerConfig

@@ -16,18 +16,7 @@ import pytest
 
 from causeway_sdk import AsyncCauseway, CausewayAPIError
 from causeway_server.edge_node.config.schema import DeviceFilesConfig, ServerConfig
-from tests.edge_node.parts.test_fusion import (
-    COMMAND,
-    IMAGE,
-    INVOICE,
-    SPEECH,
-    ask,
-    audio,
-    image,
-    prompt,
-    text,
-    texts,
-)
+from tests.edge_node.parts.test_fusion import COMMAND, IMAGE, INVOICE, SPEECH, ask, audio, image, prompt, text, texts
 from tests.models.parts.test_decoding import needs_pillow
 from tests.models.parts.test_files import NOTE, file
 from tests.router.decision.test_parts_constraint import KEPT
@@ -69,9 +58,7 @@ async def test_the_official_client_uploads_lists_names_and_deletes(tmp_path: Pat
         )
         assert (note.expires_at or 0) - note.created_at == 7 * 86400
         other = await client.files.create(
-            file=("a.png", IMAGE),
-            purpose="vision",
-            expires_after={"anchor": "created_at", "seconds": 3600},
+            file=("a.png", IMAGE), purpose="vision", expires_after={"anchor": "created_at", "seconds": 3600}
         )
         assert (other.expires_at or 0) - other.created_at == 3600
         assert {one.id async for one in client.files.list()} == {note.id, other.id}
@@ -79,8 +66,7 @@ async def test_the_official_client_uploads_lists_names_and_deletes(tmp_path: Pat
         assert [one.id async for one in client.files.list(limit=1)] == [other.id, note.id]
         assert await client.files.retrieve(note.id) == note
         answer = await client.chat.completions.create(
-            model="auto",
-            messages=[{"role": "user", "content": [{"type": "file", "file": {"file_id": note.id}}]}],
+            model="auto", messages=[{"role": "user", "content": [{"type": "file", "file": {"file_id": note.id}}]}]
         )
         assert answer.choices[0].message.content
         assert texts(prompt(device.engine)) == [f"[A file named note.txt; text in it:\n{NOTE}\n]"]
@@ -206,12 +192,7 @@ async def test_what_cannot_be_named_is_refused_at_its_part(tmp_path: Path) -> No
             ([named("file-gone")], 404, "[0].file.file_id", "not found"),
             ([named("file-../../../etc/passwd")], 404, "[0].file.file_id", "not found"),
             ([text("a"), seen(note.id)], 400, "[1].image_url.url", "not an image"),
-            (
-                [named(note.id, file_data="data:text/plain;base64,YQ==")],
-                400,
-                "[0].file.file_id",
-                "only one of them",
-            ),
+            ([named(note.id, file_data="data:text/plain;base64,YQ==")], 400, "[0].file.file_id", "only one of them"),
             ([named(large.id), named(large.id)], 413, "[1].file.file_id", "40000"),
             ([named("assistant-1")], 400, "[0].file.file_id", "does not read uploaded files"),
         ]

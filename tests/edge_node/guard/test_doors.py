@@ -31,11 +31,7 @@ RULES = {
     **{action: ("routes:\n", f"{_RULE.format(action)}\nroutes:\n") for action in ("refuse", "audit", "mask")},
 }
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-READERS: dict[Modality, WorkerSpec] = {
-    "audio": encoder(SECRET),
-    "image": encoder(SECRET),
-    "file": ALL["file"],
-}
+READERS: dict[Modality, WorkerSpec] = {"audio": encoder(SECRET), "image": encoder(SECRET), "file": ALL["file"]}
 
 
 class Said(NamedTuple):

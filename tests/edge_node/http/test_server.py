@@ -320,8 +320,7 @@ async def test_an_invalid_routing_header_is_a_400(device: Device, headers: dict[
 
 
 @pytest.mark.parametrize(
-    ("header", "meant"),
-    [("x-causeway-tag", "x-causeway-tags"), ("X-Causeway-Dedline-Ms", "x-causeway-deadline-ms")],
+    ("header", "meant"), [("x-causeway-tag", "x-causeway-tags"), ("X-Causeway-Dedline-Ms", "x-causeway-deadline-ms")]
 )
 async def test_a_misspelt_routing_header_is_a_400_that_names_the_right_one(
     device: Device, header: str, meant: str

@@ -41,14 +41,7 @@ def mqtt_config(
 
 def message(**fields: Any) -> Message:
     """A message as a device receives it."""
-    given: dict[str, Any] = {
-        "mid": 5,
-        "topic": ASK,
-        "payload": b"{}",
-        "qos": 1,
-        "retain": False,
-        "dup": False,
-    }
+    given: dict[str, Any] = {"mid": 5, "topic": ASK, "payload": b"{}", "qos": 1, "retain": False, "dup": False}
     return Message(**(given | fields))
 
 

@@ -164,10 +164,7 @@ def test_the_earliest_end_is_the_deadline() -> None:
 def test_text_is_the_users_message_after_the_topics_own() -> None:
     (topic,) = mqtt_config(1883, topic={"form": "text", "system": "Be brief."}).topics
     body = json.loads(read_message(message(payload="Grüße?".encode()), topic).body)
-    assert body["messages"] == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Grüße?"},
-    ]
+    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüße?"}]
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,7 @@ def root(tmp_path: Path, programs: Path) -> Path:
 @contextlib.asynccontextmanager
 async def speaking(tmp_path: Path, root: Path, programs: Path, voice: str = "en-us") -> AsyncIterator[Device]:
     async with running(
-        tmp_path / "device",
-        environ={"PATH": str(programs)},
-        model_dirs=(str(root),),
-        parts=PartsConfig(voice=voice),
+        tmp_path / "device", environ={"PATH": str(programs)}, model_dirs=(str(root),), parts=PartsConfig(voice=voice)
     ) as device:
         yield device
 

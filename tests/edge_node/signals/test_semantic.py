@@ -99,8 +99,7 @@ async def test_nothing_else_in_the_request_may_differ(tmp_path: Path, differing:
 
 
 @pytest.mark.parametrize(
-    "other",
-    ["what is the weather in rome", "what was the weather in paris", "what is the weather in paris tomorrow"],
+    "other", ["what is the weather in rome", "what was the weather in paris", "what is the weather in paris tomorrow"]
 )
 async def test_another_question_is_a_miss(tmp_path: Path, other: str) -> None:
     async with running(tmp_path, policy=SEMANTIC) as device:

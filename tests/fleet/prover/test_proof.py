@@ -250,11 +250,7 @@ def test_without_time_nothing_is_proved() -> None:
 def test_a_counterexample_is_short() -> None:
     (proof,) = prove(policy_with(claims=[{"name": "own", "holds": "!outcome.handoff"}]), kinds=("claim",))
     assert yaml.safe_load(case_text(proof)) == [
-        {
-            "name": "counterexample of own",
-            "request": {"prompt_tokens": 0},
-            "expect": {"holds": "!outcome.handoff"},
-        }
+        {"name": "counterexample of own", "request": {"prompt_tokens": 0}, "expect": {"holds": "!outcome.handoff"}}
     ]
 
 

@@ -106,11 +106,7 @@ def test_a_silence_shorter_than_a_healthy_device_s_pauses_is_a_warning(
 @pytest.mark.parametrize(
     ("stages", "devices", "expected"),
     [
-        (
-            (1_000, 5_000, 50_000, 100_000),
-            12,
-            ["1 % and 5 % are both 1 device", "too few devices for a comparison"],
-        ),
+        ((1_000, 5_000, 50_000, 100_000), 12, ["1 % and 5 % are both 1 device", "too few devices for a comparison"]),
         ((50_000, 100_000), 5_000, []),
         ((99_000, 100_000), 20, ["are both 20 devices", "99 % leaves no device to compare with"]),
         ((1_000, 100_000), 0, []),

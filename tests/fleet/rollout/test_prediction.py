@@ -7,14 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from causeway_server.fleet.rollout.prediction import (
-    Labels,
-    Prediction,
-    RecordedDevice,
-    Replayed,
-    effective,
-    predict,
-)
+from causeway_server.fleet.rollout.prediction import Labels, Prediction, RecordedDevice, Replayed, effective, predict
 
 DEVICES, RECORDS, CELLS = 20, 60, (4, 10, 16, 22)
 RISK = np.array([0.5, 0.3, 0.12, 0.03])  # of a bad answer, by cell

@@ -56,10 +56,7 @@ def test_a_long_prompt_does_not_stall_running_answers(make_rig: MakeRig) -> None
     def submit() -> list[int]:
         nonlocal before
         before = len(rig.steps)
-        return [
-            rig.start("hello", max_tokens=100, ignore_eos=True),
-            rig.start(" ".join(["turn"] * 300), max_tokens=2),
-        ]
+        return [rig.start("hello", max_tokens=100, ignore_eos=True), rig.start(" ".join(["turn"] * 300), max_tokens=2)]
 
     running, late = rig.between_steps(submit)
     rig.answer(late)

@@ -39,10 +39,7 @@ def close(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 @pytest.mark.slow
 def test_short_texts_do_not_wait_for_a_long_one(rig: Rig) -> None:
     jobs = rig.between_steps(
-        lambda: [
-            rig.start(LONG, embed=True, caller="a"),
-            *(rig.start(text, embed=True, caller="b") for text in SHORT),
-        ]
+        lambda: [rig.start(LONG, embed=True, caller="a"), *(rig.start(text, embed=True, caller="b") for text in SHORT)]
     )
     embeddings = [rig.answer(job).end.embedding for job in jobs]
     ends = [job for job in rig.finished_jobs() if job in jobs]
@@ -77,9 +74,7 @@ def test_each_chunk_of_a_long_text_is_a_step(rig: Rig) -> None:
 
 @pytest.mark.slow
 def test_answers_go_on_beside_a_long_text(rig: Rig) -> None:
-    jobs = rig.between_steps(
-        lambda: [rig.start(LONG, embed=True), rig.start("hello", max_tokens=8, ignore_eos=True)],
-    )
+    jobs = rig.between_steps(lambda: [rig.start(LONG, embed=True), rig.start("hello", max_tokens=8, ignore_eos=True)])
     assert rig.answer(jobs[1]).end.completion_tokens == 8
     assert rig.answer(jobs[0]).end.embedding
     assert [job for job in rig.finished_jobs() if job in jobs] == [jobs[1], jobs[0]]

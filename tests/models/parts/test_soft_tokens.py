@@ -46,18 +46,7 @@ from causeway_server.router.types import (
 )
 from tests.edge_node.device import POLICY, Device, config, running
 from tests.edge_node.parts.test_bad_days import metric
-from tests.edge_node.parts.test_fusion import (
-    BOTH,
-    COMMAND,
-    INVOICE,
-    PATIENT,
-    ask,
-    audio,
-    encoder,
-    image,
-    text,
-    texts,
-)
+from tests.edge_node.parts.test_fusion import BOTH, COMMAND, INVOICE, PATIENT, ask, audio, encoder, image, text, texts
 from tests.edge_node.scripted import ScriptedCloud, ScriptedEngine
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
 from tests.models.llama_cpp.tiny_mmproj import needs_mtmd, write_tiny_mmproj

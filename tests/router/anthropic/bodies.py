@@ -223,11 +223,7 @@ ACCEPTED: tuple[tuple[Body, Body], ...] = (
     ),
     (
         {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
-        {
-            "tools": (Tool("weather", "", ENCODED),),
-            "tool_choice": ToolChoice("required"),
-            "parallel_tool_calls": False,
-        },
+        {"tools": (Tool("weather", "", ENCODED),), "tool_choice": ToolChoice("required"), "parallel_tool_calls": False},
     ),
     (
         {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}},

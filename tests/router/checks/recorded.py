@@ -40,11 +40,7 @@ NOTHING_COUNTED = Estimates()
 
 
 def ask(
-    *,
-    tags: tuple[str, ...] = (),
-    model: str = AUTO,
-    prefer: Prefer | None = None,
-    temperature: float | None = 0.5,
+    *, tags: tuple[str, ...] = (), model: str = AUTO, prefer: Prefer | None = None, temperature: float | None = 0.5
 ) -> Request:
     return Request(
         kind="chat",

@@ -8,14 +8,7 @@ import pytest
 from causeway_server.router.checks.explanation import RouteExplanation, explain
 from causeway_server.router.decision.abilities import no_route, pinned_error
 from causeway_server.router.decision.decide import decide, plan_cache
-from causeway_server.router.decision.sessions import (
-    NO_SESSION,
-    answered,
-    bound,
-    keys_of,
-    outcome_of,
-    session_of,
-)
+from causeway_server.router.decision.sessions import NO_SESSION, answered, bound, keys_of, outcome_of, session_of
 from causeway_server.router.errors import AllAttemptsFailed, InvalidRequest, SessionTargetUnavailable
 from causeway_server.router.policy.compiled import check_policy, parse_policy
 from causeway_server.router.session_tags import read_session

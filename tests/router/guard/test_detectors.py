@@ -107,10 +107,7 @@ def test_the_stricter_class_of_two_stays() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "unit",
-    "a@|a.b@c.|1|1 |+1 1111111 |12-|a:|ab:cd:|DE12 |eyJ|eyJ-|0.|xoxb-|://a:|(".split("|"),
-)
+@pytest.mark.parametrize("unit", "a@|a.b@c.|1|1 |+1 1111111 |12-|a:|ab:cd:|DE12 |eyJ|eyJ-|0.|xoxb-|://a:|(".split("|"))
 def test_time_is_linear_in_a_hostile_text(unit: str) -> None:
     """Each costly candidate asks whether there is time left; what asks for none is counted by the clock of a test that
     would not end.

@@ -345,10 +345,7 @@ def test_a_text_alone_is_sent_as_one_that_comes_first(request_: Request) -> None
     assert json.loads(fourth.removeprefix(b"data: "))["choices"][0]["index"] == 1
     assert [
         json.loads(answer.chunk(chunk).removeprefix(b"data: "))["choices"][0]["finish_reason"] for chunk in ended
-    ] == [
-        "stop",
-        "length",
-    ]
+    ] == ["stop", "length"]
     assert answer.finished
 
 

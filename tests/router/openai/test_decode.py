@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from causeway_server.router.errors import (
-    BackendError,
-    CloudFailed,
-    ContextLengthExceeded,
-    InvalidRequest,
-    StreamBroken,
-)
+from causeway_server.router.errors import BackendError, CloudFailed, ContextLengthExceeded, InvalidRequest, StreamBroken
 from causeway_server.router.openai.answer import AnswerEncoder, coalesce
 from causeway_server.router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
 from causeway_server.router.serving.upstream.responses import status_error

@@ -174,14 +174,7 @@ def test_every_completion_field_arrives() -> None:
         "best_of": 3,
     }
     assert parse_completion(json.dumps(body).encode(), NONE) == Request(
-        kind="completion",
-        model="m",
-        prompts=("a", ""),
-        max_tokens=5,
-        logprobs=2,
-        echo=True,
-        suffix="z",
-        n=3,
+        kind="completion", model="m", prompts=("a", ""), max_tokens=5, logprobs=2, echo=True, suffix="z", n=3
     )
 
 

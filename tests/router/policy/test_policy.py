@@ -94,11 +94,7 @@ MISTAKES = {
     "a tag": (edit("version: 1", "version: !!int 1"), (1, 10, ""), "tags are not allowed"),
     "a merge key": (edit("large: {at", "large: {<<: {}, at"), (5, 11, "targets.large"), "merge keys"),
     "a key twice": (edit("name: p", "name: p\nname: q"), (3, 1, "name"), "twice"),
-    "a nested key twice": (
-        edit("model: a", "model: a, model: b"),
-        (4, 31, "targets.small.model"),
-        "twice",
-    ),
+    "a nested key twice": (edit("model: a", "model: a, model: b"), (4, 31, "targets.small.model"), "twice"),
     "a key that is a list": (GOOD + "[a]: 1\n", (9, 1, ""), "a key must be text"),
     "unknown key": (GOOD + "route: []\n", (9, 1, "route"), "unknown key, did you mean `routes`?"),
     "unknown key below": (

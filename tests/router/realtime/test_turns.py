@@ -78,10 +78,7 @@ def test_a_turn_starts_after_two_windows_of_speech_ends_with_silence_and_is_answ
 
 @pytest.mark.parametrize(
     "probabilities",
-    [
-        pytest.param([0.1, 0.9, 0.1, 0.9, 0.1], id="clicks"),
-        pytest.param([0.6] * 9, id="below the threshold"),
-    ],
+    [pytest.param([0.1, 0.9, 0.1, 0.9, 0.1], id="clicks"), pytest.param([0.6] * 9, id="below the threshold")],
 )
 def test_what_is_no_speech_starts_no_turn(probabilities: Sequence[float]) -> None:
     assert hear(listening(threshold=0.7), *probabilities) == ([], [])

@@ -11,14 +11,7 @@ from typing import cast
 import pytest
 
 from causeway_server.router.errors import InvalidRequest
-from causeway_server.router.serving.listener import (
-    ANSWERED,
-    Address,
-    Connection,
-    ConnectionTable,
-    DirectWork,
-    Listener,
-)
+from causeway_server.router.serving.listener import ANSWERED, Address, Connection, ConnectionTable, DirectWork, Listener
 from causeway_server.router.serving.request import HttpExchange, PlainRequest, arrived_body, read_authorization
 from causeway_server.router.serving.responses import (
     EventStream,

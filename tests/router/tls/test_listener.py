@@ -286,10 +286,7 @@ async def test_a_client_refuses_a_server_that_it_cannot_verify(ca: Authority, tm
     port = listening_server.sockets[0].getsockname()[1]
     with pytest.raises(ssl.SSLCertVerificationError):
         await asyncio.open_connection(
-            "127.0.0.1",
-            port,
-            ssl=context,
-            server_hostname="fleet.example" if fault == "other name" else "127.0.0.1",
+            "127.0.0.1", port, ssl=context, server_hostname="fleet.example" if fault == "other name" else "127.0.0.1"
         )
     listening_server.close()
     assert not received

@@ -90,10 +90,7 @@ def test_references_follow_their_schema() -> None:
             "properties": {"t": {"$ref": "#/$defs/tool1/$defs/T"}, "$ref": {"type": "null"}},
             "$defs": {
                 "T": {
-                    "properties": {
-                        "up": {"$ref": "#/$defs/tool1"},
-                        "l": {"items": [{"$ref": "#/$defs/tool1/$defs/T"}]},
-                    }
+                    "properties": {"up": {"$ref": "#/$defs/tool1"}, "l": {"items": [{"$ref": "#/$defs/tool1/$defs/T"}]}}
                 }
             },
         }

@@ -91,12 +91,7 @@ def test_stored_pool_keeps_room_for_a_caller_that_comes_new(capacity: int, alone
 
 @pytest.mark.parametrize(
     ("address", "caller"),
-    [
-        ("10.0.0.1", "10.0.0.1"),
-        ("2001:db8::1", "2001:db8::/64"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("kiosk", "kiosk"),
-    ],
+    [("10.0.0.1", "10.0.0.1"), ("2001:db8::1", "2001:db8::/64"), ("::ffff:10.0.0.1", "10.0.0.1"), ("kiosk", "kiosk")],
 )
 def test_caller_of_an_address(address: str, caller: str) -> None:
     assert network_of(address) == caller

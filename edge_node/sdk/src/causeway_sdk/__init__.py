@@ -20,18 +20,7 @@ from ._async.client import AsyncCauseway, AsyncStream
 from ._async.outbox import AsyncOutbox
 from ._sync.client import Causeway, Stream
 from ._sync.outbox import Outbox
-from .answers import (
-    Answer,
-    Choice,
-    Chunk,
-    Decision,
-    Embeddings,
-    Job,
-    Model,
-    ToolCall,
-    ToolCallDelta,
-    Usage,
-)
+from .answers import Answer, Choice, Chunk, Decision, Embeddings, Job, Model, ToolCall, ToolCallDelta, Usage
 from .errors import (
     CausewayAPIError,
     CausewayConnectionBroken,

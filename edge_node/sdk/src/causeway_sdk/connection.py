@@ -11,13 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from .errors import (
-    CausewayAPIError,
-    CausewayConnectionBroken,
-    CausewayError,
-    CausewayTimeout,
-    CausewayUnreachable,
-)
+from .errors import CausewayAPIError, CausewayConnectionBroken, CausewayError, CausewayTimeout, CausewayUnreachable
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 GRACE_S = 1.0  # grace period past a deadline: the device's own error is more specific

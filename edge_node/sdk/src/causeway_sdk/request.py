@@ -118,12 +118,7 @@ def build_upload_request(content: bytes, filename: str, expires_after_s: int | N
 
 
 def build_job_request(
-    messages: Messages,
-    options: RequestOptions,
-    priority: str,
-    not_before_s: float,
-    webhook: str,
-    key: str,
+    messages: Messages, options: RequestOptions, priority: str, not_before_s: float, webhook: str, key: str
 ) -> Request:
     """Return the request that submits a job. Its body is the same at each attempt, because the device compares it under
     the key.

@@ -84,11 +84,7 @@ async def forced() -> Result:
     return person(await ask(ASK_PERSON, Person, "function_calling"))
 
 
-@flow(
-    EDGE,
-    "node with a forced tool, recursive",
-    client_loses="For LangChain a recursive member is `{}`.",
-)
+@flow(EDGE, "node with a forced tool, recursive", client_loses="For LangChain a recursive member is `{}`.")
 async def recursive_forced() -> Result:
     return tree(await ask(ASK_TREE, Tree, "function_calling"))
 

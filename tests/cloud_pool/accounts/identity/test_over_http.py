@@ -85,11 +85,7 @@ async def test_only_valid_tokens_are_accepted(issuer: Issuer) -> None:
 
 async def test_models_need_a_token_and_health_does_not(issuer: Issuer) -> None:
     async with running(config(issuer)) as gateway, aiohttp.ClientSession() as http:
-        for path, status in (
-            ("/v1/models", 401),
-            ("/v1/models/assistant-large", 401),
-            ("/healthz", 200),
-        ):
+        for path, status in (("/v1/models", 401), ("/v1/models/assistant-large", 401), ("/healthz", 200)):
             async with http.get(gateway.url + path) as answer:
                 assert answer.status == status, path
         headers = {"authorization": f"Bearer {token(issuer)}"}

@@ -238,10 +238,7 @@ class Failover:
 
     async def stop_following(self) -> None:
         """Wait until the replica has everything; it gets nothing that comes later."""
-        async with (
-            redis.asyncio.Redis.from_url(self.master.url) as client,
-            client.pipeline(transaction=False) as pipe,
-        ):
+        async with redis.asyncio.Redis.from_url(self.master.url) as client, client.pipeline(transaction=False) as pipe:
             replicas = 0
             while not replicas:  # WAIT is about the writes of its own connection
                 pipe.set("mark", "")

@@ -150,8 +150,7 @@ async def test_a_request_that_costs_more_than_a_days_budget_is_invalid(
 
 async def test_the_most_that_a_request_may_cost_counts_prompts_and_answers(client: redis.asyncio.Redis) -> None:
     config = TenantsConfig(
-        default=TenantLimits(usd_per_day=1000.0),
-        prices=(TierPrice(tier="large", input=1000, output=2000),),
+        default=TenantLimits(usd_per_day=1000.0), prices=(TierPrice(tier="large", input=1000, output=2000),)
     )
     each = ledger(config, TenantRateLimiter(config, client), UsageRecorder(config, client))
     request = Request(kind="completion", model="large", prompts=("a", "b", "c"), n=2)

@@ -9,11 +9,7 @@ from causeway_server.models.comparison.prompts import EvaluationPrompt, chosen_l
 from causeway_server.models.signals.agreement import last_number, same_text
 from causeway_server.models.signals.encoder import Vector
 from causeway_server.router.types import Confidence
-from causeway_train.calibrate.prompts import (
-    ModelAnswer,
-    PairAnswers,
-    label,
-)
+from causeway_train.calibrate.prompts import ModelAnswer, PairAnswers, label
 
 CONFIDENT = (Confidence(1, 0.9, -0.1, 0.8, 0.3),)
 CHOICES = {"A": "north", "B": "south"}

@@ -311,10 +311,4 @@ def _print_metrics(artifact: Artifact) -> None:
     click.echo(f"{artifact.path}: {figures}")
 
 
-COMMANDS: tuple[click.Command, ...] = (
-    convert_bert,
-    train_encoder,
-    train_quality,
-    train_spoken,
-    train_heard_words,
-)
+COMMANDS: tuple[click.Command, ...] = (convert_bert, train_encoder, train_quality, train_spoken, train_heard_words)

@@ -11,13 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from ..calibrate.routing_curves import (
-    TARGET_ON_DEVICE,
-    TARGET_RETAINED,
-    Array64,
-    RoutingCurve,
-    routing_curves,
-)
+from ..calibrate.routing_curves import TARGET_ON_DEVICE, TARGET_RETAINED, Array64, RoutingCurve, routing_curves
 
 
 class RoutingSample(msgspec.Struct, frozen=True):

@@ -125,10 +125,7 @@ def _kind(content: str, special: bool) -> gguf.TokenType:
 
 def _tensors(network: Llama) -> dict[str, NDArray[np.float32]]:
     heads = network.shape.heads
-    tensors = {
-        "token_embd.weight": _array(network.embedding.weight),
-        "output_norm.weight": _array(network.norm.weight),
-    }
+    tensors = {"token_embd.weight": _array(network.embedding.weight), "output_norm.weight": _array(network.norm.weight)}
     for index, block in enumerate(network.blocks):
         assert isinstance(block, Block)
         q, k, v = np.split(_array(block.qkv.weight), 3)
