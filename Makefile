@@ -38,8 +38,8 @@ test: ## Set up, then check and run every test, four folders at a time (WORKERS=
 	@exec $(BIN)/python -m $(if $(ARGS),pytest $(ARGS),tests $(WORKERS:%=--workers %))
 
 test-vllm: ## Set up a real vLLM (3.4 GB and weights, asked first), then test the gateway before it; never part of `test`
-	@$(PREPARE) test
 	@$(PREPARE) vllm
+	@$(PREPARE) test
 	@$(BIN)/python -m pytest tests/vllm/check_vllm.py $(ARGS)
 	@CAUSEWAY_CONFORMANCE=vllm exec $(BIN)/python -m pytest tests/conformance $(ARGS)
 

@@ -130,19 +130,23 @@ def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout, evidence:
     span = _Span()
     sent = evidence.records
     report = replay(span.over(sent, reader), policy)
+    found = f"{report.requests} recorded requests of {span}"
+    before = None if rollout.from_bundle is None else publisher.manifest(rollout.from_bundle)
+    is_known = before is not None and (before.policy, before.adapters) == (manifest.policy, manifest.adapters)
+    check = Check()
+    if report.requests >= least or is_known:
+        same_models = before is not None and before.models == manifest.models
+        predictions = forecast(policy, evidence, rollout.from_bundle or "", same_models=same_models)
+        check = Check(notes=(f"replayed {found}",), predictions=predictions)
     if report.leaving:  # (1)
         first = report.leaving[0]
         by = f" of {sent[first.position].device}" if first.position < len(sent) else ""
         example = f"{first.id}{by} ({first.before} -> {first.after}, rule {first.rule or 'none'})"
         count = f"{len(report.leaving)} of {report.requests} recorded requests"
-        return Check((f"{count} stayed on the device and would or may leave it, such as {example}",))
-    before = None if rollout.from_bundle is None else publisher.manifest(rollout.from_bundle)
-    is_known = before is not None and (before.policy, before.adapters) == (manifest.policy, manifest.adapters)
-    found = f"{report.requests} recorded requests of {span}"
-    if report.requests >= least or is_known:
-        same_models = before is not None and before.models == manifest.models
-        predictions = forecast(policy, evidence, rollout.from_bundle or "", same_models=same_models)
-        return Check(notes=(f"replayed {found}",), predictions=predictions)
+        problem = f"{count} stayed on the device and would or may leave it, such as {example}"
+        return msgspec.structs.replace(check, problems=(problem,))
+    if check.notes:
+        return check
     unread = f" ({reader.bad_count} lines cannot be read)" if reader.bad_count else ""
     return Check(  # (2)
         unproven=f"{found} to replay{unread}, but {rollout.cohort} asks for {least} (`replay.records`). Resume when "

@@ -47,11 +47,7 @@ def gate_options(command: T) -> T:
 
 
 def make_gate(
-    against: str | None,
-    prompt_files: Sequence[Path],
-    limits: Sequence[str],
-    extra_dirs: Sequence[Path] = (),
-    context: int = 2048,
+    against: str | None, prompt_files: Sequence[Path], limits: Sequence[str], extra_dirs: Sequence[Path], context: int
 ) -> Gate | None:
     """Return the gate of these options; None without them. Raises UsageError if only some of them are there."""
     given = bool(against), bool(prompt_files), bool(limits)

@@ -16,6 +16,7 @@ from causeway_server.fleet.rollout.settings import RolloutEvent
 from causeway_server.fleet.store.database import Store
 from causeway_server.fleet.store.generations import read_generations
 from causeway_server.fleet.store.records import add_labels, add_records
+from causeway_server.fleet.store.rollouts import change_rollout
 from causeway_server.fleet.store.tables import COUNTERS
 from causeway_server.fleet.store.telemetry import add_samples
 from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S, UNMEASURED, SampledRecord, TelemetrySample
@@ -126,7 +127,8 @@ async def test_fewer_records_than_the_cohort_asks_for_pause_by_name(bed: Bed) ->
         assert (going.state, [one.name for one in going.predictions]) == ("stage", ["on_device", "usd"])
 
 
-async def test_a_leaving_request_names_its_device(bed: Bed) -> None:
+@pytest.mark.parametrize("allow", [False, True], ids=["refused", "an approver allows it"])
+async def test_a_leaving_request_names_its_device_and_the_share_is_predicted(bed: Bed, allow: bool) -> None:
     use_policy(bed, OLD.replace("[small, large]", "[large]").replace('"private" in', '"secret" in'))
     bundle = bed.release()
     async with bed.store() as store:
@@ -134,9 +136,17 @@ async def test_a_leaving_request_names_its_device(bed: Bed) -> None:
         controller = bed.controller(store)
         await send(store, "")
         await bed.begin(store, "r1", bundle, None, without_replay=False)
+        record = await bed.record(store, "r1")
+        async with store.write() as connection:
+            await change_rollout(connection, msgspec.structs.replace(record, allow_leaving=allow))
         await bed.turn(store, controller, 2)
         returned = await bed.rollout(store, "r1")
-        assert returned.state == "draft"
+        (share,) = [one for one in returned.predictions if one.name == "on_device"]
+        assert share.high < 0.5
+        assert returned.state == ("stage" if allow else "draft")
+        if allow:
+            assert any("replayed 60 recorded requests" in note for note in returned.notes)
+            return
         assert "60 of 60 recorded requests stayed on the device" in returned.reason
         assert " of device-5 (small (edge) -> large (cloud)" in returned.reason
 

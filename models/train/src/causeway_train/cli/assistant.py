@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from causeway_server.models.catalog.gguf import read_gguf
+from causeway_server.models.cli.catalog import context_option
 from causeway_server.models.cli.compare import gate_options, make_gate
 from causeway_server.models.cli.options import (
     existing_file,
@@ -314,6 +315,7 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
 @click.option("--note", default="", help="Remark for the manifest and the card.")
 @click.option("--minilm", is_flag=True, help="The model was trained with --minilm or --encoder: attribute MiniLM.")
 @gate_options
+@context_option
 def publish(
     gguf: Path,
     name: str,
@@ -326,12 +328,13 @@ def publish(
     against: str | None,
     prompt_files: Sequence[Path],
     limits: Sequence[str],
+    context: int,
 ) -> None:
     """Make an artifact of a GGUF trained here: weights, manifest, and card with the measured figures."""
     from ..publish import publish_assistant
 
     teachers = (MINILM,) if minilm else ()
-    gate = make_gate(against, prompt_files, limits, (to,))
+    gate = make_gate(against, prompt_files, limits, (to,), context)
     artifact = publish_assistant(
         gguf, name, to, report=report, command=command, seed=seed, note=note, teachers=teachers, gate=gate
     )
