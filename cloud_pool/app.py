@@ -140,11 +140,7 @@ class Runtime(msgspec.Struct, frozen=True):
         return None if self.tracing is None else self.tracing.jobs
 
     async def start(self) -> None:
-        """Start the background tasks.
-
-        Raises:
-            ConfigError: The keys in Redis have the layout of another version, or a server lacks a feature.
-        """
+        """Start the background tasks. Raises ConfigError for keys of another layout, or a server without a feature."""
         await self.pools.prepare()
         await verify_features(self.http_tiers, self.pools.clients)
         for watch in self.watchers:
@@ -344,11 +340,7 @@ def build_cache(
     kind: PeerKind = "gateway",
     variants: TierVariants | None = None,
 ) -> SharedCache | None:
-    """Build the shared cache; None if it is disabled. Raises ConfigError.
-
-    Args:
-        variants: Variants of the tiers, which share no entries; None: there are none.
-    """
+    """Build the shared cache; None if it is disabled. Raises ConfigError. `variants` share no entries."""
     settings = config.cache if kind == "gateway" else config.cache.for_background()
     if not settings.enabled:
         return None
@@ -363,11 +355,7 @@ def build_cache(
 
 
 def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True) -> Accounts:
-    """Build identity, tenants and audit log. Raises ConfigError.
-
-    Args:
-        is_gateway: Whether this process takes a share of the tenants' limits while their Redis is unavailable.
-    """
+    """Build identity, tenants and audit log. Raises ConfigError. `is_gateway`: see `build_runtime`."""
     tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else StaticTokens()
     client = open_redis(config.redis) if config.redis else None
     fleet = FleetTrust(config.identity.fleet) if config.identity.fleet.url else None
@@ -429,11 +417,9 @@ def _operator_tokens(config: Config) -> StaticTokens:
 
 
 def reload_on_sighup(pools: Pools, variants: TierVariants, config: Config, reread: Callable[[], Config]) -> None:
-    """Reload endpoints and variants from the configuration on SIGHUP, without a restart. A faulty file changes nothing.
+    """Reload endpoints and variants with `reread` on SIGHUP, without a restart. A faulty file changes nothing.
 
-    Args:
-        config: Configuration that the process started with.
-        reread: Function that reads the configuration again.
+    `config`: the one that the process started with.
     """
 
     def reload() -> None:
@@ -506,10 +492,8 @@ class App(msgspec.Struct, frozen=True):
         return self.operator.url
 
     async def start(self) -> None:
-        """Start the background tasks and listen.
-
-        Raises:
-            ConfigError: An address is not available, or the keys in Redis have another layout.
+        """Start the background tasks and listen. Raises ConfigError for an unavailable address or keys of another
+        layout.
         """
         if self.arrivals is not None:
             self.arrivals.ledger.start()
@@ -684,7 +668,6 @@ def build_server(
     Args:
         parts: Reader of audio, images and files; None: no tier is an encoder.
         detect: Speech detection; None if live sessions do not detect turns.
-        on_drain: Callback for the moment when the gateway begins to drain.
         guard: Rules about the texts that a tier's tokenizer gets.
     """
     sessions = Sessions(
@@ -741,11 +724,7 @@ def _encoded_document(paths: Mapping[str, str]) -> bytes:
 
 
 def build_speech_detection(parts: RequestParts | None, spec: WorkerSpec | None) -> SpeechDetection | None:
-    """Build the speech detection of live sessions; return None if sessions accept no audio or no detector is installed.
-
-    Args:
-        spec: Name of the detector; None: the installed one.
-    """
+    """Build the speech detection of live sessions by the detector `spec` (None: the installed one), if any."""
     if parts is None or "audio" not in parts.kinds:
         return None
     from causeway_server.models.parts.graph.branch import SpeechDetection
@@ -892,11 +871,7 @@ def operator_listener(config: Config, routes: OperatorRoutes) -> Listener:
 
 
 async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] | None = None) -> None:
-    """Serve until `stop`, then drain and close. Prints one line when it is ready. Raises ConfigError.
-
-    Args:
-        reread: Function that reads the configuration again; on SIGHUP the gateway takes its endpoints from it.
-    """
+    """Serve until `stop`, then drain and close; prints one line when ready. Raises ConfigError. `reread`: on SIGHUP."""
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
         app = build(config, tasks, reread)

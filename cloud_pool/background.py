@@ -63,11 +63,7 @@ class WorkerAccounts(msgspec.Struct, frozen=True):
 
 
 class WorkerRuntime:
-    """The worker and its connections to Redis and to webhook receivers; call `close` at the end.
-
-    Args:
-        clock: Replacement for Redis's clock in tests, Unix time in seconds.
-    """
+    """The worker and its connections to Redis and webhook receivers. `clock`: of tests in place of Redis's, Unix s."""
 
     def __init__(
         self,
@@ -239,9 +235,7 @@ async def run_pipeline(
     *,
     serves_operators: bool = False,
 ) -> None:
-    """Answer messages until `stop`, then drain, with the steps of `run_worker`. Print one line when it begins to
-    receive or to stand by. Raises ConfigError.
-    """
+    """Answer messages until `stop`, then drain, as `run_worker`; print when ready. Raises ConfigError."""
     from .brokers.open import open_sink, open_source
     from .streams.effects import REPLICATED, STREAM_SCRIPTS, EffectStore
     from .streams.settlement import StreamPorts

@@ -125,8 +125,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 def load_config(path: Path | None, flags: Flags, environ: Mapping[str, str] = os.environ) -> Config:
     """Read, merge and check the configuration. `environ` determines the default of `state_dir`.
 
-    Raises:
-        ConfigError: The configuration is invalid; the message names the file and line, or the flag, and the key.
+    Raises ConfigError, which names the file and line, or the flag, and the key.
     """
     positions: dict[str, str] = {}
     config = Config() if path is None else _read(path, positions)

@@ -399,9 +399,8 @@ class Erasure:
     async def erase(self, subject: ErasureSubject) -> Receipt:
         """Erase everything and return the receipt, whose counts are kept until `forget`.
 
-        Raises:
-            ErasureConflict: The subject still gets new data; the data found before is erased.
-            JobStoreUnavailable: A store does not answer; a later call continues.
+        Raises ErasureConflict if the subject still gets new data (what was found before is erased), JobStoreUnavailable
+        if a store does not answer (a later call continues).
         """
         progress = self._db.key("erasure", subject.digest)
         began = await self._db.now_ms()
@@ -483,11 +482,8 @@ class StoreFailed(CausewayError):
 async def opened(
     jobs: JobsConfig, redis_of_all: RedisAddress, cache: CacheConfig, identity: IdentityConfig
 ) -> AsyncIterator[Erasure]:
-    """Open the stores of these sections of a configuration for a `with` block.
-
-    Raises:
-        ConfigError: No Redis of jobs is configured, or an address is unusable.
-        StoreFailed: A Redis does not answer, or answers with an error.
+    """Open these sections' stores for a `with` block. Raises ConfigError (no Redis of jobs, bad address) or
+    StoreFailed.
     """
     settings = with_shared_redis(jobs, redis_of_all)
     if not settings.redis:

@@ -68,12 +68,10 @@ async def open_all(stop: StopSignal, *steps: Callable[[], Awaitable[None]]) -> b
 async def keep_running(
     name: str, run: Callable[[], Awaitable[None]], *, sleep: Callable[[float], Awaitable[None]] = anyio.sleep
 ) -> None:
-    """Run a loop until it returns or is cancelled; after an exception, log it and run the loop again.
+    """Run a loop until it returns or is cancelled; after an exception, which would end all tasks, log it and run it
+    again.
 
-    Without this, one failing loop would end its task group, and with it all other tasks of the process.
-
-    Args:
-        run: Loop to run; its state has to survive a restart of the loop.
+    The loop's state has to survive its restart.
     """
     while True:
         try:

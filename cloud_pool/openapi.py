@@ -38,11 +38,7 @@ _TYPES = {
 
 
 def gateway_document(served: Collection[str] | None = None) -> dict[str, Any]:
-    """Build the document.
-
-    Args:
-        served: Paths that this gateway serves (without a Redis it has no jobs); None for all.
-    """
+    """Build the document of the paths in `served` (without a Redis there are no jobs); None for all."""
     api = _api()
     return openapi_document(
         "Causeway gateway",
