@@ -83,10 +83,8 @@ class Accounts(msgspec.Struct, frozen=True):
         )
 
     async def prepare(self) -> None:
-        """Read keys and revocations before the first request. An unavailable source delays this by at most 3 s.
-
-        Raises:
-            ConfigError: The keys in Redis have the layout of another version.
+        """Read keys and revocations before the first request: at most 3 s. Raises ConfigError for keys of another
+        layout.
         """
         if self.fleet is not None:
             with anyio.move_on_after(_PREPARE_S):

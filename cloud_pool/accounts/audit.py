@@ -28,9 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of one request. No field can hold content: names are validated on entry; the others are numbers or known
-    words.
-    """
+    """Record of one request. No field can hold content: each is a validated name, a number or a known word."""
 
     at: float  # unix, s
     id: str  # the request's, as in logs and traces
@@ -64,11 +62,7 @@ class _PendingRecord(NamedTuple):
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """Open a file for appending with no access for other users; a group that an operator gave access keeps it.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
+    """Open a file for appending with no access for other users, but for an operator's group. Raises OSError."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab", buffering=0)
     mode = os.fstat(file.fileno()).st_mode
     if stat.S_ISREG(mode) and mode & stat.S_IRWXO:
@@ -114,10 +108,7 @@ class AuditLog:
         self._put(_PendingRecord(record))
 
     async def write(self, record: AuditRecord, timeout_s: float = _WRITE_TIMEOUT_S) -> None:
-        """Hand a record to the thread and wait at most `timeout_s` until it is in the file.
-
-        Unlike with `enqueue`, the record survives a kill of the process afterwards.
-        """
+        """Hand a record to the thread and wait until it is in the file, safe from a kill, at most `timeout_s`."""
         written: Future[None] = Future()
         if self._put(_PendingRecord(record, written)) and self._thread is not None:
             with anyio.move_on_after(timeout_s):

@@ -108,7 +108,6 @@ class Ledger(msgspec.Struct, frozen=True):
         """Reserve an estimate of the request's tokens before it is tokenised, and its maximum cost.
 
         Args:
-            entry: Entry whose `tier` is the one that the request names.
             max_tokens: Maximum length of an answer, if the request names no maximum.
             lifetime_s: Time after which the request has ended or its process was killed.
             fence: Fence of a job's run, whose reservation belongs to the job.
@@ -135,13 +134,9 @@ class Ledger(msgspec.Struct, frozen=True):
             entry.of_key = await self.limiter.reserve_of_key(principal, demand)
 
     def check_cost(self, tenant: str, tier: str, request: Request, body_bytes: int, max_tokens: int) -> int:
-        """Return the maximum cost of a request, in 1e-12 USD.
+        """Return the maximum cost of a request, in 1e-12 USD. `max_tokens`: for a request without a maximum of its own.
 
-        Args:
-            max_tokens: Maximum length of an answer, if the request names no maximum.
-
-        Raises:
-            InvalidRequest: The maximum cost exceeds the budget of a day, so the request could never run.
+        Raises InvalidRequest if it exceeds the budget of a day, so that the request could never run.
         """
         price = self.config.price(tier)
         if price is FREE:
@@ -174,8 +169,7 @@ class Ledger(msgspec.Struct, frozen=True):
     def close_run(self, entry: LedgerEntry, charge: Charge | None, end: RunEnd) -> None:
         """Close a job's run after its report, which has recorded the usage if the job store accepted it.
 
-        The run of a cancelled job is billed for what it used, like the answer of a client that has left. A run that
-        another run has superseded is not billed.
+        A cancelled job's run is billed for what it used, a run that another one has superseded is not.
         """
         if end == "cancelled":
             entry.outcome = ClientGone.code
@@ -257,10 +251,7 @@ def _most_audio_ms(request: Request) -> int:
 
 
 class TenantMetrics:
-    """Prometheus metrics of usage and service by tenant.
-
-    Tenants' names come from tokens and the configuration, never from a request's content, and are bounded in number.
-    """
+    """Prometheus metrics by tenant, whose names come from tokens and configuration alone and are bounded in number."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, histogram = partial(Counter, registry), partial(Histogram, registry)

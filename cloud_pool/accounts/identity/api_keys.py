@@ -100,13 +100,7 @@ class ApiKey(msgspec.Struct, frozen=True):
 
 
 class ApiKeyStore:
-    """The keys in Redis.
-
-    Args:
-        max_lifetime_s: Maximum time until a key expires.
-        most: Maximum keys of one tenant.
-        wall_clock: Unix time in seconds.
-    """
+    """The keys in Redis. `most`: maximum keys of one tenant; `wall_clock`: Unix time in seconds."""
 
     def __init__(
         self, client: redis.asyncio.Redis, config: IdentityConfig, wall_clock: Callable[[], float] = time.time
@@ -157,9 +151,7 @@ class ApiKeyStore:
     async def rotate(self, tenant: str, key_id: str, asked: Rotation, own: Grants) -> tuple[ApiKey, str]:
         """Give a key another secret, and return both. `own`: grants that the key may not exceed.
 
-        Raises:
-            PermissionDenied: The key exceeds `own`: its secret would give more.
-            NotFound, InvalidRequest, RedisError: As `delete`.
+        Raises PermissionDenied if the key exceeds `own` (its secret would give more), and the errors of `delete`.
         """
         key, stored = await self._find(tenant, key_id)
         if _within(key.grants, own) != key.grants:
@@ -260,9 +252,8 @@ class ApiKeys:
 
 
 def _within(asked: Grants, own: Grants) -> Grants:
-    """Return the grants of a key: a higher priority than that of its maker is lowered, as headers are.
-
-    Raises PermissionDenied for a name in a list that its maker may not use.
+    """Return a key's grants, with at most its maker's priority. Raises PermissionDenied for other names than its
+    maker's.
     """
     lists: dict[str, tuple[str, ...] | None] = {}
     for name in _LISTS:

@@ -117,8 +117,8 @@ class Authenticator(msgspec.Struct, frozen=True):
     def _holder(self, certificate: PeerCertificate) -> Principal | None:
         """Return the device that a certificate names; None if it names none of our tenants'.
 
-        Raises AuthenticationFailed if the certificate has expired since the connection was opened, or outlives the
-        revocation of its device.
+        Raises AuthenticationFailed if it has expired since the connection was opened, or outlives its device's
+        revocation.
         """
         if certificate.ends < self.wall_clock():
             raise AuthenticationFailed("The client certificate has expired: connect again with a new one.")
@@ -134,10 +134,8 @@ class Authenticator(msgspec.Struct, frozen=True):
         return Principal(tenant, device, self.static_scopes, token_id=token_id, issued=certificate.begins)
 
     def check_again(self, principal: Principal) -> None:
-        """Check an accepted caller again while its answer is being sent.
-
-        Raises:
-            AuthenticationFailed: The token has been revoked since.
+        """Check an accepted caller again while its answer is sent. Raises AuthenticationFailed if the token was
+        revoked.
         """
         if principal.token_id and self.revocations is not None:
             self.revocations.check_again(principal.owner, principal.token_id, principal.issued)
@@ -181,14 +179,11 @@ def hash_token(secret: str) -> bytes:
 
 
 def load_tokens(path: Path) -> StaticTokens:
-    """Read a token file: one line per device, with its token and grants.
+    """Read a token file: one line per device, with its token and grants. Raises ConfigError, also for an empty file.
 
-        kiosk-17  sha256:<64 hex digits>  priority=interactive
-        kiosk-18  <token in the clear>  critical=true models=large,small
-        # a comment
-
-    Raises:
-        ConfigError: The file is unreadable, malformed, or empty, which would accept every caller.
+    kiosk-17  sha256:<64 hex digits>  priority=interactive
+    kiosk-18  <token in the clear>  critical=true models=large,small
+    # a comment
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -235,11 +230,9 @@ def _grants(words: Sequence[str], where: str) -> Grants:
 def local_operator_token(folder: Path | None) -> StaticTokens:
     """Return the operators' token stored in `folder` (file mode 0600), creating it if needed; processes share it.
 
-    Listening on loopback alone keeps out neither web pages nor other users of the machine. If the folder is not
-    writable, no token is valid: operators' calls are refused until a token is configured.
-
-    Raises:
-        ConfigError: The file holds no token; an empty token would admit everybody.
+    Listening on loopback alone keeps out neither web pages nor other users. If the folder is not writable, operators'
+    calls are refused until a token is configured. Raises ConfigError if the file holds no token, which would admit
+    everybody.
     """
     token = secrets.token_urlsafe(32)
     if folder is None:

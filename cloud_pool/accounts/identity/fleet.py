@@ -81,9 +81,7 @@ class RevocationSnapshot(msgspec.Struct, frozen=True):
         )
 
     def merged_with(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
-        """Return the union with `other`, at the later position, without tokens that expired long before `now` (Unix
-        time in seconds).
-        """
+        """Return the union with `other`, at the later position, without tokens long expired at `now` (Unix, s)."""
         devices = {
             name: max(self.devices.get(name, 0.0), other.devices.get(name, 0.0))
             for name in {**self.devices, **other.devices}
@@ -106,17 +104,10 @@ class _Copy(msgspec.Struct, frozen=True):
 
 
 class FleetTrust:
-    """The keys and revocations of a fleet's control plane.
+    """The keys and revocations of a fleet's control plane. Raises ConfigError if `ca_file` cannot be used.
 
-    `keys` maps each `kid` to its key; `revision` grows with every change of the keys. `last_error` is the reason of the
-    last failed refresh, "" if it succeeded. Call `start`, `refresh` or `watch`, and `close`.
-
-    Args:
-        clock: Monotonic clock, in seconds.
-        wall_clock: Wall clock, Unix time in seconds.
-
-    Raises:
-        ConfigError: `ca_file` cannot be used.
+    `keys` maps each `kid` to its key; `revision` grows with every change of the keys. `last_error`: why the last
+    refresh failed, "" if it succeeded. `clock`: monotonic seconds; `wall_clock`: Unix seconds.
     """
 
     def __init__(

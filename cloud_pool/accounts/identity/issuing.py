@@ -22,10 +22,7 @@ from .token_verifier import ALGORITHM, Claims
 
 
 def new_key(private_file: Path, key_file: Path) -> Jwk:
-    """Write a new private key (mode 0600) and add its public half to the key set.
-
-    Raises ConfigError, also if the private file exists: a key is never overwritten.
-    """
+    """Write a new private key (mode 0600), never over an existing one, and add its public half. Raises ConfigError."""
     private = Ed25519PrivateKey.generate()
     jwk = public_jwk(private.public_key())
     known = read_jwks(key_file).keys if key_file.exists() else ()

@@ -65,13 +65,11 @@ class RevocationList:
     """A gateway's copy of the revocations, and those of its fleet, which never enter Redis.
 
     `stale_accepts` counts requests accepted with a copy that was too old, `restored` the revocations that Redis had
-    lost and got back. `last_error` is the reason of the last failed refresh, "" if it succeeded.
+    lost and got back. `last_error`: why the last refresh failed, "" if it succeeded.
 
     Args:
         client: Redis; None: only `revocations_file` and the fleet revoke tokens.
-        fleet: Trust in a fleet; None: no fleet is configured.
-        clock: Monotonic clock, in seconds.
-        wall_clock: Wall clock, Unix time in seconds.
+        clock, wall_clock: Monotonic clock, and Unix time, in seconds.
     """
 
     def __init__(
@@ -233,10 +231,7 @@ async def revoke_token(client: redis.asyncio.Redis, jti: str, expiry: float, now
 
 
 async def revoke_device(client: redis.asyncio.Redis, owner: str, now: float) -> None:
-    """Revoke all tokens of a device (`tenant/device`) issued until `now` (Unix time in seconds).
-
-    Entries of devices whose tokens have all expired are deleted. Raises RedisError.
-    """
+    """Revoke the tokens of a device (`tenant/device`) issued until `now` (Unix s). Raises RedisError."""
     await _revoke(client, "device", owner, now, now - DEVICE_RETENTION_S)
 
 

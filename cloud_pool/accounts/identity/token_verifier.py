@@ -87,16 +87,8 @@ class KeySet:
     """The keys in use: those of the file, then the fleet's.
 
     Rotation: add the new key, wait until every gateway has read it (a second), issue tokens with it, and remove the old
-    key when its last token has expired. A file that cannot be read leaves the last valid keys in use.
-
-    `last_error` is the reason why the file's last change is not in use.
-
-    Args:
-        path: Key file; None: no file.
-        fleet: Trust in a fleet; None: no fleet.
-
-    Raises:
-        ConfigError: The file has no valid keys; a gateway does not start without them.
+    key when its last token has expired. A file that cannot be read leaves the last valid keys in use; `last_error` is
+    the reason. Raises ConfigError if the file has no valid keys at the start.
     """
 
     def __init__(self, path: Path | None, fleet: FleetTrust | None = None) -> None:

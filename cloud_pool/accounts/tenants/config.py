@@ -60,9 +60,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return min(gateway_max, self.max_body_bytes or gateway_max)
 
     def check_request(self, request: Request) -> None:
-        """Raise InvalidRequest if the request exceeds the tenant's answer length or number of concurrent sequences, and
-        PermissionDenied if it must not leave its device.
-        """
+        """Raise InvalidRequest for a long answer or many sequences, PermissionDenied if bound to its device."""
         if request.hints.prefer == "only_on_device":
             message = "The request, or a compaction item in it, is bound to its device. A gateway does not answer it."
             raise PermissionDenied(message, param="input")
@@ -72,9 +70,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self._check_sequences(request)
 
     def check_regions(self, region: str, models: Mapping[str, str], where: str) -> None:
-        """Raise ConfigError if a gateway in `region` could answer no request of the tenant. One in another region is
-        meant to refuse them.
-        """
+        """Raise ConfigError if a gateway in `region` can answer no request of the tenant, unless it is to refuse it."""
         regions = regions_of(region_tags(self.regions))
         if not region:
             raise ConfigError("Set `identity.region`: without it this gateway is outside every region.", where=where)
@@ -136,11 +132,8 @@ class TenantsConfig(msgspec.Struct, frozen=True, dict=True, forbid_unknown_field
         return next((each for each in self.prices if each.tier == tier), FREE) if self.prices else FREE
 
     def check(self, models: Mapping[str, str], region: str) -> None:
-        """Raise ConfigError for a tenant or price that is listed twice, a price without numbers, an unknown model, or
-        regions that this gateway can never serve.
-
-        Args:
-            models: Regions of the tiers, by name and alias.
+        """Raise ConfigError for double or unknown names, prices without numbers, and regions (of `models`) never served
+        here.
         """
         tenants, tiers = [each.name for each in self.overrides], [each.tier for each in self.prices]
         for key, names in (("overrides", tenants), ("prices", tiers)):

@@ -39,9 +39,9 @@ from .usage import API_KEY, GATEWAYS_KEY, READS, SUBMISSIONS, Charge, Demand, Re
 
 
 class TokenBucket(msgspec.Struct):
-    """A local token bucket. It holds at most `capacity` and gains `rate` per second, as lua/token_bucket.lua does.
+    """A local token bucket of at most `capacity`, which gains `rate` per second, as lua/token_bucket.lua does.
 
-    A bucket may be in debt: an answer that was longer than reserved is paid for before the next one begins.
+    It may be in debt: an answer that was longer than reserved is paid for before the next one begins.
     """
 
     rate: float  # 0: no limit
@@ -68,10 +68,9 @@ Exhausted = Literal["", "budget", "reserved", "requests", "tokens"]
 
 
 class LocalLimits:
-    """A tenant's limits at one gateway without Redis: a share of each rate and of the rest of the day's budget.
+    """A tenant's limits at one gateway without Redis: `share` of each rate and of the rest of the day's budget.
 
     Args:
-        share: Share of the rates and of the rest of the budget.
         day: UTC day, such as 2026-11-21.
         used_pico_usd: Part of the day's budget that was spent or reserved when Redis was last reached.
         now: Monotonic seconds.
@@ -90,11 +89,7 @@ class LocalLimits:
         self._reserved: dict[str, tuple[Reservation, float]] = {}  # by id, with when it ends (monotonic, s)
 
     def take(self, reservation: Reservation, ends_at: float, day: str, now: float) -> tuple[Exhausted, float]:
-        """Take a request, its tokens and its cost: all or nothing.
-
-        Returns:
-            What is exhausted, and the time to wait, s.
-        """
+        """Take a request, its tokens and its cost, all or nothing; return what is exhausted, and the wait in s."""
         self._begin_day(day)
         others = sum(each.pico_usd for each, _ in self._reserved.values() if each.id != reservation.id)
         budget = (self._pico_usd_per_day - self._used_pico_usd) * self._share - self._spent_pico_usd
@@ -207,10 +202,9 @@ class TenantRateLimiter:
 
     Args:
         client: Redis; None: this gateway is the only one and has the whole rates and budgets.
-        is_gateway: Whether this process counts among the gateways that share the limits while Redis is unavailable; a
-            worker that needs this Redis does not.
+        is_gateway: Whether this process counts among those that share the limits while Redis is unavailable.
         clock: Monotonic clock, in seconds.
-        wall_clock: Wall clock, Unix time in seconds; with a Redis, its clock determines the day.
+        wall_clock: Unix time in seconds; with a Redis, its clock determines the day.
         now_s: Replacement for Redis's clock in tests; a negative value uses Redis's clock.
     """
 
@@ -251,10 +245,7 @@ class TenantRateLimiter:
         return not (limits.requests_per_s or limits.tokens_per_minute or limits.usd_per_day or principal.usd_per_day)
 
     async def reserve(self, tenant: str, demand: Demand) -> Reservation:
-        """Take a request's sequences, its tokens (at most a full bucket) and its cost.
-
-        Raises RateLimited with a Retry-After.
-        """
+        """Take a request's sequences, tokens (at most a full bucket) and cost. Raises RateLimited."""
         return await self._reserve(tenant, self._config.limits(tenant), demand)
 
     async def reserve_of_key(self, principal: Principal, demand: Demand) -> Reservation:
@@ -381,9 +372,7 @@ class TenantRateLimiter:
         self.day.follow(now_ms / 1000.0)
 
     async def _restore_all(self) -> None:
-        """Restore all tenants' charges in Redis (3). Raises RedisError, OSError or TimeoutError; the rest is kept for
-        later.
-        """
+        """Restore all tenants' charges in Redis (3). Raises RedisError, OSError or TimeoutError; the rest is kept."""
         while self._local:
             tenant, local = self._local.popitem()
             try:

@@ -31,9 +31,7 @@ from .config import TenantsConfig
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens and cost that a request may use. A run names its job and fence: the job's next run takes over the
-    reservation.
-    """
+    """Tokens and cost that a request may use. The next run of a job, told by its fence, takes over the reservation."""
 
     sequences: int = 1  # prompts × n
     tokens: int  # prompt and answer together
