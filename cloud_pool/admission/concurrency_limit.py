@@ -109,7 +109,7 @@ class LimitTrial(msgspec.Struct, frozen=True):
 class ConcurrencyLimit:
     """The limit, between `lower` and `upper`, starting in the middle. Times are monotonic seconds.
 
-    If `lower` is 0, the limit equals the upper bound, and times to first token only tell whether they are late.
+    If `lower` is 0, the limit is the upper bound, and times to first token only tell whether they are late.
     """
 
     def __init__(self, lower: int, upper: int, objective_s: float = 0.0, now: float = 0.0) -> None:
@@ -133,12 +133,10 @@ class ConcurrencyLimit:
         self._window = Window()
 
     def set_upper_bound(self, upper: int, now: float, endpoints: float | None = None) -> None:
-        """Change the upper bound. A limit at the old bound moves to the new one.
+        """Change the upper bound (0: nothing may run); a limit at the old bound moves to the new one. `now`: monotonic
+        s.
 
-        Args:
-            upper: Upper bound; 0: nothing may run. Otherwise the lower bound takes precedence.
-            now: Monotonic seconds.
-            endpoints: Number of endpoints that serve the tier; the limit changes in proportion. None: unchanged.
+        `endpoints`: number of endpoints that serve the tier, to which the limit is proportional; None: unchanged.
         """
         before, self._upper = self._upper, max(self._lower, upper) if upper else 0
         exact = self._exact
@@ -258,8 +256,8 @@ class ConcurrencyLimit:
     def _cut(
         self, now: float, value: int, summary: WindowSummary, base_s: float | None, vain: LimitTrial | None = None
     ) -> None:
-        """Lower the limit and start a trial; `base_s` None: the base is in doubt. A large cut without effect is
-        followed by a second one before it counts, because a queue that was still building up hides the relief.
+        """Lower the limit and start a trial; `base_s` None: the base is in doubt. A large cut in vain is followed by a
+        second one before it counts: a queue that still builds up hides the relief.
         """
         before = self.value
         self._set(now, value)

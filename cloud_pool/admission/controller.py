@@ -64,9 +64,8 @@ class Permit:
             self.on_revoked()
 
     async def granted(self) -> None:
-        """Wait until the permit is granted; after Preempted, at the head of the tenant's queue again.
-
-        Raises like `AdmissionController.acquire`.
+        """Wait until the permit is granted; after Preempted, again at the head. Raises like
+        `AdmissionController.acquire`.
         """
         while self.grant is not None:
             grant, self.grant = self.grant, None
@@ -155,8 +154,7 @@ class AdmissionController:
     ) -> None:
         """Create the controller. Without `settings` the concurrency limit is fixed at `permits`.
 
-        Args:
-            lost_s: Function that returns the total delay caused by this process (`observability.metrics.EventLoopLag`).
+        `lost_s` returns the total delay caused by this process (`observability.metrics.EventLoopLag`).
         """
         self.lost_s = lost_s
         self.wants_more = False  # a worker's: more work waits than that in here, as far as its last claim of jobs tells

@@ -65,7 +65,7 @@ class JobShare:
         self._beats = -1
 
     def permits(self, permits: int, peers: Peers, now: float, endpoints: float = 1.0) -> int:
-        """Return the number of the tier's permits for the jobs of all workers. Call it once per heartbeat.
+        """Return the tier's permits for the jobs of all workers; call it once per heartbeat.
 
         If nothing is left, it is 1 in three heartbeats of _TRICKLE: a part counts from its third heartbeat on.
         """
@@ -83,11 +83,7 @@ class JobShare:
 
 
 def gateway_permits(permits: int, peers: Peers) -> dict[str, int]:
-    """Return each gateway's part of the permits; they add up to `permits`, or are 1 each if gateways outnumber them.
-
-    Returns:
-        Parts that add up to `permits`; 1 each where there are more gateways than permits.
-    """
+    """Return each gateway's part of the permits; they add up to `permits`, or are 1 each if gateways outnumber them."""
     demands = {name: peer.demand for name, peer in peers.items() if peer.kind == "gateway"}
     if permits <= len(demands):
         return dict.fromkeys(demands, 1)
@@ -96,12 +92,7 @@ def gateway_permits(permits: int, peers: Peers) -> dict[str, int]:
 
 
 def reserved_for_jobs(parts: Mapping[str, int], peers: Peers) -> dict[str, int]:
-    """Return the number of each gateway's permits that jobs hold or may take until the next heartbeat.
-
-    Args:
-        parts: The gateways' permits.
-        peers: Gateways and workers.
-    """
+    """Return how many of each gateway's permits (`parts`) jobs hold or may take until the next heartbeat."""
     jobs = sum(max(peer.running, peer.part) for peer in peers.values() if peer.kind == "worker")
     return divide_permits(min(jobs, sum(parts.values())), parts)
 
@@ -110,13 +101,8 @@ def worker_permits(permits: int, peers: Peers, turn: int = 0) -> dict[str, int]:
     """Return each worker's part of the jobs' permits: one more than its jobs at least, if there are enough.
 
     If there are too few, workers without work get none (a pipeline that stands by has none while another one receives),
-    and the others take turns.
-
-    Jobs may be long: a worker that still runs more jobs than its part starts no new ones, and until they have ended the
-    others divide the rest.
-
-    Args:
-        turn: Number that is the same for all peers and changes after a while.
+    and the others take turns; `turn` is the same for all peers and changes after a while. A worker that still runs more
+    jobs than its part starts none, and until they have ended the others divide the rest.
     """
     workers = {name: peer for name, peer in peers.items() if peer.kind == "worker"}
     order = {name: (peer.demand <= 0.0, _draw(turn, name), name) for name, peer in workers.items()}
@@ -136,10 +122,9 @@ def worker_permits(permits: int, peers: Peers, turn: int = 0) -> dict[str, int]:
 def divide_permits(
     permits: int, wanted: Mapping[str, float], order: Mapping[str, tuple[object, ...]] | None = None
 ) -> dict[str, int]:
-    """Return parts that add up to `permits`: max-min fair by demand, with the rest divided evenly.
+    """Return parts of `permits`, max-min fair by demand, with the rest divided evenly.
 
-    Args:
-        order: Order of peers with the same claim to one permit; None: by name.
+    `order`: of peers with the same claim to one permit; None: by name.
     """
     left, parts = float(permits), {}
     for at, name in enumerate(sorted(wanted, key=lambda peer: (wanted[peer], peer))):

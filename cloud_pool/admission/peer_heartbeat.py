@@ -94,7 +94,6 @@ class PeerHeartbeat:
             client: Redis; None: this process is alone.
             kind: Kind of this process; a worker's requests are jobs, which have the lowest class.
             name: Name of this process among its peers; "" for a random one.
-            clock: Monotonic clock, in seconds.
         """
         self._redis = client
         self._tiers = [_TierShare(tier, kind) for tier in tiers]

@@ -115,11 +115,7 @@ class PermitAllocator:
     # --- books -------------------------------------------------------------------------------------------------------
 
     def record_arrival(self, ticket: Ticket, now: float, rate: float) -> None:
-        """Record a request's arrival by one of its tickets, whatever its outcome.
-
-        Args:
-            rate: Permits released per second while all are held.
-        """
+        """Record a request's arrival by one of its tickets. `rate`: permits released per second while all are held."""
         tenant = self._forget(ticket.tenant) or self._new(ticket, now)
         tenant.weight = ticket.weight
         self._add(tenant, now, rate)
@@ -186,10 +182,8 @@ class PermitAllocator:
     # --- reserved permits and preemption -----------------------------------------------------------------------------
 
     def reserve(self, limit: int, now: float, jobs: int = 0) -> int:
-        """Return how many permits of `limit` are reserved.
-
-        Args:
-            jobs: Permits that jobs hold; they are reserved too, except for one that every request may have.
+        """Return how many permits of `limit` are reserved, with those of `jobs`, but for one that every request may
+        have.
         """
         are_priorities_mixed = now - min(self._urgent_at, self._other_at) <= _PRESENT_S
         if not are_priorities_mixed and len(self._tenants) < 2:
@@ -197,10 +191,9 @@ class PermitAllocator:
         return max(self._base_reserve(limit), min(self._base_reserve(limit) + jobs, limit - 1))
 
     def is_bunched(self, even_pending: float) -> bool:
-        """Return whether too many sequences have started together beside another tenant: all free permits are reserved.
+        """Return whether too many sequences started together beside another tenant: all free permits are reserved.
 
-        Args:
-            even_pending: Number of held permits without a first token if requests had come evenly.
+        `even_pending`: held permits without a first token if requests had come evenly.
         """
         return self._are_tenants_mixed and self.pending >= even_pending + _EVEN
 

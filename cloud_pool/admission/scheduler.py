@@ -44,8 +44,8 @@ where that is more, and never more than there are permits."""
 
 
 class AdmissionScheduler:
-    """The permits and the queues of a tier. A method returns the tickets whose state it changed, and the caller must
-    resume their waiters; `now`: monotonic seconds.
+    """A tier's permits and queues. Methods return the tickets whose state changed, so that the caller resumes their
+    waiters; `now`: monotonic seconds.
     """
 
     def __init__(
@@ -132,13 +132,9 @@ class AdmissionScheduler:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Admit the request of this ticket or let it wait, with all its tickets.
+        """Admit the request of this ticket or let it wait, with all its tickets. Raises as the module's docstring says.
 
-        Returns:
-            The tickets that made room for it: GONE if displaced from the queue, WAITING again if preempted.
-
-        Raises:
-            DeadlineExceeded, Shed, QueueFull: See this module's docstring.
+        Returns the tickets that made room for it: GONE if displaced from the queue, WAITING again if preempted.
         """
         self._tick(now)
         held_s = self._release_rate.held_s
@@ -161,10 +157,8 @@ class AdmissionScheduler:
         return moved
 
     def leave(self, ticket: Ticket, now: float, used: float | None = None) -> list[Ticket]:
-        """Remove a ticket that has ended, failed or left the queue. Returns the tickets that are admitted now.
-
-        Args:
-            used: Tokens that its sequence used, if known.
+        """Remove a ticket that has ended, failed or left; return those admitted now. `used`: its sequence's tokens, if
+        known.
         """
         self._tick(now)
         if ticket.state is TicketState.WAITING:
@@ -180,9 +174,8 @@ class AdmissionScheduler:
         return self._fill(now)
 
     def first_token(self, ticket: Ticket, now: float, seconds: float | None) -> list[Ticket]:
-        """Record a first token, `seconds` after the hand-over to Triton; None: the time is not reliable.
-
-        Returns the tickets that are admitted because the limit has grown.
+        """Record a first token, `seconds` after the hand-over to Triton (None: not reliable); return the tickets
+        admitted now.
         """
         if ticket.state is not TicketState.PENDING:
             return []

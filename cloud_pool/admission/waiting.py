@@ -41,7 +41,7 @@ class TicketState(enum.Enum):
 class Ticket:
     """A sequence: a request for n choices of each of its prompts has prompts × n tickets, each for one permit.
 
-    `tokens` is the maximum of the sequence, prompt and answer together; the actual number is reported when it ends.
+    `tokens`: at most, prompt and answer together; the actual number is reported when it ends.
     """
 
     priority: Priority
@@ -175,8 +175,8 @@ class FairQueue:
     def youngest_over_share(self, ticket: Ticket) -> Ticket | None:
         """Return a ticket of the request that has to make room for a new one in a full queue; None if there is none.
 
-        It is the youngest of the tenant that holds most of the queue for its weight, if that exceeds its share and the
-        new ticket's tenant, with this request, stays within its own.
+        It is the youngest of the tenant with most of the queue for its weight, if that exceeds its share and the new
+        ticket's tenant, with this request, stays within its own.
         """
         flow = self._backlogged.get(ticket.tenant)
         others = [each for each in self._backlogged.values() if each is not flow and not each.waiting[-1].has_begun]
@@ -291,10 +291,10 @@ class WaitingTickets:
         return len(self) >= self._max_queued and self._count_unbegun() >= self._max_queued
 
     def displace_for(self, ticket: Ticket) -> list[Ticket]:
-        """Remove a request to make room for a new one in a full queue, and return its tickets.
+        """Remove a request to make room for a new one in a full queue; return its tickets, none if none is large
+        enough.
 
-        It is the youngest of the lowest priority below, else the youngest of a tenant that holds more of the queue for
-        its weight; no tickets if no such request is large enough.
+        It is the youngest of the lowest priority below, else of a tenant that holds more of the queue for its weight.
         """
         below = (self.queues[each].youngest() for each in reversed(RANK) if RANK[each] > ticket.rank)
         excess = self._count_unbegun() - self._max_queued + 1
