@@ -229,10 +229,7 @@ class InputReader:
         self._last_parts: dict[str, tuple[str, bytes]] = {}  # by file
 
     async def pages(self, file: StoredFile, offset: int = 0) -> AsyncGenerator[list[RawLine], None]:
-        """Yield the lines from `offset` on, those of one part at a time.
-
-        Raises JobStoreUnavailable or FileContentLost.
-        """
+        """Yield the lines from `offset` on, part by part. Raises JobStoreUnavailable or FileContentLost."""
         splitter = LineSplitter(offset, self._max_line_bytes)
         begin = 0
         for part in await self._files.parts(file.id):
@@ -287,11 +284,7 @@ async def check_input(
     limits: BatchConfig,
     renew_lease: Callable[[], Awaitable[None]],
 ) -> InputCheck:
-    """Return the finished check. Raises JobStoreUnavailable or FileContentLost.
-
-    Args:
-        renew_lease: Called before each part; reading a part takes at most a second.
-    """
+    """Return the finished check, calling `renew_lease` each second. Raises JobStoreUnavailable or FileContentLost."""
     check = InputCheck(
         batch.endpoint, body_check(parser, batch), max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes
     )

@@ -91,10 +91,7 @@ class BatchExpansion:
     tenant_limits: Callable[[str], TenantLimits]
 
     async def submit(self, batch: Batch, file: StoredFile, reader: InputReader) -> None:
-        """Submit the lines of the window, or as many of them as the queues accept.
-
-        Raises JobStoreUnavailable or FileContentLost.
-        """
+        """Submit the window's lines, or as many as the queues accept. Raises JobStoreUnavailable or FileContentLost."""
         batch = msgspec.structs.replace(batch, tags=",".join(filter(None, (batch.tags, file.tags))))
         last = batch.submitted + window(batch, self.config.batches)
         if last <= batch.submitted:
