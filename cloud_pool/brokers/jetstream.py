@@ -148,10 +148,7 @@ class _Subject:
 
 
 def headers_of(message: Msg) -> dict[str, str]:
-    """Return a message's headers; of several lines with the same name, the last.
-
-    nats-py itself returns strings; if `fast-mail-parser` is installed, it returns a list of lines for each name.
-    """
+    """Return a message's headers, of a name's lines the last: with `fast-mail-parser` nats-py returns lists."""
     headers: Mapping[str, str | list[str]] = message.headers or {}
     return {name: value if isinstance(value, str) else value[-1] for name, value in headers.items()}
 
@@ -334,10 +331,7 @@ def _floor(consumer: ConsumerInfo) -> int:
 
 
 class JetStreamSink(_Subject):
-    """A MessageSink that publishes to a subject.
-
-    Messages carry `Nats-Msg-Id`: a stream drops a duplicate within its duplicate window (2 minutes by default).
-    """
+    """A MessageSink that publishes to a subject. `Nats-Msg-Id` lets the stream drop duplicates (within 2 minutes)."""
 
     def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
         """Create the sink. Raises ConfigError for a wildcard."""

@@ -10,14 +10,10 @@ _MISSING = "The client for this broker is not installed: run `pip install 'cause
 
 
 def open_source(address: TopicAddress, name: str, login: BrokerLogin, *, ack_wait_s: float) -> MessageSource:
-    """Build the source of a pipeline; it connects when it is opened.
+    """Build the source of the pipeline `name`, which connects when it is opened.
 
-    Args:
-        name: Name of the pipeline, whose processes share the acknowledgements.
-        ack_wait_s: Silence after which a process's messages are redelivered to others.
-
-    Raises:
-        ConfigError: The broker's client is not installed, or the login is unusable.
+    `ack_wait_s`: silence after which a process's messages are redelivered to others. Raises ConfigError without the
+    broker's client, or with an unusable login.
     """
     try:
         if address.kind == "kafka":

@@ -193,15 +193,12 @@ class MessageSink(Protocol):
         """
 
     async def publish(self, message: OutgoingMessage, lane: str, position: str, *, repeated: bool) -> bool:
-        """Publish a message and wait until it is stored; returns False if it was stored already.
+        """Publish a message and wait until it is stored; returns False if it was already. Raises MessageTooLarge.
 
         Args:
             lane: Lane of the message that this one answers.
             position: Result of `position` before the first attempt to publish it.
             repeated: Whether it may be in the topic: an earlier call, perhaps elsewhere, had an unknown outcome.
-
-        Raises:
-            MessageTooLarge: The broker does not accept this message.
         """
 
     async def close(self) -> None: ...

@@ -74,9 +74,8 @@ class LaneProducer:
         return name in self._ended
 
     async def publish(self, message: OutgoingMessage) -> None:
-        """Publish a message and wait until it is committed; cancelling the wait does not stop the publishing.
-
-        Raises BrokerUnavailable or MessageTooLarge.
+        """Publish a message and wait for the commit; a cancelled wait does not stop it. Raises BrokerUnavailable,
+        MessageTooLarge.
         """
         if self.failed:
             raise _ended_early()

@@ -27,11 +27,9 @@ _NEVER_MS = 2**31 - 1
 
 
 class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
-    """A MessageSource: messages of the partitions that the group assigns to this process.
+    """A MessageSource: messages of the partitions that the group `name` assigns to this process.
 
-    Args:
-        name: Name of the group.
-        lost_after_s: Silence after which a process loses its lanes.
+    `lost_after_s`: silence after which a process loses its lanes.
     """
 
     needs_lease = False
