@@ -46,10 +46,7 @@ OnFirstToken = Callable[[str], None]
 
 
 class Billing:
-    """The billing of one request's answer: its source, its head, and the part of it that is billed to the request.
-
-    The properties are final from the first chunk on.
-    """
+    """The source of one request's answer, its head, and the part billed to it; final from the first chunk on."""
 
     def __init__(self, on_first_token: OnFirstToken, status: CacheStatus | Literal[""] = "bypass") -> None:
         self.status: CacheStatus | Literal[""] = status  # "": there is no cache
@@ -89,14 +86,9 @@ class Billing:
         return Usage() if not self.billable else reported if usage is None else usage.total
 
     def settle(self, reported: Usage, on_usage: Callable[[Usage], None]) -> bool:
-        """Call `on_usage` exactly once with the usage that is billed to this request.
+        """Call `on_usage` exactly once with the usage billed to this request; `reported`: the answer's own.
 
-        Args:
-            reported: Usage that the answer itself reported.
-            on_usage: Called at once, or at the end of a generation that continues for other subscribers.
-
-        Returns:
-            False if `on_usage` will be called later.
+        Returns False if that happens later: at the end of a generation that continues for other subscribers.
         """
         usage = self.usage if self.billable else None
         if usage is not None and not usage.ended:
@@ -143,11 +135,7 @@ log = logging.getLogger(__name__)
 
 
 class CachingService:
-    """Answers requests from the cache or the service, and owns this gateway's generations.
-
-    Args:
-        cache: Shared cache; None: every request goes straight to the service.
-    """
+    """Answers requests from the cache (None: always straight) or the service, and owns this gateway's generations."""
 
     def __init__(self, cache: SharedCache | None, generate: Generate) -> None:
         self._cache = cache
@@ -184,9 +172,8 @@ class CachingService:
     ) -> tuple[Billing, AsyncGenerator[Piece, None]]:
         """Return the billing of an answer, and a generator of its pieces.
 
-        Iterating the pieces raises CausewayError; closing the generator ends only this request's part in the answer.
-
-        `on_first_token` is called with the tier, possibly more than once, when a token billed to this request arrives.
+        The generator raises CausewayError; closing it ends only this request's part in the answer. `on_first_token` is
+        called with the tier, possibly more than once, when a token billed to this request arrives.
         """
         cache = self._cache
         if cache is None:
@@ -336,10 +323,7 @@ class CachingService:
 
 
 class _SharedReader:
-    """The reader of a shared generation for one client.
-
-    Without streaming, chunks are held back until the end, so that the answer may start over unnoticed.
-    """
+    """The reader of a shared generation for one client. Without streaming it holds chunks back until the end."""
 
     def __init__(
         self, subscriber: CoalescedSubscriber, billing: Billing, emitted: EmittedPrefix, *, streams: bool
@@ -397,8 +381,7 @@ class _OwnPieces:
 def _generation_key(cache_key: str, context: RequestContext) -> GenerationKey:
     """Return the key under which requests share a generation.
 
-    Requests share only within a priority, critical ones only with critical ones. Because a fallback tier may answer,
-    callers share only with callers that may use the same tiers.
+    They share within a priority, critical ones apart, and, as a fallback may answer, between callers of the same tiers.
     """
     rank = f"{context.priority}.critical" if context.critical else context.priority
     if context.allowed_tiers is not None:

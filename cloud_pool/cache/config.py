@@ -37,10 +37,7 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     redis_retry_after_s: Seconds = 1.0
 
     def for_background(self) -> CacheConfig:
-        """Return the configuration for work without a waiting client, such as jobs.
-
-        A Redis call may take up to half a second, but a lease still outlives a few calls.
-        """
+        """Return the configuration for work without a waiting client: a call may take up to half a second."""
         redis_timeout_s = max(self.redis_timeout_s, min(_BACKGROUND_TIMEOUT_S, self.lease_s / 4))
         return msgspec.structs.replace(self, redis_timeout_s=redis_timeout_s)
 

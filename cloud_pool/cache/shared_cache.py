@@ -107,16 +107,12 @@ class CacheSecrets(msgspec.Struct, frozen=True):
 
 
 class SharedCache:
-    """The rules, the keys and the store of one gateway.
+    """The rules, the keys and the store of one gateway. Raises ConfigError if `address` is unusable.
 
     Args:
-        variants: Variants of the tiers, which share no entries; None: there are none.
-        secrets: Its secrets; none by default.
+        variants: Variants of the tiers, which share no entries.
         clock: Monotonic clock, in seconds.
         now_ms: Replacement for Redis's clock in tests; negative to use Redis's clock.
-
-    Raises:
-        ConfigError: `address` is unusable.
     """
 
     def __init__(
@@ -160,9 +156,8 @@ class SharedCache:
         return self._keys.key(request, tier, tenant)
 
     async def find_stale(self, request: Request, tenant: str) -> CachedAnswer | None:
-        """Return the last answer to the same request if it is younger than `ttl_s` + `stale_if_error_s`.
-
-        The call is bounded in time and never raises.
+        """Return the last answer to the request if younger than `ttl_s` + `stale_if_error_s`. Bounded in time; never
+        raises.
         """
         key = self.key(request, tenant)
         if key is None:

@@ -119,11 +119,7 @@ class StreamEntry(msgspec.Struct, frozen=True):
 
 
 class AnswerStore:
-    """Stored answers, leases and streams in Redis. `SharedCache` describes the parameters.
-
-    Raises:
-        ConfigError: `address` is unusable.
-    """
+    """Stored answers, leases and streams in Redis; `SharedCache` has the parameters. Raises ConfigError."""
 
     def __init__(
         self,
@@ -167,8 +163,7 @@ class AnswerStore:
     ) -> CachedAnswer | LeaderLease | RemoteLeader | FollowLimitReached:
         """Return the stored answer, or its leader on another gateway, or become the leader.
 
-        Raises:
-            RedisUnavailable: The request has to continue without the cache.
+        Raises RedisUnavailable: the request has to continue without the cache.
         """
         config = self._config
         interest_ms = self._interest_ms if may_follow else 0
@@ -217,12 +212,11 @@ class AnswerStore:
         )
 
     async def finish(self, lease: LeaderLease, value: bytes, rest: bytes, marks: str) -> bool:
-        """End the lease with an answer. Return False if the lease was lost.
+        """End the lease with an answer; return False if the lease was lost. `marks`: of the answer's subjects.
 
         Args:
             value: Entry to store; b"" to store none.
             rest: Chunks that were not published yet; b"" if no other gateway waits.
-            marks: Marks of the subjects to which the answer belongs.
         """
         keep_ms = _ms(self._config.ttl_s + self._config.stale_if_error_s)
         value, rest = self._seal(lease.key, value), self._seal(lease.key, rest)
@@ -243,10 +237,7 @@ class AnswerStore:
         return bool(await self._run("watch", leader.key, leader.fence, self._interest_ms))
 
     async def read(self, leader: RemoteLeader, after: bytes, wait_s: float) -> list[StreamEntry]:
-        """Read the leader's stream after entry `after`, waiting for about `wait_s`.
-
-        Raises RedisUnavailable or CorruptEntry.
-        """
+        """Read the leader's stream after `after`, for about `wait_s`. Raises RedisUnavailable or CorruptEntry."""
         key = f"{self._base(leader.key)}:flow:{leader.key.rank}:{leader.fence}"
         blocking: tuple[Argument, ...] = ("BLOCK", max(1, _ms(wait_s))) if wait_s > 0 else ()
         self._check_available()
