@@ -1,9 +1,8 @@
-"""The program `python3 -m causeway_server.cloud_pool.cli.readiness_probe [url]`, whose exit status is 0 if the gateway
-is ready, else 1.
+"""The program `python3 -m causeway_server.cloud_pool.cli.readiness_probe [url]`: status 0 if the gateway is ready, else
+1.
 
-The default URL is the operators' address of a gateway on loopback. Its response names the parts that are not ready.
-
-For exec probes of Kubernetes: it uses only the standard library, so that it starts quickly.
+The default URL is the operators' address on loopback, whose response names the parts that are not ready. For exec
+probes of Kubernetes: it uses only the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations

@@ -26,12 +26,7 @@ from .process import OTHER_NAMES, ConfigSource, redis_options
 
 @asynccontextmanager
 async def gateways_redis(config: Config) -> AsyncIterator[redis.asyncio.Redis]:
-    """Open a client for a `with` block.
-
-    Raises:
-        ConfigError: No Redis is configured, or the URL is unusable.
-        CausewayError: Redis does not answer, or answers with an error.
-    """
+    """Open a client for a `with` block. Raises ConfigError without a usable URL, CausewayError without an answer."""
     if not config.redis:
         raise ConfigError("Give --redis, or a --config that names the gateways' Redis.", where="redis")
     client = open_redis(config.redis)
