@@ -161,8 +161,7 @@ def answer_head(
 ) -> AnswerHead:
     """Build the head of an answer by `tier`; a degraded answer is never kept.
 
-    `loosened`: offered tools whose arguments are not constrained to their schemas. `variant`: the tier's variant that
-    answers. `region`: the tier's.
+    `loosened`: offered tools whose arguments are not constrained to their schemas. `variant`, `region`: the tier's.
     """
     headers: tuple[tuple[str, str], ...] = ((_TIER_HEADER, tier), (REASON_HEADER, reason))
     if loosened:
@@ -253,9 +252,7 @@ class BodyMemory:
     def hold(self, request: object, caller: str, size: int) -> None:
         """Count `size` bytes for a request, replacing its previous amount, until `release`.
 
-        Raises:
-            RateLimited: The bodies of the caller would exceed its share of the memory.
-            Shed: All bodies together would exceed the memory.
+        Raises RateLimited beyond the caller's share of the memory, Shed beyond the memory for all.
         """
         pool = self._bytes
         if pool.hold(id(request), caller, size):

@@ -49,11 +49,7 @@ class ErasureSubject(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def marks_of(tenant: str, client: str, user: str | None) -> str:
-    """Return the digests of all subjects to which the data of a request belongs, separated by spaces.
-
-    Args:
-        client: The device, or its owner (tenant/device).
-    """
+    """Return the digests of a request's subjects, separated by spaces. `client`: device, or owner (tenant/device)."""
     device = client.removeprefix(f"{tenant}/")
     subjects = [ErasureSubject(tenant), ErasureSubject(tenant, device=device), ErasureSubject(tenant, user=user or "")]
     return " ".join(dict.fromkeys(subject.digest for subject in subjects))
