@@ -67,10 +67,8 @@ class FallbackStep(msgspec.Struct, frozen=True):
     trial: bool = False  # whether a variant is tried before the tier's own model; its faults are not the tier's
 
     def reason(self, failed: Mapping[str, Stress]) -> str:
-        """Return `requested`, or each skipped tier with its stress: "large=slow; medium=saturated".
-
-        Args:
-            failed: Stress found out by attempts since the plan was made.
+        """Return `requested`, or each skipped tier with its stress, `failed` since the plan included: "large=slow;
+        medium=saturated".
         """
         if not self.skipped:
             return REQUESTED
@@ -261,9 +259,7 @@ class TierFallback:
     # --- outcomes of a step ------------------------------------------------------------------------------------------
 
     def may_try(self, fallback_step: FallbackStep) -> bool:
-        """Ask the breaker whether an attempt is allowed. If so, the caller must report exactly one outcome:
-        `on_first_token`, `on_failure`, `on_timeout` or `on_cancel`.
-        """
+        """Ask the breaker whether an attempt is allowed. If so, the caller must report exactly one outcome (`on_…`)."""
         return self._tiers[fallback_step.tier].breaker.allow(self._clock()) or fallback_step.forced
 
     def is_late(self, tier: str, seconds: float) -> bool:
@@ -276,9 +272,8 @@ class TierFallback:
         return self._tiers[tier].breaker.retry_after_s(self._clock())
 
     def on_first_token(self, tier: str, seconds: float) -> None:
-        """Record the first token, `seconds` after the request was handed to Triton.
-
-        The wait before that is measured by admission, and does not show how fast the tier is.
+        """Record the first token, `seconds` after the hand-over to Triton: the wait before does not show the tier's
+        speed.
         """
         now, known = self._clock(), self._tiers[tier]
         known.breaker.success(now)
@@ -289,8 +284,7 @@ class TierFallback:
     def on_failure(self, tier: str, error: CausewayError, *, trial: bool = False) -> Stress:
         """Record an error before the first token; return its stress, "" if the request itself is invalid.
 
-        Args:
-            trial: Whether a variant failed, which the tier's breaker does not count.
+        `trial`: whether a variant failed, which the tier's breaker does not count.
         """
         now, known = self._clock(), self._tiers[tier]
         stress = stress_of_error(error)
@@ -300,9 +294,8 @@ class TierFallback:
     def on_timeout(self, tier: str, seconds: float | None) -> Stress:
         """Record that the step's time ended without a first token, and return the tier's stress.
 
-        Args:
-            seconds: Time since the request was handed to Triton; None if it got no permit. The breaker counts the
-                timeout only after the tier's own limit, because callers may have short deadlines.
+        `seconds`: since the hand-over to Triton; None: it got no permit. The breaker counts the timeout only after the
+        tier's own limit, because callers may have short deadlines.
         """
         now, known = self._clock(), self._tiers[tier]
         if seconds is None:
@@ -336,10 +329,8 @@ class TierFallback:
         return self._clock() - self._tiers[tier].first_token_at
 
     def _observe(self, name: str, priority: Priority, now: float) -> TierSnapshot:
-        """Return the snapshot for this priority.
-
-        Under stress the least urgent priority that is present moves first, and comes back last. Without this order all
-        priorities would be on all tiers.
+        """Return the snapshot for this priority: under stress the least urgent one present moves first, and comes back
+        last.
         """
         self._tiers[name].arrived_at[priority] = now
         self._tiers[name].arrivals[priority].add(now)

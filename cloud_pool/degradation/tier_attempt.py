@@ -110,10 +110,8 @@ class TierAttempt:
             self.leave()
 
     def begin_now(self, context: RequestContext, build_requests: BuildRequests, key: bytes) -> EndpointAttempt | None:
-        """Do what `begin` does for one sequence until it waits; `begin` goes on from there.
-
-        Returns:
-            The attempt at an endpoint, whose request is yet to be sent; None: `begin` must do the rest.
+        """Do what `begin` does for one sequence until it waits. Returns the unsent attempt; None: `begin` must do the
+        rest.
         """
         now, scheduler = self._clock(), self._admission.scheduler
         left_s = context.deadline - now
@@ -154,8 +152,7 @@ class TierAttempt:
         """Return the first delta and its sequence's number. Call it once, in the attempt's context.
 
         Args:
-            build_requests: Function that renders a request for each sequence; called only with a permit, because it is
-                expensive.
+            build_requests: Renders a request for each sequence; called only with a permit, because it is expensive.
             key: Prefix key for load balancing.
 
         Raises:
@@ -219,10 +216,7 @@ class TierAttempt:
         return None if self._sent_at is None else self._clock() - self._sent_at
 
     def _report_overload(self, *, full: bool = False) -> None:
-        """Tell admission that the tier is overloaded, because Triton's queue is full or the first token is late.
-
-        Requests that were admitted with little time left are ignored.
-        """
+        """Tell admission that Triton's queue is full or the first token late, unless little time was left."""
         seconds, permit = self._in_triton_s, self.permit
         if permit is not None and seconds is not None and (full or self._fallback.is_late(self._step.tier, seconds)):
             permit.failed()
@@ -281,10 +275,7 @@ class TierAttempt:
     async def _sequence(
         self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes
     ) -> AsyncGenerator[Delta, None]:
-        """Yield the deltas of one of several sequences. Its permit is returned at its end.
-
-        If one sequence fails or is cancelled, the whole request is, which returns all its permits.
-        """
+        """Yield the deltas of one of several sequences; if one fails or is cancelled, the whole request is."""
         await permit.granted()
         stream, delta, took_s = await self._send(permit, build, key)
         self._first_took_s = self._first_took_s or took_s

@@ -94,8 +94,7 @@ def next_tier_health(
 ) -> TierHealth:
     """Return the health at `now`. It may be called at any rate: the steps depend on time, not on calls.
 
-    Args:
-        is_displaced: Whether the stress comes from more urgent work, which lowers this share quickly.
+    `is_displaced`: the stress comes from more urgent work, which lowers this share quickly.
     """
     if stress == "broken":
         return TierHealth(share=0.0, stress=stress, stressed_at=now, stepped_at=now)
@@ -172,10 +171,8 @@ def _stepped_up(tier_health: TierHealth, share: float, stepped_at: float, now: f
 
 
 def offer_share(tier_health: TierHealth, position: float) -> tuple[bool, TierHealth]:
-    """Return whether the next request is part of the share, and the health after it.
-
-    Args:
-        position: Position of the caller in the line, 0 to 1 (`caller_position`).
+    """Return whether the next request, of a caller at `position` (0 to 1), is part of the share, and the health after
+    it.
     """
     share, credit = tier_health.share, tier_health.credit
     if share >= 1.0 or share <= 0.0:
@@ -186,10 +183,7 @@ def offer_share(tier_health: TierHealth, position: float) -> tuple[bool, TierHea
 
 
 def caller_position(tenant: str, client: str, conversation: bytes) -> float:
-    """Return a caller's position in the line, 0 to 1, the same at every gateway.
-
-    It is derived from the device, or if the request names no device, from the conversation.
-    """
+    """Return a caller's position in the line, 0 to 1, the same at every gateway, by its device or else conversation."""
     caller = f"{tenant}/{client}".encode() if client else conversation
     digest = hashlib.blake2b(caller, digest_size=_POSITION_BYTES).digest()
     return int.from_bytes(digest, "big") / 256.0**_POSITION_BYTES
@@ -215,14 +209,12 @@ class ArrivalRate:
 def fitting_share(rate: float, held_s: float | None, running: int, limit: int) -> float:
     """Return the share of the arriving requests that would find a permit besides the running ones (Little's law).
 
+    It is above 1 if there is room to spare; infinity if nothing is known.
+
     Args:
         rate: Arrivals per second.
         held_s: Time for which each request holds its permit; None: unknown.
-        running: Number of permits in use.
-        limit: Number of permits.
-
-    Returns:
-        A number from 0 on, above 1 if there is room to spare; infinity if nothing is known.
+        running, limit: Permits in use, and of all.
     """
     wanted = rate * (held_s or 0.0)
     return max(0.0, ROOM * limit - running) / wanted if wanted else math.inf

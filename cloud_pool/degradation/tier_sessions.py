@@ -37,12 +37,9 @@ log = logging.getLogger(__name__)
 
 
 class TierSessions:
-    """The sessions of one process.
+    """The sessions of one process. `chains`: the tiers that may answer for each; `wall_clock`: Unix seconds.
 
-    Args:
-        chains: The tiers that may answer for each, by name.
-        client: Redis; None: the sessions of this process only.
-        wall_clock: Unix seconds.
+    `client`: Redis; None: the sessions of this process only.
     """
 
     def __init__(
@@ -76,10 +73,8 @@ class TierSessions:
     async def find(
         self, request: Request, tenant: str, owner: str, tier: str, *, is_placed: bool = False
     ) -> TierTurn | None:
-        """Return the turn of a request that names `tier`; None if it is not a chat. `is_placed`: of an accepted job,
-        which stays at its tier.
-
-        Raises SessionTargetUnavailable if the only tier that may answer cannot be that of the request.
+        """Return the turn of a request for `tier`; None if it is not a chat. `is_placed`: an accepted job, which stays
+        there. Raises SessionTargetUnavailable if the only tier that may answer cannot be that of the request.
         """
         if request.kind != "chat":
             return None
