@@ -82,9 +82,7 @@ async def resolve_dns(name: str, port: int) -> Sequence[str]:
 
 
 class EndpointDiscovery:
-    """A tier's addresses. A name that cannot be resolved keeps its last addresses, so that an outage of the resolver
-    removes no endpoint.
-    """
+    """A tier's addresses. A name that cannot be resolved keeps its last ones: an outage of DNS removes no endpoint."""
 
     def __init__(self, addresses: Sequence[EndpointAddress], resolve: Resolver = resolve_dns) -> None:
         self.configured = tuple(addresses)  # with names unresolved

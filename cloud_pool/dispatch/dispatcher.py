@@ -173,9 +173,8 @@ class FirstTokenLatency:
         return tuple(self._endpoints)
 
     def first_token(self, endpoint: str, seconds: float, now: float) -> None:
-        """Record a first token, `seconds` after its attempt began.
-
-        Endpoints come and go with DNS: when a new one comes, those without a recent sample are dropped.
+        """Record a first token, `seconds` after its attempt began; a new endpoint displaces those without a recent
+        sample.
         """
         if endpoint not in self._endpoints:
             self._endpoints = {address: one for address, one in self._endpoints.items() if one.window.count(now)}
@@ -222,10 +221,8 @@ class EndpointAttempt:
         self._clock = clock
 
     def send(self) -> tuple[OpenAIUpstream, HttpCall] | None:
-        """Send the request at once, for callbacks (`OpenAIUpstream.begin`); `deltas` can go on from it at any time.
-
-        Returns:
-            The server and the call; None: it cannot be sent without waiting.
+        """Send the request without waiting, and return server and call, or None; `deltas` can go on from it at any
+        time.
         """
         upstream = self._lease.upstream
         if not isinstance(upstream, OpenAIUpstream) or (call := upstream.begin(self.request)) is None:
@@ -318,12 +315,8 @@ class Dispatcher(msgspec.Struct, frozen=True):
     ) -> AsyncGenerator[Delta, None]:
         """Yield the deltas of one endpoint's answer. Closing the generator cancels all work upstream.
 
-        Args:
-            key: Key of the prompt's conversation, for the pool.
-            begun: The attempt of `begin`, which goes on; after its first token with what follows.
-
-        Raises:
-            CausewayError: The error of the last attempt, or the reason why no attempt was possible.
+        `key`: of the prompt's conversation, for the pool. `begun`: the attempt of `begin`, which goes on. Raises
+        CausewayError: that of the last attempt, or the reason why none was possible.
         """
         if begun is None:
             self.retry_budget.count_request(self.clock())
@@ -374,9 +367,8 @@ class Dispatcher(msgspec.Struct, frozen=True):
     ) -> EndpointLease | None:
         """Wait, then lease the endpoint of the retry (4); None: no retry.
 
-        Raises:
-            DeadlineExceeded: Another endpoint could take the request, but not in the time that is left. This does not
-                count as a fault of the tier.
+        Raises DeadlineExceeded if another endpoint could take the request, but not in the time that is left. This does
+        not count as a fault of the tier.
         """
         if not retry_state.may_retry(error) or len(self.pool.endpoints) <= len(retry_state.tried):
             return None

@@ -159,7 +159,7 @@ def without(times: tuple[float, ...], time: float) -> tuple[float, ...]:
 
 
 class PoolCapacity(msgspec.Struct, frozen=True):
-    """Capacity of a tier's endpoints. `endpoints`: number of active endpoints that are not slow, at least 1.
+    """A tier's capacity. `endpoints`: active ones that are not slow, at least 1.
 
     `away`: open calls of this process at the others, which hold no permit that another endpoint could use.
     """
@@ -169,10 +169,7 @@ class PoolCapacity(msgspec.Struct, frozen=True):
 
 
 def capacity_of(state: PoolState) -> PoolCapacity:
-    """Return the capacity.
-
-    Without any endpoint it is that of one, so that requests fail instead of waiting for a tier that is down.
-    """
+    """Return the capacity, without endpoints that of one: requests fail instead of waiting for a dead tier."""
     others = [endpoint for endpoint in state.endpoints if endpoint.phase != "active" or endpoint.slow]
     serving = len(state.endpoints) - len(others)
     return PoolCapacity(serving, sum(endpoint.outstanding for endpoint in others)) if serving else PoolCapacity(1)
@@ -342,10 +339,8 @@ def _waited_s(endpoint: Endpoint, now: float) -> float:
 
 
 def prefix_key(request: Request) -> bytes:
-    """Return the prefix key of a request.
-
-    For a chat it covers the tools and all messages up to and including the first user turn, so that further turns do
-    not change it; for a plain prompt its first 1024 characters.
+    """Return the prefix key of a request: of a chat's tools and messages up to the first user turn, so that further
+    turns do not change it, or of a plain prompt's first 1024 characters.
     """
     if request.kind != "chat":
         return _digest(b"".join(str(prompt)[:_HEAD_CHARACTERS].encode() for prompt in request.prompts[:1]))
@@ -372,17 +367,13 @@ def choose(
     excluding: Collection[str] = (),
     zone: str = "",
 ) -> Endpoint | None:
-    """Select an endpoint by the numbered steps of this module.
+    """Select an endpoint by the numbered steps of this module; None when no active endpoint remains.
 
     Args:
         draw: Random number in [0, 1).
-        prompt: The request's prompt.
         cached: Tokens of the prompt that endpoints have, by address.
         excluding: Addresses that must not be selected.
         zone: Zone of the gateway, "" if it has none.
-
-    Returns:
-        The endpoint, or None when no active endpoint remains.
     """
     candidates = [
         endpoint for endpoint in state.endpoints if endpoint.phase == "active" and endpoint.address not in excluding

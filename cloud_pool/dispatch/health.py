@@ -60,10 +60,7 @@ _replace = msgspec.structs.replace
 
 
 def fault_kind_of(error: CausewayError) -> FaultKind:
-    """Classify a call's error as a fault of its endpoint.
-
-    `timeout` counts against the endpoint only if it was silent all the while.
-    """
+    """Classify a call's error as a fault of its endpoint: a `timeout` only if it was silent all the while."""
     if isinstance(error, (CloudUnreachable, EngineUnavailable)):
         return "unavailable"
     if isinstance(error, (StreamBroken, EngineCrashed)):
@@ -112,10 +109,7 @@ def call_succeeded(state: PoolState, address: str) -> PoolState:
 
 
 def call_abandoned(state: PoolState, address: str, settings: LoadBalancingConfig, *, silent_s: float) -> Changed:
-    """Record a call that ended before its first token because the caller left.
-
-    This does not count as a failure of the endpoint, but is reason enough to probe it.
-    """
+    """Record that the caller left before the first token: no failure, but reason enough to probe the endpoint."""
     endpoint = state.get(address)
     if endpoint is None or endpoint.phase != "active" or silent_s < settings.silent_before_probe_s * _DOUBT:
         return state, ()
@@ -164,10 +158,7 @@ def probe_finished(
 
 
 def may_be_cut_off(state: PoolState, address: str) -> bool:
-    """Return whether a silent probe justifies a new connection: the first one does, and any while ejected.
-
-    A replaced connection is closed later, with the calls that still run on it.
-    """
+    """Return whether a silent probe justifies a new connection: the first one does, and any while ejected."""
     endpoint = state.get(address)
     return endpoint is not None and (endpoint.silent_since == math.inf or endpoint.phase == "ejected")
 
@@ -205,12 +196,9 @@ def hung(
     *,
     begun: bool = True,
 ) -> tuple[str, ...]:
-    """Return the ejected endpoints whose calls must be ended, because they would wait until their deadlines.
+    """Return the ejected endpoints whose calls must be ended: silent for `hung_after_s` and the expected prefill.
 
-    They were silent for `hung_after_s` and the expected prefill.
-
-    Args:
-        begun: Whether the calls have a first token; calls without one end sooner if other endpoints can take them.
+    `begun`: whether the calls have a first token; calls without one end sooner if other endpoints can take them.
     """
     if not begun and not state.healthy:
         return ()
@@ -228,11 +216,7 @@ def _silence_s(endpoint: Endpoint, now: float, last_received_at: Callable[[str],
 
 
 def with_endpoints(state: PoolState, zones: Mapping[str, str], now: float) -> PoolState:
-    """Return the pool with exactly the addresses of `zones`, each with its zone.
-
-    Endpoints that are no longer listed drain. Endpoints that are added later are probed first; those of the first call
-    are active from the start.
-    """
+    """Return the pool with exactly these addresses and zones: unlisted ones drain; later ones are probed first."""
     is_first = not state.endpoints
     kept = [_kept(endpoint, zones, now) for endpoint in state.endpoints]
     known = {endpoint.address for endpoint in kept}

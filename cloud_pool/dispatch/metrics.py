@@ -14,9 +14,8 @@ from .pool import Pool
 
 
 class DispatchMetrics:
-    """The metrics of all tiers' dispatchers and endpoints.
-
-    Endpoints are collected at each scrape, so that removed ones leave no series: DNS may list ever new addresses.
+    """The metrics of dispatchers and endpoints, collected at each scrape: removed endpoints leave no series (DNS lists
+    ever new).
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

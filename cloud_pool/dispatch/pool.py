@@ -54,7 +54,7 @@ _PREPARE_S = 3.0
 class Lease:
     """The right to one call on one endpoint, outstanding until it is closed.
 
-    Report `first_token` when it comes, and then at most one of `succeeded` and `failed`. A caller that leaves reports
+    Report `first_token` when it comes, and then at most one of `succeeded` and `failed`; a caller that leaves reports
     neither. Later reports of the same kind are ignored.
     """
 
@@ -137,12 +137,8 @@ class Pool(msgspec.Struct):
     def lease(self, *, prompt: Prompt = NO_PROMPT, excluding: Collection[str] = ()) -> Lease:
         """Select the endpoint of the next call, counted as outstanding until the lease is closed.
 
-        Args:
-            prompt: Prompt of the call, which the endpoint may prefill in silence.
-            excluding: Addresses that must not be selected.
-
-        Raises:
-            CloudUnreachable, EngineUnavailable: No endpoint can take the call; `retry_after_s` says when to retry.
+        `prompt`: the endpoint may prefill it in silence. Raises CloudUnreachable or EngineUnavailable, with
+        `retry_after_s`.
         """
         now = self.clock()
         chosen = choose(
@@ -250,11 +246,7 @@ class Pool(msgspec.Struct):
             reader.close()
 
     async def check(self) -> Mapping[str, str]:
-        """Probe every listed endpoint concurrently.
-
-        Returns:
-            The error code by address, "" where the endpoint answered, or works and has not been found to hang.
-        """
+        """Probe every listed endpoint concurrently; return error codes by address, "" where it answered or works."""
         codes: dict[str, str] = {}
         timeout_s = max(PROBE_S, self.settings.probe_timeout_s)
 
