@@ -79,9 +79,8 @@ class GenerateCalls(msgspec.Struct):
         self.idle.set()
 
     async def generate(self, chunks: AsyncIterable[Any], call: Any, certificate: PeerCertificate | None = None) -> None:
-        """Handle one call. Every error becomes a status with the message of HTTP's error body.
-
-        `certificate`: The client's verified one.
+        """Handle one call of a client with this verified `certificate`. Every error becomes a status with HTTP's
+        message.
         """
         headers = dict(reversed(_lines(call)))  # of a name that comes twice, the first value
         incoming = _IncomingCall(call, headers, read_request_id(headers), chunks, certificate)

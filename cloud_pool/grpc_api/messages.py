@@ -1,7 +1,4 @@
-"""The messages of generation.proto, as classes made from its compiled form.
-
-Generated modules fit some versions of protobuf only; a descriptor fits them all.
-"""
+"""The messages of generation.proto, from its compiled form: generated modules fit some versions of protobuf only."""
 
 from __future__ import annotations
 

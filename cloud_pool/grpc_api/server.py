@@ -132,10 +132,7 @@ class GrpcFront:
         return self._shares.held
 
     async def start(self, host: str, port: int, path: str, tls: TlsContext | None = None) -> int:
-        """Listen, relay to the Unix socket at `path`, and return the port.
-
-        Raises ConfigError if the address is not available.
-        """
+        """Listen, relay to the Unix socket at `path`, and return the port. Raises ConfigError without the address."""
         self._path = path
         self._server = await bind_tcp(lambda: _Client(self), host.strip("[]"), port, "grpc.port", tls)
         bound_port: int = self._server.sockets[0].getsockname()[1]
@@ -221,14 +218,9 @@ class GrpcFront:
 
 
 class GrpcServer:
-    """The gRPC server: its socket, connections and calls.
+    """The gRPC server: its socket, connections and calls. Raises ConfigError if a certificate cannot be used.
 
-    Args:
-        limits: Limits, shared with the HTTP address.
-        max_connections: Number of connections beyond which one without a call is closed.
-
-    Raises:
-        ConfigError: A certificate cannot be used.
+    `limits`: shared with HTTP. `max_connections`: beyond it one without a call is closed.
     """
 
     def __init__(
