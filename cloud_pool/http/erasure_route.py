@@ -28,10 +28,8 @@ log = logging.getLogger(__name__)
 class ErasureRoute(msgspec.Struct, frozen=True):
     """The handler of the path.
 
-    Attributes:
-        key: Signs the receipts.
-        opened: Opens the stores.
-        turn: Held by the erasure in progress, because each one reads all keys in Redis.
+    `key` signs the receipts, `opened` opens the stores, and `turn` is held by the erasure in progress: each reads all
+    keys.
     """
 
     admission: RequestAdmission

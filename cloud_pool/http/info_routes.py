@@ -36,10 +36,10 @@ class TierReadiness(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct):
-    """Readiness of the gateway, determined by an inference on each endpoint of a tier.
+    """Readiness of the gateway, determined by an inference on each endpoint of a tier: Triton reports crashed models as
+    ready.
 
-    A cheaper check is not reliable: Triton reports a model as ready although its process has crashed. The last result
-    is kept for `cache_s`; concurrent checks share one.
+    The last result is kept for `cache_s`; concurrent checks share one.
     """
 
     pools: Mapping[str, Pool]  # by the tier's name
@@ -109,9 +109,8 @@ class InfoRoutes(msgspec.Struct):
         return body_response(b'{"status":"ok"}')
 
     async def readyz(self, http: HttpExchange) -> ServerResponse:
-        """Report whether this gateway can answer: 200 if an inference succeeds on at least one endpoint, else 503.
-
-        The route needs no token, so it names no tier and no endpoint; `operator` does.
+        """Answer 200 if an inference succeeds on an endpoint, else 503. Without a token it names no tier (`operator`
+        does).
         """
         if not self.draining and await self.readiness.ready():
             return body_response(b'{"ready":true}')

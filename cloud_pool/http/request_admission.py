@@ -74,13 +74,9 @@ class CallerFacts(msgspec.Struct, frozen=True):
 
 
 def read_headers(lines: Iterable[tuple[str, str]]) -> RequestHeaders:
-    """Parse our headers and the trace context. A malformed `traceparent` is ignored, as its specification asks.
+    """Parse our headers and the trace context; a malformed `traceparent` is ignored, as its specification asks.
 
-    Args:
-        lines: Headers; a name may occur more than once.
-
-    Raises:
-        InvalidRequest: A header of ours is malformed, misspelt, or has two values.
+    `lines`: a name may occur more than once. Raises InvalidRequest for a malformed, misspelt or doubled header of ours.
     """
     headers = combined(lines)
     check_header_names(headers, _HEADERS)
@@ -110,16 +106,13 @@ async def read_body(
 ) -> bytes:
     """Read the whole body, which must be declared as plain JSON, or as a multipart form.
 
-    Args:
-        memory: Accounting of large bodies, before they are read if the size is known; the caller releases it.
+    Large bodies count in `memory`, before they are read if the size is known; the caller releases them.
 
     Raises:
         UnsupportedMediaType: The headers declare another type, or compression.
-        BodyTooLarge: The body has more than `max_bytes`.
-        RequestTimeout: The body did not arrive within `timeout_s`.
+        BodyTooLarge, RequestTimeout: The body exceeds `max_bytes`, or did not arrive within `timeout_s`.
         InvalidRequest: The transfer encoding is malformed.
-        RateLimited: The caller has used up its share of the memory.
-        Shed: All tenants together have used up the memory.
+        RateLimited, Shed: The caller has used up its share of the memory, or all tenants all of it.
     """
     check = check_form if form else check_media_type
     check(http.headers.get("Content-Type"), http.headers.get("Content-Encoding"))
@@ -211,8 +204,7 @@ class RequestAdmission(msgspec.Struct):
         Raises:
             QueueFull: The caller has used up its share of the requests in progress.
             AuthenticationFailed, IdentityUnavailable: The token is not valid, or cannot be verified now.
-            PermissionDenied: The token may not generate.
-            Draining: The gateway is shutting down.
+            PermissionDenied, Draining: The token may not generate; the gateway is shutting down.
         """
         if http is not None and known is None:
             certificate = client_certificate(http)
@@ -230,11 +222,7 @@ class RequestAdmission(msgspec.Struct):
         return await read_body(http, max_bytes, timeout_s, self.bodies, principal, form=form)
 
     async def with_files(self, body: bytes, principal: Principal, request: object) -> bytes:
-        """Return a body with the caller's uploaded files in place of their ids. Raises CausewayError.
-
-        Args:
-            request: Request whose memory the body is counted for.
-        """
+        """Return a body, counted for `request`, with the caller's files in place of their ids. Raises CausewayError."""
         if self.inline_files is None or FILE_MARK not in body:
             return body
         hold = partial(self.bodies.hold, request, principal.caller)
@@ -288,11 +276,7 @@ class RequestAdmission(msgspec.Struct):
         arrived_at: float,
         entry: LedgerEntry,
     ) -> RequestContext:
-        """Check a request against its tier and the limits of its tenant, and reserve its cost. Raises CausewayError.
-
-        Args:
-            arrived_at: Arrival, monotonic time in seconds.
-        """
+        """Check a request against its tier and its tenant's limits, and reserve its cost. Raises CausewayError."""
         if self.sessions is not None:
             await self.sessions.bind(parsed, principal.tenant, principal.owner)
         limits, models = self.ledger.config.limits(principal.tenant), principal.grants.models

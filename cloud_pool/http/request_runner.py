@@ -76,7 +76,7 @@ class RequestRunner(msgspec.Struct):
     ) -> Iterator[LedgerEntry]:
         """Open a request's entry in the ledger; close it at the end, or with the shared generation that answers it.
 
-        An error before the request is answered counts as a rejection. `begun`: the entry, if it is open already.
+        An error before the answer is a rejection. `begun`: the entry, if it is open already.
         """
         entry = begun or self.ledger.open(route, headers, request_id)
         try:
@@ -102,11 +102,7 @@ class RequestRunner(msgspec.Struct):
         reply: ClientReply[AnswerHead],
         begun: BegunRun | None = None,
     ) -> None:
-        """Answer an admitted request. Raises CausewayError if the client has no answer or only a part of it.
-
-        Args:
-            begun: The answer that was begun in callbacks, which goes on.
-        """
+        """Answer an admitted request; `begun` in callbacks goes on. Raises CausewayError unless it is whole."""
         if begun is None:
             measured = self.measure(context, arrived_at)
             billing, answer = self.caching_service.reply(context, measured.first_token)
@@ -211,10 +207,9 @@ class RequestRunner(msgspec.Struct):
         billing: Billing,
         reply: ClientReply[AnswerHead] | None = None,
     ) -> Iterator[None]:
-        """Determine a request's one outcome from how the block ends, and settle it. Raises CausewayError.
+        """Settle a request's one outcome, as the block ends. Raises CausewayError.
 
-        Args:
-            reply: Reply that tells whether the client has the whole answer; None: not before the end of the block.
+        `reply` tells whether the client has the whole answer; None: not before the end of the block.
         """
         outcome, entry.admitted = ClientGone.code, True
         try:
@@ -279,10 +274,7 @@ def _more(received: Usage, counted: Consumption) -> Consumption:
 
 
 class RequestMetrics:
-    """Measurements of a request, recorded exactly once, whatever its outcome.
-
-    Call `on_chunk` for each chunk, `stop` when the client has its answer or an error, then `record`.
-    """
+    """Measurements of a request, recorded exactly once: `on_chunk` for each chunk, `stop` at the end, then `record`."""
 
     def __init__(self, metrics: Metrics, kind: Kind, tier: str, arrived_at: float, clock: Callable[[], float]) -> None:
         self.tier = tier  # the requested tier, until the answering one is known

@@ -454,10 +454,7 @@ def gateway_listener(
 
 
 def allowed_connections(most: int) -> int:
-    """Raise the process's file limit as needed; return how many connections, at most `most`, it allows.
-
-    The other half of the files is for Triton, Redis and logs.
-    """
+    """Raise the process's file limit; return how many connections, at most `most`, half of its files allow."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2 * most:
         log.warning("This process may open only %d files: %d connections.", hard, hard // 2)

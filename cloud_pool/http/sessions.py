@@ -50,12 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class GatewayClient(SessionClient, frozen=True):
-    """The client of one connection.
-
-    Attributes:
-        policy: Value of `x-causeway-policy`.
-        certificate: The client's verified certificate.
-    """
+    """The client of one connection. `policy`: value of `x-causeway-policy`; `certificate`: its verified one."""
 
     authorization: str
     principal: Principal
@@ -65,11 +60,8 @@ class GatewayClient(SessionClient, frozen=True):
 
 
 class GatewaySessions(msgspec.Struct, frozen=True):
-    """The gateway's side of live sessions.
-
-    Args:
-        parts: Reader of audio, images and files; None: no tier is an encoder.
-        detect: Speech detection; None: sessions detect no turns.
+    """The gateway's side of live sessions. Without `parts` no tier is an encoder, without `detect` no turns are
+    detected.
     """
 
     config: SessionConfig
