@@ -45,11 +45,7 @@ async def reconcile(database: RedisClient, config: JobsConfig, files: Iterable[P
     """Find the acceptances in the audit files of gateways and workers that Redis does not have.
 
     A record lives for `result_ttl_s` after its job's end (`file_ttl_s` for a batch), so an older acceptance is not
-    evidence of a loss. A purged dead letter counts as lost.
-
-    Raises:
-        OSError: A file cannot be read.
-        JobStoreUnavailable: Redis does not answer.
+    evidence of a loss. A purged dead letter counts as lost. Raises OSError (files) or JobStoreUnavailable.
     """
     accepted, last_runs, unreadable_lines = _read(files)
     now = await database.now_ms() / 1000.0
@@ -81,9 +77,9 @@ def _lost(record: AuditRecord, last_runs: dict[str, str]) -> LostAcceptance:
 
 
 def _read(files: Iterable[Path]) -> tuple[dict[str, AuditRecord], dict[str, str], int]:
-    """Return the acceptances and the outcomes of last runs in audit files, by id, and the number of unreadable lines.
+    """Return acceptances, last outcomes by id, and the number of unreadable lines of audit files, also compressed ones.
 
-    Repeated acceptances count once. Files may be compressed by a log rotation. Raises OSError.
+    Repeated acceptances count once. Raises OSError.
     """
     accepted, last_runs, unreadable_lines = dict[str, AuditRecord](), dict[str, str](), 0
     for path in files:

@@ -49,7 +49,8 @@ class NamedFileReader:
     async def inline(
         self, body: bytes, owner: str, max_bytes: int, hold: Callable[[int], None] = lambda _: None
     ) -> bytes:
-        """Return a body with its files inlined; a body that names none is returned unchanged.
+        """Return a body with its files inlined; a body that names none is returned unchanged. Raises what `hold` does,
+        too.
 
         Args:
             max_bytes: Maximum size of the body with its files in base64.
@@ -61,7 +62,6 @@ class NamedFileReader:
             InvalidRequest: The body is malformed, or a file is the input of a batch or not an image.
             OutsideRegion: A file is bound to regions, and this process is in none of them.
             JobStoreUnavailable: The files cannot be read.
-            CausewayError: `hold` refuses the memory.
         """
         named = named_files(body)
         if named is None:
@@ -128,11 +128,8 @@ class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmissionParser:
-    """Parses and checks submissions, and puts them at the tiers of their sessions.
-
-    Args:
-        tiers: Tiers by name and alias.
-        sessions: Sessions of agents; None: they are off.
+    """Parses and checks submissions for `tiers`, by name and alias, and puts them at the tiers of their `sessions`, if
+    on.
     """
 
     def __init__(
@@ -225,9 +222,8 @@ class SubmissionParser:
         check_parts(request, (*encoders_of(self._tiers.values()), *native))
 
     def check(self, request: Request, allowed: AllowedTiers) -> None:
-        """Check everything that would otherwise fail only during the run.
-
-        Raises InvalidRequest, ModelNotFound, ModelNotAllowed or UnsupportedFeature.
+        """Check what would fail in the run. Raises InvalidRequest, ModelNotFound, ModelNotAllowed or
+        UnsupportedFeature.
         """
         tier = find_tier(self._tiers, request.model, allowed)
         check_supported(request)

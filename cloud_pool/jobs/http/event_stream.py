@@ -86,10 +86,7 @@ class EventReader:
         self._read_text = f"{self.last.run}-{self.last.characters}"  # last entry that was read
 
     async def read(self) -> AsyncGenerator[bytes, None]:
-        """Yield SSE bytes until the event that ends the job, or until its events have expired.
-
-        Raises JobStoreUnavailable or RecordUnreadable.
-        """
+        """Yield SSE bytes until the job's end or its events' expiry. Raises JobStoreUnavailable or RecordUnreadable."""
         silent, has_ended = 0, await self._is_over()
         while not has_ended:
             states, texts = await self._wait()
@@ -161,8 +158,8 @@ class EventReader:
                 yield delta
 
     def _delta(self, start: int, text: str) -> bytes:
-        """Encode the part of a text, which begins at `start`, that the client has not received; return b"" if there is
-        none, or if there is a gap before it.
+        """Encode the part of a text from `start` that the client lacks; return b"" if there is none, or a gap before
+        it.
         """
         known = self.last.characters - start
         if not 0 <= known < len(text):

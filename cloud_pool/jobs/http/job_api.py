@@ -87,9 +87,8 @@ def acceptance(principal: Principal, kind: AcceptedKind, name: str, tier: str, c
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A path and its handlers by method. `pattern` may hold one group: the id that the handler gets.
-
-    `scopes`: a token needs one of these scopes.
+    """A path, whose `pattern` may hold one group (the handler's id), handlers by method, and `scopes`, one of which a
+    token needs.
     """
 
     pattern: re.Pattern[str]
@@ -114,10 +113,7 @@ def reads_of_page(request: AiohttpRequest) -> int:
 
 
 async def begin_response(response: web.StreamResponse, request: AiohttpRequest) -> bool:
-    """Send the response's head. Return whether a body follows, which is not the case for HEAD.
-
-    Raises ClientGone if the client left before it.
-    """
+    """Send the response's head. Return whether a body follows (not for HEAD). Raises ClientGone if the client left."""
     try:
         await response.prepare(request)
     except ConnectionError as error:
@@ -138,12 +134,9 @@ async def write_chunk(response: web.StreamResponse, data: bytes) -> None:
 def enqueue_span(
     trace: JobTrace | None, job: str, queue: str, traceparent: str, tags: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Trace the submission of a job or batch.
+    """Trace the submission of a job or batch, unless `tags` bind it to regions that are not the collector's.
 
     Yields the traceparent for the job's later spans: this span's, or without tracing the caller's.
-
-    Args:
-        tags: Tags, which may bind it to regions; outside the collector's nothing of it is traced.
     """
     if trace is None:
         yield traceparent
@@ -248,13 +241,12 @@ class JobApi:
         return await handle(request, principal, name)
 
     async def respond_async(self, request: AiohttpRequest) -> ServerResponse | None:
-        """Accept a plain request with `Prefer: respond-async` as a job. Return its answer if that comes within `wait`,
-        else 202 with the job.
+        """Accept a plain request with `Prefer: respond-async` as a job; return its answer if in time (`wait`), else
+        202.
 
         Returns None if the preference is ignored: for other paths and preferences, for a token without the scope
-        `jobs`, and while no job can be accepted.
-
-        Raises CausewayError for an invalid request, or for a job that failed within that time.
+        `jobs`, and while no job can be accepted. Raises CausewayError for an invalid request, or a job that failed in
+        that time.
         """
         wait_s = wait_of(request.headers.getall("Prefer", ()))
         endpoint = _PLAIN.get(request.path) if request.method == "POST" else None
@@ -332,11 +324,7 @@ class JobApi:
         return await self.submit(submission, headers.traceparent)
 
     async def submit(self, submission: JobSubmission, parent: str) -> tuple[JobRecord, dict[str, str]]:
-        """Accept a job, and return it as `_accept` does. Raises CausewayError.
-
-        Args:
-            parent: The caller's traceparent.
-        """
+        """Accept a job, and return it as `_accept` does. `parent`: the caller's traceparent. Raises CausewayError."""
         principal = submission.principal
         limits = self.callers.limits(principal)
         job = await self.parser.parse(submission, await self.stores.database.now_ms(), limits)

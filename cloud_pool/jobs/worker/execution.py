@@ -75,11 +75,8 @@ class JobResult(msgspec.Struct, frozen=True):
 
 
 def job_run_of(record: JobRecord, deadline: float, receipt: RunReceipt | None = None) -> JobRun:
-    """Return a run of a job, with its request as it was sent. Raises InvalidRequest.
-
-    Args:
-        deadline: Deadline of this run, monotonic seconds.
-        receipt: See `execute`.
+    """Return a job's run with its request as sent. `deadline`: monotonic s; `receipt`: see `execute`. Raises
+    InvalidRequest.
     """
     hints = RoutingHints(client=record.owner, tags=record.tag_list)
     request = parse_job_request(record.endpoint, record.body, hints)
@@ -158,7 +155,7 @@ async def _collect(
 
 
 def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
-    """Return the outcome of a job whose run failed.
+    """Return the outcome of a job whose run failed. `late`: the job's own deadline has passed.
 
     1. The job's deadline has passed                              expired
        The token that submitted it, or its device, is revoked     cancelled
@@ -168,9 +165,6 @@ def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
 
     A job that kills the model's process or the whole Triton is (4): it must end as a dead letter. A Triton that is down
     for hours does not use up attempts, because a worker claims no jobs for a tier that does not answer (see `worker`).
-
-    Args:
-        late: Whether the job's own deadline has passed.
     """
     if late:
         return "expired"  # (1)
@@ -199,10 +193,7 @@ def was_not_started(error: CausewayError) -> bool:
 
 
 class JobLease:
-    """A job that this worker runs. `now`: monotonic time in seconds.
-
-    The deadline is counted from the claim, whose time comes from Redis: this process's wall clock may be wrong.
-    """
+    """A job that this worker runs. `now`: monotonic s. The deadline counts from the claim, timed by Redis's clock."""
 
     def __init__(self, record: JobRecord, now: float) -> None:
         self.record = record
@@ -225,11 +216,8 @@ class RunReports:
         return await self.until_stored(lease.record.id, lambda: self._report_once(lease, result, bill))
 
     async def until_stored(self, job: str, report: Callable[[], Awaitable[_T]]) -> _T:
-        """Report, and wait while Redis is unavailable, because the answer is worth more than the slot. Return the
-        result of `report`.
-
-        Args:
-            report: Reports the run. It may be repeated, and raises JobStoreUnavailable.
+        """Return the result of `report`, which is repeated on JobStoreUnavailable: the answer is worth more than the
+        slot.
         """
         while True:
             try:

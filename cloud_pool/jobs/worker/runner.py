@@ -90,10 +90,7 @@ class JobRunner(JobTiers, Protocol):
     """The interface of a job runner, which workers use."""
 
     def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
-        """Yield the answer; first an AnswerHead, if the backend has one. Closing the generator stops the work.
-
-        Raises CausewayError.
-        """
+        """Yield the answer, first an AnswerHead, if any. Closing the generator stops the work. Raises CausewayError."""
 
     def record_expired(self, job: ExpiredJob) -> None:
         """Write the audit record of a job that expired while it was not running."""
