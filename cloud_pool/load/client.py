@@ -12,25 +12,16 @@ from .traces import Conversation
 
 
 class Sample(msgspec.Struct):
-    """A request and its times, in seconds after the beginning of the load.
+    """A request and its times, in seconds after the beginning of the load."""
 
-    Attributes:
-        due_s: Time at which it should have been sent.
-        sent_s: Time at which it was sent.
-        first_s: Time of the first text. None without an answer.
-        ended_s: Time of the end of the answer or of its failure.
-        fault: The status or the kind of failure; empty for a whole answer.
-        route: `x-causeway-route` of the answer.
-    """
-
-    due_s: float
-    sent_s: float = 0.0
-    first_s: float | None = None
-    ended_s: float = 0.0
+    due_s: float  # time at which it should have been sent
+    sent_s: float = 0.0  # time at which it was sent
+    first_s: float | None = None  # Time of the first text. None without an answer.
+    ended_s: float = 0.0  # time of the end of the answer or of its failure
     input_tokens: int = 0
     output_tokens: int = 0
-    fault: str = ""
-    route: str = ""
+    fault: str = ""  # the status or the kind of failure; empty for a whole answer
+    route: str = ""  # `x-causeway-route` of the answer
 
 
 class _Usage(msgspec.Struct):

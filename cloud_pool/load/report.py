@@ -26,32 +26,20 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Figures of a load, as its clients saw it.
+    """Figures of a load, as its clients saw it."""
 
-    Attributes:
-        seconds: Duration from the beginning to the end of the last answer.
-        requests: Requests that were sent.
-        faults: Failed requests by status or kind.
-        routes: Whole answers by `x-causeway-route`; empty before other servers.
-        requests_per_s: Whole answers per second.
-        first_token: Time from when a request was due to its first text.
-        total: Time from when a request was due to its end.
-        between_tokens: Mean time between the tokens of an answer, from its first to its last.
-        sent_late: Time from when a request was due to when it was sent, which shows a client that is too slow.
-    """
-
-    seconds: float
+    seconds: float  # duration from the beginning to the end of the last answer
     requests: int
-    faults: dict[str, int]
-    routes: dict[str, int]
-    requests_per_s: float
+    faults: dict[str, int]  # failed requests by status or kind
+    routes: dict[str, int]  # whole answers by `x-causeway-route`; empty before other servers
+    requests_per_s: float  # whole answers per second
     input_tokens: int
     output_tokens: int
     output_tokens_per_s: float
-    first_token: Percentiles | None
-    total: Percentiles | None
-    between_tokens: Percentiles | None
-    sent_late: Percentiles | None
+    first_token: Percentiles | None  # from when a request was due to its first text
+    total: Percentiles | None  # from when a request was due to its end
+    between_tokens: Percentiles | None  # mean time between the tokens of an answer, from its first to its last
+    sent_late: Percentiles | None  # from when a request was due to its sending: shows a client that is too slow
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:

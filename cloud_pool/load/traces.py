@@ -14,25 +14,15 @@ _WORDS = "light door alarm music milk train garden seven morning kitchen weather
 
 
 class Conversation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A user's turns in order, as a line of a trace has them.
+    """A user's turns in order, as a line of a trace has them."""
 
-    Attributes:
-        turns: The user's texts; each is sent with the turns and answers before it.
-        at_s: Beginning in seconds after the load's, in a trace with times of its own.
-        think_s: Seconds from an answer to the next turn.
-    """
-
-    turns: tuple[str, ...]
-    at_s: float | None = None
-    think_s: float = 0.0
+    turns: tuple[str, ...]  # the user's texts; each is sent with the turns and answers before it
+    at_s: float | None = None  # beginning in seconds after the load's, in a trace with times of its own
+    think_s: float = 0.0  # seconds from an answer to the next turn
 
 
 def read_trace(path: Path) -> tuple[Conversation, ...]:
-    """Read a file with one JSON object per line.
-
-    Raises:
-        ConfigError: The file cannot be read, a line is not a conversation, or only some lines have `at_s`.
-    """
+    """Read a file of JSON lines. Raises ConfigError, also if only some lines have `at_s`."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
