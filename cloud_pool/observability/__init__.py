@@ -1,4 +1,1 @@
-"""Observability of the gateway and the workers.
-
-`metrics` (the Prometheus registry, and time lost by the event loop) and `tracing` (OpenTelemetry, loaded on demand).
-"""
+"""The Prometheus registry and time lost by the loop (`metrics`); OpenTelemetry, loaded on demand (`tracing`)."""

@@ -1,6 +1,5 @@
-"""The gateway's Prometheus metrics, one registry for all rooms, and the time lost by its event loop.
-
-Callers cannot choose label values.
+"""The gateway's Prometheus metrics, one registry for all rooms, and its loop's lost time. Callers choose no label
+values.
 """
 
 from __future__ import annotations
@@ -41,12 +40,7 @@ class Metrics:
         self._reloads.add((model,))
 
     def observe(self, tier: str, outcome: str, usage: Usage, duration_s: float) -> None:
-        """Count one request that has ended, at the tier that answered.
-
-        Args:
-            outcome: `ok`, or an error's code.
-            duration_s: Seconds from its arrival.
-        """
+        """Count one request that has ended. `outcome`: `ok`, or an error's code; `duration_s`: since its arrival."""
         self._requests.add((tier, outcome))
         self._seconds.observe((tier,), duration_s)
         self._tokens.add((tier, "input"), usage.prompt_tokens)
@@ -61,9 +55,8 @@ class Metrics:
 class EventLoopLag:
     """Measures the time that this process lost because it or the machine was busy; 0 unless `watch` runs.
 
-    A first token that arrives during a lag may have been there long before the gateway read it, so it does not describe
-    the tier. If the concurrency limit were lowered because of it, a gateway on a busy machine would refuse requests
-    that its tiers can serve.
+    A first token that arrives during a lag may have been there long before, so it does not describe the tier: a limit
+    lowered for it would refuse requests that the tiers can serve.
     """
 
     _: KW_ONLY

@@ -172,12 +172,7 @@ class Span:
         return traceparent_of(context.trace_id, context.span_id, context.trace_flags)
 
     def end(self, error: str = "", attributes: Mapping[str, str | int] | None = None, *, outcome: str = "") -> None:
-        """End the span once; later calls are ignored.
-
-        Args:
-            error: Code of `router.errors`.
-            outcome: Outcome of a span that can end successfully in more than one way.
-        """
+        """End the span once; later calls are ignored. `error`: code of `router.errors`; `outcome`: kind of success."""
         if not self._span.is_recording():
             return
         self._span.set_attributes({**(attributes or {}), **({"causeway.outcome": outcome} if outcome else {})})
