@@ -38,9 +38,8 @@ FORGETS = PartMemory(0)
 
 
 class TierBranch:
-    """Reads one kind of part with a tier, for one request (`models.parts.graph.branch.Branch`).
-
-    Its WorkerFailed is caused by the tier's CausewayError, if the tier has failed.
+    """Reads parts of one kind with a tier, for one request (a `Branch`). A tier's CausewayError causes its
+    WorkerFailed.
     """
 
     def __init__(
@@ -142,12 +141,7 @@ class ReadParts(msgspec.Struct, frozen=True):
 
 
 class RequestParts:
-    """Reads the parts of requests.
-
-    Args:
-        fallback: Recorder of the outcome of each attempt at a tier.
-        private: Function that tells whether no data of a request may be stored.
-    """
+    """Reads the parts of requests. `fallback` records outcomes; `private`: no data of a request may be stored."""
 
     def __init__(
         self,
@@ -178,22 +172,15 @@ class RequestParts:
         return msgspec.structs.replace(context, tier=self._tier("audio"))
 
     def check_native(self, request: Request, native: Collection[Modality]) -> None:
-        """Check the parts that a model gets itself: nothing is fetched for it, and their number is bounded.
-
-        Raises:
-            InvalidRequest: A part is invalid; the message names it.
+        """Check the parts that a model gets itself: nothing is fetched, and few. Raises InvalidRequest, naming the
+        part.
         """
         find_parts(request, tuple(native), self._config.max_parts)
 
     async def read(self, context: RequestContext, native: Collection[Modality] = ()) -> ReadParts:
-        """Run a branch for each part, concurrently, each with its own deadline. Cancelling cancels all branches.
+        """Run a branch for each part but the `native` kinds, concurrently, each with its own deadline.
 
-        Args:
-            native: Kinds of parts that the model gets itself; they are not read.
-
-        Raises:
-            InvalidRequest: A part is invalid; the message names it.
-            EncoderFailed: No content is left of the request's last message.
+        Raises InvalidRequest, which names the part, or EncoderFailed if nothing is left of the request's last message.
         """
         kinds = tuple(kind for kind in sorted(self.kinds) if kind not in native)
         graph = self._graph(self._branches(context), self._known_to(context))
@@ -203,14 +190,11 @@ class RequestParts:
     async def transcribe(
         self, context: RequestContext, request: TranscriptionRequest, tell: Tell | None = None, param: str = "file"
     ) -> Transcript:
-        """Return the transcript of audio by the context's tier; empty if there is no speech.
+        """Return the transcript of audio by the context's tier; empty if there is no speech. Raises CausewayError.
 
         Args:
             tell: Callback for each segment as soon as it is transcribed, unless the clip was cached; must not raise.
             param: Name of the audio in errors.
-
-        Raises:
-            CausewayError: The error for the client.
         """
         tier = context.tier
         # Another tier runs another model: its facts are kept apart.
@@ -270,12 +254,9 @@ def audio_request(model: str, hints: RoutingHints, *, stream: bool = False) -> R
 
 
 class TenantMemory:
-    """A tenant's memory, with facts only about parts that the tenant has sent itself.
+    """A tenant's memory of facts about parts that it has sent itself, by hash, in this gateway for some minutes.
 
-    They are stored by hash in this gateway's memory only, for some minutes.
-
-    Args:
-        tier: Tier that found the facts; "": the tiers that read the parts of messages.
+    `tier`: it found the facts; "": the tiers that read the parts of messages.
     """
 
     def __init__(self, shared: PartMemory, tenant: str, tier: str = "") -> None:
