@@ -105,9 +105,9 @@ def _scheme(address: RedisAddress) -> str:
 
 
 def _netloc_and_path(url: str) -> tuple[str, str]:
-    """Return the part after the scheme: up to the first slash, and from there up to a query or a fragment.
+    """Split a URL after its scheme: up to the first slash, and from there up to a query or a fragment.
 
-    `urlsplit` is not used, because newer versions of Python refuse a list of hosts with an IPv6 address in it.
+    `urlsplit` of newer versions of Python refuses a list of hosts with an IPv6 address in it.
     """
     rest = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0]
     netloc, slash, path = rest.partition("/")

@@ -55,12 +55,7 @@ def client_fault(error: Exception, client: redis.asyncio.Redis | None) -> str:
 
 
 def redis_fault(error: Exception, address: str) -> str:
-    """Describe an error raised by a Redis call.
-
-    Args:
-        error: RedisError, OSError or TimeoutError; the text may contain Redis's own words.
-        address: Address without a password; "" if unknown.
-    """
+    """Describe a RedisError, OSError or TimeoutError of a call; its text may be Redis's own. `address`: no password."""
     name = f"Redis at {address}" if address else "Redis"
     if isinstance(error, BusyLoadingError):
         return f"{name} is still loading its data: {error}"
@@ -102,12 +97,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 async def eviction_fault(client: redis.asyncio.Redis) -> str:
-    """Return why a Redis may evict keys, and the fix; "" if it does not. In a cluster all primaries are asked.
+    """Return why a Redis (or any primary) may evict keys, and the fix; "" if it does not. Raises RedisError.
 
     INFO is used because managed services that refuse CONFIG allow it.
-
-    Raises:
-        RedisError: Redis does not answer.
     """
     name = f"Redis at {_addresses[client]}" if client in _addresses else "Redis"
     try:
@@ -227,10 +219,7 @@ class _Cluster(redis.asyncio.RedisCluster):
 
 
 async def _require_master(connection: Any) -> None:
-    """Raise RedisConnectionError if the server is a replica, which a Sentinel that lags behind a failover may name.
-
-    Such a server refuses writes, but its reads would miss data that the new master has accepted.
-    """
+    """Raise RedisConnectionError for a replica, which a late Sentinel may name: its reads would miss accepted data."""
     await connection.on_connect()
     await connection.send_command("ROLE")
     role, *_ = await connection.read_response()
@@ -241,15 +230,9 @@ async def _require_master(connection: Any) -> None:
 def open_redis(
     address: RedisAddress, where: str = "redis", options: ConnectionOptions = _SHARED
 ) -> redis.asyncio.Redis:
-    """Create a client that connects on first use.
+    """Create a client (of a cluster a RedisCluster) that connects on first use. Raises ConfigError for a bad address.
 
     Without `options` it never retries, because each caller has its own timeout.
-
-    Returns:
-        The client; for a cluster a RedisCluster, which has the same methods.
-
-    Raises:
-        ConfigError: The address, or a file that it names, is unusable.
     """
     target = parse_redis(address, where)
     try:

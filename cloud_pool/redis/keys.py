@@ -37,12 +37,7 @@ def layout_fault(stored: str, layout: int, what: str) -> str:
 
 
 async def ensure_accounts_layout(client: redis.asyncio.Redis) -> None:
-    """Mark an empty Redis with this version's layout of accounts.
-
-    Raises:
-        ConfigError: Redis has another layout.
-        RedisError: Redis does not answer.
-    """
+    """Mark an empty Redis with this version's layout of accounts. Raises ConfigError for another layout, RedisError."""
     stored = await client.get(ACCOUNTS_LAYOUT_KEY)
     if stored is None:  # only then a write, which a full Redis refuses
         await client.set(ACCOUNTS_LAYOUT_KEY, ACCOUNTS_LAYOUT, nx=True)
