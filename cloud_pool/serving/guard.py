@@ -53,12 +53,7 @@ class GuardConfig(GuardDoc, frozen=True):
 
 
 class GatewayGuard:
-    """The rules in force.
-
-    Args:
-        rules: Compiled rules, at least one.
-        model: Model that finds names and addresses; None: they are not found.
-    """
+    """The rules in force, at least one. `model` finds names and addresses; None: they are not found."""
 
     def __init__(self, config: GuardConfig, rules: tuple[GuardRule, ...], model: TextModel | None = None) -> None:
         self.rules = rules

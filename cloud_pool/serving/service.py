@@ -107,8 +107,8 @@ class Service(msgspec.Struct, frozen=True):
     async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
         """Return the answer's head and the vectors of an embedding request, in order. Raises CausewayError.
 
-        Each input is a sequence, with its own permit and call. No other tier ever answers, because vectors of two
-        models cannot be compared. A long list enters the tier's queue in parts of `max_sequences`.
+        Each input is a sequence, with its own permit and call; a long list enters the tier's queue in parts of
+        `max_sequences`. No other tier ever answers, because vectors of two models cannot be compared.
         """
         tier = context.tier
         tier.check_ability("embedding")
@@ -139,8 +139,7 @@ class Service(msgspec.Struct, frozen=True):
     def begin(self, context: RequestContext) -> BegunAnswer | None:
         """Begin an answer that one server streams over HTTP, without waiting, as `_answer` would.
 
-        Returns:
-            What was begun, for callbacks and for `go_on`; None, and nothing was done, for any other answer.
+        Returns what was begun, for callbacks and for `go_on`; None, and nothing was done, for any other answer.
         """
         request, tier = context.request, context.tier
         if tier.config.upstream.kind != "openai" or request.kind != "chat" or request.n > 1:
@@ -169,13 +168,9 @@ class Service(msgspec.Struct, frozen=True):
         return builder
 
     async def _answer(self, context: RequestContext, begun: BegunAnswer | None = None) -> AsyncGenerator[Piece, None]:
-        """Yield the AnswerHead, then the chunks. Closing the generator stops the work in Triton and frees the permit.
+        """Yield the AnswerHead, then the chunks; closing the generator stops the work in Triton and frees the permit.
 
-        Args:
-            begun: The answer of `begin`, which goes on.
-
-        Raises:
-            CausewayError: No tier answered, or the answer broke.
+        `begun`: the answer of `begin`, which goes on. Raises CausewayError if no tier answered, or the answer broke.
         """
         check_supported(context.request)
         parts_at = PartsByTier(context, self.parts)
@@ -269,8 +264,7 @@ class Service(msgspec.Struct, frozen=True):
     ) -> list[InferenceRequest]:
         """Render the request for `tier`, with n sequences per prompt. Raises InvalidRequest.
 
-        `enforceable`: the request with the schemas that the engine can enforce. `request`: what the tier gets, with
-        parts as text, and with placeholders.
+        `enforceable`: with the schemas that the engine can enforce. `request`: parts as text or placeholders.
         """
         chat_format = tier.chat_format
         if tier.config.upstream.kind == "openai":
@@ -358,11 +352,7 @@ class Service(msgspec.Struct, frozen=True):
 
 
 class PartsByTier:
-    """The parts of one request, as the tiers that are tried need them: read once for those that get the same kinds.
-
-    Args:
-        parts: Reader of parts; None: no tier takes any.
-    """
+    """The parts of one request, read once for the tiers that get the same kinds. `parts` None: no tier takes any."""
 
     def __init__(self, context: RequestContext, parts: RequestParts | None) -> None:
         self._context = context
@@ -372,9 +362,8 @@ class PartsByTier:
     async def tier(self, step: FallbackStep, tier: Tier) -> ReadParts | None:
         """Read audio, images and files; None: there are none, or the tier gets all of them itself.
 
-        Raises:
-            TierFailed: A part is of a kind that this tier cannot be given, unlike the tier that was named.
-            CausewayError: The tier that was named cannot be given a part, or a part is invalid.
+        Raises TierFailed for a kind that this tier, unlike the named one, cannot be given; CausewayError for the named
+        tier, or an invalid part.
         """
         if not first_part(self._context.request)[0]:
             return None
@@ -454,7 +443,7 @@ def check_parts(request: Request, kinds: Collection[Modality]) -> None:
 def combined_error(failures: Sequence[TierFailed], broken: Sequence[TierFailed] = ()) -> errors.CausewayError:
     """Combine several tiers' errors: a saturated one's, with the shortest Retry-After, if there is one.
 
-    `broken`: failures of tiers that were not asked, which count if those that were asked could not have answered.
+    `broken`: failures of tiers that were not asked, which count if those that were could not have answered.
     """
     able = [failure for failure in failures if failure.stress != "unable"] or [*broken, *failures]
     chosen = next((failure for failure in able if failure.stress == "saturated"), able[0])
@@ -519,7 +508,7 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 class AnswerBuilder:
     """Builds an answer's chunks from deltas: a choice for each sequence, n for each of the request's prompts.
 
-    `thinking`: how the model thinks before its answers. `answer_id`: id of the answer, from which call ids derive.
+    `thinking`: how the model thinks first. `answer_id`: call ids derive from it.
     """
 
     def __init__(self, request: Request, thinking: Thinking = "", answer_id: str = "") -> None:

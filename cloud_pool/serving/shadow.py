@@ -32,11 +32,8 @@ _COPY_S: Final = 60.0
 
 
 class ShadowCopies(msgspec.Struct, frozen=True):
-    """The copies of requests; a private request gets none.
-
-    Args:
-        tasks: Parent of their tasks.
-        running: The `id` of the chunks that each copy in work is compared with.
+    """The copies of requests; a private request gets none. `running`: the `id` of the chunks that each copy is compared
+    with.
     """
 
     variants: TierVariants

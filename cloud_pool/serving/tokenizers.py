@@ -63,9 +63,6 @@ class TierTokenizers:
 
     Each method gets the loop's time by which it must end, and raises UnsupportedFeature for a tier without a tokenizer,
     another InvalidRequest for a prompt that cannot be rendered, or the error of the tier's server.
-
-    Args:
-        guard: Rules about what a tier's server may get; None: there are none.
     """
 
     def __init__(self, pools: Mapping[str, Pool], guard: GatewayGuard | None = None) -> None:
