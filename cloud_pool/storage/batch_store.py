@@ -181,10 +181,7 @@ class BatchStore:
         return _parse(name, await self.db.command(*self._record(name)))
 
     async def list_owned(self, owner: str, *, after: str, limit: int) -> list[Batch]:
-        """Return batches of `owner`, newest first, starting after `after`; an unknown one starts at the newest.
-
-        Unreadable records are left out.
-        """
+        """Return batches of `owner`, newest first, from `after` on (unknown: the newest), without unreadable ones."""
         key = self.db.key("batches", owner)
         rank = await self.db.command("ZREVRANK", key, after) if after else None
         return await list_newest(self.db, key, 0 if rank is None else as_int(rank) + 1, limit, self._record, _parse)
@@ -209,10 +206,7 @@ class BatchStore:
         await self.db.run("batch_schedule", self.db.time, name, int(delay_s * 1000))
 
     async def transition(self, name: str, to: BatchState, *fields: Argument) -> bool:
-        """Move a batch to a state and set `fields` (name, value, ...).
-
-        Returns True also if the batch is in that state already, and False if the table has no such transition.
-        """
+        """Move a batch to a state and set `fields` (name, value, ...). False: the table has no such transition."""
         sources = source_states(to)
         ttl = int(self.config.file_ttl_s * 1000)
         arguments = (self.db.time, name, to, int(is_final(to)), ttl, len(sources), *sources, *fields)
@@ -221,22 +215,16 @@ class BatchStore:
     async def refuse_line(self, batch: Batch, line: int, offset: int, custom_id: str, error: bytes) -> bool:
         """Record the failure of a line that never becomes a job. Returns False if the batch has moved on.
 
-        Args:
-            line: Number of the line after the last submitted one.
-            offset: Position of the next line in the input file, in bytes.
-            error: Error as JSON.
+        `line` follows the last submitted one; `offset`: bytes to the next line in the input; `error`: JSON.
         """
         job, ttl = batch_job_id(batch.id, line), int(self.config.file_ttl_s * 1000)
         reply = await self.db.run("batch_refuse_line", self.db.time, batch.id, line, offset, job, custom_id, error, ttl)
         return as_int(reply) > 0
 
     async def line_outcomes(self, name: str, owner: str, lines: range, enough_bytes: int) -> list[LineOutcome]:
-        """Return the outcomes of these lines, numbered from 1, up to the first line that has not ended.
+        """Return the outcomes of lines (from 1) up to the first that has not ended, or to `enough_bytes` of results.
 
-        Fewer lines are returned once their results reach `enough_bytes`. A line whose stored result was tampered with
-        counts as failed.
-
-        Raises ContentKeyMissing.
+        A line whose stored result was tampered with counts as failed. Raises ContentKeyMissing.
         """
         jobs = [batch_job_id(name, line) for line in lines]
         rows = as_list(await self.db.run("batch_line_outcomes", enough_bytes, *jobs))

@@ -150,9 +150,7 @@ def with_shared_redis(config: JobsConfig, shared: RedisAddress) -> JobsConfig:
 def job_retry_delay_s(attempts: int, draw: float, *, base_s: float, max_s: float) -> float:
     """Return an exponential delay with full jitter: uniform in (0, min(max_s, base_s · 2^(attempts-1))].
 
-    Args:
-        attempts: Number of attempts so far, at least 1.
-        draw: Random number, uniform in [0, 1).
+    `attempts`: at least 1; `draw`: uniform in [0, 1).
     """
     ceiling = min(max_s, base_s * 2.0 ** min(attempts - 1, 32))
     return ceiling * (1.0 - draw)

@@ -98,11 +98,7 @@ class DurabilityCheck:
             self._warned = message
 
     async def wait(self) -> None:
-        """Wait until Redis answers, with growing delays, each logged.
-
-        Raises:
-            ConfigError: Redis is not durable, is a cluster, or its jobs have another layout or unknown keys.
-        """
+        """Wait until Redis answers, with growing, logged delays. Raises ConfigError if it can never accept jobs."""
         failures = 0
         while True:
             try:

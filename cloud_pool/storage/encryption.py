@@ -54,12 +54,7 @@ class ContentKey(msgspec.Struct, frozen=True):
 
 
 class ContentCipher:
-    """Cipher of stored values. Without a key file, values are stored and read unencrypted.
-
-    Args:
-        path: Key file; "": none.
-        clock: Wall clock, Unix time in seconds.
-    """
+    """Cipher of stored values, by the key file `path`; "": none, values stay unencrypted. `clock`: Unix seconds."""
 
     def __init__(self, path: str = "", clock: Callable[[], float] = time.time) -> None:
         """Create the cipher, and read the keys. Raises ConfigError."""
@@ -86,11 +81,8 @@ class ContentCipher:
         return key_id in self._sealer
 
     def seal(self, data: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
-        """Seal a value and return the bytes to store.
-
-        Args:
-            owner: Owner, whose tenant is part of the value's place.
-            name: Name of the job or file, and of the part.
+        """Seal a value and return the bytes to store. `owner`: its tenant is part of the place; `name`: of job or file,
+        and part.
         """
         key_id = self.sealing_key
         if not key_id:
@@ -98,11 +90,8 @@ class ContentCipher:
         return self._sealer.seal(key_id, data, kind, tenant_of(owner), *name)
 
     def open(self, stored: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
-        """Open a value that was sealed for the same place.
-
-        Raises:
-            ContentKeyMissing: The key is not in the file.
-            RecordUnreadable: The value was modified, or was sealed for another place.
+        """Open a value that was sealed for the same place. Raises ContentKeyMissing, or RecordUnreadable for other
+        values.
         """
         if not stored.startswith(MAGIC):
             return stored
@@ -156,9 +145,8 @@ def read_keys(path: Path) -> tuple[ContentKey, ...]:
 
 
 def rotate_keys(path: Path, after_s: float, now: float) -> ContentKey:
-    """Add a new key to a file (mode 0600), which seals after `after_s`; the first key of a file seals at once.
-
-    The file is replaced atomically by rename. Raises ConfigError.
+    """Add a key to a file (mode 0600) by rename; it seals after `after_s`, a file's first one at once. Raises
+    ConfigError.
     """
     known = read_keys(path) if path.exists() else ()
     key = ContentKey(secrets.token_hex(4), now + after_s if known else now, secrets.token_bytes(KEY_BYTES))

@@ -72,8 +72,7 @@ class ContentStore(Protocol):
 
 
 class RedisContent:
-    """A ContentStore over the job store's connections, with one hash per file. It is for small content, because Redis
-    keeps it in memory.
+    """A ContentStore over the job store's connections, in memory, so for small content: one hash per file.
 
     Every method raises JobStoreUnavailable.
     """

@@ -101,13 +101,8 @@ class FileStore:
     async def write(self, owner: str, expected_bytes: int) -> AsyncIterator[FileWriter]:
         """Open a writer for a new file. Unless the writer finishes it, no part of it remains.
 
-        Args:
-            expected_bytes: Expected size, or 0 if unknown: a file that does not fit is refused before it is read.
-
-        Raises:
-            FileTooLarge: The file exceeds the limit of a single file.
-            QuotaExceeded: The tenant has too many files or bytes.
-            FileStoreUnavailable: The content store is full.
+        A file of `expected_bytes` (0: unknown) that does not fit is refused before it is read. Raises FileTooLarge for
+        a single file's limit, QuotaExceeded for the tenant's, and FileStoreUnavailable if the content store is full.
         """
         writer = FileWriter(self, f"file-{secrets.token_hex(12)}", owner)
         await self.reserve(writer.id, owner, expected_bytes, begin=True)
@@ -144,9 +139,8 @@ class FileStore:
         return msgspec.convert(plain, StoredFile, strict=False)
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20, purpose: str = "") -> list[StoredFile]:
-        """Return files of `owner`, newest first, starting after `after`; an unknown one starts at the newest.
-
-        This is one command, whose cost grows with the files returned and those of another `purpose` before them.
+        """Return files of `owner`, newest first, from `after` on (unknown: the newest). Others of `purpose` cost time,
+        too.
         """
         rows = as_list(await self.db.run("file_page", self.db.time, owner, after, limit, purpose))
         return [self._stored_file(as_fields(row)) for row in rows]
@@ -302,11 +296,7 @@ class FileWriter:
     async def finish(
         self, filename: str, purpose: Purpose, ttl_s: float | None = None, tags: tuple[str, ...] = ()
     ) -> StoredFile:
-        """Make the file visible and return it.
-
-        Args:
-            ttl_s: Time for which the file is kept, if shorter than usual.
-        """
+        """Make the file visible and return it. `ttl_s`: time for which the file is kept, if shorter than usual."""
         if self._buffer:
             await self._write_part(bytes(self._buffer))
         if not await self._files.publish(self.id, filename, purpose, self._parts, ttl_s, tags):

@@ -106,11 +106,10 @@ class JobStore:
     # --- callers ---------------------------------------------------------------------------------------------------
 
     async def accept(self, job: NewJob, limits: TenantLimits = _NO_LIMITS) -> AcceptedJob:
-        """Accept a job. When this returns, the job is on Redis's disk.
+        """Accept a job: when this returns, it is on Redis's disk.
 
         Raises:
-            IdempotencyConflict: The key was used with another body.
-            JobAlreadyEnded: The job's batch has ended.
+            IdempotencyConflict, JobAlreadyEnded: The key was used with another body; the job's batch has ended.
             QueueFull: The queue of the tier and priority is full, and the tenant has its share of it.
             RateLimited: The tenant has too many unfinished jobs.
         """
@@ -133,11 +132,7 @@ class JobStore:
         return AcceptedJob(job_id, verdict == "known")
 
     async def known(self, owner: str, key: str, digest: str) -> str:
-        """Return the id of the job that `owner` submitted under this digest of a key; "" if there is none.
-
-        Raises:
-            IdempotencyConflict: The job was submitted with another body.
-        """
+        """Return the id of the owner's job under this key, or "". Raises IdempotencyConflict for another body."""
         if not key:
             return ""
         values = as_list(await self._db.command("HMGET", self._db.key("idempotency", owner, key), "id", "digest"))
@@ -154,12 +149,7 @@ class JobStore:
         return as_text(job)
 
     async def get(self, job: str, owner: str) -> JobRecord:
-        """Return a job of `owner`, without its body.
-
-        Raises:
-            NotFound: The job does not exist or belongs to another owner.
-            RecordUnreadable: The record is damaged or of another version.
-        """
+        """Return a job of `owner`, without its body. Raises NotFound, also for another owner's, or RecordUnreadable."""
         record = await self.lookup(job)
         if record is None or record.owner != owner:
             raise job_not_found(job)
@@ -170,19 +160,15 @@ class JobStore:
         return _parse(job, await self._db.command(*self._listed_fields(job)))
 
     async def read_result(self, job: str, owner: str) -> bytes:
-        """Return the JSON body of the answer to a job of `owner`; empty if there is none.
-
-        Raises ContentKeyMissing or RecordUnreadable.
-        """
+        """Return the JSON answer to a job of `owner`, or b"". Raises ContentKeyMissing or RecordUnreadable."""
         stored = as_bytes(await self._db.command("GET", self._db.key("result", job)))
         return self._cipher.open(stored, "result", owner, job)
 
     async def read_answer(
         self, job: str, owner: str, check: Callable[[JobRecord], object] = lambda _: None
     ) -> tuple[JobRecord, bytes]:
-        """Return a job of `owner` and the body of its answer; empty if there is none.
-
-        Raises as `get`, `check`, which comes before the answer is read, and `read_result`.
+        """Return a job and the body of its answer, if any. Raises as `get`, `check` (before the read) and
+        `read_result`.
         """
         record = await self.get(job, owner)
         check(record)
@@ -194,10 +180,7 @@ class JobStore:
         return msgspec.structs.replace(record, body=body)
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20) -> list[JobRecord]:
-        """Return jobs of `owner`, newest first, starting after the job `after`. Raises NotFound for an unknown `after`.
-
-        Ids whose record has expired are removed from the owner's list. Unreadable records are left out.
-        """
+        """Return jobs of `owner`, newest first, after the job `after`. Raises NotFound for an unknown one."""
         key = self._db.key("jobs", owner)
         start = 0
         if after:
@@ -211,10 +194,7 @@ class JobStore:
         return "HMGET", self._db.key("job", job), *LISTED_FIELDS
 
     async def cancel(self, job: str, owner: str) -> None:
-        """Cancel a job; later reports of its worker have no effect.
-
-        Raises NotFound or JobAlreadyEnded.
-        """
+        """Cancel a job; later reports of its worker have no effect. Raises NotFound or JobAlreadyEnded."""
         verdict = as_text(await self._db.run("cancel", self._db.time, job, owner, self._result_ttl_ms))
         if verdict == "absent":
             raise job_not_found(job)
@@ -225,10 +205,7 @@ class JobStore:
     # that is accepted bills its run in the same transaction. -------------------------------------------------------
 
     async def claim(self, consumer: str, tier: str, priorities: Iterable[Priority]) -> ClaimedJobs:
-        """Claim at most one job per entry of `priorities`; tenants take turns within each priority.
-
-        A job whose record cannot be read becomes a dead letter.
-        """
+        """Claim at most one job per entry of `priorities`, tenants in turn. Unreadable ones become dead letters."""
         bounds = (self._lease_ms, self._result_ttl_ms, *self._dead_letters_kept)
         reply = await self._db.run("claim", self._db.time, consumer, tier, *bounds, *priorities)
         rows, ids, expired, more = as_list(reply)
@@ -293,10 +270,7 @@ class JobStore:
     ) -> bool:
         """Schedule the next attempt in `delay_s`; without attempts left the job becomes a dead letter.
 
-        Args:
-            counts: Whether this run counts as an attempt.
-            park: Whether the tenant is over a limit: the job returns to its queue, and no job of the tenant starts for
-                `delay_s`.
+        `counts`: this run was an attempt. `park`: the tenant is over a limit, so none of its jobs starts for `delay_s`.
         """
         fault = (encode_job_error(error), error.code, *self._dead_letters_kept)
         arguments = (job, fence, int(delay_s * 1000), int(counts), *fault, int(park), encode_bill(bill))
@@ -333,10 +307,7 @@ class JobStore:
         return letters
 
     async def retry(self, job: str) -> bool:
-        """Queue a dead letter again, with all attempts and a new deadline.
-
-        Returns False if it is not a dead letter, or is a line of a batch, which has already counted it.
-        """
+        """Queue a dead letter again, with all attempts and a new deadline. False: it is none, or a line of a batch."""
         left_ms = int(self._config.default_deadline_s * 1000)
         return as_int(await self._db.run("revive", self._db.time, job, left_ms)) > 0
 

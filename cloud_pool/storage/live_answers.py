@@ -42,10 +42,7 @@ class LiveTexts:
         return LiveText(owner, job, fence, start, text.decode("utf-8", "replace"))
 
     async def read_on(self, owner: str, job: str, known: RunText) -> RunText:
-        """Return the text of the job's last run so far, of which `known` was read before.
-
-        Raises ContentKeyMissing or RecordUnreadable, too.
-        """
+        """Return the last run's text after `known`. Raises ContentKeyMissing or RecordUnreadable, too."""
         start = f"({known.last}" if known.last else "-"
         for entry in as_list(await self._db.command("XRANGE", self._db.key("text", job), start, "+")):
             part, last = self.read(owner, job, entry), as_text(as_list(entry)[0])

@@ -86,10 +86,8 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
         return deliveries
 
     async def finish(self, delivery: WebhookDelivery, outcome: DeliveryOutcome, delay_s: float = 0.0) -> bool:
-        """Record an outcome. Return False if another worker has claimed the delivery meanwhile.
-
-        Args:
-            outcome: Outcome: delivered, failed, disabled, or retried after `delay_s`.
+        """Record an outcome: delivered, failed, disabled, or retried after `delay_s`. False if another worker claimed
+        it.
         """
         disabled_ms = int(self._config.disable_after_410_s * 1000)
         arguments = (self._db.time, delivery.id, delivery.fence, outcome, int(delay_s * 1000), disabled_ms)
@@ -110,8 +108,7 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
 class UsageOutbox:
     """Moves bills from the job store to the tenants' usage, which may be in another Redis.
 
-    A batch keeps its id until it is stored, and the usage adds each id once, so that neither a killed worker nor two
-    concurrent workers count a bill twice.
+    A batch keeps its id, which the usage adds once: neither killed nor concurrent workers count a bill twice.
     """
 
     def __init__(self, database: RedisClient, add: AddUsage) -> None:

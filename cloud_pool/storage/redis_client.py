@@ -61,15 +61,12 @@ class ReplicasUnknown(RedisConnectionError):
 
 
 class PromotableReplicas:
-    """The number of replicas that the Sentinels consider up, queried at most once a second.
+    """The number of replicas that the Sentinels consider up, queried at most once a second; of a single server unknown.
 
     All of them must confirm a write, so that no failover can lose it; one of two would not be enough. Each Sentinel
     reads the replicas' offsets only every 10 s, and promotes the one with the higher offset then. A master that hung
-    and continues during a promotion still gets confirmations from the other replica, until the Sentinels reconfigure it
-    a second later.
-
-    Args:
-        client: Client of a master behind Sentinels, or of a single server, whose replicas are unknown.
+    and continues during a promotion still gets confirmations from the other replica, until it is reconfigured a second
+    later.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -81,10 +78,8 @@ class PromotableReplicas:
         self._asked_at = float("-inf")
 
     async def required(self, at_least: int) -> int:
-        """Return the number of replicas that must confirm a write: `at_least`, or with Sentinels all that are up; or 0.
-
-        Raises:
-            ReplicasUnknown: No Sentinel has ever answered.
+        """Return how many replicas must confirm a write: `at_least`, with Sentinels all that are up. Raises
+        ReplicasUnknown.
         """
         if self._pool is None or not at_least:
             return at_least
@@ -157,9 +152,7 @@ class RedisClient:
     async def run(self, script: str, *arguments: Argument) -> Reply:
         """Run a script by its name. A script in `replicated` returns when enough replicas have its writes.
 
-        Raises:
-            JobStoreNotReplicated: Too few replicas confirmed in time, although the script has run.
-            JobStoreUnavailable: Redis does not answer, or refuses.
+        Raises JobStoreNotReplicated, although the script has run, or JobStoreUnavailable.
         """
         try:
             if script in self.replicated and self.config.replicas_to_wait_for:
@@ -186,7 +179,7 @@ class RedisClient:
             return await self._wait_for_replicas(command)
 
     async def _wait_for_replicas(self, command: tuple[Argument, ...]) -> Reply:
-        """Run a command and wait on the same connection, because WAIT covers only the writes of its own connection.
+        """Run a command and wait on the same connection, whose writes alone WAIT covers.
 
         A repeated call may write nothing, so that WAIT would not wait for earlier writes: a small write precedes it.
         """
@@ -308,11 +301,8 @@ async def list_newest(
 ) -> list[T]:
     """Return at most `limit` records of the sorted set `listed`, newest first, from rank `start` on.
 
-    Ids whose record has expired are removed from the set. Unreadable records are left out.
-
-    Args:
-        command: Function from an id to the command that reads its record.
-        parse: Function from id and reply to the record; None if it has expired. Raises RecordUnreadable.
+    Ids whose record has expired (`parse` returns None) leave the set, unreadable records (RecordUnreadable) are left
+    out. `command` returns the command that reads an id's record.
     """
     records: list[T] = []
     while len(records) < limit:

@@ -100,10 +100,8 @@ class JobStores(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, config: JobsConfig, clock: Callable[[], float] | None = None) -> JobStores:
-        """Build the stores; they connect on first use. Raises ConfigError for a bad URL, files or keys.
-
-        Args:
-            clock: Replacement for Redis's clock in tests, Unix time in seconds.
+        """Build the stores; they connect on first use. Raises ConfigError. `clock`: of tests in place of Redis's, Unix
+        s.
         """
         return cls.over(RedisClient(config, SCRIPTS, replicated=REPLICATED, clock=clock), config)
 
