@@ -76,15 +76,12 @@ class MessageRunner:
     async def run(
         self, message: StreamMessage, authorization: str, attempts: int, report: ReportFailure, max_bytes: int
     ) -> EndedRun:
-        """Run a message as often as necessary.
+        """Run a message as often as necessary. `attempts`: so far, including this delivery.
 
         1. It cannot be read, is invalid, or its caller may not send it: an error at once.
         2. It has expired, or expires between two runs: DeadlineExceeded.
         3. The tier is unavailable, or the tenant is over a limit: wait, and run again. This is not an attempt.
         4. A run fails for another reason: run again, until its attempts are used up.
-
-        Args:
-            attempts: Number of attempts so far, including this delivery.
         """
         ends = message.expires_at(self.config.max_age_s)
         postponed = 0

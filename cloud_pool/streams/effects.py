@@ -45,10 +45,8 @@ class KnownEffect(msgspec.Struct, frozen=True):
 
 
 class EffectStore:
-    """The effects of one pipeline. Every method raises JobStoreUnavailable while Redis does not answer.
-
-    Args:
-        owner: Name of this process, if it needs the lease to receive; else "".
+    """The effects of one pipeline. Every method raises JobStoreUnavailable. `owner`: this process, if it needs the
+    lease.
     """
 
     def __init__(
@@ -86,10 +84,7 @@ class EffectStore:
         await self._database.run("stream_count", self._name, effect, change, encode_bill(bill))
 
     async def record(self, effect: str, run: str, outcome: bytes, position: str, bill: RunBill | None = None) -> bool:
-        """Store an outcome until it is published. Can be repeated with the same `run`.
-
-        Returns False if another run's outcome is stored already. Raises LeaseLost.
-        """
+        """Store an outcome until its publication; False if another `run` has. Repeatable. Raises LeaseLost."""
         outcome = self._cipher.seal(outcome, "outcome", "", self._name, effect)
         arguments = (self._name, self._owner, self._ttl_ms, effect, run, outcome, position, encode_bill(bill))
         reply = as_int(await self._database.run("stream_record", *arguments))

@@ -59,10 +59,8 @@ async def retry_until_done(step: Callable[[], Awaitable[T]]) -> T:
 
 @dataclass(eq=False, repr=False)
 class MessageWork:
-    """A message that this process works on.
-
-    `before`: the message with the same key that must be published first. `twin`: another message with the same id,
-    because the message was sent twice.
+    """A message that this process works on. `before`: the one with the same key that must be published first; `twin`:
+    another with the same id, because it was sent twice.
     """
 
     message: StreamMessage
