@@ -191,10 +191,7 @@ class Tier(msgspec.Struct, frozen=True):
     def prompts(self, request: Request) -> tuple[InferencePrompt, ...]:
         """Render the request's prompts: one for a chat, one for each element of a completion's `prompt`.
 
-        Token ids stay ids; only our own engine takes them.
-
-        Raises:
-            InvalidRequest: The request cannot be rendered for this tier.
+        Token ids stay ids; only our own engine takes them. Raises InvalidRequest.
         """
         self.check_ability(request.kind)
         if request.kind == "chat":
@@ -229,11 +226,7 @@ class Tier(msgspec.Struct, frozen=True):
 
 
 def load_tiers(tiers: Iterable[TierConfig], model_dirs: Iterable[str] = ()) -> tuple[Tier, ...]:
-    """Load each tier's chat format from its artifact or template file. Raises ConfigError.
-
-    Args:
-        model_dirs: Folders that are searched for artifacts before the user's own.
-    """
+    """Load tiers' chat formats, from artifacts (`model_dirs`, then the user's own) or templates. Raises ConfigError."""
     folders = [Path(folder) for folder in model_dirs]
     return tuple(Tier(tier, _load_chat_format(tier, folders, f"tiers[{index}]")) for index, tier in enumerate(tiers))
 
@@ -381,11 +374,8 @@ AllowedTiers = frozenset[str] | None
 
 
 def allowed_tiers(tiers: Mapping[str, Tier], tenants: Collection[str], tokens: Collection[str] | None) -> AllowedTiers:
-    """Return the tiers that a caller may use: those on both its tenant's list and its token's, where these exist.
-
-    Args:
-        tenants: Names or aliases allowed for the tenant; none: all.
-        tokens: Names or aliases allowed by the token; None: all.
+    """Return the tiers that are on both the lists (names or aliases) of a caller's tenant (none: all) and token (None:
+    all).
     """
     if not tenants and tokens is None:
         return None
@@ -407,12 +397,7 @@ def usable(tiers: Mapping[str, Tier], allowed: AllowedTiers) -> Mapping[str, Tie
 
 
 def find_tier(tiers: Mapping[str, Tier], name: str, allowed: AllowedTiers = None) -> Tier:
-    """Return the tier of a model's name or alias.
-
-    Raises:
-        ModelNotFound: There is no such model (404).
-        ModelNotAllowed: The caller may not use the model (403).
-    """
+    """Return the tier of a model's name or alias. Raises ModelNotFound (404) or ModelNotAllowed (403)."""
     tier = tiers.get(name)
     if tier is not None and (allowed is None or tier.name in allowed):
         return tier

@@ -51,9 +51,7 @@ class TierVariants:
     """The variants of one gateway's tiers.
 
     Args:
-        registry: Gets the metrics; None: there are none.
         client: Redis, through which gateways and workers share their counts; None: this process counts alone.
-        clock: Monotonic time, seconds.
 
     Attributes:
         copies: Whether a tier has shadow variants.
