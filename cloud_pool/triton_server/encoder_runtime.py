@@ -56,11 +56,8 @@ class PartRequest(msgspec.Struct, frozen=True):
 class EncoderRuntime:
     """The children of one encoder model, and every request in it, in a separate event loop.
 
-    Args:
-        report: Callback for changes: requests in progress, requests so far, children started so far.
-
-    Raises:
-        WorkerFailed: A child cannot be started, or cannot load its model.
+    `report` gets changes: requests in progress, requests so far, children started so far. Raises WorkerFailed if a
+    child cannot be started or cannot load its model.
     """
 
     def __init__(self, options: EncoderOptions, report: Callable[[int, int, int], None]) -> None:

@@ -58,15 +58,12 @@ STUCK_S = 20.0
 
 
 class LogFilter:
-    """Filters the log lines of one process. It needs them in order, because a text that may quote a request can have
-    several lines.
+    """Filters the log lines of one process, in order, as a text that may quote a request can have several lines.
 
     On a machine without a GPU half of Triton's lines complain about that. When a model raises an error, Triton logs the
     whole message, and llama.cpp prints a grammar that it cannot parse, which may hold words of the user's message. Of
-    such texts the log keeps only the exception's class and the source lines. Before the models are ready there is no
-    request to quote.
-
-    `is_serving`: whether the process's models have been ready.
+    such texts the log keeps only the exception's class and the source lines. Before `is_serving` no request can be
+    quoted.
     """
 
     def __init__(self, is_serving: Callable[[], bool]) -> None:
@@ -113,24 +110,15 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launcher(msgspec.Struct, frozen=True):
-    """The launcher, which owns the server's process.
-
-    Attributes:
-        drain_s: Time for running requests after SIGTERM.
-        restart: Whether to start the server again after a crash.
-        print_ready: Callback for the ready line, each time the server becomes ready.
-        log: Callback for log lines.
-        stuck_s: Replacement for STUCK_S.
-        clock: Monotonic time in seconds.
-    """
+    """The launcher, which owns the server's process."""
 
     command: ServerCommand
-    drain_s: float
-    restart: bool
-    print_ready: Callable[[str], None]
+    drain_s: float  # time for running requests after SIGTERM
+    restart: bool  # whether to start the server again after a crash
+    print_ready: Callable[[str], None]  # callback for the ready line, each time the server becomes ready
     log: Callable[[str], None]
-    stuck_s: float = STUCK_S
-    clock: Callable[[], float] = time.monotonic
+    stuck_s: float = STUCK_S  # replacement for STUCK_S
+    clock: Callable[[], float] = time.monotonic  # monotonic time in seconds
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until `stop`, or until the server cannot be kept running. Return the exit status for the command."""

@@ -197,9 +197,8 @@ class _RunningRequest:
 class ModelRuntime:
     """The engine of one model instance, and every request in it.
 
-    Args:
-        make_engine: Function that starts the engine; it calls both callbacks in its own thread.
-        broken: Callback after the last responses when the engine cannot continue.
+    `make_engine` starts the engine, which calls both callbacks in its own thread. `broken` is called after the last
+    responses when the engine cannot continue.
     """
 
     def __init__(
@@ -313,9 +312,9 @@ class ModelRuntime:
             running.responder.send(running.next_response(), last=last)
 
     def _report_tokens(self, running: _RunningRequest, emission: Emission) -> None:
-        """Send the token count of a stream that ends at its deadline, before the error, which cannot carry a number.
+        """Send the token count of a stream that ends at its deadline, before the error, which cannot carry one.
 
-        If no response was sent so far, only the error is sent, because a response would begin the answer.
+        Not before the first response: it would begin the answer.
         """
         if running.responded and running.request.stream and emission.error == DeadlineExceeded.code:
             running.add(emission)

@@ -169,10 +169,9 @@ def _tracing(endpoint: str) -> tuple[str, ...]:
 
 
 def hide_in_command_line(pid: int, secret: str) -> bool:
-    """Overwrite `secret` in the command line, which every user of this machine can read (/proc/PID/cmdline).
+    """Overwrite `secret` in a command line, which every user can read (/proc/PID/cmdline); return whether it is hidden.
 
-    Triton accepts the key of its model control only on its command line, but no longer needs it there once it is ready.
-    Returns whether the secret is hidden now; if the kernel forbids writing a child's memory, it stays visible.
+    Triton takes its control's key only there, and needs it no longer once ready. A kernel may forbid the writing.
     """
     try:
         begin, end = (int(field) for field in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[45:47])
@@ -227,10 +226,8 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 def write_repository(folder: Path, models: tuple[ServedModel, ...], *, has_gpu: bool = False) -> None:
-    """Write one model folder for each of `models` into `folder`.
-
-    Args:
-        has_gpu: Whether llama.cpp finds a GPU. Its models are one instance on the first GPU, with layers on all GPUs.
+    """Write a folder for each of `models`. `has_gpu`: of llama.cpp, whose model is one instance with layers on all
+    GPUs.
     """
     for model in models:
         target = folder / model.name

@@ -1,7 +1,4 @@
-"""The Python backend's encoder model, which converts tensors for cloud_pool.triton_server.encoder_runtime.
-
-`model.json` beside this file is an EncoderOptions.
-"""
+"""The Python backend's encoder model: tensors for `encoder_runtime`, with `model.json` as its EncoderOptions."""
 
 from __future__ import annotations
 
