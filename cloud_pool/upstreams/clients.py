@@ -27,10 +27,7 @@ _TENSORS: Mapping[UpstreamKind, TensorFormat] = {
 class UpstreamClients:
     """The clients: one for each address and kind, for as long as a pool lists it or a call runs there.
 
-    Args:
-        tasks: Parent of the clients' tasks.
-        reloaded: Callback for the name of each model that was loaded again in a Triton.
-        key_file: File with the key of Triton's model control.
+    `reloaded` gets each model loaded again in a Triton; `key_file` has the key of Triton's model control.
     """
 
     def __init__(self, tasks: TaskGroup, reloaded: Callable[[str], None], *, key_file: Path | None = None) -> None:

@@ -36,11 +36,7 @@ class TierServers(msgspec.Struct, frozen=True):
 
 
 async def verify_features(tiers: Sequence[TierServers], clients: UpstreamClients) -> None:
-    """Ask the first server of each tier for every feature that it should have. One that gives no answer is passed over.
-
-    Raises:
-        ConfigError: A server refuses a feature.
-    """
+    """Ask each tier's first server for all its features, unless it is silent. Raises ConfigError if it refuses one."""
     refusals: list[tuple[str, Feature, str]] = []
 
     async def ask(tier: TierServers) -> None:

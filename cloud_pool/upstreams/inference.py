@@ -109,9 +109,8 @@ class TokenMeter:
     def consumption(self, *, abandoned: bool) -> Consumption:
         """Return the consumption of the request so far.
 
-        Args:
-            abandoned: Whether the client has left. Then a prompt without a reported number costs its estimate;
-                otherwise the upstream failed before reporting, and the request costs nothing.
+        An unreported prompt costs its estimate if the client has left (`abandoned`), nothing if the upstream failed
+        first.
         """
         prompts: dict[int, tuple[int, bool]] = {}  # tokens, and whether they are an estimate
         output_tokens = 0
@@ -204,11 +203,7 @@ class Upstream(Protocol):
         ...
 
     async def probe(self, model: str, timeout_s: float = PROBE_S, *, embed: bool = False) -> None:
-        """Run a tiny inference, because only that proves that the model works. Raises CausewayError.
-
-        Args:
-            embed: Whether to request a vector, for models that only embed.
-        """
+        """Run a tiny inference, the only proof that a model works; `embed`: for a vector. Raises CausewayError."""
         ...
 
     def last_received_at(self, model: str) -> float:

@@ -127,13 +127,8 @@ class _Count(msgspec.Struct):
 
 
 class OpenAIUpstream:
-    """A client of one server (`inference.Upstream`).
-
-    Args:
-        url: Base URL of the server.
-        config: The settings of the connection.
-        credentials: Token source.
-        clock: Monotonic clock, in seconds, which is the event loop's.
+    """A client of one server (`inference.Upstream`). `credentials`: token source; `clock`: the event loop's, monotonic
+    s.
     """
 
     def __init__(
@@ -156,10 +151,8 @@ class OpenAIUpstream:
         self._skip_until: dict[str, float] = {}  # time until which a model is skipped, from Retry-After
 
     async def generate(self, request: InferenceRequest, call: HttpCall | None = None) -> AsyncGenerator[Delta, None]:
-        """Yield the deltas of one sequence. Raises CausewayError; closing the generator stops the server's work.
-
-        Args:
-            call: The call of `begin`, which goes on.
+        """Yield the deltas of one sequence; the `call` of `begin` goes on. Closing stops the server. Raises
+        CausewayError.
         """
         if call is None:
             if request.deadline - self._clock() <= 0.0:
@@ -193,8 +186,8 @@ class OpenAIUpstream:
     # --- a call in callbacks, which `generate` can go on with at any time ---------------------------------------------
 
     def begin(self, request: InferenceRequest) -> HttpCall | None:
-        """Send a request for a stream on an idle connection. Returns the call, with its response; None, and nothing was
-        done, if it cannot be sent without waiting.
+        """Send a request for a stream on an idle connection, and return the call; None, undone, if it would have to
+        wait.
         """
         asked = request.openai
         if asked is None or request.model in self._skip_until:
@@ -286,14 +279,9 @@ class OpenAIUpstream:
         """Return the number of tokens of a chat's prompt, which the server renders and counts without running it.
 
         1. `/tokenize` of vLLM, or `/v1/tokenize` as here, with the chat as `generate` would send it
-        2. `/v1/messages/count_tokens`, with the body as it came
+        2. `/v1/messages/count_tokens`, with the `body` as it came
 
-        Args:
-            body: The body of `/v1/messages/count_tokens`.
-
-        Raises:
-            UnsupportedFeature: The server has neither.
-            CausewayError: It refuses the request, or does not answer.
+        Raises UnsupportedFeature if the server has neither, CausewayError if it refuses or does not answer.
         """
         call = UpstreamCall("", model, deadline)
         asked = _chat_fields(request, model)

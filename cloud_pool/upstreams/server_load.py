@@ -49,10 +49,8 @@ log = logging.getLogger(__name__)
 
 
 class ServerLoad(msgspec.Struct, frozen=True):
-    """The load of one server.
-
-    `requests`: requests of all its clients that run and wait there. `kv_use`: share of the KV cache that these need.
-    `kv_tokens`: room of the KV cache; 0 if it is not reported.
+    """The load of one server: `requests` of all clients, running and waiting, the share of the KV cache that they need,
+    and its room, 0 if not reported.
     """
 
     requests: int = 0
@@ -109,25 +107,14 @@ def _kv_tokens(samples: list[Sample]) -> int:
 
 
 def metrics_url(address: str, metrics: str) -> str:
-    """Return the URL of a server's metrics.
-
-    Args:
-        address: Its base URL, or host:port.
-        metrics: A path at its own port, or `:PORT/path`.
-    """
+    """Return the URL of a server's metrics: a path at `address` (URL or host:port), or `:PORT/path`."""
     server = urlsplit(address if "://" in address else f"http://{address}")
     host = f"[{server.hostname}]" if ":" in (server.hostname or "") else server.hostname
     return f"{server.scheme}://{host}{metrics}" if metrics[0] == ":" else f"{server.scheme}://{server.netloc}{metrics}"
 
 
 class LoadReader:
-    """Reads the loads of a tier's servers. Call `close` when done.
-
-    Args:
-        metrics: Location of each server's metrics (`metrics_url`).
-        tls: TLS with servers whose URLs say `https`.
-        timeout_s: Time within which a server must answer.
-    """
+    """Reads the loads of a tier's servers, at `metrics` (`metrics_url`), in `timeout_s`. Call `close` when done."""
 
     def __init__(self, metrics: str, tls: TlsContext | None = None, timeout_s: float = 1.0) -> None:
         self._metrics = metrics

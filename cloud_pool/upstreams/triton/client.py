@@ -68,10 +68,7 @@ VLLM = VllmTensors()
 class TritonAccess(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of connections to Triton servers.
 
-    Attributes:
-        key_file: File with the key of their model control.
-        tls: TLS of the connections; None: none.
-        server_name: Name in their certificates; "": the host of each address.
+    `key_file` has the key of their model control; `server_name`: in their certificates; "": the host of each address.
     """
 
     key_file: Path | None = None
@@ -88,12 +85,10 @@ class TritonClient:
     Args:
         address: Address of its gRPC port, as host:port.
         tasks: Parent of repairs and requests to stop.
-        clock: Monotonic clock, in seconds.
         reloaded: Callback for the name of each model that this gateway loaded again.
         pauses_s: Pauses between attempts to load a model.
         rng: Random number in [0, 1), to spread repairs by several gateways.
         tensors: Tensors of the models that it is called for.
-        access: Settings of the connections to it.
     """
 
     def __init__(
@@ -126,7 +121,7 @@ class TritonClient:
         self._closed = False
 
     async def generate(self, request: InferenceRequest, *, repairs: bool = True) -> AsyncGenerator[Delta, None]:
-        """Yield the deltas of one request. Raises CausewayError; closing the generator stops the work in Triton.
+        """Yield the deltas of one request; closing the generator stops the work in Triton. Raises CausewayError.
 
         `repairs` False: call a model even while it is being loaded, and do not repair it if it is dead.
         """
@@ -176,9 +171,8 @@ class TritonClient:
             raise
 
     async def probe(self, model: str, timeout_s: float = PROBE_S, *, embed: bool = False, repairs: bool = True) -> None:
-        """Run a tiny inference, because only that proves that the model works. Raises CausewayError.
-
-        `embed`: request a vector, for models that only embed. `repairs`: as for `generate`.
+        """Run a tiny inference, which alone proves that a model works; `embed`, `repairs` as below. Raises
+        CausewayError.
         """
         request = InferenceRequest(
             model=model,
@@ -219,8 +213,7 @@ class TritonClient:
     def repair(self, model: str, *, embed: bool = False) -> None:
         """Mark the model as being repaired and fail its calls, so that none waits for the dead process.
 
-        `embed`: whether the failed call was for a vector; then the probe that checks for another gateway's repair is
-        one too.
+        `embed`: the failed call was for a vector, and so is the probe that checks for another gateway's repair.
         """
         if self._closed or model in self._in_repair:
             return
@@ -264,11 +257,9 @@ class TritonClient:
     async def _control(
         self, path: str, request: bytes = b"", *, key: bool = False, timeout_s: float = LOAD_S, waits: bool = False
     ) -> bytes:
-        """Return the response of a method of model control. Raises CallFailed or CallCancelled.
+        """Return the response of model control, with the `key` if needed. Raises CallFailed or CallCancelled.
 
-        Args:
-            key: Whether it needs the key.
-            waits: Whether to wait for a server that cannot be reached yet.
+        `waits`: whether to wait for a server that cannot be reached yet.
         """
         metadata = self._key_metadata() if key else ()
         while True:
@@ -308,10 +299,7 @@ class TritonClient:
             self._in_repair.discard(model)
 
     async def _repaired_by_peer(self, model: str, embed: bool) -> bool:
-        """Wait for another gateway's repair; return whether one is reloading the model or has done so.
-
-        The index reports a dead model as ready, and the reported death may be an old one, so the model is probed.
-        """
+        """Return whether another gateway reloads the model or has; a probe tells, as the index does not."""
         repair = await self._await_peer_repair(model)
         if repair == "none":
             if await self._works(model, embed):
@@ -350,10 +338,8 @@ class TritonClient:
         return next((entry.state for entry in index.models if entry.name == model), "")
 
     async def _load(self, model: str) -> None:
-        """Load the model, with retries, because no other process would load it.
-
-        Raises:
-            CallFailed: Triton is gone; it loads its models when it is back.
+        """Load the model, with retries, as no other process does. Raises CallFailed if Triton is gone: it loads it
+        itself.
         """
         load = RepositoryModelLoadRequest(model_name=model).SerializeToString()
         for pause_s in (*self._pauses_s, None):

@@ -65,10 +65,7 @@ def _error_of(end: CallEnd) -> Exception | None:
 
 
 class GrpcStream:
-    """A call: the request is sent, and its responses are read with `next`.
-
-    `connect_failed`: no connection was made, so nothing was sent. Belongs to the event loop that created it.
-    """
+    """A call: its request is sent, `next` reads the responses. `connect_failed`: nothing was sent."""
 
     def __init__(self, head: bytes, message: bytes) -> None:
         self.connect_failed = False
@@ -394,17 +391,12 @@ class Http2Connection(asyncio.Protocol):
 
 
 class TritonConnection:
-    """The way to one server: a connection at a time, opened when it is needed. `tasks` opens it.
+    """The way to one server: a connection at a time, opened when it is needed, by `tasks`.
 
     A firewall or NAT that forgets a connection, or a host that vanishes, leaves it open at our end. TCP notices after
     minutes; pings would notice sooner, but Triton treats frequent ones as an attack (GOAWAY, too_many_pings). So the
-    pool, which knows when an endpoint is silent, has the connection renewed.
-
-    Args:
-        address: Address of the server, as host:port.
-        tasks: Parent of the connections' tasks.
-        tls: TLS of the connections; None: none.
-        server_name: Name in the server's certificate; "": the host of `address`.
+    pool, which knows when an endpoint is silent, has the connection renewed. `server_name`: in the certificate; "": the
+    host of `address`.
     """
 
     def __init__(self, address: str, tasks: TaskGroup, tls: TlsContext | None = None, server_name: str = "") -> None:
@@ -422,11 +414,9 @@ class TritonConnection:
     def call(
         self, path: str, message: bytes, *, timeout_s: float, metadata: Sequence[tuple[str, str]] = ()
     ) -> GrpcStream:
-        """Start a call of the method `path` with one request.
+        """Start a call of the method `path` with one request; the server cancels it after `timeout_s`.
 
-        Args:
-            timeout_s: Time after which the server cancels the call.
-            metadata: Names in lower case, and ASCII values.
+        `metadata`: names in lower case, and ASCII values.
         """
         more = b"".join([http2.header(name, value) for name, value in metadata])
         start = http2.request_head(path, self._address, tls=self._tls is not None)

@@ -34,8 +34,7 @@ _LOWEST = -9999.0
 
 
 class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Constrained decoding. `grammar` is llguidance's Lark here, and in vLLM another form, so the gateway only ever
-    sends schemas.
+    """Constrained decoding. `grammar` is llguidance's Lark, so the gateway, which may ask vLLM, sends only schemas.
 
     The fields from `copy_source` on are understood by our engine alone (models.llama_cpp.protocol.Job).
     """
@@ -138,12 +137,11 @@ def from_request(
     """Translate `request` into the parameters of one of its sequences.
 
     Args:
-        max_tokens: Limit of the answer if the request sets none.
+        max_tokens, temperature: Used if the request sets none.
         schema: JSON schema of the answer, "" for free text.
         guided_key: Field under which the tier's vLLM release reads grammars.
         frame: Text around the objects of the schema (our engine only).
         thinking: Format of the model's thinking, if the request may bound it (our engine only).
-        temperature: Temperature if the request sets none.
         copy_source: Text that tool-call arguments must be copied from, without a schema (our engine only).
         adapter: LoRA adapter of the model that answers.
 

@@ -32,11 +32,7 @@ def default_key_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def ensure_key(path: Path) -> str:
-    """Return the key in `path`, creating a random one if there is no file.
-
-    Raises:
-        ConfigError: The file cannot be created or read, or other users can read it.
-    """
+    """Return the key in `path`, made if missing. Raises ConfigError, also if other users can read it."""
     if path.exists():
         return read_key(path)
     try:

@@ -1,6 +1,5 @@
-"""The messages of inference.proto, as classes made from its compiled form.
-
-The stubs of tritonclient are not used: to import them takes gRPC and numpy, which the gateway needs for nothing else.
+"""The messages of inference.proto, from its compiled form: tritonclient's stubs need gRPC and numpy, the gateway
+neither.
 """
 
 from __future__ import annotations

@@ -36,10 +36,8 @@ class DeltaReader(Protocol):
 
 
 class TensorFormat(Protocol):
-    """The tensors of one kind of model.
-
-    `stop_s`: time that a model may take to stop a call when it is asked to (`to_cancel_request`); 0: none of the kind
-    can be asked.
+    """The tensors of one kind of model. `stop_s`: time for a call to stop when asked (`to_cancel_request`); 0: it
+    cannot be.
     """
 
     @property
@@ -74,12 +72,7 @@ class VllmReader(msgspec.Struct, frozen=True):
 
 
 def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -> ModelInferRequest:
-    """Encode a request.
-
-    Args:
-        left_s: Time that the engine has, from now.
-        call: Name by which our own model can be asked to stop.
-    """
+    """Encode a request. `left_s`: the engine's time from now; `call`: name by which our model can be asked to stop."""
     message = ModelInferRequest(model_name=request.model, id=request.request_id)
     if request.part is not None:
         _add_text(message, "part", request.part.data)
