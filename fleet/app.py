@@ -53,43 +53,27 @@ log = logging.getLogger(__name__)
 
 
 class ServeSettings(msgspec.Struct, frozen=True):
-    """The settings of `causeway-fleet serve`.
+    """The settings of `causeway-fleet serve`."""
 
-    Attributes:
-        folder: The fleet's folder, with `fleet.yaml`, `trust.yaml` and `published`.
-        keys: The folder with the private keys of the online roles.
-        state_dir: The folder with this server's own state: the token key, and SQLite's database.
-        database: The database's URL; "": SQLite in `state_dir`.
-        issuer: The claim `iss` of the tokens, which must equal the gateways' `identity.issuer`.
-        port: The port; 0: any free port.
-        tls: The certificates of the address; none by default.
-        device_ca: The folder of the CA of devices' certificates (`causeway-fleet tls init`); None: they get none.
-        max_files: Maximum number of open files of connections; the process's file limit may allow fewer.
-        statement_s: Time limit of a database statement, see `Store.open`.
-        survey_s: Time between surveys of devices, see `Controller`.
-    """
-
-    folder: Path
-    keys: Path
-    state_dir: Path
-    database: str = ""
-    issuer: str = "causeway"
+    folder: Path  # the fleet's folder, with `fleet.yaml`, `trust.yaml` and `published`
+    keys: Path  # the folder with the private keys of the online roles
+    state_dir: Path  # the folder with this server's own state: the token key, and SQLite's database
+    database: str = ""  # the database's URL; "": SQLite in `state_dir`
+    issuer: str = "causeway"  # the claim `iss` of the tokens, which must equal the gateways' `identity.issuer`
     host: str = "127.0.0.1"
-    port: int = 8090
-    tls: ListenerTls = ListenerTls()
-    device_ca: Path | None = None
-    max_files: int = MAX_FILES
-    statement_s: float = STATEMENT_S
-    survey_s: float = SURVEY_S
+    port: int = 8090  # the port; 0: any free port
+    tls: ListenerTls = ListenerTls()  # the certificates of the address; none by default
+    device_ca: Path | None = None  # folder of the devices' CA (`causeway-fleet tls init`); None: no certificates
+    max_files: int = MAX_FILES  # maximum number of open files of connections; the process's file limit may allow fewer
+    statement_s: float = STATEMENT_S  # time limit of a database statement, see `Store.open`
+    survey_s: float = SURVEY_S  # time between surveys of devices, see `Controller`
 
 
 @asynccontextmanager
 async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, str]]:
     """Run a control plane and yield it with its URL.
 
-    Raises:
-        ConfigError: The fleet has errors, a folder cannot be used, or the address is taken.
-        StoreUnavailable: The database does not answer.
+    Raises ConfigError if the fleet has errors, a folder cannot be used or the address is taken, StoreUnavailable.
     """
     fleet = read_fleet_folder(settings.folder)
     settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -154,11 +138,7 @@ def read_fleet_folder(folder: Path) -> FleetDoc:
 
 
 async def serve(settings: ServeSettings) -> None:
-    """Serve until SIGTERM or SIGINT; print one line when it is ready.
-
-    Raises:
-        CausewayError: An error of `running`, or of a background task, which ends the control plane.
-    """
+    """Serve until a signal; print one line when ready. Raises CausewayError, also of a background task."""
     raise_file_limit()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -209,10 +189,8 @@ def _openapi(routes: Sequence[ApiRoute]) -> ApiRoute:
 
 
 def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorApi:
-    """Build the parts for operators: sign-in, controller, routes. The first start creates the bootstrap token.
-
-    Raises:
-        ConfigError: `operators.yaml` or `trust.yaml` has errors, or an online role has no key in `keys`.
+    """Build sign-in, controller and routes for operators; the first start makes the bootstrap token. Raises
+    ConfigError.
     """
     folder, store, clock = settings.folder, plane.store, plane.clock
     doc = read_operators(folder)
