@@ -125,11 +125,7 @@ class _ControlPlane:
 
 
 def _signed(folder: Path, policy: Path) -> tuple[CheckedFleet, str]:
-    """Set this folder up if it is new, and sign its fleet; return it with the cohort of the policy.
-
-    Raises:
-        ClickException: No cohort has this policy, or a signature is missing.
-    """
+    """Set this folder up if it is new, and sign its fleet; return it with the policy's cohort."""
     from ..trust import quick_folder as folders
 
     for path in folders.set_up(folder, policy):

@@ -35,11 +35,7 @@ _UNDONE = ("aborted", "reverting", "reverted")
 
 
 def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[str]:
-    """Return the differences of two bundles of a cohort, without the policy's text; empty if they are the same.
-
-    Args:
-        old: The bundle that was signed last; None: the cohort is new.
-    """
+    """Return the differences of a cohort's bundles, the policy's text apart. `old` None: the cohort is new."""
     if old is None:
         sizes = (("case file", new.cases), ("model", new.models), ("setting", new.settings))
         return [f"first bundle: policy, {', '.join(counted(len(of), kind) for kind, of in sizes)}"]

@@ -149,11 +149,8 @@ def holders(
 
 
 def sign_fleet(checked: CheckedFleet, keys: Mapping[Path, CryptoSigner]) -> bool:
-    """Sign a fleet's changes with these keys, and say what is published. Returns whether nothing lacks a signature.
-
-    Raises:
-        ConfigError: A file is invalid.
-        OSError: A file cannot be read or written.
+    """Sign a fleet's changes, and say what is published; whether nothing lacks a signature. Raises ConfigError,
+    OSError.
     """
     folder = checked.folder
     from ..trust.keys import read_trust
@@ -223,11 +220,8 @@ def valid_fleet(folder: Path) -> CheckedFleet:
 
 
 def load_signers(paths: Sequence[Path], passphrase_file: Path | None) -> dict[Path, CryptoSigner]:
-    """Read private keys; ask for the passphrases of encrypted ones, unless a file has it.
-
-    Raises:
-        KeyInvalid: A key or its passphrase is wrong.
-        OSError: The file of the passphrase cannot be read.
+    """Read private keys, asking for passphrases that no file has. Raises KeyInvalid, or OSError for the passphrase's
+    file.
     """
     from ..trust.keys import is_encrypted, load_signer
 
