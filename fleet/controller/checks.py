@@ -32,8 +32,8 @@ RECORDS = "records"
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The result of a check: problems that reject a bundle, or why it could not be checked; "" if it passes. `notes`:
-    what was found, for people. `predictions`: of the bundle's policy.
+    """A check's problems, which reject a bundle, or why it could not be made. `notes`: for people; `predictions`: of
+    its policy.
     """
 
     problems: tuple[str, ...] = ()
@@ -71,11 +71,7 @@ def prove_bundle(publisher: Publisher, rollout: Rollout, *, may_leave: bool) -> 
     1. A refuted statement is a problem.
     2. While one is undecided the policy counts as not checked: an approver may accept it.
 
-    Args:
-        may_leave: An approver accepts that more requests may leave the device.
-
-    Raises:
-        OSError: A file cannot be read.
+    `may_leave`: an approver accepts that more requests may leave the device. Raises OSError.
     """
     policy, old = _policy_of(publisher, rollout.to_bundle), _policy_of(publisher, rollout.from_bundle)
     if policy is None:
@@ -108,14 +104,9 @@ def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout, evidence:
     """Replay the requests that devices have sent, and those of `records/COHORT`, under the new bundle's policy.
 
     1. A request that stayed on the device and would leave it, or may, is a problem.
-    2. With fewer requests than the cohort asks for the policy counts as not checked, unless the devices already run it.
+    2. With fewer requests than `least` the policy counts as not checked, unless the devices already run it.
 
-    Args:
-        evidence: The records, counters and labels of the cohort's devices.
-        least: The cohort's `replay.records`.
-
-    Raises:
-        OSError: A file cannot be read.
+    `evidence`: records, counters and labels of the cohort's devices. Raises OSError.
     """
     manifest = publisher.manifest(rollout.to_bundle)
     if manifest is None:

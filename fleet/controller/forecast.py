@@ -40,8 +40,7 @@ async def read_evidence(connection: AsyncConnection, cohort: str, *, records: bo
 def forecast(policy: Policy, evidence: Evidence, bundle: str, *, same_models: bool) -> tuple[Prediction, ...]:
     """Predict the figures of devices that run `bundle` ("": the factory's files) under another policy.
 
-    Args:
-        same_models: Whether the labels are about answers of the same models; else quality is not predicted.
+    `same_models`: the labels are about answers of the same models; else quality is not predicted.
     """
     compiled, replayed = PolicyReplay(policy), defaultdict[str, list[Replayed]](list)
     for one in evidence.records:

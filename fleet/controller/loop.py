@@ -59,15 +59,9 @@ log = logging.getLogger(__name__)
 async def keep_revocations(store: Store, folder: Path, now: float) -> None:
     """Restore revocations that a restored backup lacks, from a copy beside the published files.
 
-    `published/revocations.json` maps tenant/device to the Unix time of the revocation. Revocations of the store are
-    added to the copy. Revocations only in the copy were lost by the store and are repeated there, even for devices that
-    it does not know.
-
-    Lost revocations count from `now` (Unix, s): tokens that were issued after the loss are refused too.
-
-    Raises:
-        StoreUnavailable: The database is unreachable.
-        OSError: The copy cannot be read or written.
+    `published/revocations.json` maps tenant/device to the Unix time of the revocation. The store's revocations are
+    added to it, and those only in it are repeated in the store, even for unknown devices: from `now` (Unix, s) on, so
+    that tokens issued after the loss are refused too. Raises StoreUnavailable, or OSError for the copy.
     """
     path = folder / PUBLISHED / REVOCATIONS_FILE
     kept = await to_thread.run_sync(_read_revocations, path)
@@ -102,20 +96,11 @@ def _read_revocations(path: Path) -> dict[str, float] | None:
 
 
 class Controller:
-    """The driver of a fleet's rollouts. Call `run` in every process: one process drives the rollouts, and the others
-    wait for its lock.
-
-    Attributes:
-        leads: Whether this process holds the lock and drives the rollouts.
-        problems: The reasons for which plans are not published, for operators.
-        counts: The devices of each cohort by running bundle, at the last survey.
-        rollouts: Each cohort's active or newest rollout, at the last survey.
-        ahead: The number of devices by cohort that are ahead of the store. Nothing is published until an operator
-            decides.
+    """The driver of a fleet's rollouts. Call `run` in every process: one drives them, the others wait for its lock.
 
     Args:
-        published: A function that is called after a publication, to wake devices whose polls wait in this process.
-        clock: The clock, in unix seconds.
+        published: Wakes devices whose polls wait in this process, after a publication.
+        clock: Unix time, in seconds.
         interval_s: Time between ticks; `notify` starts one at once.
         survey_s: Time between surveys of the plans that devices follow, of reverts, pins and holds.
     """
@@ -142,11 +127,11 @@ class Controller:
         self._surveyed_at = float("-inf")
         self._settled: object = None
         self._unreadable: tuple[str, ...] = ()  # why some rollouts are left out
-        self.leads = False
-        self.problems: tuple[str, ...] = ()
-        self.counts: Sequence[CohortCount] = ()
-        self.rollouts: Sequence[Rollout] = ()
-        self.ahead: Mapping[str, int] = {}
+        self.leads = False  # whether this process holds the lock and drives the rollouts
+        self.problems: tuple[str, ...] = ()  # why plans are not published, for operators
+        self.counts: Sequence[CohortCount] = ()  # devices by running bundle, at the last survey
+        self.rollouts: Sequence[Rollout] = ()  # each cohort's active or newest one, at the last survey
+        self.ahead: Mapping[str, int] = {}  # devices ahead of the store: nothing is published until an operator decides
 
     def notify(self) -> None:
         """Begin a tick at once, after a decision of an operator."""
@@ -182,11 +167,7 @@ class Controller:
                 await self._news.wait()
 
     async def tick(self) -> bool:
-        """Make every step that is due. Returns whether anything changed, so that another step may be due.
-
-        Raises:
-            StoreUnavailable: The database is unreachable.
-        """
+        """Make every due step; return whether anything changed, so that another may be due. Raises StoreUnavailable."""
         now = self._clock()
         surveys = now >= self._surveyed_at + self._survey_s or now < self._surveyed_at
         try:

@@ -31,9 +31,7 @@ REVERTING = (RolloutState.ABORTED, RolloutState.REVERTING)
 
 
 class Publisher:
-    """The published folder of a fleet, and the keys to change it. One process writes at a time. All methods access
-    files: call them in a thread.
-    """
+    """A fleet's published folder, and the keys to change it. One process writes; call the methods in a thread."""
 
     def __init__(self, fleet: Path, keys: Path) -> None:
         """Create the publisher. `fleet`: the folder with `trust.yaml`; `keys`: the private keys of the online roles."""
@@ -42,11 +40,7 @@ class Publisher:
         self._folder = PublishedFolder(fleet)
 
     def check(self) -> None:
-        """Check at start that the folder of keys has one for every online role.
-
-        Raises:
-            ConfigError: `trust.yaml` is invalid, or a role has no key.
-        """
+        """Check at start that the folder of keys has one for every online role. Raises ConfigError."""
         self._signers(self._trust())
 
     def published(self) -> dict[str, RolloutPlan]:
@@ -66,17 +60,11 @@ class Publisher:
         """Publish the store's plans, and renew metadata that expires. Idempotent.
 
         1. Cohorts that the store does not know keep their plan.
-        2. A device that is pinned to a bundle that is no longer signed is held instead, so it keeps the bundle that it
-        runs.
+        2. A device pinned to a bundle that is no longer signed is held instead, so it keeps the bundle that it runs.
         3. A plan with another unsigned bundle is not published; the plans of other cohorts are.
 
-        Args:
-            plans: The plan of each cohort that has a rollout.
-            now: Unix seconds.
-            min_version: The minimum of new versions, see `publish_online`.
-
-        Returns:
-            The reasons for which a cohort's plan was not changed, for operators.
+        Returns the reasons for which a plan was not changed, for operators. `now`: Unix s; `min_version`: see
+        `publish_online`.
         """
         trust, current, signed = self._trust(), self.published(), signed_bundles(self._folder)
         problems = []
@@ -130,8 +118,7 @@ def _without_lost_pins(plan: RolloutPlan, signed: frozenset[str]) -> RolloutPlan
 class Plans:
     """Publication of each cohort's plan, and notification of its devices. Idempotent: only differences are written.
 
-    Args:
-        published: Called after a plan was published; wakes the devices whose polls wait in this process.
+    `published` wakes the devices whose polls wait in this process.
     """
 
     def __init__(
@@ -146,18 +133,13 @@ class Plans:
     async def publish(self, newest: Sequence[RolloutRecord], now: float, devices: Mapping[str, int]) -> tuple[str, ...]:
         """Publish the plans of these rollouts, renew expiring metadata, and notify the devices.
 
+        Returns the reasons for which a plan was not published. Raises StoreUnavailable, CausewayError if keys or
+        signatures are missing, or OSError.
+
         Args:
             newest: The newest begun rollout of each cohort.
             now: Unix seconds.
             devices: The number of devices by cohort.
-
-        Returns:
-            The reasons for which a plan was not published.
-
-        Raises:
-            StoreUnavailable: The database is unreachable.
-            CausewayError: Keys or signatures are missing.
-            OSError: A file cannot be read or written.
         """
         async with self._store.read() as connection:
             decided = await pins_and_holds(connection)
@@ -197,18 +179,14 @@ class Plans:
             await self._published()
 
     def records_per_hour(self, cohort: str, devices: int) -> float:
-        """Return the records that a device may send: the cohort's share of each, rounded down to a power of two, so
-        that the rate rarely changes.
-        """
+        """Return the records that a device may send: its share, rounded down to a power of two, to change rarely."""
         rate = self.cohort_doc(cohort).replay.records_per_day / 24.0 / max(1, devices)
         if self._fleet is None or cohort not in self._fleet.cohorts:
             return 0.0  # no signer has agreed to such a cohort
         return 2.0 ** math.floor(math.log2(rate)) if rate else 0.0
 
     def cohort_doc(self, cohort: str) -> CohortDoc:
-        """Return the cohort in `fleet.yaml`, the defaults if it is gone. While the file has errors, return the last
-        valid one.
-        """
+        """Return the cohort in `fleet.yaml` (with errors: of the last valid one); the defaults if it is gone."""
         try:
             text = (self._folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace")
         except OSError:

@@ -28,17 +28,11 @@ UNPUBLISHED = (S.DRAFT, *CHECKED)
 
 
 class RolloutObservations(msgspec.Struct, frozen=True):
-    """The observations for a step of a rollout.
+    """The observations for a step of a rollout."""
 
-    Attributes:
-        devices: All devices of the cohort.
-        counts: Requests since the previous look.
-        windows: The cohort's maintenance windows.
-    """
-
-    devices: tuple[Device, ...] = ()
-    counts: Counts = {}
-    windows: tuple[MaintenanceWindow, ...] = ()
+    devices: tuple[Device, ...] = ()  # all devices of the cohort
+    counts: Counts = {}  # requests since the previous look
+    windows: tuple[MaintenanceWindow, ...] = ()  # the cohort's maintenance windows
 
 
 def positions_of(salt: str, devices: Iterable[Device], since: float) -> list[int]:
@@ -104,9 +98,7 @@ def ahead_count(reports: Iterable[ReportedPlan], known: frozenset[str]) -> int:
     2. They refuse the published metadata as older than what they verified before.
     3. A single device cannot stop a fleet: the number must be at least two and at least a twentieth of the devices.
 
-    Args:
-        reports: The reported plans of a cohort.
-        known: Ids of the store's rollouts, and ids and `METADATA_ROLLBACK` that an operator has acknowledged.
+    `known`: ids of the store's rollouts, and ids and `METADATA_ROLLBACK` that an operator has acknowledged.
     """
     reports = list(reports)
     total = sum(report.devices for report in reports)
@@ -197,9 +189,7 @@ def step(rollout: Rollout, situation: RolloutObservations, published: RolloutPla
     5. REVERTING, and no reachable device runs the bundle: REVERTED.
     6. Otherwise unchanged.
 
-    Args:
-        situation: The observations, which are needed if `needs_devices`.
-        now: Unix seconds.
+    `situation`: needed if `needs_devices`. `now`: Unix seconds.
     """
     ahead = caught_up(rollout, published, now)
     if ahead is not rollout:
@@ -220,8 +210,7 @@ def step(rollout: Rollout, situation: RolloutObservations, published: RolloutPla
 def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Rollout:
     """Return the rollout in the state that its published plan shows.
 
-    The store is always ahead of the published plans, because a decision is stored before its effect. If it is not, it
-    was restored from a backup.
+    A decision is stored before its effect, so a store behind the published plans was restored from a backup.
 
     1. Published with a share of 0, but running in the store: the rollout had been aborted.
     2. Published with a larger share: the share is adopted, with the stage that fits it, and the rollout is paused.
