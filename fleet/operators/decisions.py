@@ -57,16 +57,14 @@ class FleetInvalid(CausewayError, status=409, type="invalid_request_error", code
 async def begin_rollout(
     store: Store, folder: Path, publisher: Publisher, operator: Operator, request: NewRollout, now: float
 ) -> RolloutRecord:
-    """Store a new rollout, submitted to its checks.
+    """Store a new rollout by this operator, submitted to its checks.
 
     1. The bundle is signed, and for this cohort.
     2. The cohort has no other rollout under way; a revert may still be running.
-    3. The rollout starts from the bundle that the devices have after the newest rollout. `folder`: the fleet's folder,
-       with `fleet.yaml`; `now`: Unix seconds. The operator becomes the rollout's author.
+    3. The rollout starts from the bundle that the devices have after the newest rollout (`fleet.yaml` is in `folder`).
 
     Raises:
-        BundleUnknown: The bundle is not signed (1).
-        InvalidRequest: The bundle is another cohort's.
+        BundleUnknown, InvalidRequest: The bundle is not signed (1), or another cohort's.
         NotFound: `fleet.yaml` has no such cohort.
         WrongState: Another rollout is under way (2), or the devices already run the bundle.
         PermissionDenied: `allow_leaving` and `without_replay` need an approver.
@@ -110,8 +108,8 @@ async def begin_rollout(
 async def decide(
     store: Store, rollout: str, event: RolloutEvent, reason: str, operator: Operator, now: float
 ) -> RolloutRecord:
-    """Pause, resume, accept or abort a rollout, and acknowledge reports that are ahead of the store. The audit log
-    records the operator, the `reason`, and `now` (Unix, s).
+    """Pause, resume, accept or abort a rollout, or acknowledge reports ahead of the store. `now`: Unix s, for the
+    audit.
 
     Raises:
         NotFound: The rollout does not exist.

@@ -53,11 +53,7 @@ class OidcClient:
         self._clock = clock
 
     async def start(self) -> tuple[str, PendingSignIn]:
-        """Return the URL to redirect the browser to, and the state for its cookie.
-
-        Raises:
-            SignInFailed: The issuer does not answer.
-        """
+        """Return the URL to redirect the browser to, and the state for its cookie. Raises SignInFailed."""
         pending = PendingSignIn(*(secrets.token_urlsafe(32) for _ in range(3)))
         challenge = base64url(hashlib.sha256(pending.verifier.encode()).digest())
         async with self._documents() as documents:
@@ -78,9 +74,7 @@ class OidcClient:
     async def finish(self, code: str, state: str, pending: PendingSignIn) -> Operator:
         """Return the operator whose identity the issuer confirms.
 
-        Raises:
-            SignInFailed: Another browser began this sign-in, or the issuer's answer is not valid.
-            PermissionDenied: The issuer knows the person, but none of the groups has a role.
+        Raises SignInFailed for another browser's sign-in or an invalid answer, PermissionDenied if no group has a role.
         """
         if not code or not secrets.compare_digest(state.encode(), pending.state.encode()):
             raise SignInFailed("The sign-in was not begun in this browser, or the issuer refused. Begin again.")
@@ -130,8 +124,7 @@ class OidcClient:
         2. Another claim named by `name_claim`, which the issuer must guarantee.
         3. `sub`, which is unique at the issuer, followed by the issuer's URL.
 
-        Raises:
-            PermissionDenied: The name is empty, malformed or reserved for a program.
+        Raises PermissionDenied if the name is empty, malformed or reserved for a program.
         """
         claim = self._oidc.name_claim
         is_verified = claim != "email" or claims.get("email_verified") is True  # (1)

@@ -48,10 +48,8 @@ class OperatorsDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_operators(folder: Path) -> OperatorsDoc:
-    """Read `operators.yaml`; without one, only the bootstrap token signs in.
-
-    Raises:
-        ConfigError: The file cannot be read or has errors; the message names the first.
+    """Read `operators.yaml`; without one, only the bootstrap token signs in. Raises ConfigError, naming the first
+    fault.
     """
     path = folder / OPERATORS_FILE
     if not path.exists():

@@ -61,9 +61,8 @@ class SignIn:
     async def require(self, http: web.Request, role: Role) -> Operator:
         """Return the operator of a request.
 
-        Raises:
-            AuthenticationFailed: The request has no valid token or session.
-            PermissionDenied: The role is insufficient, or another site's page made the request.
+        Raises AuthenticationFailed without a valid token or session, PermissionDenied for the role or another site's
+        page.
         """
         operator = await self.operator(http)
         if not operator.may(role):
@@ -161,11 +160,7 @@ def _set_cookie(
 
 
 def load_bootstrap_token(path: Path) -> str:
-    """Return the bootstrap token of a file, which the first start creates with mode 0600.
-
-    Raises:
-        ConfigError: The file cannot be read or written, or is empty, which would let everyone sign in.
-    """
+    """Return a file's bootstrap token, made at the first start (mode 0600). Raises ConfigError."""
     try:
         if not path.exists():
             with suppress(FileExistsError):  # another process created the file first
