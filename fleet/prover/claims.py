@@ -24,18 +24,13 @@ _STAYS: Final = "!outcome.leaves && !outcome.shared"
 
 
 class Statement(NamedTuple):
-    """A statement about all requests.
-
-    Attributes:
-        sought: The requests for which it is false; for `reach` those that the rule decides.
-        claim: Its condition, for the test case of a counterexample.
-    """
+    """A statement about all requests."""
 
     kind: Kind
     name: str
     text: str
-    sought: Formula
-    claim: Claim | None = None
+    sought: Formula  # the requests for which it is false; for `reach` those that the rule decides
+    claim: Claim | None = None  # its condition, for the test case of a counterexample
 
     @property
     def holds(self) -> str:

@@ -78,23 +78,15 @@ class Atom(msgspec.Struct, frozen=True):
 
 
 class Facts:
-    """The variables of all formulas of one proof.
-
-    Attributes:
-        variables: Each variable by name. `NAME?` says whether the signal NAME is present.
-        rules: Conditions of real requests and devices, such as ranges.
-        beyond: Whether a text is not of the pool; without such texts every model is a real request.
-        atoms: The tests of such texts by the name of their variable.
-        definitions: Names of formulas that are slow to solve, which many proofs do not need, each with its formula.
-        opaque: The expressions without a formula by the name of their variable; `NAME!` says whether one fails.
-    """
+    """The variables of all formulas of one proof."""
 
     def __init__(self, conditions: Sequence[Sequence[Token]], regions: Iterable[str]) -> None:
-        self.variables: dict[str, z3.ExprRef] = {}
-        self.rules: list[Formula] = []
-        self.beyond: list[Formula] = []
-        self.atoms: dict[str, Atom] = {}
-        self.opaque: dict[str, str] = {}
+        self.variables: dict[str, z3.ExprRef] = {}  # `NAME?` says whether the signal NAME is present
+        self.rules: list[Formula] = []  # conditions of real requests and devices, such as ranges
+        self.beyond: list[Formula] = []  # a text is not of the pool; without such texts every model is a real request
+        self.atoms: dict[str, Atom] = {}  # the tests of such texts by the name of their variable
+        self.opaque: dict[str, str] = {}  # expressions without a formula by variable; `NAME!` says whether one fails
+        # Names of formulas that are slow to solve, which many proofs do not need, each with its formula.
         self.definitions: dict[str, tuple[Formula, Formula]] = {}
         self.choices: dict[str, Text] = {}
         found = {text for tokens in conditions for text in _pool(tokens)}

@@ -39,19 +39,14 @@ Status = Literal["proved", "refuted", "undecided"]
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """The result for one statement.
-
-    Attributes:
-        case: The counterexample of a refuted statement, as a test case that fails; for `reach` there is none.
-        why: Why it is undecided.
-    """
+    """The result for one statement."""
 
     kind: Kind
     name: str
     text: str
     status: Status
-    case: Case | None = None
-    why: str = ""
+    case: Case | None = None  # counterexample, as a test case that fails; None for `reach`
+    why: str = ""  # why it is undecided
     duration_s: float = 0.0
 
 
@@ -66,9 +61,7 @@ def prove(
 
     Args:
         old: The policy that it replaces, beyond which nothing more may leave.
-        timeout_s: Maximum time for each statement, seconds.
-        kinds: The statements to prove.
-        all_s: Maximum time for all of them, seconds; the rest is undecided.
+        timeout_s, all_s: Maximum seconds for each statement, and for all of them; the rest is undecided.
     """
     with _ONE:
         return tuple(_proofs(policy, old, timeout_s, kinds, time.monotonic() + all_s))

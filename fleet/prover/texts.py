@@ -28,15 +28,7 @@ class Impossible(Exception):
 
 
 def realised(tests: Mapping[Atom, bool], but: Collection[str]) -> str:
-    """Return a text for which the tests have these results.
-
-    Args:
-        but: Texts that it may not be.
-
-    Raises:
-        Impossible: There is no such text.
-        LookupError: It is not known whether there is one.
-    """
+    """Return a text, none of `but`, with these results of tests. Raises Impossible, or LookupError if unknown."""
     programs = [(cel.compile(one.source.removesuffix("!")), one, result) for one, result in tests.items()]
 
     def fits(text: str) -> bool:
