@@ -40,17 +40,13 @@ class BuiltBundle(msgspec.Struct, frozen=True):
 
 
 def build_bundles(checked: CheckedFleet, previous: Mapping[str, BundleManifest], now_s: int) -> dict[str, BuiltBundle]:
-    """Build the bundle of every cohort.
+    """Build the bundle of every cohort of a fleet without errors.
 
-    Args:
-        checked: A fleet without errors.
-        previous: The last signed bundle of each cohort. A cohort with the same content keeps its bundle, with serial
-            and time, so that the id does not change; otherwise the serial grows by one.
-        now_s: The time of creation of new bundles, in Unix seconds.
+    A cohort whose content is that of its last signed bundle (`previous`) keeps it, with serial and time, so that the id
+    does not change; otherwise the serial grows by one. `now_s`: time of new bundles, Unix seconds.
 
     Raises:
-        ValueError: The fleet has errors.
-        OSError: A file cannot be read.
+        ValueError, OSError: The fleet has errors, or a file cannot be read.
         BundleInvalid: A setting may not be set by a fleet, or a projector or signal was made for other weights.
     """
     if checked.fleet is None or checked.failed:

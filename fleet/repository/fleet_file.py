@@ -1,7 +1,6 @@
-"""The grammar of `fleet.yaml`: the cohorts of a fleet, and the policies, models and settings of their devices. The
-structs define the keys.
+"""The grammar of `fleet.yaml`: the cohorts of a fleet, and the policies, models and settings of their devices.
 
-The keys `cohorts.NAME.rollout` become the settings of `fleet.rollout`.
+The structs define the keys. The keys `cohorts.NAME.rollout` become the settings of `fleet.rollout`.
 """
 
 from __future__ import annotations
@@ -64,11 +63,7 @@ class ReplayDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def rollout_settings(doc: RolloutDoc) -> RolloutSettings:
-    """Return the settings of a cohort's rollouts.
-
-    Raises:
-        ValueError: The keys contradict each other; `rollout_problems` describes how.
-    """
+    """Return the settings of a cohort's rollouts. Raises ValueError for `rollout_problems`."""
     problem = next(rollout_problems(doc), None)
     if problem is not None:
         raise ValueError(f"{problem[0]}: {problem[1]}")

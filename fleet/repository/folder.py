@@ -81,11 +81,9 @@ def documents(path: Path) -> list[tuple[Path, DocumentKind]]:
 
 
 def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFleet:
-    """Check `fleet.yaml`, the files that it names, and every policy in the folder. Never raise.
+    """Check `fleet.yaml` (or its folder), its files, and every policy in the folder. Never raise.
 
-    Args:
-        path: The folder, or its `fleet.yaml`.
-        readable: Signals that devices can read, for cohorts that do not list their signals; None if unknown.
+    `readable`: signals that devices can read, for cohorts that do not list theirs; None if unknown.
     """
     file = path / FLEET_FILE if path.is_dir() else path
     try:
@@ -139,10 +137,8 @@ def _policy_problems(
     """Find requirements of a cohort's policy that its models do not meet.
 
     1. A target needs an adapter that the bundle's model lacks. The models that devices already have are unknown here.
-    2. The policy compares the confidence or quality of new weights, which come without a calibration. Signals on a
-    device belong to its
-       present weights: with other weights `edge.quality` would be absent, and `handoff.below` would be compared with
-       the engine's raw score.
+    2. The policy compares the confidence or quality of new weights, which come without a calibration: a signal is for
+       weights that devices have now, so `edge.quality` is absent, and `handoff.below` compared with the raw score.
     """
     compiled = {one.path.resolve(): one.policy for one in policies}
     for name, cohort in fleet.cohorts.items():
@@ -277,13 +273,9 @@ def _weights(doc: WeightsFile) -> str:
 
 
 def new_fleet(folder: Path) -> tuple[Path, ...]:
-    """Write the files of a new fleet and return their paths.
+    """Write a new fleet's files (one cohort, a policy that stays on the device, its cases) and return their paths.
 
-    It has one cohort for every device, a policy that stays on the device, and its cases.
-
-    Raises:
-        FileExistsError: One of the files already exists; nothing was written.
-        OSError: A file cannot be written.
+    Raises FileExistsError before anything was written, or OSError.
     """
     sources = {
         folder / FLEET_FILE: "new_fleet.yaml",

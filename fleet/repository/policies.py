@@ -56,10 +56,8 @@ def policy_files(paths: tuple[Path, ...]) -> list[Path]:
 
 
 def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPolicy:
-    """Check a policy file. Never raise: an unreadable file is reported as a problem.
-
-    Args:
-        readable: Signals that its devices can read; None if unknown.
+    """Check a policy file; an unreadable one is a problem, too. Never raise. `readable`: its devices' signals, if
+    known.
     """
     try:
         # Invalid UTF-8 becomes U+FFFD, which keys and names must not contain, so that the problem gets a location.
@@ -86,9 +84,8 @@ def run_file(
 ) -> CaseRun:
     """Run the cases of a file against the policy that it names. Never raise.
 
-    Args:
-        reported: Resolved paths of policies whose problems are already reported.
-        adapters: The adapters of each cohort that runs a policy: a case must hold in all of them.
+    `reported`: resolved paths of policies whose problems are already reported. `adapters`: those of each cohort that
+    runs a policy, in all of which a case must hold.
     """
     try:
         text = path.read_bytes().decode("utf-8", "replace")

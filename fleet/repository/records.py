@@ -26,11 +26,7 @@ class BadLine(msgspec.Struct, frozen=True):
 
 
 def record_files(paths: Sequence[str]) -> list[str]:
-    """Return the files among `paths`, and the ``.jsonl`` and ``.ndjson`` files directly inside the folders.
-
-    Raises:
-        FileNotFoundError: A file or folder does not exist, or a folder has no such files.
-    """
+    """Return the files among `paths`, and the ``.jsonl`` and ``.ndjson`` files of folders. Raises FileNotFoundError."""
     found: list[str] = []
     for path in paths:
         if path == STDIN or Path(path).is_file():
