@@ -58,29 +58,19 @@ class Labels(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """The prediction of a figure.
+    """The prediction of a figure."""
 
-    Attributes:
-        name: `on_device` and `quality` are shares, `usd` is the cost per 1,000 requests.
-        low, high: The estimates with the lowest and the highest of possible outcomes.
-        between: Variance between devices; `within`: of the estimate; `each`: of one request, or label of quality.
-        devices: Effective number of devices that sent records.
-    """
-
-    name: Name
-    low: float
-    high: float
-    between: float
-    within: float
-    each: float
-    devices: float
+    name: Name  # `on_device` and `quality` are shares, `usd` is the cost per 1,000 requests
+    low: float  # the estimate with the lowest of possible outcomes
+    high: float  # with the highest
+    between: float  # variance between devices
+    within: float  # variance of the estimate
+    each: float  # variance of one request, or of one label of quality
+    devices: float  # effective number of devices that sent records
 
     def interval(self, devices: float = math.inf, requests: float = math.inf) -> tuple[float, float]:
-        """Return the 90 % interval of what so many devices show over so many requests, for quality over labels.
-
-        Args:
-            devices: Effective number, infinite for devices like these.
-            requests: All of their requests or labels together.
+        """Return the 90 % interval of what `devices` (effective, may be infinite) show over `requests` (or labels) in
+        all.
         """
         draw = abs(1.0 / devices - 1.0 / self.devices)
         error = _quantile(self.devices - 1.0) * math.sqrt(self.between * draw + self.within + self.each / requests)
@@ -160,8 +150,8 @@ def _estimate(
 
 
 def _quality(devices: Sequence[RecordedDevice], labels: Sequence[Labels]) -> Prediction:
-    """Predict the share of good answers among requests that are neither private nor answered by the cache: a cloud's
-    answer is good, the device's as often as labelled answers of its cell of confidence.
+    """Predict the share of good answers among requests neither private nor the cache's: all of a cloud's, of the
+    device's as often as labelled answers of its cell of confidence.
     """
     good, bad = np.zeros(UNMEASURED + 1), np.zeros(UNMEASURED + 1)
     for one in labels:

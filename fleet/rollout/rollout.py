@@ -20,20 +20,7 @@ RUNNING = (S.STAGE, S.SOAK, S.PAUSED)
 
 
 class Rollout(msgspec.Struct, frozen=True):
-    """A rollout. Times are unix seconds, because they must survive a restart of the controller.
-
-    Attributes:
-        stage: Index of the stage; the number of stages in the soak.
-        share: Share of devices that are members, of 100,000. It never shrinks before the rollout is reverted.
-        began: The start of the present stage or soak. Looks are timed from it, even across a pause.
-        entered: The time at which the stage began or was resumed. Its `most_s` is timed from it.
-        looks: The number of looks at this stage.
-        looked: The time of the last look, or of the stage's start.
-        paused_in: The state to which RESUME returns: REPLAY, STAGE or SOAK.
-        reason: The reason for which the state was entered, for people.
-        notes: The findings of its checks, for people.
-        predictions: The predictions of its replay.
-    """
+    """A rollout. Times are unix seconds, because they must survive a restart of the controller."""
 
     id: str
     cohort: str
@@ -42,16 +29,16 @@ class Rollout(msgspec.Struct, frozen=True):
     salt: str
     settings: RolloutSettings
     state: RolloutState = S.DRAFT
-    stage: int = 0
-    share: int = 0
-    began: float = 0.0
-    entered: float = 0.0
-    looks: int = 0
-    looked: float = 0.0
-    paused_in: RolloutState = S.STAGE
-    reason: str = ""
-    notes: tuple[str, ...] = ()
-    predictions: tuple[Prediction, ...] = ()
+    stage: int = 0  # index of the stage; the number of stages in the soak
+    share: int = 0  # Share of devices that are members, of 100,000. It never shrinks before the rollout is reverted.
+    began: float = 0.0  # The start of the present stage or soak. Looks are timed from it, even across a pause.
+    entered: float = 0.0  # The time at which the stage began or was resumed. Its `most_s` is timed from it.
+    looks: int = 0  # the number of looks at this stage
+    looked: float = 0.0  # the time of the last look, or of the stage's start
+    paused_in: RolloutState = S.STAGE  # the state to which RESUME returns: REPLAY, STAGE or SOAK
+    reason: str = ""  # the reason for which the state was entered, for people
+    notes: tuple[str, ...] = ()  # the findings of its checks, for people
+    predictions: tuple[Prediction, ...] = ()  # the predictions of its replay
 
     @property
     def has_begun(self) -> bool:
@@ -62,15 +49,12 @@ class Rollout(msgspec.Struct, frozen=True):
 def apply(
     rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = "", positions: Sequence[int] = ()
 ) -> Rollout:
-    """Return the rollout after `event`.
+    """Return the rollout after `event`. Raises IllegalTransition.
 
     Args:
         now: Unix seconds.
         reason: The reason, for people and the audit log.
         positions: `router.bundle.manifest.position` of each device that is reachable and neither pinned nor held.
-
-    Raises:
-        IllegalTransition: The rollout's state does not allow this event.
     """
     state = next_state(rollout.state, event)
     if event is E.ACCEPT:
@@ -102,8 +86,8 @@ def passed(rollout: Rollout) -> RolloutEvent:
 def look_due(rollout: Rollout, now: float) -> bool:
     """Return whether to judge the rollout now: at `first_look_s`, and then at twice the time of the previous look.
 
-    Each look judges the time since the previous look, on devices that ran their bundle all that time, so that canary
-    and control were observed over the same minutes and can be compared. One paused in its replay has reached no device.
+    A look judges devices that ran their bundle all the time since the previous look: canary and control in the same
+    minutes. One paused in its replay has reached no device.
     """
     return rollout.state in RUNNING and rollout.has_begun and now >= next_look(rollout)
 
@@ -127,8 +111,7 @@ def look(
 
     Args:
         rollout: A rollout in STAGE, SOAK or PAUSED.
-        canary: The observations of its members since the previous look.
-        control: The observations of devices outside the share in that time.
+        canary, control: Observations of members and of devices outside the share since the previous look.
         now: Unix seconds.
         positions: See `apply`.
     """
@@ -161,13 +144,10 @@ def expire(rollout: Rollout, now: float, reason: str = "no look was conclusive")
 
 
 def stage_share(share: int, positions: Sequence[int]) -> int:
-    """Return the share that has exactly the stage's part of these devices, at least one: those of the lowest positions.
+    """Return the share (of 100,000) that has exactly the stage's part of these devices, at least one: the lowest
+    positions.
 
-    A hash alone puts 2 to 9 of 20 devices into a share of 25 %.
-
-    Args:
-        share: The stage's share as planned, of 100,000.
-        positions: See `apply`. Without any the share is as planned.
+    A hash alone puts 2 to 9 of 20 devices into a share of 25 %. Without `positions` (see `apply`) it stays as planned.
     """
     if not positions or share >= WHOLE:
         return share
@@ -175,13 +155,11 @@ def stage_share(share: int, positions: Sequence[int]) -> int:
 
 
 def plan_of(rollout: Rollout, pins: Mapping[str, str], holds: Iterable[str]) -> RolloutPlan:
-    """Return the plan to sign and publish in the rollout's present state. A revert rolls forward: it is a newer plan
-    with a share of 0, with which each device returns to `from_bundle`. The first rollout of a cohort has no earlier
-    bundle: no further device takes the bundle then, and devices that run it keep it until the next rollout.
+    """Return the plan to sign and publish in the rollout's present state.
 
-    Args:
-        pins: Device → bundle id, set by operators.
-        holds: Devices that keep what they run, even during a revert.
+    A revert is a newer plan with a share of 0, with which each device returns to `from_bundle`. A cohort's first
+    rollout has no earlier bundle: devices that run it keep it until the next rollout, no further device takes it.
+    `pins`: bundle id by device; `holds`: devices that keep what they run, even during a revert.
     """
     return RolloutPlan(
         cohort=rollout.cohort,

@@ -17,34 +17,20 @@ MINUTES_OF_DAY = 1440
 
 
 class RolloutStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stage of the ramp.
+    """A stage of the ramp."""
 
-    Attributes:
-        share: Share of devices that are members, of 100,000.
-        least_s: Minimum time of the stage.
-        most_s: Maximum time of the stage, after which it is paused.
-        approval: Whether the previous stage pauses after passing, until an approver accepts.
-    """
-
-    share: int
-    least_s: float = 1200.0
-    most_s: float = 86_400.0
-    approval: bool = False
+    share: int  # share of devices that are members, of 100,000
+    least_s: float = 1200.0  # minimum time of the stage
+    most_s: float = 86_400.0  # maximum time of the stage, after which it is paused
+    approval: bool = False  # whether the previous stage pauses after passing, until an approver accepts
 
 
 class MetricLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A metric by which a stage is judged.
+    """A metric by which a stage is judged."""
 
-    Attributes:
-        name: `errors` or `degraded` (share of requests), or `latency` (share of requests slower than the control's
-            `quantile`).
-        margin: The largest accepted worsening against the control, as a difference of shares.
-        quantile: The quantile of `latency`.
-    """
-
-    name: str
-    margin: float
-    quantile: float = 0.95
+    name: str  # `errors`, `degraded` (shares of requests), or `latency` (share slower than the control's `quantile`)
+    margin: float  # the largest accepted worsening against the control, as a difference of shares
+    quantile: float = 0.95  # the quantile of `latency`
 
 
 METRICS = (MetricLimit("errors", 0.02), MetricLimit("degraded", 0.05), MetricLimit(LATENCY, 0.05))
@@ -52,33 +38,19 @@ METRICS = (MetricLimit("errors", 0.02), MetricLimit("degraded", 0.05), MetricLim
 
 
 class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of a cohort's rollouts.
+    """The settings of a cohort's rollouts."""
 
-    Attributes:
-        stages: The stages, with growing shares.
-        metrics: The metrics, at least one, each once. Devices that rolled back or went silent are always judged.
-        soak_s: Time under observation after the last stage.
-        first_look_s: The time of the first look at a stage; each later look is at twice the time of the previous one.
-        silence_s: The silence after which a previously seen device has failed.
-        least_requests: The minimum of requests between two looks; one with fewer is idle and left out of the metrics.
-        quorum: The share of reachable members that must have committed or rolled back before a stage passes.
-        lost_margin: The accepted share of devices that roll back or go silent, beyond the control's.
-        false_rollback: The share of devices whose own trial rolls back a good bundle.
-        false_abort: The maximum probability that a rollout without effect is aborted.
-        confidence: The confidence of the intervals that decide a pass.
-    """
-
-    stages: tuple[RolloutStage, ...]
-    metrics: tuple[MetricLimit, ...] = METRICS
-    soak_s: float = 3600.0
-    first_look_s: float = 150.0
-    silence_s: float = 900.0
-    least_requests: int = 10
-    quorum: float = 0.8
-    lost_margin: float = 0.02
-    false_rollback: float = 0.01
-    false_abort: float = 0.005
-    confidence: float = 0.95
+    stages: tuple[RolloutStage, ...]  # the stages, with growing shares
+    metrics: tuple[MetricLimit, ...] = METRICS  # each once; devices that rolled back or went silent are always judged
+    soak_s: float = 3600.0  # time under observation after the last stage
+    first_look_s: float = 150.0  # of a stage; each later look is at twice the time of the one before
+    silence_s: float = 900.0  # the silence after which a previously seen device has failed
+    least_requests: int = 10  # between two looks; a device with fewer is idle and left out of the metrics
+    quorum: float = 0.8  # the share of reachable members that must have committed or rolled back before a stage passes
+    lost_margin: float = 0.02  # the accepted share of devices that roll back or go silent, beyond the control's
+    false_rollback: float = 0.01  # the share of devices whose own trial rolls back a good bundle
+    false_abort: float = 0.005  # the maximum probability that a rollout without effect is aborted
+    confidence: float = 0.95  # the confidence of the intervals that decide a pass
 
     def window(self, stage: int) -> RolloutStage:
         """Return the stage of an index; after the last stage comes the soak, with that stage's share."""
@@ -215,17 +187,11 @@ def next_state(state: RolloutState, event: RolloutEvent) -> RolloutState:
 
 
 class MaintenanceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A time of the week in which devices may change, in each device's own local time.
+    """A time of the week in which devices may change, in each device's own local time."""
 
-    Attributes:
-        weekdays: ISO days on which the window opens, Monday is 1.
-        opens: Minute of the day.
-        closes: Minute of the day; on the next day if it is at or before `opens`.
-    """
-
-    weekdays: frozenset[int]
-    opens: int
-    closes: int
+    weekdays: frozenset[int]  # ISO days on which the window opens, Monday is 1
+    opens: int  # minute of the day
+    closes: int  # minute of the day; on the next day if it is at or before `opens`
 
     def is_open(self, weekday: int, minute: int) -> bool:
         """Return whether the window is open at this minute of an ISO weekday."""
@@ -238,14 +204,8 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def is_silent(last_seen: float, began: float, now: float, silence_s: float) -> bool:
-    """Return whether a device counts as lost: it was reachable when the stage began and has not been seen for longer
-    than `silence_s`. A device that was off before the stage is neither lost nor a member: it gets its bundle when it
-    returns.
+    """Return whether a device counts as lost: seen when the stage `began`, and not for `silence_s`. Times are Unix s.
 
-    Args:
-        last_seen: The time of the device's last report.
-        began: The start of the stage.
-        now: The present time. All times are unix seconds by the control plane's clock.
-        silence_s: The setting `silence_s`.
+    A device that was off before the stage is neither lost nor a member: it gets its bundle when it returns.
     """
     return last_seen >= began - silence_s and now - last_seen > silence_s

@@ -32,14 +32,9 @@ ROLLED_BACK, SILENT = "rolled_back", "silent"
 
 
 def sampling_tail(marked: int, drawn: int, found: int, total: int) -> float:
-    """Return the probability that a draw without replacement contains at least `found` marked devices. This is the
-    upper tail of the hypergeometric distribution; 1 if `found` is at most the expected number.
+    """Return the probability that `drawn` of `total` devices contain at least `found` of the `marked` ones.
 
-    Args:
-        marked: Marked devices among all.
-        drawn: Devices in the draw.
-        found: Marked devices in the draw.
-        total: All devices.
+    This is the upper tail of the hypergeometric distribution; 1 if `found` is at most the expected number.
     """
     if found * total <= marked * drawn:
         return 1.0
@@ -61,14 +56,10 @@ def randomisation_p(canary: NDArray[np.float64], control: NDArray[np.float64]) -
 
     The number of canary devices among the worst half, quarter and so on of all devices is compared with its exact
     distribution. Thresholds are order statistics of all scores together, which do not depend on the assignment; the
-    smallest p-value is multiplied by the number of different thresholds (Bonferroni).
+    smallest p-value is multiplied by the number of different thresholds (Bonferroni). It is 1 if a side has no devices.
 
     Args:
-        canary: float64 [devices], one score a device; larger is worse.
-        control: float64 [devices].
-
-    Returns:
-        The p-value; 1 if either side has no devices.
+        canary, control: Float64 [devices], one score a device; larger is worse.
     """
     if not canary.size or not control.size:
         return 1.0
@@ -93,10 +84,8 @@ def difference_of_shares(
     """Compare the share of events among requests between devices of the canary and of the control.
 
     Args:
-        canary: (events, requests), each int64 [devices] with at least one device and one request.
-        control: The same for the control's devices.
-        effect: See `half_width`.
-        confidence: See `half_width`.
+        canary, control: (events, requests), each int64 [devices] with at least one device and one request.
+        effect, confidence: See `half_width`.
     """
     share, other = (float(events.sum() / requests.sum()) for events, requests in (canary, control))
     return difference(share, other, _variance(canary, control), effect, confidence)
@@ -120,22 +109,14 @@ class Observations:
 
     The canary has the reachable members, counted under the new bundle. The control has the devices outside the share
     that were reachable when the stage began, counted over the same time. Cloned, pinned and held ones are in neither.
-
-    Attributes:
-        requests: Int64 [devices].
-        events: Requests with the event, for each counted metric, int64 [devices].
-        latency: Requests by latency bucket, int64 [devices, buckets], with the same bounds on all devices.
-        silent: Bool [devices], seen before the stage and not since `silence_s`.
-        rolled_back: Number of devices whose own trial rolled the bundle back; 0 for the control.
-        pending: Reachable members that may change now and neither run the bundle nor rolled it back; 0 for the control.
     """
 
-    requests: NDArray[np.int64]
-    events: dict[str, NDArray[np.int64]]
-    latency: NDArray[np.int64]
-    silent: NDArray[np.bool_]
-    rolled_back: int = 0
-    pending: int = 0
+    requests: NDArray[np.int64]  # int64 [devices]
+    events: dict[str, NDArray[np.int64]]  # requests with the event, for each counted metric, int64 [devices]
+    latency: NDArray[np.int64]  # by latency bucket, int64 [devices, buckets], with the same bounds on all devices
+    silent: NDArray[np.bool_]  # bool [devices], seen before the stage and not since `silence_s`
+    rolled_back: int = 0  # number of devices whose own trial rolled the bundle back; 0 for the control
+    pending: int = 0  # reachable members that may change now, but have neither run nor rolled back; 0 for the control
 
     @property
     def devices(self) -> int:
@@ -170,17 +151,12 @@ def judge(canary: Observations, control: Observations, settings: RolloutSettings
     """Judge a stage.
 
     1. Any metric fails: fail. A metric fails if it is worse by more than its margin and a random draw of devices would
-       be as bad with a probability of at most `level`.
+       be as bad with a probability of at most `level` (see `RolloutSettings.level`).
     2. All metrics pass, and a quorum of members has the bundle: pass. A metric passes if the upper end of its interval
        is within the margin.
     3. Otherwise inconclusive: too little data, or a result in between.
 
     Without a control (the last stage of 100 %, and the soak) only devices that roll back or go silent are judged.
-
-    Args:
-        canary: The members.
-        control: The unchanged devices; empty if there are none.
-        level: The error probability that each test may spend, see `RolloutSettings.level`.
     """
     metrics = [_rolled_back(canary, settings, level), _silent(canary, control, settings, level)]
     if control.devices:
