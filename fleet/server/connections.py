@@ -44,11 +44,7 @@ class Connection(Protocol):
 
 
 class Connections:
-    """The count of connections, and the choice of the one that is closed for a new one.
-
-    Attributes:
-        parked: The devices' shares of parked polls (1).
-    """
+    """The count of connections, and the choice of the one that is closed for a new one. `parked`: shares (1)."""
 
     def __init__(self, max_files: int = MAX_FILES) -> None:
         self._max_files = max_files

@@ -51,7 +51,7 @@ def check_proof(request: EnrolmentRequest) -> None:
 
 
 class Enrolling(msgspec.Struct, frozen=True):
-    """Enrols devices. `handle` is the `work` of a `fleet.store.database.GroupCommit`.
+    """Enrols devices. `handle` is the `work` of a `fleet.store.database.GroupCommit`. `clock`: Unix s.
 
     1. The device holds its key (`check_proof`); this is checked before its request waits for a transaction.
     2. This control plane issued the token. A device that repeats its request after a lost answer gets the same answer
@@ -59,9 +59,6 @@ class Enrolling(msgspec.Struct, frozen=True):
     3. The token is not expired and has a use left.
     4. The token's labels override those of the device. The cohort is the token's, or the first one that matches.
     5. The name is free.
-
-    Attributes:
-        clock: Unix time, s.
     """
 
     fleet: FleetDoc
@@ -72,9 +69,8 @@ class Enrolling(msgspec.Struct, frozen=True):
     ) -> list[Device | CausewayError]:
         """Enrol devices in one transaction.
 
-        Raises:
-            DeviceNameTaken: Another process took the name or the key of the group's only device meanwhile.
-            IntegrityError: Another process took one of them; `GroupCommit` handles each alone then.
+        If another process took a name or key meanwhile, it raises DeviceNameTaken for a single device, else
+        IntegrityError: `GroupCommit` then handles each alone.
         """
         answers: dict[int, Device | CausewayError] = {}
         # Sorted by token, so that all processes lock in the same order and cannot deadlock.
@@ -90,10 +86,8 @@ class Enrolling(msgspec.Struct, frozen=True):
         return [answers[index] for index in range(len(requests))]
 
     async def _enrol(self, connection: AsyncConnection, request: EnrolmentRequest) -> Device:
-        """Enrol a device. Raises: JoinTokenUnknown: The token is unknown (2). DeviceRevoked: The request is a
-        repetition (2), but the device was revoked since. JoinTokenExpired: The token has expired (3). JoinTokenUsed:
-        The token has no uses left (3). NoCohort: There is no matching cohort (4).
-        DeviceNameTaken: The name is not free (5).
+        """Enrol a device. Raises JoinTokenUnknown or DeviceRevoked (2), JoinTokenExpired or JoinTokenUsed (3), NoCohort
+        (4), DeviceNameTaken (5).
         """
         token = await find_join_token(connection, request.token)
         if token is None:  # (2)

@@ -46,23 +46,15 @@ Message = StatusReport | Telemetry | TokenRequest | ErasureDone
 
 
 class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last boots of a device. They reveal replays, repeated telemetry and clones.
+    """The last boots of a device. They reveal replays, repeated telemetry and clones."""
 
-    Attributes:
-        arrivals: The last 8 boot ids of its reports in order of arrival, without repetitions.
-        reports: The newest `seq` of status reports, for each of the last 16 boots.
-        telemetry: The newest `seq` of telemetry, for each of the last 16 boots.
-    """
-
-    arrivals: tuple[str, ...] = ()
-    reports: dict[str, int] = {}
-    telemetry: dict[str, int] = {}
+    arrivals: tuple[str, ...] = ()  # the last 8 boot ids of its reports in order of arrival, without repetitions
+    reports: dict[str, int] = {}  # the newest `seq` of status reports, for each of the last 16 boots
+    telemetry: dict[str, int] = {}  # the newest `seq` of telemetry, for each of the last 16 boots
 
     @property
     def cloned(self) -> bool:
-        """Whether two machines report with this identity, which shows when a boot id returns after another one. A
-        device that restarts has a new boot id and never the old one again; two machines alternate.
-        """
+        """Whether two machines have this identity: a boot id returns after another one, as after no restart."""
         return len(set(self.arrivals)) < len(self.arrivals)
 
     def with_report(self, boot: str, seq: int) -> BootHistory | None:
@@ -88,20 +80,13 @@ def _noted(seqs: dict[str, int], boot: str, seq: int) -> dict[str, int]:
 
 
 class SignedMessage(msgspec.Struct, frozen=True):
-    """A message and its signature or MAC.
-
-    Attributes:
-        path: The path that it was posted to.
-        body: The exact bytes.
-        signature: The Ed25519 signature by the device key, base64url; "" if there is a MAC.
-        mac: The header `MAC_HEADER`; "" without one.
-    """
+    """A message and its signature or MAC."""
 
     message: Message
-    path: str
-    body: bytes
-    signature: str
-    mac: str = ""
+    path: str  # the path that it was posted to
+    body: bytes  # the exact bytes
+    signature: str  # the Ed25519 signature by the device key, base64url; "" if there is a MAC
+    mac: str = ""  # the header `MAC_HEADER`; "" without one
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -114,10 +99,7 @@ class Answer(msgspec.Struct, frozen=True):
 class Messages(msgspec.Struct, frozen=True):
     """The handler of messages. `handle` is the `work` of a `fleet.store.database.GroupCommit`.
 
-    Attributes:
-        pace: A function that returns the pace of a cohort.
-        clock: The clock, unix time in seconds.
-        keys: The devices' report keys.
+    `pace` returns the pace of a cohort; `clock`: Unix seconds.
     """
 
     pace: Callable[[str], CohortPace]

@@ -46,17 +46,8 @@ log = logging.getLogger(__name__)
 class ControlPlane:
     """The components of a process of the control plane.
 
-    Attributes:
-        folder: The fleet's folder, with `fleet.yaml`, `trust.yaml` and `published`.
-        fleet: The content of `fleet.yaml`.
-        key: The key that signs the devices' tokens.
-        wakes: The parked polls, and each cohort's pace.
-        messages: The handler of devices' signed messages.
-        lookups: The reader of devices by id, many in one transaction.
-        enrolments: The enrolment of devices, many in one transaction, so that a flood delays other writers only once.
-        readiness: An empty transaction, shared by all waiting readiness checks.
-        clock: Unix time, s.
-        authority: The CA of the devices' certificates; None: they get none.
+    Many messages, look-ups by id, enrolments or waiting readiness checks share a transaction each, so that a flood of
+    one kind delays other writers only once. `clock`: Unix time, s. Without `authority` devices get no certificates.
     """
 
     def __init__(
@@ -101,10 +92,8 @@ class ControlPlane:
             await anyio.sleep(_TIDY_S)
 
     async def tidy(self, monotonic: float) -> None:
-        """Delete old rows, unless the wall clock has stepped recently and may be wrong. Raises StoreUnavailable.
-
-        Args:
-            monotonic: The monotonic clock, s.
+        """Delete old rows, unless the wall clock has stepped recently. Raises StoreUnavailable. `monotonic`: that
+        clock, s.
         """
         now = self.clock()
         if not self._steady.holds(now, monotonic):

@@ -25,16 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class ApiRoute(msgspec.Struct, frozen=True):
-    """A route; `fleet/openapi.yaml` says what it takes, answers and refuses.
-
-    Attributes:
-        path: The path pattern of aiohttp, such as ``/v1/devices/{id}``.
-        handler: Checks the caller, too.
-    """
+    """A route; `fleet/openapi.yaml` says what it takes, answers and refuses."""
 
     method: Literal["GET", "POST", "DELETE"]
-    path: str
-    handler: Handler
+    path: str  # the path pattern of aiohttp, such as ``/v1/devices/{id}``
+    handler: Handler  # checks the caller, too
 
 
 class ClientLeft(ConnectionError):
@@ -42,12 +37,9 @@ class ClientLeft(ConnectionError):
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the whole body, which is empty or JSON. `build_app` bounds it to MAX_MESSAGE_BYTES.
+    """Return the whole body, which is empty or JSON, of at most MAX_MESSAGE_BYTES (`build_app`).
 
-    Raises:
-        BodyTooLarge: The body is larger; the rest is not read.
-        ClientLeft: The connection was closed before the body was complete.
-        UnsupportedMediaType: The headers do not declare JSON, or the body is compressed.
+    Raises BodyTooLarge, ClientLeft if the connection closed before its end, or UnsupportedMediaType.
     """
     try:
         body = await request.read()
@@ -61,12 +53,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def decode_body(body: bytes, kind: type[Body]) -> Body:
-    """Parse a JSON body.
-
-    Raises:
-        InvalidJSON: The body is not JSON.
-        InvalidRequest: A field is missing or has a wrong value; the message names it.
-    """
+    """Parse a JSON body. Raises InvalidJSON, or InvalidRequest, which names the field."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -76,8 +63,8 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
 
 
 def errors_as_json(handler: Handler) -> Handler:
-    """Wrap a handler: refuse requests from pages of other origins, answer errors as JSON, and log unexpected errors
-    without showing them. It is a wrapper, because aiohttp's middlewares cost a tenth of a status report.
+    """Wrap a handler, as middlewares cost a tenth of a status report: refuse other origins' pages, answer errors as
+    JSON.
     """
 
     async def run(request: web.Request) -> web.StreamResponse:

@@ -35,10 +35,9 @@ _REQUIRED = ["iss", "aud", "sub", "tenant", "scope", "jti", "iat", "nbf", "exp"]
 
 class ReportKeys:
     """Issues report keys and checks messages. A key is derived from this server's secret, the device and the time at
-    which the key ends, so it need not be stored. That time is the key's id.
+    which the key ends (its id), so it need not be stored.
 
-    Args:
-        private: The key that signs the tokens, from which the secret is derived, so that all processes agree.
+    The secret is derived from `private`, which signs the tokens, so that all processes agree.
     """
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
@@ -50,15 +49,8 @@ class ReportKeys:
         return self._key(device, str(int(ends)))
 
     def check(self, device: str, mac: str, path: str, body: bytes, now: float) -> None:
-        """Check the header `MAC_HEADER` of a message.
-
-        Args:
-            body: The exact bytes.
-            now: Unix seconds.
-
-        Raises:
-            SignatureInvalid: The device does not have this key, or the message was altered.
-            TokenExpired: The key has ended.
+        """Check the header `MAC_HEADER` of a message with these bytes. Raises SignatureInvalid, TokenExpired. `now`:
+        Unix s.
         """
         key = self._key(device, mac.partition(".")[0])
         if not hmac.compare_digest(mac.encode(errors="replace"), mac_header(key, path, body).encode(errors="replace")):
@@ -72,14 +64,9 @@ class ReportKeys:
 
 
 class TokenKey:
-    """The key that signs and verifies tokens.
+    """The key that signs and verifies tokens. `issuer`: the claim `iss`, which the gateways expect.
 
-    Attributes:
-        jwks: The public key as a JSON Web Key Set, for the gateways.
-        report_keys: The keys of the devices' reports, derived from this one.
-
-    Args:
-        issuer: The claim `iss`, which the gateways expect.
+    `jwks` is its public half for the gateways, `report_keys` the keys of the devices' reports, derived from it.
     """
 
     def __init__(self, key: Ed25519PrivateKey, issuer: str) -> None:
@@ -108,15 +95,9 @@ class TokenKey:
         return jwt.encode(claims, self._private, algorithm=_ALGORITHM, headers={"kid": self._kid})
 
     def device_of(self, authorization: str, now: float) -> str:
-        """Return the device that an `Authorization` header names.
+        """Return the device that an `Authorization` header names ("": none). `now`: Unix seconds.
 
-        Args:
-            authorization: The header's value; "" for none.
-            now: Unix seconds.
-
-        Raises:
-            AuthenticationFailed: There is no bearer token, or it is not signed by this key.
-            TokenExpired: The token has expired.
+        Raises AuthenticationFailed without a bearer token of this key, TokenExpired.
         """
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token:
@@ -139,11 +120,7 @@ class TokenKey:
 
 
 def load_token_key(path: Path, issuer: str) -> TokenKey:
-    """Read the private key, a JWK, or create one with mode 0600.
-
-    Raises:
-        ConfigError: The file cannot be read or written, is readable by others, or is not a valid key.
-    """
+    """Read the private key, a JWK, or create one (mode 0600). Raises ConfigError, also if others can read it."""
     try:
         if not path.exists():
             with suppress(FileExistsError):  # another process created the file first

@@ -107,10 +107,7 @@ class Poll(asyncio.Protocol):
 class Polls:
     """The polls of this process by cohort, and the connections between two polls.
 
-    Attributes:
-        new_handler: Creates aiohttp's handler of a connection.
-        connections: The limit of parked polls, and the count of connections between two polls.
-        refused: The number of polls that were answered at once for lack of room.
+    `new_handler` makes aiohttp's handler of a connection; `refused` counts polls answered at once for lack of room.
     """
 
     new_handler: Callable[[], HttpConnection]
@@ -131,8 +128,8 @@ class Polls:
         return poll in self._idle
 
     def park(self, http: web.Request, device: str, cohort: str, wait_s: float) -> None:
-        """Take the request's connection from aiohttp, and end aiohttp's task as if the client had left. Returns only if
-        the device already has its share of parked polls, or has disconnected meanwhile.
+        """Take the request's connection from aiohttp, whose task ends; return only if it has left or the share is used
+        up.
         """
         handler, transport = http.protocol, http.transport
         if transport is None:
@@ -205,13 +202,8 @@ def _answer(status: int, headers: Mapping[str, str], body: bytes) -> PollAnswer:
 
 
 class Wakes:
-    """Wakes parked polls: it knows the generation of each cohort, and the polls that wait for the next one.
-
-    Attributes:
-        closing: Whether the server stops.
-
-    Args:
-        clock: The clock, unix time in seconds.
+    """Wakes parked polls: it knows each cohort's generation, and the polls that wait for the next. `clock`: Unix
+    seconds.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], connections: Connections) -> None:
@@ -236,11 +228,7 @@ class Wakes:
         return self.current(cohort).pace
 
     async def refresh(self) -> None:
-        """Read the generations now, and wake the polls of those that changed. Call it after a commit of `advance`.
-
-        Raises:
-            StoreUnavailable: The database is unreachable.
-        """
+        """Read the generations now, and wake the polls of changed ones, as after `advance`. Raises StoreUnavailable."""
         async with self._turn:  # an older result must not replace a newer one
             async with self._store.read() as connection:
                 known = await read_generations(connection)
