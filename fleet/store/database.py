@@ -71,9 +71,9 @@ class StoreUnavailable(CausewayError, status=503, code="database_unavailable", r
 
 
 class Store:
-    """A database, accessed only through `read` and `write`. A transaction that fails because the database is
-    unreachable raises StoreUnavailable; the next transaction connects again. A running transaction is shielded from
-    cancellation, because it ends within seconds and a cancelled statement would break its connection.
+    """A database, accessed only through `read` and `write`, which raise StoreUnavailable while it is unreachable. The
+    next transaction connects again; a running one is shielded from cancellation, as it ends within seconds and a
+    cancelled statement would break its connection.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -85,15 +85,11 @@ class Store:
 
     @classmethod
     async def open(cls, url: str, statement_s: float = STATEMENT_S) -> Store:
-        """Connect, and bring the tables up to date.
+        """Connect, and bring the tables up to date. Raises ConfigError for the URL, or StoreUnavailable.
 
         Args:
             url: ``sqlite:///PATH`` or ``postgresql://USER:PASSWORD@HOST/NAME``.
             statement_s: PostgreSQL's limit for a statement, and the maximum wait for a lock or a connection.
-
-        Raises:
-            ConfigError: The URL is malformed or names another database.
-            StoreUnavailable: The database does not answer.
         """
         engine = _engine(_with_driver(url), statement_s)
         store = cls(engine)
@@ -122,10 +118,9 @@ class Store:
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction that is committed, and durable, when the block ends without an exception.
+        """Open a transaction that is committed, and durable, after the block.
 
-        Raises:
-            StoreUnavailable: The database is unreachable. The commit may still have happened.
+        Raises StoreUnavailable; the commit may still have happened.
         """
         async with self._turn or nullcontext():
             with anyio.CancelScope(shield=True), _translated():
@@ -136,15 +131,11 @@ class Store:
 
     @asynccontextmanager
     async def leadership(self) -> AsyncIterator[Still | None]:
-        """Try to become the leader, the process that runs the controller, for the block. The lock ends with the
-        process. With SQLite it is a lock on a file beside the database. It only saves work and double publications: two
-        controllers could not both change a rollout, see `change_rollout`.
+        """Try to become the leader, the process that runs the controller, for the block. Raises StoreUnavailable.
 
-        Yields:
-            None if another process leads; otherwise a function that raises StoreUnavailable once the lock is lost.
-
-        Raises:
-            StoreUnavailable: The database is unreachable.
+        The lock ends with the process (with SQLite it is on a file beside the database), and only saves work: two
+        controllers could not both change a rollout, see `change_rollout`. Yields None if another process leads;
+        otherwise a function that raises StoreUnavailable once the lock is lost.
         """
         if self.is_sqlite:
             async with _file_lock(f"{self._engine.url.database}.controller") as leads:
@@ -257,11 +248,7 @@ def _translated() -> Iterator[None]:
 
 
 def _migrate(connection: Connection) -> None:
-    """Apply the revisions of `migrations` that the database lacks, in one transaction.
-
-    Args:
-        connection: A connection without a transaction.
-    """
+    """Apply the revisions of `migrations` that the database lacks, in one transaction of a connection without one."""
     with connection.begin():
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
@@ -298,12 +285,11 @@ class TooManyMessages(CausewayError, status=503, code="overloaded", retryable=Tr
 
 
 class GroupCommit(Generic[Item, Result]):
-    """Handles many items in one transaction (group commit). Each call of `submit` returns when its item is committed.
-    `run` must be running. `transactions` and `items` count the committed ones.
+    """Handles many items in one transaction (group commit); `submit` returns when its item is committed, while `run`
+    runs.
 
-    Args:
-        transaction: The method `Store.write` or `Store.read`.
-        work: Handles items in order, and returns for each a result or the error that refuses it.
+    `transaction`: `Store.write` or `Store.read`. `work` handles items in order, and returns for each a result or the
+    error that refuses it. `transactions` and `items` count the committed ones.
     """
 
     def __init__(self, transaction: Transaction, work: Work[Item, Result]) -> None:
@@ -317,10 +303,7 @@ class GroupCommit(Generic[Item, Result]):
     async def submit(self, item: Item) -> Result:
         """Submit an item, and return its result after the commit.
 
-        Raises:
-            CausewayError: The item is refused.
-            StoreUnavailable: The database is unreachable.
-            TooManyMessages: Too many items are waiting.
+        Raises CausewayError if it is refused, StoreUnavailable, or TooManyMessages if too many wait.
         """
         if len(self._waiting) >= MAX_WAITING:
             raise TooManyMessages("The control plane is overloaded.", retry_after_s=30.0)

@@ -38,51 +38,37 @@ class Erasure(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A device's row. Times are unix seconds by the control plane's clock; 0: never.
-
-    Attributes:
-        public_key: The Ed25519 key, base64url.
-        join_token: The hash of the token that it enrolled with.
-        site: The site; "": a site of its own.
-        revoked: The time of its revocation; None if it is not revoked.
-        held: Whether it keeps the bundle that it runs.
-        pin: The bundle that it runs regardless of rollouts.
-        state_since: The time of the state's first report.
-        running: The running bundle; None: the factory's files.
-        running_since: The time of this bundle's first report as running.
-        weekday: The device's ISO weekday at its last report; `minute`: its minute of the day.
-        granted: The time of its last permission to change.
-    """
+    """A device's row. Times are unix seconds by the control plane's clock; 0: never."""
 
     id: str
     tenant: str
     cohort: str
-    public_key: str = ""
-    join_token: str = ""
+    public_key: str = ""  # the Ed25519 key, base64url
+    join_token: str = ""  # the hash of the token that it enrolled with
     labels_json: str = "{}"
-    site: str = ""
+    site: str = ""  # the site; "": a site of its own
     enrolled: float = 0.0
-    revoked: float | None = None
-    held: bool = False
-    pin: str | None = None
+    revoked: float | None = None  # the time of its revocation; None if it is not revoked
+    held: bool = False  # whether it keeps the bundle that it runs
+    pin: str | None = None  # the bundle that it runs regardless of rollouts
     last_seen: float = 0.0
     token_sent: float = 0.0
     boots_json: str = "{}"
     cloned: bool = False
     daemon: str = ""
     state: str = DeviceState.IDLE.value
-    state_since: float = 0.0
-    running: str | None = None
-    running_since: float = 0.0
+    state_since: float = 0.0  # the time of the state's first report
+    running: str | None = None  # the running bundle; None: the factory's files
+    running_since: float = 0.0  # the time of this bundle's first report as running
     wanted: str | None = None
     rollout: str = ""
     code: str = ""
     reason: str = ""
     quarantined_json: str = "[]"
     unproven: bool = False
-    weekday: int = 1
+    weekday: int = 1  # the device's ISO weekday at its last report; `minute`: its minute of the day
     minute: int = 0
-    granted: float = 0.0
+    granted: float = 0.0  # the time of its last permission to change
     erasure_json: str = ""
     temperature_c: float | None = None
     drift: float | None = None
@@ -134,10 +120,7 @@ _PARAMETERS = {_UPDATE: (*_REPORTED, "key"), _INSERT: _EVENT}
 
 
 async def _run(connection: AsyncConnection, statement: Update | Insert, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Run a compiled statement for many rows of `_PARAMETERS`.
-
-    Binding each row by name would make a report a fifth more expensive.
-    """
+    """Run a compiled statement for many rows of `_PARAMETERS`: binding by name would cost a report a fifth more."""
     await connection.exec_driver_sql(_compiled(statement, connection.dialect), list(rows))
 
 

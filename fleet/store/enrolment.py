@@ -18,23 +18,15 @@ _LABELS = dict[str, str]
 
 
 class JoinToken(msgspec.Struct, frozen=True):
-    """A join token, with the values that it gives to devices.
+    """A join token, with the values that it gives to devices."""
 
-    Attributes:
-        hash: sha256 of the token, hex.
-        cohort: The cohort; "": the one that matches the device's labels.
-        labels: Labels that override those that the device reports.
-        uses_left: The number of devices that may still enrol with it.
-        expires: Unix seconds.
-    """
-
-    hash: str
-    cohort: str
+    hash: str  # sha256 of the token, hex
+    cohort: str  # the cohort; "": the one that matches the device's labels
     tenant: str
-    labels: Mapping[str, str]
-    uses_left: int
+    labels: Mapping[str, str]  # labels that override those that the device reports
+    uses_left: int  # the number of devices that may still enrol with it
     created: float
-    expires: float
+    expires: float  # Unix seconds
 
 
 def token_hash(token: str) -> str:
@@ -51,9 +43,9 @@ async def new_join_token(
     expires_s: float,
     now: float,
 ) -> str:
-    """Create a join token and return it; it cannot be read later. The arguments are the fields of `JoinToken`.
+    """Create a join token, valid for `expires_s` from `now` (Unix, s), and return it; it cannot be read later.
 
-    It is valid for `expires_s` seconds from `now` (Unix, s). Tokens that expired a month ago are deleted.
+    Tokens that expired a month ago are deleted.
     """
     token = PREFIX + secrets.token_urlsafe(32)
     row = {
@@ -81,21 +73,14 @@ async def find_join_token(connection: AsyncConnection, token: str) -> JoinToken 
 
 
 async def enrol(connection: AsyncConnection, device: Device) -> None:
-    """Add a device and reduce the uses of its join token by one.
-
-    Raises:
-        IntegrityError: The name or the key is taken.
-    """
+    """Add a device and reduce the uses of its join token by one. Raises IntegrityError for a taken name or key."""
     uses = update(join_tokens).where(join_tokens.c.hash == device.join_token)
     await connection.execute(uses.values(uses_left=join_tokens.c.uses_left - 1))
     await connection.execute(insert(devices).values(msgspec.structs.asdict(device)))
 
 
 async def new_session(connection: AsyncConnection, operator: str, role: str, now: float, lifetime_s: float) -> str:
-    """Begin an operator's session and return its secret, which cannot be read later.
-
-    It lasts `lifetime_s` seconds from `now` (Unix, s). Sessions that have ended are deleted.
-    """
+    """Begin an operator's session for `lifetime_s` from `now` (Unix, s); return its secret. Ended ones are deleted."""
     secret = SESSION_PREFIX + secrets.token_urlsafe(32)
     row = {"hash": token_hash(secret), "operator": operator, "role": role, "began": now, "expires": now + lifetime_s}
     await connection.execute(delete(sessions).where(sessions.c.expires <= now))

@@ -1,6 +1,6 @@
-"""Counters and lists for parked polls and gateways: a counter for each cohort, which each change increments, and the
-revoked devices. Gateways read that list and refuse the devices' tokens. A device stays on it as long as one of its
-tokens could be valid.
+"""Counters of each cohort's changes, for parked polls, and the revoked devices, whose tokens gateways refuse.
+
+A device stays on the list as long as one of its tokens could be valid.
 """
 
 from __future__ import annotations
@@ -23,29 +23,19 @@ KEPT_S = 367 * 86400.0
 
 
 class CohortPace(msgspec.Struct, frozen=True):
-    """The pace of a cohort, which decides when its devices may begin to change.
+    """The pace of a cohort, which decides when its devices may begin to change."""
 
-    Attributes:
-        windows: The maintenance windows; None: devices may always change.
-        per_site: The maximum number of devices of a site that change at once; 0: no limit.
-        reverting: Whether the rollout is being reverted, which ignores windows and `per_site`.
-        plan: The sha256 of the published plan for which devices were last woken.
-        records_per_hour: The number of decision records that each device may send.
-    """
-
-    windows: tuple[MaintenanceWindow, ...] = ()
-    per_site: int = 0
-    reverting: bool = False
-    plan: str = ""
-    records_per_hour: float = 0.0
+    windows: tuple[MaintenanceWindow, ...] = ()  # the maintenance windows; None: devices may always change
+    per_site: int = 0  # the maximum number of devices of a site that change at once; 0: no limit
+    reverting: bool = False  # whether the rollout is being reverted, which ignores windows and `per_site`
+    plan: str = ""  # the sha256 of the published plan for which devices were last woken
+    records_per_hour: float = 0.0  # the number of decision records that each device may send
 
     def may_change(self, weekday: int, minute: int, busy: int) -> bool:
-        """Return whether a device may begin to change. A revert ignores windows and limits, because all devices with a
-        bad bundle suffer.
+        """Return whether a device may begin to change; a revert ignores windows and limits, as a bad bundle hurts all.
 
         Args:
-            weekday: ISO weekday at the device.
-            minute: Minute of the day at the device.
+            weekday, minute: ISO weekday and minute of the day at the device.
             busy: The number of other devices of its site that are changing; 0 for a device without a site.
         """
         if self.reverting:
@@ -68,8 +58,8 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 async def advance(connection: AsyncConnection, name: str, pace: CohortPace | None = None) -> None:
-    """Increment the counter of a cohort or of REVOCATIONS, in the transaction of a change. This wakes the devices that
-    wait for it. A cohort changes by a published plan, or by its pace. `pace`: None if the pace stays.
+    """Increment the counter of a cohort or of REVOCATIONS in its change's transaction, which wakes its devices. `pace`
+    None: it stays.
     """
     nonce = secrets.token_hex(8)
     values = {"nonce": nonce} if pace is None else {"nonce": nonce, "pace_json": msgspec.json.encode(pace).decode()}
@@ -116,11 +106,7 @@ class Revocations(msgspec.Struct, frozen=True):
 
 
 async def revoke(connection: AsyncConnection, device: str, now: float) -> bool:
-    """Revoke a device permanently: its tokens, its key and its reports are refused from now on.
-
-    Returns:
-        Whether the device exists.
-    """
+    """Revoke a device permanently: its tokens, its key and its reports are refused. Returns whether it exists."""
     tenant = await connection.scalar(select(devices.c.tenant).where(devices.c.id == device))
     if tenant is None:
         return False
@@ -129,9 +115,7 @@ async def revoke(connection: AsyncConnection, device: str, now: float) -> bool:
 
 
 async def revoke_owner(connection: AsyncConnection, owner: str, now: float) -> None:
-    """Revoke `owner` (tenant/device), even if it is not enrolled here, so that gateways refuse its tokens; delete the
-    device's records and labels.
-    """
+    """Revoke `owner` (tenant/device), enrolled or not, for the gateways; delete the device's records and labels."""
     tenant, _, device = owner.partition("/")
     of_owner = (devices.c.id == device) & (devices.c.tenant == tenant)
     await connection.execute(update(devices).where(of_owner).values(revoked=now))

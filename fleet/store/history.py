@@ -1,6 +1,7 @@
-"""The audit log and the events of a device, which people read. Commands import this module, so it does not need
-SQLAlchemy. The log is a hash chain: each row's hash covers the previous row, so changed or removed rows are detected.
-Only a removed end is not detected, unless a hash of it was noted elsewhere.
+"""The audit log and the events of a device, which people read.
+
+The log is a hash chain: each row's hash covers the previous row, so changed or removed rows are detected, a removed end
+only by a hash that was noted elsewhere. Commands import this module: without SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -64,10 +65,9 @@ class AuditRow(msgspec.Struct, frozen=True):
 
 
 def next_row(last: AuditRow | None, at: float, actor: str, action: str, what: object) -> AuditRow:
-    """Return the row that follows `last`.
+    """Return the row that follows `last` (None: the log is empty).
 
     Args:
-        last: The previous row; None: the log is empty.
         at: Unix seconds.
         actor: An operator, or `controller`.
         action: The name of the change, such as `rollout.pause`.
@@ -79,11 +79,9 @@ def next_row(last: AuditRow | None, at: float, actor: str, action: str, what: ob
 
 
 def first_fault(rows: Iterable[AuditRow], after: AuditRow | None = None) -> str:
-    """Return the fault of the first row that does not fit the chain; "" if all fit.
+    """Return the fault of the first row that does not fit the chain from `after` on (None: the beginning), or "".
 
-    Args:
-        rows: The rows in order, without gaps.
-        after: The row before the first one; None at the beginning of the log.
+    `rows`: in order, without gaps.
     """
     n, previous = (1, FIRST) if after is None else (after.n + 1, after.hash)
     for row in rows:

@@ -33,25 +33,16 @@ class RolloutUnreadable(CausewayError, code="record_unreadable"):
 
 
 class RolloutRecord(msgspec.Struct, frozen=True):
-    """A stored rollout.
-
-    Attributes:
-        version: A number that grows with each change.
-        author: The operator who began it, or `controller`.
-        created: Unix seconds, like `updated`.
-        allow_leaving: Whether an approver accepts that requests that stayed on the device in the records leave it.
-        without_replay: Whether an approver accepts that there are no records to replay.
-        acknowledged: Reported rollout ids and codes that this store does not have and an operator has accepted.
-    """
+    """A stored rollout."""
 
     rollout: Rollout
-    version: int
-    author: str
-    created: float
+    version: int  # grows with each change
+    author: str  # the operator who began it, or `controller`
+    created: float  # Unix seconds, like `updated`
     updated: float
-    allow_leaving: bool = False
-    without_replay: bool = False
-    acknowledged: frozenset[str] = frozenset()
+    allow_leaving: bool = False  # an approver accepts that recorded requests that stayed on the device leave it
+    without_replay: bool = False  # whether an approver accepts that there are no records to replay
+    acknowledged: frozenset[str] = frozenset()  # reported ids and codes, unknown here, that an operator accepts
 
 
 class LookRecord(msgspec.Struct, frozen=True):
@@ -85,11 +76,7 @@ async def insert_rollout(connection: AsyncConnection, record: RolloutRecord) -> 
 
 
 async def change_rollout(connection: AsyncConnection, record: RolloutRecord) -> None:
-    """Store a changed rollout. `record.version`: the version that was read.
-
-    Raises:
-        RolloutChanged: The stored version has changed meanwhile.
-    """
+    """Store a changed rollout. `record.version`: as read; if it has changed meanwhile, raises RolloutChanged."""
     same = and_(rollouts.c.id == record.rollout.id, rollouts.c.version == record.version)
     changed = msgspec.structs.replace(record, version=record.version + 1)
     done = await connection.execute(update(rollouts).where(same).values(_values(changed)))
@@ -106,10 +93,9 @@ async def read_rollout(connection: AsyncConnection, rollout: str) -> RolloutReco
 async def list_rollouts(
     connection: AsyncConnection, cohort: str = "", *, readable: bool = False
 ) -> list[RolloutRecord]:
-    """Return the newest rollouts of a cohort, newest first. `cohort`: "" for all cohorts.
+    """Return the newest rollouts of a cohort ("": of all), newest first.
 
-    Raises:
-        RolloutUnreadable: A rollout cannot be read. With `readable` it is left out instead.
+    Raises RolloutUnreadable; with `readable` such a rollout is left out instead.
     """
     chosen = select(*_COLUMNS).order_by(*_NEWEST).limit(_MAX_LISTED)
     if cohort:
@@ -122,8 +108,8 @@ async def list_rollouts(
 
 
 async def working_rollouts(connection: AsyncConnection) -> tuple[list[RolloutRecord], tuple[str, ...]]:
-    """Return the active rollouts and the newest begun one of each cohort, newest first, and the faults of unreadable
-    ones. Cohorts with unreadable rollouts are left out and pause, while the others continue.
+    """Return active rollouts and each cohort's newest begun one, and the faults of unreadable ones (their cohorts
+    pause).
     """
     newest = select(func.max(rollouts.c.created)).where(rollouts.c.begun).group_by(rollouts.c.cohort)
     chosen = select(*_COLUMNS).where(or_(rollouts.c.state.not_in(ENDED), rollouts.c.created.in_(newest)))

@@ -1,6 +1,5 @@
-"""Cumulative counters of requests by device and bundle. A look uses their increase since the previous look. There is
-one row for each device and bundle, so the table does not grow with time, and a look costs the same after a minute and
-after a day.
+"""Cumulative counters of requests by device and bundle, one row each: the table does not grow with time, and a look,
+which uses their increase since the previous look, costs the same after a minute and after a day.
 """
 
 from __future__ import annotations
