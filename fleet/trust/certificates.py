@@ -33,17 +33,13 @@ _EARLY = timedelta(minutes=5)  # for devices whose clocks are behind
 
 
 def init(folder: Path, names: Sequence[str], now: float) -> list[Path]:
-    """Make the CA unless the folder has one, and certificates of servers; return the new files.
+    """Make the CA unless the folder (made with mode 0700) has one, and certificates of servers; return the new files.
+
+    Raises FileExistsError, without a change, for the certificate of a name, ConfigError for the CA, or OSError.
 
     Args:
-        folder: Folder, which is created with mode 0700.
         names: Host names and addresses of the servers, a certificate each.
         now: Unix seconds.
-
-    Raises:
-        FileExistsError: There is a certificate of this name; nothing was changed.
-        OSError: A file cannot be written.
-        ConfigError: The CA in the folder cannot be used.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name in names:
@@ -99,11 +95,9 @@ class Authority:
         return self._issue(name, _host(name), key, now, timedelta(days=_SERVER_DAYS), ExtendedKeyUsageOID.SERVER_AUTH)
 
     def device(self, fleet: str, tenant: str, device: str, request: str, now: float) -> str:
-        """Return the certificate of a device, as PEM. `request`: the PEM of its signing request, whose names are
-        ignored; `now`: Unix seconds.
+        """Return a device's certificate for a signing request, both PEM; its names are ignored. `now`: Unix seconds.
 
-        Raises:
-            InvalidRequest: The request is malformed, not signed with its key, or its key is not of the curve P-256.
+        Raises InvalidRequest if it is malformed, not signed with its key, or that is not of the curve P-256.
         """
         try:
             asked = x509.load_pem_x509_csr(request.encode())

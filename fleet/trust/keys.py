@@ -46,16 +46,9 @@ class KeyFile(msgspec.Struct, frozen=True):
 
 
 def new_key(folder: Path, name: str, passphrase: bytes | None) -> KeyFile:
-    """Create a key pair: ``NAME.pem`` (private, 0600) and ``NAME.pub``.
+    """Create a key pair: ``NAME.pem`` (private, 0600) and ``NAME.pub`` in `folder`, made with mode 0700.
 
-    Args:
-        folder: The folder, which is created with mode 0700 if it does not exist.
-        name: The name of the key and of its files.
-        passphrase: The passphrase of the private key; None: unencrypted.
-
-    Raises:
-        FileExistsError: A key with this name exists; nothing was changed.
-        OSError: The key cannot be written; no file is left.
+    `passphrase` None: unencrypted. Raises FileExistsError, or OSError; no file is changed or left then.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for path in (folder / (name + PUBLIC), folder / (name + PRIVATE)):
@@ -101,11 +94,7 @@ def is_encrypted(path: Path) -> bool:
 
 
 def load_signer(path: Path, passphrase: bytes | None) -> CryptoSigner:
-    """Read a private key.
-
-    Raises:
-        KeyInvalid: The file is missing, malformed or readable by others, or the passphrase is wrong.
-    """
+    """Read a private key. Raises KeyInvalid, also if others can read it."""
     try:
         key = serialization.load_pem_private_key(_read_private(path), passphrase or None)
     except TypeError as error:
@@ -205,16 +194,10 @@ def read_trust(folder: Path) -> tuple[Trust | None, tuple[Problem, ...]]:
 
 
 def write_holders(folder: Path, files: Sequence[Path], threshold: int) -> None:
-    """Write `trust.yaml` again with other keys of the offline roles, and copy their public keys into the folder `keys`.
+    """Write `trust.yaml` again with other offline roles: `threshold` of the `.pub` files, which are copied to `keys`.
 
-    Args:
-        files: The `.pub` files.
-        threshold: The number of them that must sign.
-
-    Raises:
-        FileExistsError: The folder `keys` has another key of that name; nothing was changed.
-        ConfigError: `trust.yaml` or a key is invalid, or the new file would be; nothing but copies of keys was changed.
-        OSError: A file cannot be read or written.
+    Raises FileExistsError for another key of the name (nothing was changed), ConfigError if `trust.yaml` or a key is or
+    would be invalid (only keys were copied), or OSError.
     """
     path = folder / TRUST_FILE
     doc, locations, problems = read_struct(path.read_text(encoding="utf-8", errors="replace"), str(path), TrustDoc)

@@ -42,18 +42,13 @@ def sign_offline(
 ) -> tuple[RoleReport, ...]:
     """Add the signatures of `signers` to changed metadata, and publish metadata with enough signatures.
 
+    Returns a report for root, and, once there is a root, one for artifacts. Raises RepositoryInvalid or OSError.
+
     Args:
         checked: A fleet without errors.
         folder: The folder of static files and pending metadata.
         signers: Private keys; keys without an offline role are ignored.
         now: The time, with a time zone.
-
-    Returns:
-        A report for root, and, once there is a root, one for artifacts.
-
-    Raises:
-        RepositoryInvalid: A published or pending file is malformed.
-        OSError: A file cannot be read or written.
     """
     reports = [_sign_root(trust, folder, signers, now)]
     root = folder.root()

@@ -37,7 +37,8 @@ def publish_online(
     plans: Mapping[str, RolloutPlan] | None = None,
     min_version: int = 0,
 ) -> int:
-    """Make signed bundles visible to devices by signing rollout, snapshot and timestamp again.
+    """Make signed bundles visible to devices by signing rollout, snapshot and timestamp again; return the last's
+    version.
 
     Args:
         folder: A folder with root and artifacts.
@@ -45,9 +46,6 @@ def publish_online(
         now: The time, with a time zone.
         plans: The plans by cohort; None: the published plans stay.
         min_version: The minimum of new versions, since devices may know newer ones after a restored backup.
-
-    Returns:
-        The version of the timestamp.
 
     Raises:
         OnlineKeyMissing: A role has no key among `signers`.
@@ -71,11 +69,8 @@ def publish_online(
 def publish_freshness(
     trust: Trust, folder: PublishedFolder, signers: Sequence[CryptoSigner], now: datetime, min_version: int = 0
 ) -> int:
-    """Sign snapshot and timestamp for the newest artifacts and rollout. Returns the version of the timestamp. The
-    arguments are described at `publish_online`.
-
-    Raises:
-        OnlineKeyMissing: A role has no key among `signers`.
+    """Sign snapshot and timestamp (return its version), with the arguments of `publish_online`. Raises
+    OnlineKeyMissing.
     """
     snapshot_version, timestamp_version = folder.next_versions()
     meta = {f"{role}.json": _meta(folder, role) for role in ("targets", ROLLOUT)}
@@ -94,9 +89,7 @@ def publish_freshness(
 def published_plans(folder: PublishedFolder) -> dict[str, RolloutPlan]:
     """Return the plans by cohort in the newest rollout metadata, even if snapshot and timestamp do not name it yet.
 
-    Raises:
-        RepositoryInvalid: A file is missing or altered.
-        BundleInvalid: A plan is malformed.
+    Raises RepositoryInvalid for a missing or altered file, BundleInvalid for a malformed plan.
     """
     metadata = folder.targets(ROLLOUT)
     plans = {}

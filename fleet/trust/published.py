@@ -92,9 +92,8 @@ class PublishedFolder:
         return 0 if metadata is None else metadata.signed.version
 
     def next_versions(self) -> tuple[int, int]:
-        """Return the next versions of snapshot and timestamp. Each timestamp is signed with a new snapshot, whose
-        version is in the snapshot's file name. Even if the timestamp is lost, the next version is therefore higher than
-        every version that a device has seen.
+        """Return the next versions of snapshot and timestamp: higher than every one that a device has seen, even if the
+        timestamp is lost, because each is signed with a new snapshot, whose file name has its version.
         """
         newest = self._newest("snapshot")
         snapshot = 1 if newest is None else _version(newest) + 1

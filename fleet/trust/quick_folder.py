@@ -66,11 +66,7 @@ def private_keys(folder: Path) -> dict[str, Path]:
 
 
 def committed(policy: Path) -> str:
-    """Return the commit of a policy and its cases, shortened; "" without git.
-
-    Raises:
-        ConfigError: They differ from the commit.
-    """
+    """Return the shortened commit of a policy and its cases; "" without git. Raises ConfigError if they differ."""
     path = policy.resolve()
     if shutil.which("git") is None or not any((one / ".git").exists() for one in path.parents):
         return ""
@@ -96,12 +92,9 @@ def committed(policy: Path) -> str:
 
 
 def set_up(folder: Path, policy: Path) -> list[Path]:
-    """Write what a fleet lacks, inside `one_at_a_time`; what is there stays. Returns the new files. Interrupted, it
-    goes on the next time.
+    """Write what a fleet lacks, inside `one_at_a_time`, and return the new files; interrupted, it goes on next time.
 
-    Raises:
-        FileExistsError: A public key of this name is there already, and is another key.
-        OSError: A file cannot be written.
+    Raises FileExistsError for another public key of this name, or OSError.
     """
     state, made = state_of(folder), list[Path]()
     name = msgspec.json.encode(policy.resolve().relative_to(folder).as_posix()).decode()
@@ -135,14 +128,8 @@ def set_up(folder: Path, policy: Path) -> list[Path]:
 def server_certificate(folder: Path, host: str, now: float) -> tuple[Path, Path]:
     """Return certificate and key of a control plane; make them if they are missing or expire within 30 days.
 
-    Args:
-        folder: The fleet's folder; the CA is in `.causeway/tls`, and made once.
-        host: Name or address of the control plane.
-        now: Unix seconds.
-
-    Raises:
-        ConfigError: The CA or the certificate cannot be used.
-        OSError: A file cannot be written.
+    `folder`: the fleet's, whose CA is in `.causeway/tls`; `host`: name or address; `now`: Unix seconds. Raises
+    ConfigError or OSError.
     """
     tls = state_of(folder) / "tls"
     if not tls.exists():
