@@ -27,23 +27,16 @@ def child_environment(**more: str) -> dict[str, str]:
 
 
 def child_command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
-    """Return the command of a child that runs a module.
-
-    Without `-P` Python would search the working directory first, where another module may have its name.
-    """
+    """Return a child's command; `-P` keeps the working directory, with modules of the same name, out of its path."""
     return [python, "-P", "-m", module, *arguments]
 
 
 def start_child(
     module: str, environ: Mapping[str, str], python: str = sys.executable
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start one of our modules as a child with the argument FD, where FD is one end of a socketpair.
+    """Start one of our modules as a child with FD, one end of a socketpair; return it and the non-blocking other end.
 
-    Returns:
-        The process, and the other end of the socketpair, which is non-blocking.
-
-    Raises:
-        OSError: The process cannot be started.
+    Raises OSError.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -64,12 +57,9 @@ def start_child(
 
 
 def outlive_signals(oom_score: int) -> None:
-    """Ignore SIGINT and SIGTERM in a child. The child ends when its socket is closed.
+    """Ignore SIGINT and SIGTERM in a child, which ends with its socket: the daemon drains before its children.
 
-    Ctrl-C and a service manager's stop reach the whole process group, but the daemon drains before its children end.
-
-    Args:
-        oom_score: Out-of-memory score: the kernel kills processes with a higher score first; the daemon has 0.
+    `oom_score`: the kernel kills processes with a higher one first; the daemon has 0.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
