@@ -69,10 +69,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The `mmproj` file beside a vision model's weights, which turns images into soft tokens.
-
-    It contains the model's image encoder, and fits one version of the weights.
-    """
+    """The `mmproj` file of a vision model, for one version of its weights: its encoder makes soft tokens."""
 
     file: str
     sha256: str
@@ -84,13 +81,11 @@ class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The description of one artifact.
 
-    `metrics` are measured on held-out rows, as shares of 1 unless the key says otherwise
-    (`student/snips/exact_match`). `refuse_token` is the special token whose probability at the first position is the
-    probability that the model refuses. `answers`: `calls` is one function call as compact JSON with arguments copied
-    from the user's message; the engines then constrain each answer by `call_grammar`,
-    unless the request constrains it. `text`: unconstrained. `transcripts`: the form in which the model expects
-    transcripts; `spoken` is in lower case, without punctuation (router/parts/reading.py), `written` as the speech model
-    writes.
+    `metrics`: measured on held-out rows, as shares of 1 unless the key (`student/snips/exact_match`) says otherwise.
+    `refuse_token`: the special token whose probability at the first position is that of a refusal. `answers`: `calls`
+    is one function call as compact JSON with arguments copied from the user's message, held by `call_grammar` unless
+    the request constrains it; `text` is unconstrained. `transcripts`: the form that the model expects: `spoken` is
+    lower case without punctuation (router/parts/reading.py), `written` as the speech model writes.
     """
 
     name: str
@@ -141,20 +136,14 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> str:
-        """A text that changes with everything that the model's answers depend on: the hash of the weights, of each
-        adapter with its scale, and of the projector.
-        """
+        """A text that changes with everything that answers depend on: hashes of weights, adapters, projector."""
         adapters = (f" {name} {one.sha256} {one.scale:g}" for name, one in self.manifest.adapters.items())
         entry = self.manifest.projector
         projector = "" if entry is None else f" projector {entry.sha256}"
         return self.manifest.sha256 + "".join(adapters) + projector
 
     def path_for(self, model: Artifact) -> Path:
-        """Return this signal's file if it was made for exactly these weights of `model`.
-
-        Raises:
-            ArtifactError: It was made for another version.
-        """
+        """Return this signal's file. Raises ArtifactError if it was made for other weights than those of `model`."""
         if self.manifest.judges_sha256 != model.manifest.sha256:
             made_for = self.manifest.judges_sha256
             raise ArtifactError(f"{self.path}: made for another version of {model.name} (sha256 {made_for})")
@@ -164,9 +153,7 @@ class Artifact(msgspec.Struct, frozen=True):
 def load_artifact(folder: Path) -> Artifact:
     """Read the artifact in `folder`.
 
-    Raises:
-        ArtifactNotFound: There is no readable manifest.
-        ArtifactError: The manifest is malformed, or names a file outside the folder.
+    Raises ArtifactNotFound without a readable manifest, ArtifactError if it is malformed or names a file elsewhere.
     """
     path = folder / MANIFEST
     try:
@@ -227,8 +214,7 @@ def list_artifacts(extra_dirs: Sequence[Path] = ()) -> tuple[Artifact, ...]:
 def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
     """Find the artifact called `name` in the folders of `search_path`.
 
-    Raises:
-        ArtifactNotFound: There is none, or its weights are missing; the message names known artifacts and folders.
+    Raises ArtifactNotFound without it or its weights, naming known artifacts and folders.
     """
     known = list_artifacts(extra_dirs)
     for artifact in known:
@@ -248,12 +234,7 @@ def sha256_of(path: Path) -> str:
 
 
 def verify_artifact(artifact: Artifact) -> None:
-    """Hash the weights again and compare.
-
-    Raises:
-        ArtifactCorrupt: The size or the sha256 differs from the manifest.
-        ArtifactNotFound: The weights are missing.
-    """
+    """Hash the weights again. Raises ArtifactCorrupt if size or sha256 differ, ArtifactNotFound without them."""
     expected = artifact.manifest
     try:
         size_bytes = artifact.path.stat().st_size
@@ -275,15 +256,9 @@ def verify_artifact(artifact: Artifact) -> None:
 
 
 def find_signal(kind: SignalKind, model: Artifact | None = None, extra_dirs: Sequence[Path] = ()) -> Artifact:
-    """Find the artifact that computes `kind`.
+    """Find the artifact that computes `kind`, for exactly the weights of `model`; in `extra_dirs` first.
 
-    Args:
-        model: Accept only a signal that was trained on exactly these weights.
-        extra_dirs: Folders of artifacts that take precedence over the shipped ones.
-
-    Raises:
-        ArtifactNotFound: No artifact computes `kind`, or none for this version of `model`; the message names those that
-            exist.
+    Raises ArtifactNotFound, which names those that exist.
     """
     candidates = [artifact for artifact in list_artifacts(extra_dirs) if artifact.manifest.signal == kind]
     candidates.sort(key=lambda artifact: artifact.folder.parent == SHIPPED)
@@ -297,11 +272,7 @@ def find_signal(kind: SignalKind, model: Artifact | None = None, extra_dirs: Seq
 
 
 def find_judged_artifact(signal: Artifact, extra_dirs: Sequence[Path] = ()) -> Artifact:
-    """Find the artifact whose weights `signal` was trained on.
-
-    Raises:
-        ArtifactNotFound: These weights are not among the known artifacts.
-    """
+    """Find the artifact whose weights `signal` was trained on. Raises ArtifactNotFound."""
     for artifact in list_artifacts(extra_dirs):
         if artifact.manifest.sha256 == signal.manifest.judges_sha256:
             return artifact

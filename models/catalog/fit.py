@@ -67,10 +67,7 @@ def estimate_memory(model: GgufFile, *, context: int, batch: int) -> MemoryNeed:
 
 
 def largest_batch(model: GgufFile, device: Device, context: int, limit: int = 256, vision_bytes: int = 0) -> int:
-    """Return how many sequences of `context` tokens fit, at most `limit`; 0 when not even one does.
-
-    `vision_bytes`: memory of the process that reads images for the model.
-    """
+    """Return how many sequences of `context` tokens fit, at most `limit`. `vision_bytes`: of the process for images."""
     fitting = 0
     for batch in range(1, limit + 1):
         need = estimate_memory(model, context=context, batch=batch).total_bytes + vision_bytes

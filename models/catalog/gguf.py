@@ -82,13 +82,7 @@ class _Incomplete(Exception):
 def read_header(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufHeader:
     """Read the header from the first bytes of a file, or from all of them.
 
-    Args:
-        data: The bytes at hand.
-        size_bytes: The size of the whole file.
-        where: Names the file in errors.
-
-    Raises:
-        ArtifactError: The header contradicts itself or the file's size; the message has the position.
+    `size_bytes`: of the whole file; `where` names it. Raises ArtifactError, with the position, for contradictions.
     """
     reader = _HeaderReader(data, size_bytes, where)
     metadata: dict[str, Value] = {}
@@ -270,21 +264,13 @@ class GgufFile(msgspec.Struct, frozen=True):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read header and metadata.
-
-    Raises:
-        ArtifactError: The file is not a complete GGUF; the message names the fault and its position.
-    """
+    """Read header and metadata. Raises ArtifactError, with fault and position, for an incomplete GGUF."""
     with _mapped(path) as data:
         return describe(data, len(data), str(path))
 
 
 def read_layers(path: Path) -> tuple[GgufFile, list[int], int]:
-    """Read header and metadata, and the sizes in bytes of each layer's weights and of the output layer's.
-
-    Raises:
-        ArtifactError: The file is not a complete GGUF.
-    """
+    """Read header, metadata, and bytes of each layer's weights and of the output layer's. Raises ArtifactError."""
     with _mapped(path) as data:
         described = describe(data, len(data), str(path))
         tensors = read_header(data, len(data), str(path)).tensors
@@ -301,22 +287,14 @@ def read_layers(path: Path) -> tuple[GgufFile, list[int], int]:
 
 
 def read_metadata(path: Path, is_wanted: Callable[[str], bool]) -> dict[str, object]:
-    """Read the metadata values whose keys are wanted; arrays become lists of texts or tuples of numbers.
-
-    Raises:
-        ArtifactError: The file is not a complete GGUF.
-    """
+    """Read wanted metadata values; arrays become lists of texts or tuples of numbers. Raises ArtifactError."""
     with _mapped(path) as data:
         header = read_header(data, len(data), str(path))
         return {key: _whole(value, data) for key, value in header.metadata.items() if is_wanted(key)}
 
 
 def adapted_architecture(path: Path) -> str:
-    """Return the architecture of the model that a LoRA adapter belongs to.
-
-    Raises:
-        ArtifactError: The file is not a complete GGUF, or not a LoRA adapter.
-    """
+    """Return the architecture of the model that a LoRA adapter belongs to. Raises ArtifactError if it is none."""
     metadata = read_metadata(path, lambda key: key in _ADAPTER_KEYS)
     kind = metadata.get("adapter.type") or metadata.get("general.type") or "a model"
     if kind != "lora":
@@ -345,15 +323,9 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 def describe(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufFile:
-    """Describe a GGUF by its first bytes, or by all of them.
+    """Describe a GGUF by its first bytes, or by all of them; tensors that a partial header lacks fill the rest.
 
-    Args:
-        data: The bytes at hand; if they lack a part of the header, the tensors are assumed to fill the rest.
-        size_bytes: The size of the whole file.
-        where: Names the file in errors.
-
-    Raises:
-        ArtifactError: The header is malformed, or ends before the sizes of the network are known.
+    `size_bytes`: of the whole file; `where` names it. Raises ArtifactError, also without the network's sizes.
     """
     header = read_header(data, size_bytes, where)
     architecture = _text(header, "general.architecture")

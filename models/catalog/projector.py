@@ -1,7 +1,4 @@
-"""The `mmproj` file of a vision model: its image encoder and its projector, which are only used together.
-
-The header gives the family, and the memory that its process needs.
-"""
+"""The `mmproj` file of a vision model: image encoder and projector, whose header gives family and memory."""
 
 from __future__ import annotations
 
@@ -31,9 +28,8 @@ def has_mtmd() -> bool:
 
 
 class Projector(msgspec.Struct, frozen=True):
-    """A checked projector. Paths are resolved, as folders of links may be deleted. `digest` identifies the projector.
-
-    `memory_bytes`: the memory that its process needs.
+    """A checked projector, identified by `digest`, with the memory of its process. Paths are resolved: links may
+    vanish.
     """
 
     path: Path
@@ -45,10 +41,8 @@ class Projector(msgspec.Struct, frozen=True):
 def find_projector(model: str, model_dirs: Sequence[Path] = ()) -> Projector | None:
     """Return the projector that a model's manifest names; None if it names none.
 
-    Raises:
-        ArtifactNotFound: There is no such model.
-        ArtifactCorrupt: It was made for other weights, or the file is missing or not what its manifest says.
-        ArtifactError: This build of llama.cpp cannot use an mmproj file.
+    Raises ArtifactNotFound without the model, ArtifactCorrupt for a projector of other weights, a missing or changed
+    file, and ArtifactError if this build of llama.cpp cannot use it.
     """
     artifact = find_artifact(model, model_dirs)
     entry = artifact.manifest.projector
@@ -103,11 +97,7 @@ class MmprojFile(msgspec.Struct, frozen=True):
 
 
 def read_mmproj(path: Path) -> MmprojFile:
-    """Read the header of an mmproj file.
-
-    Raises:
-        ArtifactError: The file is not a complete GGUF, or not an mmproj file with a vision encoder.
-    """
+    """Read the header of an mmproj file with a vision encoder. Raises ArtifactError."""
     from .gguf import read_gguf, read_metadata  # gguf brings numpy
 
     gguf = read_gguf(path)
