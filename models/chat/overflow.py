@@ -44,14 +44,9 @@ class TrimmedRequest(msgspec.Struct, frozen=True):
 
 
 async def trim_middle(request: Request, context_tokens: int, tokenize: Tokenize) -> TrimmedRequest | None:
-    """Return a chat that fits the context, with room for an answer; None if that cannot be.
+    """Return a chat of text that fits the context, with room for an answer; None if that cannot be.
 
-    Args:
-        request: A chat of text.
-        context_tokens: The model's context; 0: that which `tokenize` reports.
-
-    Raises:
-        CausewayError: The tokenizer fails.
+    `context_tokens`: 0: that which `tokenize` reports. Raises CausewayError if the tokenizer fails.
     """
     units = _units(request.messages)
     found = await _tokens(request, tokenize)

@@ -155,15 +155,9 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def generate(template: jinja2.Template, variables: Mapping[str, object], input_length: int) -> str:
-    """Render a compiled template within the budget.
+    """Render a compiled template within the budget, whose text grows with `input_length` (characters of `variables`).
 
-    Args:
-        template: The result of `compile_template`.
-        variables: The values that the template may read.
-        input_length: Characters of `variables`; the text budget grows with it.
-
-    Raises:
-        TemplateFailed: The template is broken, exceeds its budget, or calls `raise_exception`.
+    Raises TemplateFailed if it is broken, exceeds its budget, or calls `raise_exception`.
     """
     _budget.start(_MAX_TEXT + 8 * input_length)
     try:
@@ -181,11 +175,7 @@ def generate(template: jinja2.Template, variables: Mapping[str, object], input_l
 
 @lru_cache(maxsize=_CACHED_TEMPLATES)
 def compile_template(template: str) -> jinja2.Template:
-    """Compile a template for `generate`; recent ones are cached.
-
-    Raises:
-        TemplateFailed: The template is not valid jinja2.
-    """
+    """Compile a template for `generate`; recent ones are cached. Raises TemplateFailed."""
     sandbox = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation], finalize=_finalize
     )

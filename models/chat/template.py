@@ -270,15 +270,13 @@ def render(
         template: Jinja2 source, untrusted.
         messages: The conversation; content parts become lines of text.
         tools: Passed to the template in OpenAI's form; None when there are none.
-        bos: The text of the beginning-of-sequence token, for templates that write it.
-        eos: The text of the end-of-sequence token.
+        bos, eos: The texts of beginning- and end-of-sequence tokens, for templates that write them.
         guard: First characters of control tokens; each one in a caller's text gets a MARK behind it.
         images: Whether the model gets images: to the template a message with some is a list of parts.
 
     Raises:
         TemplateFailed: The template is broken, exceeds its budget, or calls `raise_exception`.
-        InvalidRequest: A role is not an identifier.
-        UnsupportedFeature: A content part is not text.
+        InvalidRequest, UnsupportedFeature: A role is not an identifier; a content part is not text.
     """
     in_system = False
     if not is_plain(messages, tools):
