@@ -65,17 +65,9 @@ def prices(files: tuple[Path, ...], model: str | None) -> None:
 
 
 def price_of(snapshot: DataSnapshot, name: str, *, table: str, now: datetime) -> Mapping[str, str]:
-    """Return the prices of a model by the keys of a price. Where a price depends on the prompt's length, it is the
-    lowest one.
+    """Return the prices of a model by the keys of a price; of prices by the prompt's length the lowest.
 
-    Args:
-        snapshot: The library's table.
-        name: The model as PROVIDER/MODEL.
-        table: The table's name, for messages.
-        now: The time at which the prices hold.
-
-    Raises:
-        LookupError: The table has no such model, or no price of it that is counted here; says what to write.
+    `table`: its name, for messages. Raises LookupError, which says what to write, without a price that counts here.
     """
     provider, _, model = name.partition("/")
     try:
