@@ -59,33 +59,22 @@ class ModelFigures(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The figures of two models, and of what the second one changes.
-
-    A figure is None where it cannot be measured: the vocabularies differ, there were no answers, or no prompt has a
-    reference.
-
-    Attributes:
-        answered: The number of prompts that both models answered, drawn evenly over the file.
-        tokens: The number of tokens that are counted.
-        kl_mean, kl_p99: KL divergence of the second model's distribution from the first one's, in nats a token: mean
-            and 99th percentile.
-        top1: Share of the tokens for which both find the same one the likeliest.
-        exact_match, rouge_l: Share of equal answers, and mean ROUGE-L (Lin 2004, F1 of words).
-        accuracy_change: The second model's accuracy less the first one's, of the same prompts.
+    """The figures of two models, and of what the second one changes; None where they cannot be measured (vocabularies
+    differ, no answers, no references).
     """
 
     first: ModelFigures
     second: ModelFigures
     prompts: int
-    answered: int
-    tokens: int
-    kl_mean: float | None
-    kl_p99: float | None
-    top1: float | None
+    answered: int  # the number of prompts that both models answered, drawn evenly over the file
+    tokens: int  # the number of tokens that are counted
+    kl_mean: float | None  # KL divergence of the second model's distribution from the first one's, nats a token: mean
+    kl_p99: float | None  # its 99th percentile
+    top1: float | None  # share of the tokens for which both find the same one the likeliest
     perplexity_ratio: float | None
-    exact_match: float | None
-    rouge_l: float | None
-    accuracy_change: Share | None
+    exact_match: float | None  # share of equal answers
+    rouge_l: float | None  # mean ROUGE-L (Lin 2004, F1 of words)
+    accuracy_change: Share | None  # the second model's accuracy less the first one's, of the same prompts
 
     def figure(self, name: str) -> float | None:
         """Return a figure of `LIMITS`."""
@@ -111,11 +100,7 @@ class Gate(msgspec.Struct, frozen=True):
     run: Run = Run()
 
     def check(self, file: Path) -> dict[str, float]:
-        """Compare `file`, and return the figures for its manifest.
-
-        Raises:
-            ArtifactError: A limit is not kept, with the figures; or as for `compare`.
-        """
+        """Compare `file`, and return the figures for its manifest. Raises ArtifactError if a limit is not kept."""
         found = compare(self.against, file, self.prompts, self.run)
         if broken := broken_limits(found, self.limits):
             counts = f"{found.answered} of {found.prompts} prompts were answered"
@@ -157,14 +142,7 @@ def compare(
     run: Run,
     progress: Callable[[], object] = lambda: None,
 ) -> Comparison:
-    """Compare two GGUF files.
-
-    Args:
-        progress: Called after each prompt.
-
-    Raises:
-        ArtifactError: A model cannot be loaded, or a prompt is too long.
-    """
+    """Compare two GGUF files, calling `progress` after each prompt. Raises ArtifactError."""
     models: list[ComparedModel] = []
     try:
         for path, kv_type in zip((first, second), run.kv_types, strict=True):

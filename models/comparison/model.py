@@ -39,17 +39,11 @@ class GreedyAnswer(msgspec.Struct, frozen=True):
 class ComparedModel:
     """A loaded model. One thread at a time.
 
-    Attributes:
-        memory_bytes: Resident memory that the model has taken after a first chunk.
-        read, written: Tokens of the prompts and of the answers, with the seconds that they took.
+    `memory_bytes`: resident, after a first chunk; `read`, `written`: tokens of prompts and answers, with seconds.
     """
 
     def __init__(self, path: Path, *, context: int, threads: int, kv_type: KVType = "f16") -> None:
-        """Load a model. `context`: tokens of a prompt with its answer.
-
-        Raises:
-            EngineUnavailable: The file is not a usable model, or does not fit in memory.
-        """
+        """Load a model. `context`: tokens of a prompt with its answer. Raises EngineUnavailable."""
         before = psutil.Process().memory_info().rss
         self._weights = weights = Weights(path)
         weights.kv_bytes_per_token(kv_type)

@@ -28,9 +28,8 @@ _ANSWER_TOKENS: dict[Metric, int] = {"choice": 4, "number": 256, "text": 24, "ex
 
 
 class EvaluationPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of a prompts file. `metric`: the way to compare an answer with `answer`: by the letter of one of
-    `choices`, by the last number, by the words of the text, or by the exact text, which adds no instruction. Without
-    `answer` another model's answer is the reference.
+    """A line of a prompts file. `metric` compares answers with `answer` (else another model's): by the letter of one of
+    `choices`, the last number, the words of the text, or the exact text, which adds no instruction.
     """
 
     prompt: str
@@ -58,11 +57,7 @@ class EvaluationPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def read_prompts(files: Sequence[Path]) -> list[EvaluationPrompt]:
-    """Read prompts; duplicates are read once.
-
-    Raises:
-        ArtifactError: Lines are not prompts, with file, line and reason; or there is no prompt.
-    """
+    """Read prompts, duplicates once. Raises ArtifactError, with file, line and reason, or without any prompt."""
     prompts: dict[str, EvaluationPrompt] = {}
     for prompt in read_lines(files, _parse, '{"prompt": "..."}'):
         prompts.setdefault(prompt.id, prompt)
@@ -70,14 +65,9 @@ def read_prompts(files: Sequence[Path]) -> list[EvaluationPrompt]:
 
 
 def read_lines(files: Sequence[Path], parse: Callable[[bytes], Line], example: str) -> list[Line]:
-    """Read JSON lines; blank ones are skipped.
+    """Read JSON lines but blank ones. Raises ArtifactError for refused lines, with file, line and reason, or for none.
 
-    Args:
-        parse: Converts a line; raises ValueError or DecodeError.
-        example: A usable line, for the message.
-
-    Raises:
-        ArtifactError: Lines that `parse` refuses, with file, line and reason; or there is no line at all.
+    `parse` converts a line, or raises ValueError or DecodeError; `example`: a usable line, for the message.
     """
     found: list[Line] = []
     faults: list[str] = []
@@ -119,9 +109,7 @@ def _parse(line: bytes) -> EvaluationPrompt:
 
 
 def chosen_letter(text: str, letters: Sequence[str], alternatives: Sequence[str] = ()) -> str | None:
-    """Return the choice that an answer begins with, or else the first one among `alternatives`, the likeliest first
-    tokens.
-    """
+    """Return the choice that an answer begins with, else the first of `alternatives`, the likeliest first tokens."""
     if (found := _LETTER.match(text)) and found[1] in letters:
         return found[1]
     return next((token.strip() for token in alternatives if token.strip() in letters), None)
