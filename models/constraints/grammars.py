@@ -44,10 +44,7 @@ RUN: %regex """
 
 
 def _call_with(value: dict[str, object] | None) -> str:
-    """Return the grammar of calls whose arguments have this schema, or that have none.
-
-    Texts and lists are bounded, so that an answer that repeats itself still ends.
-    """
+    """Return the grammar of calls whose arguments, if any, have this schema. Texts and lists are bounded, to end."""
     arguments: dict[str, object] = {"type": "object", "additionalProperties": False}
     if value is not None:
         one = {"$ref": "#/$defs/value"}
@@ -123,12 +120,8 @@ class Fault(NamedTuple):
 def schema_grammar(schema: str, *, spaced: bool = False) -> str:
     """Return the grammar of a JSON schema, as the JSON text that `%json` and llguidance's compiler take.
 
-    Args:
-        schema: JSON text; "{}" means any JSON object.
-        spaced: Write ", " and ": " between values, as Python does; otherwise the model chooses.
-
-    Raises:
-        InvalidGrammar: A part cannot be enforced; the message has its path and keyword.
+    `schema`: "{}" means any JSON object. `spaced`: write ", " and ": " as Python does; else the model chooses. Raises
+    InvalidGrammar, with path and keyword of what cannot be enforced.
     """
     try:
         rewritten = _rewritten(schema)
@@ -143,13 +136,8 @@ def schema_grammar(schema: str, *, spaced: bool = False) -> str:
 def framed_grammar(schema: str, frame: CallFrame = NO_FRAME, marks: Mapping[str, int] | None = None) -> str:
     """Return a grammar for llguidance's compiler: the text of `frame` around and between values of a JSON schema.
 
-    Args:
-        schema: JSON text; "{}" means any JSON object.
-        frame: The frame of the model's family.
-        marks: Tokens that stand for a mark of the frame, by its text.
-
-    Raises:
-        InvalidGrammar: A part cannot be enforced; the message has its path and keyword.
+    `schema`: "{}" means any JSON object. `marks`: tokens for a mark of the frame, by its text. Raises InvalidGrammar,
+    with path and keyword.
     """
     if frame == NO_FRAME:
         return LLMatcher.grammar_from_json_schema(schema_grammar(schema))
@@ -245,10 +233,7 @@ def _alone(root: Node, schema: Node) -> Node:
 
 
 class EnforceableRequest(msgspec.Struct, frozen=True):
-    """A request whose schemas can all be enforced.
-
-    `loosened`: the fault by tool, for tools that are optional and whose arguments are therefore unconstrained.
-    """
+    """A request whose schemas can be enforced. `loosened`: by tool, why its arguments are unconstrained."""
 
     request: Request
     loosened: tuple[tuple[str, str], ...] = ()
@@ -267,11 +252,8 @@ class EnforceableRequest(msgspec.Struct, frozen=True):
 async def check_schemas(request: Request, *, calls_only: bool) -> EnforceableRequest:
     """Check the schemas that would constrain the answer to `request`; long schemas are checked in a thread.
 
-    Args:
-        calls_only: The model answers only with calls, so offered tools constrain it.
-
-    Raises:
-        InvalidGrammar: The response format, or a tool that must be called, cannot be enforced; has path and keyword.
+    `calls_only`: the model answers only with calls, so offered tools constrain it. Raises InvalidGrammar, with path and
+    keyword, for the response format or a tool that must be called.
     """
     form = "" if request.response_format is None else request.response_format.schema
     if len(form) + sum(len(tool.parameters) for tool in request.tools) > _AT_ONCE:
