@@ -30,17 +30,13 @@ from .scheduling.speculation import MAX_DRAFTS, Draft, DraftPlanner, PromptLooku
 
 
 class EngineCore:
-    """The parts of one loaded model: weights, context, KV cache and scheduler.
+    """The parts of one loaded model: weights, context, KV cache and scheduler. `steps`: llama_decode calls so far.
 
-    Only the engine's thread calls `step` and `close`. `steps`: llama_decode calls so far.
+    Only the engine's thread calls `step` and `close`.
     """
 
     def __init__(self, options: EngineOptions, planner: DraftPlanner | None = None) -> None:
-        """Load the model. `planner`: chooses the drafts; None: one that measures whether they pay.
-
-        Raises:
-            EngineUnavailable: The file is missing, is not a usable model, or is too large for this machine.
-        """
+        """Load the model. `planner` chooses drafts; None: one that drafts if it pays. Raises EngineUnavailable."""
         self._weights = weights = Weights(Path(options.model_path), resources.choose_layers(options))
         with contextlib.ExitStack() as on_error:
             on_error.callback(weights.close)
@@ -117,11 +113,7 @@ class EngineCore:
         self._weights.close()
 
     def step(self, out: list[Emission]) -> None:
-        """Advance every running sequence by one token or one prefill chunk; append to `out`.
-
-        Raises:
-            EngineUnavailable: llama_decode failed for good.
-        """
+        """Advance each running sequence by a token or prefill chunk; append to `out`. Raises EngineUnavailable."""
         started = time.perf_counter()
         scheduler = self.scheduler
         turned = scheduler.take_turn(started)
@@ -211,11 +203,9 @@ class EngineCore:
         logits: NDArray[np.float32],
         out: list[Emission],
     ) -> tuple[int, int]:
-        """Sample the token after each accepted draft token. A draft token is accepted if it equals the token sampled at
-        its position; `token` is the first of these.
+        """Sample the token after each draft token that equals the token sampled at its position, at first `token`.
 
-        Returns:
-            The number of draft tokens that are part of the answer and cached, and the last token sampled.
+        Returns the number of draft tokens that are part of the answer and cached, and the last token sampled.
         """
         accepted = 0
         for row, drafted in enumerate(draft.tokens, draft.row):

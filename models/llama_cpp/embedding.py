@@ -75,11 +75,10 @@ class EmbeddingQueue:
         self._used_s[self._flow(text)] += seconds
 
     def turns(self) -> Iterator[tuple[bool, Iterator[Sequence]]]:
-        """Yield flows in order of the time that they used, least first.
+        """Yield flows by the time that they used, least first: whether the texts are long, and the texts for a batch.
 
-        Yields:
-            Whether the texts are long, and the texts in the order in which they may fill a batch: of a long flow its
-            first text alone; of a short flow also the short texts of the other flows, one of each in turn.
+        Of a long flow that is its first text alone; of a short flow also the short texts of the others, one of each in
+        turn.
         """
         flows = sorted(self._texts, key=self._used_s.__getitem__)
         short = [self._texts[flow] for flow in flows if not flow.long]
@@ -113,11 +112,7 @@ class Embedder:
         self.waiting.remove(text)
 
     def step(self, out: list[Emission], decoding: int) -> None:
-        """Decode one batch; append the embeddings that it completes to `out`.
-
-        Args:
-            decoding: Answers in progress, each of which waits for this step.
-        """
+        """Decode one batch; append completed embeddings to `out`. `decoding`: answers that wait for this step."""
         for long, texts in self.waiting.turns():
             batch = self._long if long else self._short
             if batch.fill(texts, decoding):
@@ -159,10 +154,7 @@ class _Progress(msgspec.Struct, eq=False):
 
 
 class _TextBatch:
-    """A llama.cpp context, the texts in it, and its next batch. A batch holds texts of one adapter.
-
-    `shares`: the texts of the batch, with their rows; `rows`: the rows of all of them.
-    """
+    """A llama.cpp context and its next batch, of one adapter: texts with their rows (`shares`), and `rows` of all."""
 
     def __init__(self, weights: Weights, cells: int, texts: int, threads: int) -> None:
         self.throughput = Throughput(_BATCH)
@@ -199,11 +191,7 @@ class _TextBatch:
         return self.rows
 
     def decode(self) -> list[tuple[Sequence, NDArray[np.float64]]]:
-        """Decode the batch; return the texts that it completes, and the sums of their hidden states.
-
-        Raises:
-            EngineUnavailable: llama_decode failed.
-        """
+        """Decode the batch; return the completed texts and their hidden states' sums. Raises EngineUnavailable."""
         context = self._open_context()
         context.needs_output[: self.rows] = 1
         context.use_adapter(self.shares[0][0].adapter)

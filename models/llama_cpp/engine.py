@@ -43,10 +43,7 @@ _NEVER = float("inf")
 
 
 class Engine:
-    """Runs the jobs of one model.
-
-    Any thread may call submit, cancel, count, tokenize, detokenize and stats.
-    """
+    """Runs the jobs of one model. Any thread may call submit, cancel, count, tokenize, detokenize and stats."""
 
     def __init__(
         self,
@@ -55,9 +52,8 @@ class Engine:
         on_failure: OnFailure | None = None,
         planner: DraftPlanner | None = None,
     ) -> None:
-        """Prepare an engine; `start` loads the model.
-
-        `planner`: chooses the drafts if `options.prompt_lookup` is set; None: one that measures whether they pay.
+        """Prepare an engine; `start` loads the model. `planner` chooses drafts (`options.prompt_lookup`); None: as they
+        pay.
         """
         self._options = options
         self._emit = emit
@@ -74,11 +70,7 @@ class Engine:
         self._core: EngineCore
 
     def start(self) -> None:
-        """Load the model and start the engine's thread.
-
-        Raises:
-            EngineUnavailable: The model cannot be loaded; the message says what to do.
-        """
+        """Load the model and start the engine's thread. Raises EngineUnavailable, which says what to do."""
         self._core = EngineCore(self._options, self._planner)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -107,11 +99,7 @@ class Engine:
         self._wake.set()
 
     def count(self, prompt: Prompt) -> int:
-        """Return the number of tokens of a prompt, or a lower bound for one that is far too long.
-
-        Raises:
-            InvalidRequest: This model cannot take the prompt.
-        """
+        """Return a prompt's number of tokens, or a lower bound if far too long. Raises InvalidRequest."""
         return self._core.prompts.count(prompt)
 
     def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
@@ -208,10 +196,7 @@ class Engine:
     def _grammar(self, job: SequenceRequest) -> tuple[GrammarState | Future[GrammarState] | None, bool]:
         """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing.
 
-        A call grammar belongs to one text. It takes a millisecond to compile, during which the prompt is prefilled.
-
-        Returns:
-            The grammar, and whether it is (2).
+        A call grammar compiles in a millisecond, during the prefill. Returns the grammar, and whether it is (2).
         """
         compiler = self._core.grammars
         if job.json_schema:  # (1)

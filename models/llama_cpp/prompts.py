@@ -35,19 +35,12 @@ _PARTS = 3  # of a position that `SoftRun.positions` writes
 
 
 class SequencePrompt(msgspec.Struct, frozen=True, eq=False):
-    """A prompt as its sequence decodes it.
+    """A prompt as its sequence decodes it."""
 
-    Attributes:
-        tokens: Int32 [tokens], read-only; ids below 0 are soft tokens.
-        vectors: float32 [embedding dimensions] each, by the ids of the soft tokens; empty without them.
-        placed: Runs whose vectors are not at consecutive positions, by the id of their first vector.
-        system_tokens: The number of first tokens that may be stored as a file.
-    """
-
-    tokens: Tokens
-    vectors: Mapping[int, NDArray[np.float32]] = {}
-    placed: Mapping[int, SoftRun] = {}
-    system_tokens: int = 0
+    tokens: Tokens  # int32 [tokens], read-only; ids below 0 are soft tokens
+    vectors: Mapping[int, NDArray[np.float32]] = {}  # [embedding dimensions] each, by ids of soft tokens
+    placed: Mapping[int, SoftRun] = {}  # runs without consecutive positions, by their first vector's id
+    system_tokens: int = 0  # the number of first tokens that may be stored as a file
 
     @property
     def text(self) -> Tokens:
@@ -56,12 +49,7 @@ class SequencePrompt(msgspec.Struct, frozen=True, eq=False):
 
 
 class SoftTokenIds:
-    """Gives out ids below 0. Thread-safe.
-
-    Args:
-        largest_run: The maximum number of vectors in one batch.
-        positions_have_parts: The model has M-RoPE.
-    """
+    """Gives out ids below 0. Thread-safe. `largest_run`: vectors in one batch; `positions_have_parts`: M-RoPE."""
 
     def __init__(self, dimensions: int, largest_run: int, *, positions_have_parts: bool) -> None:
         self._dimensions = dimensions
@@ -74,12 +62,11 @@ class SoftTokenIds:
     def assign(
         self, soft: Sequence[SoftTokens]
     ) -> tuple[dict[str, Tokens], dict[int, NDArray[np.float32]], dict[int, SoftRun]]:
-        """Assign ids to the soft tokens of a prompt. Return the ids by marker, each int32 [tokens], and `vectors` and
-        `placed` of the `SequencePrompt`.
+        """Assign ids to a prompt's soft tokens: by marker, int32 [tokens], with a `SequencePrompt`'s `vectors` and
+        `placed`.
 
-        Raises:
-            InvalidRequest: The bytes are not vectors for this model.
-            UnsupportedFeature: An image's vectors do not fit a batch.
+        Raises InvalidRequest for bytes that are not the model's vectors, UnsupportedFeature for an image beyond a
+        batch.
         """
         ids: dict[str, Tokens] = {}
         rows: dict[int, NDArray[np.float32]] = {}
@@ -132,11 +119,7 @@ class SoftTokenIds:
 
 
 class _Span(NamedTuple):
-    """A run in the prompt, with the index and the position of its first token. `fewer`: how much less than its index
-    the position of a token behind the run is.
-
-    `fewer`: behind the run, a token's position is less than its index by so many.
-    """
+    """A run in the prompt: its first token's index and position. Behind it, a position is `fewer` than the index."""
 
     start: int
     position: int
@@ -149,11 +132,9 @@ class _Span(NamedTuple):
 
 
 class Places:
-    """The runs of soft tokens in a prompt, which determine the positions of its tokens.
+    """The runs of soft tokens in a prompt (int32 [tokens]), which determine the positions of its tokens.
 
-    Args:
-        prompt: Its tokens, int32 [tokens].
-        placed: Its runs, by the id of their first soft token.
+    `placed`: the runs by the id of their first soft token.
     """
 
     def __init__(self, prompt: Tokens, placed: Mapping[int, SoftRun]) -> None:
@@ -215,11 +196,7 @@ class PromptTooLong(ContextLengthExceeded):
 
 
 class PromptEncoder:
-    """Renders and tokenises prompts. Thread-safe.
-
-    Raises:
-        InvalidRequest: This model cannot take the prompt (or a subclass that says more).
-    """
+    """Renders and tokenises prompts. Thread-safe. Raises InvalidRequest if the model cannot take one."""
 
     def __init__(self, vocabulary: Vocabulary, template: str, context: int, soft: SoftTokenIds) -> None:
         """Prepare the encoder of a model. `template`: chat template, "" for none; `context`: tokens of a sequence."""

@@ -80,9 +80,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
 class SoftRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """Consecutive vectors, after text tokens that belong to them (such as a vision model's begin-of-image token).
 
-    The model's positions of the vectors follow each other, unless `positions` has those of a model whose positions
-    have parts (M-RoPE): int32 [3, vectors], time, row and column, relative to the run's first one. `span`: number of
-    positions that the run takes in the model.
+    Their positions follow each other, unless `positions` has those of a model whose positions have parts (M-RoPE):
+    int32 [3, vectors], time, row and column, relative to the run's first. `span`: positions that the run takes.
     """
 
     tokens: tuple[int, ...] = ()
@@ -93,10 +92,10 @@ class SoftRun(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Vectors that take the place of tokens in a prompt. A projector makes them from an image.
+    """Vectors in place of tokens in a prompt, which a projector makes from an image.
 
-    `vectors`: float32 little endian, [tokens, embedding dimensions of the model]. `runs`: their arrangement for
-    a vision model; empty: consecutive positions.
+    `vectors`: float32 little endian, [tokens, embedding dimensions of the model]. `runs`: their arrangement for a
+    vision model; empty: consecutive positions.
     """
 
     vectors: bytes
@@ -104,8 +103,8 @@ class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def marker(self) -> str:
-        """The marker that stands for the vectors in the prompt's text. It is derived from the vectors alone, so a
-        marker that a client writes in its text is either one of its own request's or plain text.
+        """The vectors' marker in the prompt's text, derived from them alone: a client's own text is one of its own or
+        plain.
         """
         digest = hashlib.blake2b(self.vectors, digest_size=16)
         if self.runs:
@@ -314,11 +313,7 @@ class FrameReader(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> list[M]:
-        """Add bytes; return the messages that are complete.
-
-        Raises:
-            FrameError: The bytes are not a frame, or the frame is not a message.
-        """
+        """Add bytes; return the complete messages. Raises FrameError for other bytes."""
         buffer = self._buffer
         buffer += data
         messages: list[M] = []

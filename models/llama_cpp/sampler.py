@@ -61,14 +61,8 @@ class GrammarCompiler:
             return self._tokenizer
 
     def compile(self, grammar: str, *, keep: bool = True) -> GrammarState:
-        """Return the initial state of a grammar.
-
-        Args:
-            grammar: The grammar in one of llguidance's forms: Lark, or JSON of `LLMatcher.grammar_from_json_schema`.
-            keep: Cache the compiled grammar for further sequences.
-
-        Raises:
-            InvalidGrammar: Llguidance cannot read it.
+        """Return a grammar's initial state; it is Lark, or JSON of `LLMatcher`. `keep` caches it. Raises
+        InvalidGrammar.
         """
         matcher = self._kept(grammar).deep_copy() if keep else self._matcher(grammar)
         return GrammarState(matcher, self._vocabulary)
@@ -213,10 +207,8 @@ class ConfidenceMeter:
 
 
 class ThinkingBudget:
-    """The thinking budget of one sequence. The first token beyond the budget, and further ones if necessary, are
-    replaced by the end mark.
-
-    For the model its thought is then complete, and it begins the answer.
+    """The thinking budget of one sequence: the end mark replaces the first token beyond it, and more if necessary, so
+    that for the model its thought is complete, and it begins the answer.
     """
 
     def __init__(self, vocabulary: Vocabulary, job: SequenceRequest) -> None:
@@ -259,10 +251,7 @@ class ThinkingBudget:
 
 
 class TokenSampler:
-    """The native sampler chain of one sequence, which `close` frees, and the state of its grammar.
-
-    `adjusts_logits`: `sample` changes the row it is given.
-    """
+    """A sequence's native sampler chain, which `close` frees. `adjusts_logits`: `sample` changes its row."""
 
     def __init__(
         self,
@@ -274,17 +263,13 @@ class TokenSampler:
         may_refuse: bool = False,
         thinking: ThinkingBudget | None = None,
     ) -> None:
-        """Compile the settings of one sequence.
+        """Compile the settings of one sequence. Raises InvalidRequest if `logit_bias` names an unknown token.
 
         Args:
             prompt: The prompt's tokens, for the repetition penalty.
-            grammar: The grammar that constrains the answer, in its initial state; or one that is being compiled while
-                the prompt is prefilled.
+            grammar: Constrains the answer: in its initial state, or being compiled while the prompt is prefilled.
             may_refuse: The refusal token may come first, before what the grammar requires.
             thinking: Ends a thought that becomes too long; only without a grammar.
-
-        Raises:
-            InvalidRequest: `logit_bias` names a token that does not exist.
         """
         self._thinking = thinking
         self._bias = _bias(sampling, vocabulary)
@@ -306,15 +291,9 @@ class TokenSampler:
         return self._grammar is not None and self._allowed_first is None and self._grammar.ended
 
     def sample(self, row: LogitsRow, context: bindings.Pointer, index: int) -> int:
-        """Sample the token that follows batch index `index`.
+        """Sample the token after batch row `index`; NO_TOKEN when the grammar allows none.
 
-        Args:
-            row: Its logits, changed in place.
-            context: The llama_context that decoded the batch.
-            index: The batch row.
-
-        Returns:
-            The token, or NO_TOKEN when the grammar allows none.
+        `row`: its logits, changed in place; `context`: the llama_context that decoded the batch.
         """
         if self._compiling is not None:
             self._grammar, self._compiling = self._compiling.result(), None

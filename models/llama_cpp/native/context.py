@@ -50,12 +50,7 @@ class Batch:
         )
 
     def place(self, rows: slice, first: int, offsets: NDArray[np.int32] | None = None) -> None:
-        """Write the positions of vectors.
-
-        Args:
-            first: Position of the first vector.
-            offsets: Offsets from the first position, int32 [3, rows]; None: consecutive positions.
-        """
+        """Write the positions of vectors from `first` on. `offsets`: from it, int32 [3, rows]; None: consecutive."""
         count = rows.stop - rows.start
         if self.parts is None:
             self.position[rows] = range(first, first + count)
@@ -88,18 +83,14 @@ class Context:
         kv_type: KVType = "f16",
         embeddings: bool = False,
     ) -> None:
-        """Create the context.
+        """Create the context. Raises EngineUnavailable, usually for lack of memory.
 
         Args:
             kv_tokens: KV cells of all sequences together.
             sequences: The maximal number of sequences.
-            batch_tokens: The maximal number of rows of a batch.
-            outputs: The maximal number of rows of a batch that need an output.
+            batch_tokens, outputs: Maximal rows of a batch, and of those that need an output.
             kv_type: The type of stored keys and values.
             embeddings: Return hidden states instead of logits.
-
-        Raises:
-            EngineUnavailable: llama.cpp cannot create it, usually for lack of memory.
         """
         params = native.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = kv_tokens, sequences, True
@@ -152,11 +143,7 @@ class Context:
         self._adapter = adapter
 
     def decode(self, tokens: int) -> int:
-        """Decode the first `tokens` rows of the batch.
-
-        Returns:
-            llama_decode's code: 0 done, 1 too few free KV cells, below 0 broken.
-        """
+        """Decode the first `tokens` rows of the batch: 0 done, 1 too few free KV cells, below 0 broken."""
         self._batch.native.n_tokens = tokens
         return bindings.decode(self.pointer, self._batch.native)
 
@@ -173,9 +160,7 @@ class Context:
     def decode_soft(self, rows: int, *, causal: bool) -> int:
         """Decode the first rows of `soft_batch`; the codes are those of `decode`.
 
-        Args:
-            causal: Each vector attends to those before it, as tokens do; otherwise all attend to each other, and all
-                belong to one sequence.
+        `causal`: each vector attends to those before it, as tokens do; else all, of one sequence, attend to each other.
         """
         batch = self.soft_batch
         batch.finish(rows)

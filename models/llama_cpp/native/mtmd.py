@@ -54,14 +54,10 @@ class VisionEncoder:
         self._dimensions = int(native.llama_model_n_embd_inp(self._model))
 
     def encode(self, pixels: bytes, width: int, height: int) -> tuple[NDArray[np.float32], tuple[SoftRun, ...]]:
-        """Return the vectors of an image, [vectors, dimensions], and their positions.
+        """Return an image's vectors, [vectors, dimensions], and their positions. `pixels`: uint8 RGB [height, width,
+        3].
 
-        Args:
-            pixels: Uint8 [height, width, 3], red, green and blue.
-
-        Raises:
-            InvalidRequest: The model takes no image of this shape.
-            EngineUnavailable: Mtmd cannot encode it.
+        Raises InvalidRequest for an image of this shape, EngineUnavailable if mtmd cannot encode it.
         """
         vectors: list[NDArray[np.float32]] = []
         runs: list[SoftRun] = []

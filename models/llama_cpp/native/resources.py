@@ -135,12 +135,7 @@ def choose_layers(options: EngineOptions) -> int:
 
 
 def layer_bytes(options: EngineOptions) -> list[int]:
-    """Return the memory that each layer takes on a GPU, its part of the KV cache included. The last one is the output
-    layer.
-
-    Raises:
-        ArtifactError: The file is not a complete GGUF.
-    """
+    """Return each layer's bytes on a GPU, with its KV cache; the last is the output layer. Raises ArtifactError."""
     # Imported on a machine with a GPU only: it takes time and memory.
     from ...catalog.gguf import read_layers
 
@@ -151,12 +146,7 @@ def layer_bytes(options: EngineOptions) -> list[int]:
 
 
 def fitting_layers(sizes: Sequence[int], free_bytes: int) -> int:
-    """Return how many layers fit, counted from the last one, as llama.cpp offloads them.
-
-    Args:
-        sizes: The sizes of the layers in bytes, in order.
-        free_bytes: The free memory of all GPUs together.
-    """
+    """Return how many layers of `sizes` (bytes, in order) fit, from the last one on, as llama.cpp offloads them."""
     room = int(free_bytes * _USABLE) - _BUFFER_BYTES
     taken = itertools.accumulate(reversed(sizes))
     return sum(1 for needed in taken if needed <= room)
@@ -204,16 +194,10 @@ def check_weights_fit(path: Path, size_bytes: int, free: int) -> None:
 def plan_memory(
     options: EngineOptions, trained_context: int, kv_bytes_per_token: int, weights_bytes: int, free: int
 ) -> MemoryPlan:
-    """Choose the sizes: (1) configured values are used as they are; (2) otherwise the model's own context is used, (3)
-    reduced to fit memory.
+    """Choose the sizes: (1) configured values, else (2) the model's own context, (3) reduced to fit memory.
 
-    Args:
-        trained_context: The model's own context in tokens.
-        weights_bytes: The size of the weights, for the error message.
-        free: Bytes of free memory.
-
-    Raises:
-        EngineUnavailable: The configured sizes, or the shortest useful context, do not fit in `free` bytes.
+    `trained_context`: the model's own, in tokens; `weights_bytes`: for the message. Raises EngineUnavailable if the
+    configured sizes, or the shortest useful context, do not fit in `free` bytes.
     """
     affordable = int(free * _KV_SHARE) // max(1, kv_bytes_per_token)
     context = _wanted_context(options, trained_context)  # (1), (2)
@@ -281,8 +265,7 @@ def choose_threads(requested: int, allowed: float | None = None, busy: float | N
 
     Args:
         requested: The configured number, cut to the allowed cores; 0: the idle cores less one, which is the daemon's.
-        allowed: Cores that this process may use; None: measured.
-        busy: Cores in use; None: measured.
+        allowed, busy: Cores that this process may use, and cores in use; None: measured.
     """
     allowed = allowed_cores() if allowed is None else allowed
     if requested > 0:
@@ -296,17 +279,14 @@ def choose_threads(requested: int, allowed: float | None = None, busy: float | N
 class ThreadTuner:
     """Chooses by trials the number of threads for steps of one kind.
 
-    `threads`: the number for the next step, which is recorded. `best`: the best number so far, for steps that are not
-    recorded. `settled`: a trial was decided, or there are too few cores for a choice.
+    `threads`: for the next step, which is recorded. `best`: so far, for steps that are not. `settled`: a trial was
+    decided, or there are too few cores for a choice.
     """
 
     def __init__(self, first: int, most: Callable[[], float] | None) -> None:
         """Begin with `first` threads.
 
-        Args:
-            first: The count to begin with.
-            most: Returns the number of cores. It is called before each trial, since a process may lose cores while it
-                runs; None: the count is constant.
+        `most` returns the number of cores before each trial, as a process may lose some; None: it is constant.
         """
         self.threads = self.best = first
         self.settled = most is None
@@ -319,12 +299,7 @@ class ThreadTuner:
         self._refused = 0  # trials of more threads that were lost since the count last changed
 
     def record(self, rows: int, cost: float, step_s: float) -> None:
-        """Record a step that ran with `threads`.
-
-        Args:
-            rows: The number of answer rows; only steps with the same number are compared.
-            cost: The compared value, for example seconds for each row.
-        """
+        """Record a step that ran with `threads`; only steps with as many answer rows are compared, by `cost`."""
         if self._most is None:
             return
         if rows != self._rows:
@@ -389,12 +364,9 @@ class TunersBySize:
         self._tuners: dict[tuple[bool, int], ThreadTuner] = {}  # by (with a prompt, bits of the number of rows)
 
     def tuner(self, rows: int, *, prompt: bool = False) -> ThreadTuner:
-        """Return the tuner for steps with this number of rows.
+        """Return the tuner for steps with this number of rows, of which some belong to prompts (`prompt`), or none.
 
-        Until its first trial is decided, the tuner starts with the highest thread count of tuners of smaller steps.
-
-        Args:
-            prompt: Whether some rows belong to prompts. Such steps are more work than steps of answers alone.
+        Until its first trial is decided, it starts with the highest thread count of tuners of smaller steps.
         """
         size = (prompt, rows.bit_length())
         tuner = self._tuners.get(size)

@@ -38,14 +38,7 @@ class Vocabulary:
     """
 
     def __init__(self, model: bindings.Pointer, refuse: str = "") -> None:
-        """Read the vocabulary of `model`.
-
-        Args:
-            refuse: Text of the model's refusal token; "" for none.
-
-        Raises:
-            EngineUnavailable: `refuse` is not a single token of this model.
-        """
+        """Read the vocabulary of `model`. Raises EngineUnavailable if `refuse` ("": none) is not one token of it."""
         self.pointer: bindings.Pointer = native.llama_model_get_vocab(model)
         self.size = int(native.llama_vocab_n_tokens(self.pointer))
         self._buffer = ctypes.create_string_buffer(_PIECE_BYTES)
@@ -91,9 +84,8 @@ class Vocabulary:
     ) -> Tokens:
         """Tokenise a prompt, with a leading beginning-of-sequence token where the model wants one.
 
-        Args:
-            special: Recognise control tokens in it, except those that a `MARK` interrupts (a caller's words).
-            soft: Ids of soft tokens, by the part of the text that they replace.
+        `special`: recognise control tokens in it, except those that a `MARK` interrupts (a caller's words). `soft`: ids
+        of soft tokens, by the part of the text that they replace.
         """
         tokens: list[Tokens] = []
         for part in re.split(f"({'|'.join(map(re.escape, soft))})", text) if soft else [text]:
@@ -107,15 +99,7 @@ class Vocabulary:
         return np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
 
     def frame_middle(self, before: Tokens, suffix: str) -> Tokens:
-        """Frame a prompt for filling in the middle: the model's answer will stand between `before` and `suffix`.
-
-        Args:
-            before: The prompt's tokens.
-            suffix: Text behind the answer.
-
-        Raises:
-            UnsupportedFeature: The model has no tokens for filling in the middle.
-        """
+        """Frame a prompt's tokens for an answer between `before` and the text `suffix`. Raises UnsupportedFeature."""
         if self._middle_tokens is None:
             raise UnsupportedFeature(
                 "`suffix`: This model has no tokens for filling in the middle. Remove it.", param="suffix"
@@ -127,11 +111,7 @@ class Vocabulary:
         return np.concatenate(parts).astype(np.int32)
 
     def validate(self, tokens: Sequence[int], param: str = "prompt") -> Tokens:
-        """Check a caller's token ids, which are the parameter `param`.
-
-        Raises:
-            InvalidRequest: An id is not one of the model's.
-        """
+        """Check a caller's token ids, which are the parameter `param`. Raises InvalidRequest."""
         for index, token in enumerate(tokens):
             if not 0 <= token < self.size:
                 raise InvalidRequest(
@@ -143,11 +123,7 @@ class Vocabulary:
         return b"".join(self.pieces[token] for token in tokens).decode(errors="replace")
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, control tokens as the vocabulary spells them.
-
-        Raises:
-            InvalidRequest: An id is not one of the model's.
-        """
+        """Return the text of tokens, control tokens as the vocabulary spells them. Raises InvalidRequest."""
         found = self.validate(tokens, "tokens").tolist()
         return b"".join(self._silent_pieces.get(token, self.pieces[token]) for token in found).decode(errors="replace")
 
@@ -165,8 +141,8 @@ class Vocabulary:
         return [*pieces, unmarked[start:]]
 
     def _named(self, model: bindings.Pointer, kind: str, token: int) -> str:
-        """Return a token's text for templates; "" if the file names none, for which llama.cpp has a default of its
-        own: token 11, a common word of many models.
+        """Return a token's text for templates, "" if unnamed (llama.cpp's own default 11 is a common word of many
+        models).
         """
         key = f"tokenizer.ggml.{kind}_token_id".encode()
         found = native.llama_model_meta_val_str(model, key, self._buffer, _PIECE_BYTES)

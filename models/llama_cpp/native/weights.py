@@ -30,11 +30,7 @@ class Weights:
     """The native model, with its properties as plain attributes."""
 
     def __init__(self, path: Path, gpu_layers: int = 0) -> None:
-        """Load a GGUF file.
-
-        Raises:
-            EngineUnavailable: The file is missing, is not a usable model, or does not fit in memory.
-        """
+        """Load a GGUF file. Raises EngineUnavailable if it is missing, unusable, or does not fit in memory."""
         self.path = path
         self.size_bytes = _check_header(path)
         resources.check_weights_fit(path, self.size_bytes, resources.free_bytes())
@@ -64,11 +60,7 @@ class Weights:
         self._head_widths = (key, value)
 
     def kv_bytes_per_token(self, kv_type: KVType) -> int:
-        """Return the size of one token's keys and values.
-
-        Raises:
-            EngineUnavailable: This type cannot store the model's keys and values.
-        """
+        """Return the bytes of one token's keys and values. Raises EngineUnavailable for an unsuitable type."""
         if kv_type == "q8_0" and any(width % resources.Q8_BLOCK for width in self._head_widths):
             widths = " and ".join(map(str, dict.fromkeys(self._head_widths)))
             raise EngineUnavailable(
@@ -134,11 +126,8 @@ class Adapters:
                 self._problems[file.name] = error.message
 
     def find(self, name: str) -> Adapter | None:
-        """Return the adapter of a job; None for "", which means the model without an adapter.
-
-        Raises:
-            ModelNotFound: The model has no such adapter.
-            EngineUnavailable: The adapter could not be loaded.
+        """Return a job's adapter; None for "", the model alone. Raises ModelNotFound, or EngineUnavailable if not
+        loaded.
         """
         if not name:
             return None
@@ -151,11 +140,7 @@ class Adapters:
 
 
 def load_adapter(weights: Weights, file: AdapterFile) -> Adapter:
-    """Load an adapter of the model.
-
-    Raises:
-        EngineUnavailable: The file is missing, is not a LoRA adapter, or belongs to another model.
-    """
+    """Load an adapter of the model. Raises EngineUnavailable, also for one of another model."""
     bindings.clear_errors()
     pointer = bindings.init_adapter(weights.pointer, file.path.encode())
     if not pointer:

@@ -45,9 +45,9 @@ class EmissionSink(Protocol):
 class EngineProcess(asyncio.Protocol):
     """A child process, from `start` to its exit.
 
-    `ready`: the loaded model, or EngineUnavailable. `ended`: the reason, once the child is gone. `waiting`: number of
-    jobs that wait in the child; `tokens_per_s`: speed of one sequence; both as of the child's last step. `progress_at`:
-    loop time of its last step, or of the submission that ended an idle period.
+    `ready`: the loaded model, or EngineUnavailable. `ended`: the reason, once the child is gone. As of its last step:
+    `waiting` jobs, `tokens_per_s` of one sequence, and `progress_at`, its loop time, or that of the submission that
+    ended an idle period.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -89,11 +89,7 @@ class EngineProcess(asyncio.Protocol):
         return 0.0 if self._sinks or self._counts else self._loop.time() - self._used_at
 
     async def start(self) -> None:
-        """Start the child and send it the model to load; await `ready` for the result.
-
-        Raises:
-            EngineUnavailable: The process cannot be started.
-        """
+        """Start the child and send it the model to load; await `ready` for the result. Raises EngineUnavailable."""
         try:
             self._process, ours = start_child(
                 "causeway_server.models.llama_cpp.process.child", child_environment(**_ENVIRONMENT)

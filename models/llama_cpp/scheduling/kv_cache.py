@@ -87,9 +87,8 @@ class KVCache:
         return self.total - self.used
 
     def allocate(self, source: SequenceSlot | None = None, shared: int = 0, position: int = 0) -> SequenceSlot:
-        """Open a slot that begins with the first `shared` tokens of `source`. The caller ensures that a slot is free.
-
-        `position`: the position of the token after them.
+        """Open a slot with the first `shared` tokens of `source`, before `position`. The caller ensures that one is
+        free.
         """
         slot = SequenceSlot(self._free_ids.pop(), source.segments_of_first(shared) if source else [])
         if source is not None and shared:
@@ -124,10 +123,9 @@ class SavedPrefix(msgspec.Struct, frozen=True, eq=False):
 class PrefixCache:
     """At most `limit_bytes` of saved prefixes, evicted least recently used first.
 
-    Prefixes are found by a chain of hashes over blocks of tokens, which begins with the adapter.
-
-    In layers with a sliding window, a saved state holds only the tokens that the token after it attends to. A prefix
-    longer than the window can therefore only be used whole.
+    They are found by a chain of hashes over blocks of tokens, which begins with the adapter. In layers with a sliding
+    window, a saved state holds only what the token after it attends to: a prefix longer than the window can only be
+    used whole.
     """
 
     def __init__(self, context: bindings.Pointer, kv_cache: KVCache, limit_bytes: int, window: int = 0) -> None:
@@ -160,11 +158,7 @@ class PrefixCache:
         return min(common_prefix(saved.tokens, prompt), len(prompt) - 1) >= len(saved.tokens) - 1
 
     def restore(self, saved: SavedPrefix, slot: SequenceSlot, tokens: int, position: int) -> int:
-        """Restore the first `tokens` tokens into an empty slot; `position` is the next token's.
-
-        Returns:
-            The number of tokens in the slot: `tokens`, or 0 when there are too few free cells.
-        """
+        """Restore `tokens` tokens before `position` into an empty slot; return their number, 0 without room."""
         self._saved.move_to_end(saved.keys[-1])
         state = saved.state
         restored = self._kv_cache.free >= len(saved.tokens) and bindings.state_set(

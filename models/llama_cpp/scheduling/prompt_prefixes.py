@@ -70,9 +70,7 @@ class PromptStore:
     def __init__(self, folder: Path, limit_bytes: int, identity: str, key: bytes) -> None:
         """Read the folder: remove files of other weights; leave and log those that are not stored prompts.
 
-        Args:
-            identity: The weights, and the version of llama.cpp.
-            key: The key that encrypts the files, 32 bytes.
+        `identity`: the weights, and the version of llama.cpp. `key` encrypts the files, 32 bytes.
         """
         self._key = key
         self._sealer = Sealer({_KEY_ID: key})
@@ -233,9 +231,7 @@ class PrefixSource(msgspec.Struct, frozen=True):
 class PromptPrefixes:
     """Finds prefixes for sequences that start, and saves the prefixes of sequences that end.
 
-    Args:
-        cache: The saved prefixes; None if this model cannot share prefixes.
-        store: The system prompts that are stored as files; None for none.
+    `cache` is None if this model cannot share prefixes; `store`: of system prompts as files.
     """
 
     def __init__(
@@ -247,12 +243,8 @@ class PromptPrefixes:
         self._store = store
 
     def find(self, sequence: Sequence, running: Iterable[Sequence]) -> PrefixSource:
-        """Find the longest prefix of a sequence that is available, in memory or in a file.
-
-        Its last token is always decoded, for its logits.
-
-        Args:
-            running: Sequences of the same adapter.
+        """Find a sequence's longest prefix in memory, in a file or in `running` ones (of its adapter); not its last
+        token, which is decoded for its logits.
         """
         if self._cache is None:
             return PrefixSource()
@@ -278,10 +270,8 @@ class PromptPrefixes:
         return min(max(common, default=0), len(sequence.pending_tokens) - 1)
 
     def restore(self, source: PrefixSource, slot: SequenceSlot, position: int) -> int:
-        """Restore a saved prefix into a new slot. Return the number of tokens in the slot; those shared with a running
-        slot are there already.
-
-        `position`: the position of the token after the prefix.
+        """Restore a saved prefix, before `position`, into a new slot; return its tokens. Those of a running slot are
+        there.
         """
         if source.saved is None or self._cache is None:
             return source.tokens

@@ -36,9 +36,8 @@ def in_tiles(budget: int, left: int, room: int, decoding: int) -> int:
     attention takes several times as long for each, the more the longer the context.
 
     Args:
-        budget: The wanted number.
+        budget, room: The wanted and the largest number.
         left: Tokens that are left of the prompts.
-        room: The largest number.
         decoding: Rows of sequences that are decoding.
     """
     budget = min(max(budget, _TILE - decoding), room)
@@ -220,11 +219,7 @@ class Scheduler:
         self.waiting.extendleft(reversed(deferred))
 
     def build_batch(self) -> tuple[int, list[tuple[Sequence, int]]]:
-        """Write the next batch into the context.
-
-        Returns:
-            The number of rows, and the sequences whose prompt this batch completes, with the row of their logits.
-        """
+        """Write the next batch into the context; return its rows, and completed prompts' sequences and rows."""
         context, group = self._context, self.current
         running = len(group.decoding)
         if self._batch_stale:
@@ -240,10 +235,8 @@ class Scheduler:
         return self._add_drafts(running), []
 
     def build_soft_batch(self) -> int:
-        """Write the next soft tokens of the prompts into the context's batch for soft tokens; return the number of
-        rows.
-
-        Vectors that attend to each other get a batch of their own.
+        """Write the prompts' next soft tokens into the context; return their rows. Vectors that attend to each other
+        are alone.
         """
         self._chunks.clear()
         self.soft_whole = False

@@ -93,13 +93,7 @@ class Sequence:
         deadline: float,
         adapter: Adapter | None = None,
     ) -> None:
-        """Begin a job.
-
-        Args:
-            sampler: None for plain greedy decoding.
-            deadline: Monotonic seconds.
-            adapter: The adapter of the job; None: the model without one.
-        """
+        """Begin a job. `sampler` None: plain greedy decoding; `deadline`: monotonic seconds."""
         self._vectors = prompt.vectors
         self.places = Places(prompt.tokens, prompt.placed)
         self.adapter = adapter
@@ -187,15 +181,7 @@ class Sequence:
         return Emission(self.id, text) if text else None
 
     def accept(self, token: int, row: LogitsRow) -> Emission | None:
-        """Add a sampled token.
-
-        Args:
-            token: The sampled token, or NO_TOKEN.
-            row: The model's own logits at its position.
-
-        Returns:
-            What to emit; None when the token's text is held back.
-        """
+        """Add a sampled token or NO_TOKEN; return what to emit, None if its text is held back. `row`: its logits."""
         if token == NO_TOKEN:
             return self.fail("invalid_schema", "no token of this model continues the grammar")
         confidence = self._observe(token, row)
