@@ -22,10 +22,10 @@ _SPEAKER = {"sid": ("tensor(int64)", 1)}
 
 
 class VoiceSynthesizer:
-    """The worker of a Piper voice. `spec.options`: `model` is the ONNX file, `sha256` its hash, `rate` in Hz,
-    `speakers` the number of its speakers.
+    """The worker of a Piper voice. `spec.options`: its ONNX file `model`, `sha256`, `rate` in Hz, `speakers` (a
+    number).
 
-    If the file is missing, altered or not a voice, each job is refused with the reason, which reaches the daemon.
+    A missing, altered or other file makes it refuse each job, with the reason for the daemon.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:

@@ -71,9 +71,8 @@ class _Inference(msgspec.Struct, frozen=True):
 
 
 class VoiceSettings(msgspec.Struct, frozen=True):
-    """The content of `VOICE.onnx.json`; fields that synthesis does not need are ignored.
-
-    `phoneme_id_map`: the ids of each symbol, one code point of IPA or one of `vowel_clusters`.
+    """The content of `VOICE.onnx.json` that synthesis needs. `phoneme_id_map`: ids by code point of IPA or
+    `vowel_clusters`.
     """
 
     audio: _Audio
@@ -121,11 +120,8 @@ def voice_memory_bytes(size_bytes: int) -> int:
 
 
 def read_settings(file: Path) -> VoiceSettings:
-    """Read a voice's JSON file.
-
-    Raises:
-        ArtifactNotFound: There is none.
-        ArtifactError: The file is not a voice's settings, or this kind is not supported; the message has the path.
+    """Read a voice's JSON file. Raises ArtifactNotFound, or ArtifactError, with the path, for another or unsupported
+    kind.
     """
     try:
         if file.stat().st_size > _MAX_SETTINGS_BYTES:
@@ -176,11 +172,7 @@ def worker_spec(path: Path, sha256: str, settings: VoiceSettings, memory_bytes: 
 
 
 def find_voice(name: str, model_dirs: Sequence[Path] = ()) -> Voice | None:
-    """Return the voice called `name`; None if there is none.
-
-    Raises:
-        ArtifactError: Its manifest or its settings are missing, malformed or altered.
-    """
+    """Return the voice called `name`; None if there is none. Raises ArtifactError for a manifest or settings."""
     if not NAME.fullmatch(name):
         return None
     for root in search_path(model_dirs):
@@ -198,10 +190,8 @@ def list_voices(model_dirs: Sequence[Path] = ()) -> tuple[Artifact, ...]:
 
 
 def voice_of(artifact: Artifact) -> Voice:
-    """Return the voice of an artifact. Its weights are checked when they are loaded.
-
-    Raises:
-        ArtifactError: Its settings are missing, malformed or altered.
+    """Return the voice of an artifact, whose weights are checked when they are loaded. Raises ArtifactError for its
+    settings.
     """
     manifest = artifact.manifest
     path = artifact.folder / SETTINGS
@@ -253,11 +243,9 @@ def split_clauses(sentence: str) -> Iterator[Clause]:
 
 
 def phoneme_ids(spoken: Sequence[tuple[str, str]], settings: VoiceSettings) -> tuple[int, ...]:
-    """Return the ids of a sentence: a start symbol, each symbol followed by a pad, and an end symbol; () if no symbol
-    is known.
+    """Return the ids of a sentence: a start symbol, each symbol and a pad, an end symbol; () if no symbol is known.
 
-    Args:
-        spoken: Each clause in IPA as espeak-ng writes it, and its punctuation.
+    `spoken`: each clause in IPA as espeak-ng writes it, and its punctuation.
     """
     known = settings.phoneme_id_map
     pad = known[PAD]

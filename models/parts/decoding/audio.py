@@ -42,11 +42,7 @@ _MP3_KBITS = {  # of layer III, by whether it is MPEG-1
 
 
 def decode_audio(data: bytes, max_s: float) -> AudioSamples:
-    """Return the audio as one channel at `SAMPLE_RATE`.
-
-    Raises:
-        Refusal: The audio cannot be decoded, is empty, or is longer than `max_s` seconds.
-    """
+    """Return the audio as one channel at `SAMPLE_RATE`. Raises Refusal, also beyond `max_s` seconds."""
     if not data:
         raise Refusal(f"it is empty. {_SEND}")
     if is_cut_off(data):

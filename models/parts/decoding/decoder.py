@@ -54,11 +54,7 @@ class PartDecoder:
 
 
 def decode_text(data: bytes, max_bytes: int) -> Found:
-    """Return the text, with line ends as `\\n`.
-
-    Raises:
-        Refusal: The file is longer than `max_bytes`, empty, or not text.
-    """
+    """Return the text, with line ends as `\n`. Raises Refusal if it is longer than `max_bytes`, empty, or not text."""
     if len(data) > max_bytes:
         raise Refusal(f"it has more than {max_bytes / 1024:g} KiB. Send a smaller file")
     other = next((name for start, name in _OTHERS.items() if data.startswith(start)), "")

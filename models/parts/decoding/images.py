@@ -30,11 +30,7 @@ _SEND = "Send PNG, JPEG, WebP or GIF"
 
 
 def decode_image(data: bytes, limits: PartLimits) -> ImagePixels:
-    """Return the image's pixels, turned as its EXIF says, and scaled down to `limits.side`.
-
-    Raises:
-        Refusal: The file is not such an image, is broken or animated, or declares more than `limits.pixels`.
-    """
+    """Return the image's pixels, turned as its EXIF says, and scaled down to `limits.side`. Raises Refusal."""
     with _opened(data, limits) as image:
         if getattr(image, "n_frames", 1) > 1:
             raise Refusal("it is animated. Send a single frame")
@@ -49,11 +45,7 @@ def decode_image(data: bytes, limits: PartLimits) -> ImagePixels:
 
 
 def measure_image(data: bytes, limits: PartLimits) -> ImageSize:
-    """Return the size that the file declares; no pixel is decoded.
-
-    Raises:
-        Refusal: The file is not such an image, or declares more than `limits.pixels`.
-    """
+    """Return the size that the file declares; no pixel is decoded. Raises Refusal, also beyond `limits.pixels`."""
     with _opened(data, limits) as image:
         return ImageSize(image.width, image.height)
 

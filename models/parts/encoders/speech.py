@@ -41,10 +41,8 @@ _TRANSCRIPTS = 10
 
 
 class _Whisper(WhisperModel):  # type: ignore[misc]  # the package has no types
-    """Whisper with one encoding per audio clip. faster-whisper by itself would encode a clip once to detect its
-    language, and again for its words.
-
-    `words`: chooses among transcripts of a command; None if the clip is not a command.
+    """Whisper with one encoding per clip, where faster-whisper has two (language, words). `words`: of a command, or
+    None.
     """
 
     words: WordModel | None = None

@@ -66,11 +66,7 @@ class WordModel:
         return cls(msgspec.json.decode(path.read_bytes(), type=WordCounts))
 
     def best(self, transcripts: Sequence[tuple[str, float]]) -> int:
-        """Return the index of the likeliest transcript.
-
-        Args:
-            transcripts: Texts, each with the natural log of the probability that the speech model gives it.
-        """
+        """Return the index of the likeliest transcript; each has the natural log of the speech model's probability."""
         return max(range(len(transcripts)), key=lambda at: (self._score(*transcripts[at]), -at))
 
     def log_probability(self, words: Sequence[str]) -> float:

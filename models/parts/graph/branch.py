@@ -60,14 +60,9 @@ class Branch(Protocol):
     def timeout_s(self) -> float: ...
 
     async def run(self, part: bytes, deadline: float, terms: AudioTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
-        """Read one part and return its facts.
+        """Read one part and return its facts. Raises Refusal, WorkerTimeout or WorkerFailed.
 
-        Args:
-            deadline: Time of the event loop.
-            tell: Gets each segment as soon as it is understood; may not raise.
-
-        Raises:
-            Refusal, WorkerTimeout, WorkerFailed.
+        `deadline`: of the event loop. `tell` gets each segment as soon as it is understood; may not raise.
         """
         ...
 
@@ -142,12 +137,8 @@ class Memory(Protocol):
 
 
 class PartMemory:
-    """A cache of the facts of all parts of a process.
-
-    Args:
-        limit: The maximum number of parts; the oldest is dropped.
-        remembered_s: The time for which a part is cached, in seconds.
-        clock: Monotonic seconds.
+    """A cache of the facts of a process's parts: at most `limit`, for `remembered_s` seconds each, by a monotonic
+    `clock`.
     """
 
     def __init__(self, limit: int, remembered_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
@@ -178,14 +169,7 @@ class SpeechDetection:
         self._timeout_s = _START_S
 
     async def run(self, pcm: bytes, state: bytes) -> tuple[Sequence[float], bytes]:
-        """Return the probability of speech in each window, and the state for those that follow.
-
-        Args:
-            pcm, state: As `DetectSpeech`.
-
-        Raises:
-            EncoderFailed: The probabilities could not be computed in time.
-        """
+        """Return each window's probability of speech, and the next state. Raises EncoderFailed if late."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         try:
             found = await self._worker.run(DetectSpeech(pcm, state), deadline)

@@ -68,10 +68,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
 
 
 class RequestSoftTokens(msgspec.Struct, frozen=True):
-    """The soft tokens of one request's parts for one model. A part's tokens are None if its branch was not in time.
-
-    `projector`: digest of the projector that made them, "" if there was none.
-    """
+    """The soft tokens of a request's parts for one model, None if a branch was late. `projector`: its digest, or ""."""
 
     model: str
     projector: str
@@ -113,10 +110,8 @@ def soft_tokens_of(model: str, projector: str, read: Sequence[tuple[FoundPart, P
 
 
 def transcript_of(found: Found, seconds: float, *, words: bool = False) -> Transcript:
-    """Return the transcript of an audio clip of this length. Whisper's times after the clip's end become its end.
-
-    Raises:
-        UnsupportedFeature: `words` are asked for, and the model that understood the audio gives no times of words.
+    """Return a clip's transcript; times after its end become its end. Raises UnsupportedFeature without times of
+    `words`.
     """
     timed = tuple(
         TranscriptWord(word.text, min(word.start_s, seconds), min(word.end_s, seconds))
@@ -160,12 +155,7 @@ class SoftEncoder(Protocol):
 
 
 class EncoderGraph:
-    """The encoders that a request may use.
-
-    Args:
-        clock: Monotonic seconds.
-        projectors: The projectors for soft tokens; None if there are none.
-    """
+    """The encoders that a request may use. `clock`: monotonic seconds; `projectors`: for soft tokens."""
 
     def __init__(
         self,
@@ -188,14 +178,9 @@ class EncoderGraph:
         return request.kind == "chat" and has_parts(request, self.kinds)
 
     async def facts(self, request: Request, deadline: float, kinds: Sequence[Modality] | None = None) -> RequestFacts:
-        """Run the branches of these kinds and return the facts that are ready in time.
+        """Run the branches of these kinds (None: all that can be read) and return the facts that are ready in time.
 
-        Args:
-            deadline: Monotonic seconds; each branch also has its own.
-            kinds: Kinds of part; None for all that can be read.
-
-        Raises:
-            InvalidRequest: A part is invalid; the message names it.
+        `deadline`: monotonic seconds; each branch also has its own. Raises InvalidRequest, which names the part.
         """
         kinds = self.kinds if kinds is None else kinds
         return facts_of(kinds, await self.read(request, kinds, deadline))
@@ -209,10 +194,9 @@ class EncoderGraph:
         model: str = "",
         projected: Sequence[Modality] = (),
     ) -> list[tuple[FoundPart, PartReading]]:
-        """Run a branch for each part of these kinds, and for those of the `projected` kinds for soft tokens of `model`.
+        """Run a branch for each part of these kinds, and of the `projected` ones for soft tokens of `model`.
 
-        Raises:
-            InvalidRequest: A part is invalid; the message names it.
+        Raises InvalidRequest, which names the part.
         """
         parts = find_parts(request, (*kinds, *projected), self._max_parts)
         async with asyncio.TaskGroup() as tasks:
@@ -230,10 +214,7 @@ class EncoderGraph:
         return _checked(parts, outcomes)
 
     async def _branch(self, part: FoundPart, deadline: float, model: str) -> _Outcome:
-        """Read a part; if `model` is given, encode it as that model's soft tokens.
-
-        Raises only CancelledError, so one branch does not end the others.
-        """
+        """Read a part, or encode it as soft tokens of `model`. Raises only CancelledError: other branches go on."""
         started = self._clock()
         if not model and part.reader not in self._branches:
             return invalid_part(part, "it is an image, and no encoder for images is installed. Send its text")

@@ -31,10 +31,7 @@ class Worker(Protocol):
     """Does one kind of work. It is constructed with the `WorkerSpec`."""
 
     def run(self, job: messages.WorkerJob, link: Link) -> messages.WorkerResult:
-        """Return the result of a job. Raises Refusal: the client's part is invalid.
-
-        Check `link.cancelled` from time to time during long work; if it is true, return any result.
-        """
+        """Return the result of a job (any, if `link.cancelled` during long work). Raises Refusal."""
         ...
 
 

@@ -196,10 +196,7 @@ class Synthesized(msgspec.Struct, frozen=True, tag="synthesized"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The worker's answer that the part, or the field `param` that came with it, is invalid.
-
-    `reason`: for the client, a clause that says what is wrong and what to send.
-    """
+    """The worker's answer that the part, or its field `param`, is invalid. `reason`: a clause for the client."""
 
     reason: str
     param: str = ""  # name of the invalid field; "" for the part itself
@@ -211,11 +208,7 @@ ChildReply = WorkerResult | SegmentFound | WorkerReady
 
 
 class Refusal(Exception):
-    """A worker cannot use this part: it becomes a `Refused` message and, in the daemon, an error for the client.
-
-    Args:
-        param: The field that is wrong, if it is not the part itself.
-    """
+    """A worker cannot use this part or its field `param`: it becomes a `Refused` message."""
 
     def __init__(self, reason: str, param: str = "") -> None:
         super().__init__(reason)

@@ -39,9 +39,7 @@ class WorkerTimeout(WorkerFailed):
 class WorkerProcess:
     """A worker in a child process. Its jobs run one after the other, and the child starts with the first one.
 
-    Args:
-        settle_s: Time for a cancelled job to end by itself; after it the child is killed.
-        python: Python interpreter of the child, which has the worker's packages.
+    `settle_s`: time for a cancelled job to end by itself, before the child is killed. `python` has its packages.
     """
 
     def __init__(self, spec: WorkerSpec, settle_s: float = 2.0, python: str = sys.executable) -> None:
@@ -68,16 +66,10 @@ class WorkerProcess:
         return self._turn.locked()
 
     async def run(self, job: WorkerJob, deadline: float, tell: Tell | None = None) -> WorkerResult:
-        """Return the worker's result.
+        """Return the worker's result. Raises Refusal for the part, WorkerTimeout, or WorkerFailed if the child died.
 
-        Args:
-            deadline: The deadline in the loop's time; waiting for earlier jobs counts.
-            tell: Receives each segment that the child sends before the result; may not raise.
-
-        Raises:
-            Refusal: The part is invalid.
-            WorkerTimeout: The deadline passed.
-            WorkerFailed: The child died.
+        `deadline`: in the loop's time; waiting for earlier jobs counts. `tell` gets each segment that comes before the
+        result; may not raise.
         """
         try:
             async with asyncio.timeout_at(deadline):
