@@ -98,8 +98,8 @@ def add_model(
         gate: The comparison that a GGUF must pass; its figures go into the manifest.
 
     Raises:
-        ArtifactError: The file is neither a complete GGUF nor ONNX, cannot be loaded or does not fit `device`; the
-            mmproj file is not for it; the gate refuses it; or the name is taken or not valid in a policy.
+        ArtifactError: A file is unusable or not for the model, does not fit `device`, or is refused by the gate; or the
+            name is taken or not valid in a policy.
     """
     chosen = check_name(name or model_name(file.stem), root)
     try:
@@ -160,14 +160,9 @@ def model_name(stem: str) -> str:
 
 
 def check_memory(what: str, need_bytes: int, device: Device, advice: str, *, force: bool) -> tuple[str, ...]:
-    """Compare the memory that a model needs with the device's. Return a remark if it is too much but `force` is set.
+    """Return a remark if a model needs more memory than the device has but `force` is set, else raise ArtifactError.
 
-    Args:
-        what: Names the model in messages.
-        advice: The advice besides `--force`.
-
-    Raises:
-        ArtifactError: It does not fit, and `force` is not set; the message has the figures.
+    `what` names the model in messages; `advice`: besides `--force`.
     """
     if need_bytes <= device.usable_bytes:
         return ()
@@ -237,19 +232,10 @@ def add_adapter(
     mode: PlaceMode = "copy",
     replace: bool = False,
 ) -> str:
-    """Add the adapter in `file` to `model`.
+    """Add the adapter in `file` to `model`, its base; return its name for requests, `MODEL+NAME`.
 
-    Args:
-        model: The artifact of its base model.
-        name: The adapter's name in requests, after the model's name; defaults to the file's name.
-        mode: Copy the file, link it, or move it.
-        replace: Replace an adapter of this name, if the model has one.
-
-    Returns:
-        The name for requests: `MODEL+NAME`.
-
-    Raises:
-        ArtifactError: The model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use it here.
+    `name` defaults to the file's; `mode`: copy, link or move; `replace`: an adapter of this name. Raises ArtifactError
+    if the model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use it here.
     """
     chosen = name or model_name(file.stem)
     check_extensible(model, "adapters")
@@ -272,22 +258,14 @@ def add_adapter(
 
 
 def add_mmproj(model: Artifact, file: Path, mode: PlaceMode = "copy") -> Artifact:
-    """Add the mmproj file of a vision model, in the place of an earlier one.
-
-    Raises:
-        ArtifactError: The model cannot have one, llama.cpp cannot use the file with this model, or it cannot be copied.
-    """
+    """Add (or replace) a vision model's mmproj file. Raises ArtifactError if it cannot be used or copied."""
     check_extensible(model, "an mmproj file")
     check_beside("mmproj", file, model.path)
     return place_mmproj(model, file, mode)
 
 
 def check_extensible(model: Artifact, what: str) -> None:
-    """Check that something may be added to a model's folder and manifest.
-
-    Raises:
-        ArtifactError: The model is not a language model, or ships with Causeway.
-    """
+    """Check that a model's folder can be added to. Raises ArtifactError if it is shipped or not a language model."""
     if model.manifest.format != "gguf" or model.manifest.signal:
         raise ArtifactError(f"{model.name} is not a language model in a GGUF: only such a model can have {what}")
     if model.folder.is_relative_to(SHIPPED):
@@ -316,19 +294,15 @@ def add_voice(
     mode: PlaceMode = "copy",
     check_s: float = _CHECK_S,
 ) -> AddResult:
-    """Check a Piper voice and put it into `root/name` as an artifact.
+    """Check a Piper voice and put it into `root/name` as an artifact. Raises ArtifactError.
 
     Args:
         settings_file: The voice's JSON; None: it lies beside `file`, with `.json` after its name.
         name: The voice's name in requests; defaults to the file's name.
-        licence: Its name, such as `CC-BY-4.0`.
-        licence_file: Its text, which is kept beside the voice.
+        licence, licence_file: Its name, such as `CC-BY-4.0`, and its text, which is kept beside the voice.
         device: The device whose memory it must fit.
         force: Add a voice that does not fit, with a note.
         check_s: Time to load it and speak one sentence.
-
-    Raises:
-        ArtifactError: The files are not a Piper voice, cannot be run, or do not fit `device`; or the name is taken.
     """
     chosen = check_name(name or model_name(file.stem), root)
     if chosen == DEFAULT:

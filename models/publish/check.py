@@ -63,15 +63,9 @@ def limits_for(size_bytes: int) -> CheckLimits:
 
 
 def check_gguf(file: Path, context: int, limits: CheckLimits | None = None) -> GgufFile:
-    """Check a GGUF file in a child process and describe it.
+    """Check a GGUF file in a child process and describe it. Raises ArtifactError, also beyond the limits.
 
-    Args:
-        context: Tokens that it must be able to hold; at most 512 are tried.
-        limits: The limits of the child; None: `limits_for` its size.
-
-    Raises:
-        ArtifactError: The file is malformed, its template does not render, llama.cpp cannot load it or crashes on it,
-            or the check exceeds its limits.
+    `context`: tokens that it must hold; at most 512 are tried. `limits` None: `limits_for` its size.
     """
     verdict = _judge(file, [str(context)], limits or limits_for(file.stat().st_size))
     assert verdict.gguf is not None
@@ -79,11 +73,9 @@ def check_gguf(file: Path, context: int, limits: CheckLimits | None = None) -> G
 
 
 def check_beside(kind: Literal["adapter", "mmproj"], file: Path, model: Path) -> None:
-    """Check a LoRA adapter of `model`, or its mmproj file, in a child process. All are GGUF files.
+    """Check a GGUF of a LoRA adapter or mmproj of `model` in a child process.
 
-    Raises:
-        ArtifactError: The file is malformed, is not of this kind or not of this model, llama.cpp crashes on it or was
-            built without mtmd, which reads mmproj files, or the check exceeds its limits.
+    Raises ArtifactError for another kind or model, a crash, a build without mtmd, or beyond the limits.
     """
     if kind == "mmproj":
         check_mtmd(file)

@@ -53,13 +53,7 @@ def publish_gguf(
 ) -> Artifact:
     """Place `weights` at `root/name/model.gguf`, write a manifest from the file's metadata, and verify the result.
 
-    Args:
-        mode: The way of installing the weights, see `place`.
-        licence: Defaults to the licence that the file names, else "unknown".
-        gate: The comparison that it must pass.
-
-    Raises:
-        ArtifactError: The file is not a readable GGUF, the gate refuses it, or it cannot be placed.
+    `mode`: see `place`; `licence` defaults to the file's, else "unknown"; `gate`: must be passed. Raises ArtifactError.
     """
     gguf = read_gguf(weights)
     metrics = {} if gate is None else gate.check(weights)
@@ -91,13 +85,10 @@ def publish_gguf(
 
 
 def place(source: Path, target: Path, mode: PlaceMode) -> Path:
-    """Put `source` at `target`, whose folder is created, and return `target`.
+    """Put `source` at `target`, whose folder is created, and return `target`. Raises ArtifactError and leaves no part.
 
     `link` makes a hard link, which takes no space and outlives the original's name; across file systems it makes a
     symbolic link. `move` falls back to a copy across file systems.
-
-    Raises:
-        ArtifactError: The target cannot be written; no part of it is left behind.
     """
     is_new = not target.parent.exists()
     try:
@@ -124,11 +115,7 @@ def place(source: Path, target: Path, mode: PlaceMode) -> Path:
 
 
 def place_mmproj(model: Artifact, file: Path, mode: PlaceMode) -> Artifact:
-    """Put an mmproj file that was checked beside its model's weights, and name it in the manifest.
-
-    Raises:
-        ArtifactError: It cannot be written.
-    """
+    """Put a checked mmproj file beside its model's weights, and name it in the manifest. Raises ArtifactError."""
     target = model.folder / MMPROJ_FILE
     place(file, target.with_name(target.name + ".partial"), mode).replace(target)
     entry = ProjectorEntry(
@@ -142,11 +129,7 @@ def place_mmproj(model: Artifact, file: Path, mode: PlaceMode) -> Artifact:
 
 
 def check_space(needed_bytes: int, folder: Path) -> None:
-    """Compare `needed_bytes` with the free space where `folder` is, or will be.
-
-    Raises:
-        ArtifactError: There is too little; the message has both figures.
-    """
+    """Compare with the free space where `folder` is, or will be. Raises ArtifactError, with both figures."""
     while not folder.exists():
         folder = folder.parent
     free_bytes = shutil.disk_usage(folder).free
