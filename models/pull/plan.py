@@ -63,11 +63,7 @@ class RemoteFile(msgspec.Struct, frozen=True):
 
 
 def parse_source(text: str, sha256: str | None) -> Source:
-    """Read a source: ``hf:OWNER/REPO[:FILE or quantisation]``, ``demo:NAME``, or an http(s) URL with its SHA-256.
-
-    Raises:
-        PullError: The text is none of these.
-    """
+    """Read ``hf:OWNER/REPO[:FILE or quantisation]``, ``demo:NAME``, or a URL with SHA-256. Raises PullError."""
     kind, _, rest = text.partition(":")
     if sha256 is not None:
         sha256 = sha256.lower().removeprefix("sha256:")
@@ -94,11 +90,7 @@ def partial_of(target: Path) -> Path:
 
 
 def check_sha256(partial: Path, expected: str, origin: str) -> None:
-    """Compare a downloaded file with its checksum, and delete it if it differs.
-
-    Raises:
-        PullError: The checksum differs.
-    """
+    """Compare a downloaded file with its checksum; delete it and raise PullError if it differs."""
     actual = sha256_of(partial)
     if actual != expected:
         partial.unlink()
@@ -123,11 +115,7 @@ def is_full(error: OSError) -> bool:
 
 @contextlib.contextmanager
 def locked(partial: Path) -> Iterator[None]:
-    """Hold a lock on the partial file, which is created if needed. The lock ends with the process.
-
-    Raises:
-        PullError: Another process holds it.
-    """
+    """Hold a lock on the partial file (made if needed) until the process ends. Raises PullError if another holds it."""
     with partial.open("ab") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,11 +134,7 @@ class FitOptions(msgspec.Struct, frozen=True):
 
 
 def is_present(name: str, root: Path, sha256: str) -> bool:
-    """Return whether the model is installed already. One that is damaged or has another hash does not count.
-
-    Raises:
-        ArtifactError: Another model has the name, or the name is not valid.
-    """
+    """Return whether the model is installed, whole and with this hash. Raises ArtifactError for its name."""
     try:
         artifact = load_artifact(root / name)
     except ArtifactNotFound:
@@ -170,11 +154,7 @@ def check_disk(left_bytes: int, folder: Path, what: str) -> None:
 
 
 def describe_remote(first: bytes, file: RemoteFile) -> GgufFile | None:
-    """Describe a file by its first bytes; None if they do not hold enough of the header.
-
-    Raises:
-        ArtifactError: The bytes are inconsistent, or not a GGUF.
-    """
+    """Describe a file by its first bytes; None if the header needs more. Raises ArtifactError for other bytes."""
     gguf = describe(first, file.size_bytes, file.name)
     return gguf if gguf.layers and gguf.width else None
 
@@ -187,14 +167,9 @@ def check_memory(
     what: str,
     beside_bytes: int = 0,
 ) -> MemoryNeed:
-    """Return the memory that a model needs.
+    """Return the memory that a model needs. Raises PullError, with figures and the next smaller of `others` that fits.
 
-    Args:
-        others: The other files of the same model, of which a smaller one may fit.
-        beside_bytes: Memory for its mmproj file, which must fit, too.
-
-    Raises:
-        PullError: The model does not fit; the message has the figures and the next smaller file that fits.
+    `others`: further files of the model. `beside_bytes`: for its mmproj file, which must fit, too.
     """
     need = estimate_memory(gguf, context=options.context, batch=options.batch)
     usable = options.device.usable_bytes - beside_bytes
