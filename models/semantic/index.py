@@ -52,10 +52,7 @@ class VectorTable:
         self._rows[row] = self._rows[self._count]
 
     def nearest(self, vector: Vector, most: int, least: float) -> list[tuple[int, float]]:
-        """Return up to `most` rows with their inner products of at least `least`, the nearest first.
-
-        Among equal inner products the lower row comes first.
-        """
+        """Return up to `most` rows with inner products of at least `least`, the nearest first."""
         return _greatest(_inner_products(self._rows, self._count, vector), most, least)
 
 
@@ -114,11 +111,7 @@ class _Bucket:
 
 
 class SemanticIndex:
-    """Finds the key of an earlier request whose question means the same.
-
-    Args:
-        entries: Maximum number of entries; the least recently used is evicted.
-    """
+    """Finds the key of an earlier request whose question means the same, among `entries` of least recent use."""
 
     def __init__(self, judge: Judge, entries: int = ENTRIES) -> None:
         self._judge = judge
@@ -130,10 +123,9 @@ class SemanticIndex:
         return len(self._used)
 
     def find(self, scope: bytes, question: ComparedText) -> Match | None:
-        """Return the earlier question of this scope that most probably has the same answer; None if all are ruled out.
+        """Return the scope's earlier question that most probably has the same answer; None if all are ruled out.
 
-        Args:
-            scope: A key that is equal for requests that differ only in the question.
+        `scope`: a key that is equal for requests that differ only in the question.
         """
         bucket = self._buckets.get((scope, question.signature))
         if bucket is None:

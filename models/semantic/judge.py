@@ -76,10 +76,7 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 def allowed_errors(requests: int, max_error: float) -> int:
-    """Return the greatest count of errors among `requests` that is improbable (`DELTA`) at a rate above `max_error`.
-
-    -1 if even zero errors would not be improbable enough.
-    """
+    """Return the greatest count of errors that is improbable (`DELTA`) at a rate above `max_error`; -1 if none is."""
     return next((count - 1 for count, below in _cumulative(requests, max_error) if below > DELTA), requests)
 
 
@@ -148,11 +145,7 @@ class Judge:
 
     @classmethod
     def load(cls, judge: Artifact, encoder: Artifact) -> Judge:
-        """Load `judge` if it was trained on exactly this `encoder`.
-
-        Raises:
-            ArtifactError: It was trained on another version, or a file is malformed.
-        """
+        """Load `judge` if it was trained on exactly this `encoder`. Raises ArtifactError."""
         return cls(read_judge(judge.path_for(encoder)), SentenceEncoder(encoder.path), judge.manifest.sha256)
 
     def question(self, text: str) -> ComparedText | None:
@@ -177,10 +170,9 @@ class Judge:
         return self._encoder(text)
 
     def log_odds(self, question: ComparedText, others: Sequence[ComparedText], similarities: Sequence[float]) -> Vector:
-        """Return for each of `others` the log-odds that its answer answers `question` too: float32 [others].
+        """Return for each of `others` the log-odds that its answer answers `question`, too: float32 [others].
 
-        Args:
-            similarities: Inner products of the texts' vectors.
+        `similarities`: inner products of the texts' vectors.
         """
         rows = self.features(question, others, similarities)
         hidden = (np.array(rows, np.float32) - self._mean) / self._spread
@@ -200,10 +192,8 @@ class Judge:
     def features(
         self, question: ComparedText, others: Sequence[ComparedText], similarities: Sequence[float]
     ) -> list[list[float]]:
-        """Return FEATURES numbers about the pair of `question` with each of `others`: [others, FEATURES].
-
-        Args:
-            similarities: Inner products of the vectors.
+        """Return FEATURES numbers on `question` and each of `others`: [others, FEATURES]. `similarities`: inner
+        products.
         """
         p, intents = question.intents, np.array([other.intents for other in others])
         best_p = int(p.argmax())
@@ -279,19 +269,12 @@ def differing(question: ComparedText, other: ComparedText) -> list[int]:
 
 
 class Findings(msgspec.Struct):
-    """The results of the checks of semantic hits: counts and log-odds, no content.
+    """The results of the checks of semantic hits: counts and log-odds, no content."""
 
-    Attributes:
-        judge_sha256: The hash of the judge that gave these log-odds.
-        requests: Number of look-ups, each weighted with the share of semantic answers that is compared.
-        compared: Number of semantic answers that were generated again for comparison.
-        wrong: The log-odds of the answers that differed, highest first.
-    """
-
-    judge_sha256: str
-    requests: float = 0.0
-    compared: int = 0
-    wrong: list[float] = []
+    judge_sha256: str  # the hash of the judge that gave these log-odds
+    requests: float = 0.0  # number of look-ups, each weighted with the share of semantic answers that is compared
+    compared: int = 0  # number of semantic answers that were generated again for comparison
+    wrong: list[float] = []  # the log-odds of the answers that differed, highest first
 
     def look_up(self, share: float) -> bool:
         """Count a look-up, hit or miss; return whether `least_log_odds` may have changed."""

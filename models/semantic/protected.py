@@ -154,12 +154,7 @@ _ONES = sum(1 << 2 * number for number in range(len(SCALES)))
 
 
 def signature(text: str, found: list[str], harmless: AbstractSet[str]) -> Signature:
-    """Return the protected words of a text as one value. Texts with the same answer have the same signature.
-
-    Args:
-        found: Its `words`.
-        harmless: Words that may differ, as far as the judge agrees; every other word is a name.
-    """
+    """Return a text's protected words, equal for texts with the same answer; but for `harmless` ones."""
     names = _capitalized(text)
     ordered = tuple(
         [word for word in found if word in ORDERED or word in names or (word not in harmless and word not in NEGATIONS)]
