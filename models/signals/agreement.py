@@ -22,10 +22,7 @@ _BOXED = re.compile(r"\\boxed\{[^\d}-]*(-?\d[\d,]*(?:\.\d+)?)")
 
 
 def answers_agree(question: str, small: str, large: str, encode: Encode) -> bool:
-    """Return whether the small model's answer agrees with the large model's, judged by their texts alone.
-
-    Where the question lists choices the letters are compared, if both answers begin with one.
-    """
+    """Return whether two answers agree by their texts; by the letters of choices, if listed and both begin with one."""
     letters = _CHOICE.findall(question)
     chosen = [found[1] for text in (small, large) if (found := _BARE_LETTER.match(text)) and found[1] in letters]
     if len(letters) >= MIN_CHOICES and len(chosen) == 2:

@@ -29,11 +29,7 @@ class LinearLogit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bias: float
 
     def __call__(self, inputs: Sequence[float]) -> float:
-        """Return the probability, 0 to 1.
-
-        Raises:
-            ValueError: The number of inputs differs from the number of weights.
-        """
+        """Return the probability, 0 to 1. Raises ValueError for another number of inputs than weights."""
         odds = self.bias + sum(weight * value for weight, value in zip(self.weights, inputs, strict=True))
         return 1 / (1 + math.exp(-min(max(odds, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)))
 
@@ -61,11 +57,7 @@ class ConfidenceCalibrator:
     """Maps the engine's confidence to the probability that the answer is right."""
 
     def __init__(self, parameters: CalibrationParameters) -> None:
-        """Check and keep `parameters`.
-
-        Raises:
-            ArtifactError: There is no stage, or the number of weights differs from the number of inputs.
-        """
+        """Keep valid `parameters`. Raises ArtifactError without a stage, or for a wrong number of weights."""
         fits = all(
             len(stage.alone.weights) == INPUT_COUNT and len(stage.joined.weights) == INPUT_COUNT + 1
             for stage in parameters.stages

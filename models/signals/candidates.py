@@ -58,8 +58,7 @@ class Logistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="log
 class Neighbours(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="neighbours"):
     """The mean grade of the `count` nearest prompts, and `prior` times the mean of all.
 
-    `vectors`: int8 [prompts, dimensions], unit vectors times 127. `grades`: of each model, 0 to 1, float32 [models,
-    prompts].
+    `vectors`: int8 [prompts, dimensions], unit vectors times 127; `grades`: float32 [models, prompts], 0 to 1.
     """
 
     count: int
@@ -101,11 +100,7 @@ class CandidateEstimator:
     """
 
     def __init__(self, parameters: CandidateParameters, encoder: Encode) -> None:
-        """Check and keep `parameters`.
-
-        Raises:
-            ArtifactError: Numbers of models, inputs or prompts do not fit together.
-        """
+        """Keep valid `parameters`. Raises ArtifactError if numbers of models, inputs or prompts do not fit together."""
         inputs, dimensions = len(prompt_features("", encoder)), len(encoder(""))
         if not parameters.models or not parameters.estimator.fits(len(parameters.models), inputs, dimensions):
             raise ArtifactError(f"estimates of {len(parameters.models)} models do not have {inputs} inputs each")
@@ -124,10 +119,8 @@ class CandidateEstimator:
 def find_candidates(models: Sequence[str], extra_dirs: Sequence[Path] = ()) -> CandidateEstimator:
     """Find and load the estimates that cover these models.
 
-    Raises:
-        ArtifactNotFound: No file covers all of them.
-        ArtifactUnreadable: A file is malformed, or in a format that is not known here.
-        ArtifactError: One covers them, but with other weights or another encoder.
+    Raises ArtifactNotFound if none covers all, ArtifactUnreadable for a file or format, and ArtifactError for other
+    weights or another encoder.
     """
     faults: list[ArtifactError] = []
     for signal in list_artifacts(extra_dirs):
@@ -160,9 +153,7 @@ def load_candidates(signal: Artifact, models: Sequence[str], extra_dirs: Sequenc
 def check_weights(parameters: CandidateParameters, models: Sequence[str], extra_dirs: Sequence[Path]) -> Artifact:
     """Check that estimates cover these models with the weights that are here; return the sentence encoder.
 
-    Raises:
-        ArtifactNotFound: A model is not covered.
-        ArtifactError: A model here, or the encoder, has other weights.
+    Raises ArtifactNotFound if a model is not covered, ArtifactError for other weights of a model or the encoder.
     """
     known = {one.identity.name: one.identity.sha256 for one in parameters.models}
     if not set(models) <= known.keys():

@@ -20,17 +20,11 @@ def bins_of(probabilities: Array64) -> NDArray[np.int64]:
 
 
 class CalibrationDrift(msgspec.Struct, frozen=True):
-    """The calibration of a signal.
+    """The calibration of a signal."""
 
-    Attributes:
-        answers: The number of answers.
-        error: The expected calibration error over ten equal bins (ECE).
-        drift: The error beyond the one that true probabilities would have with so few answers, at least 0.
-    """
-
-    answers: int
-    error: float
-    drift: float
+    answers: int  # the number of answers
+    error: float  # the expected calibration error over ten equal bins (ECE)
+    drift: float  # the error beyond the one that true probabilities would have with so few answers, at least 0
 
 
 def calibration_error(probabilities: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None) -> float:

@@ -37,11 +37,7 @@ class WordPieces:
     """BERT's uncased tokenizer (Devlin et al. 2018, arXiv 1810.04805): lower case, no accents, longest piece first."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
-        """Index `pieces`; a piece's position is its id.
-
-        Raises:
-            ArtifactError: The list has no piece for unknown words.
-        """
+        """Index `pieces` by position. Raises ArtifactError without a piece for unknown words."""
         self.listed = tuple(pieces)
         self._ids = {piece: number for number, piece in enumerate(pieces)}
         if UNKNOWN not in self._ids:

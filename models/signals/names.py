@@ -46,12 +46,7 @@ def load_names_model(folder: str) -> TextModel | None:
 
 
 class NamesModel:
-    """A loaded model. Calls may come from any thread.
-
-    Raises:
-        ImportError: `tokenizers` or `onnxruntime` is not installed.
-        Exception: A file is missing, or is not what its name says.
-    """
+    """A loaded model, for any thread. Raises ImportError (`tokenizers`, `onnxruntime`), or Exception for a file."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer

@@ -1,7 +1,4 @@
-"""A small ONNX Runtime session for the learned signals: one thread, arrays in, arrays out.
-
-`providers` chooses the processor that runs a graph.
-"""
+"""A small ONNX Runtime session for the learned signals: one thread, arrays in, arrays out."""
 
 from __future__ import annotations
 

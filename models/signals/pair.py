@@ -60,10 +60,7 @@ class PairStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KindMixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The expected gain of the small model over the large one, by the probable kind of a prompt.
-
-    `kinds`: the log odds of each kind; `gains`: the mean difference of both models' qualities on its prompts.
-    """
+    """The small model's expected gain: mean differences (`gains`) by the log odds of a prompt's `kinds`."""
 
     kinds: tuple[LinearLogit, ...]
     gains: tuple[float, ...]
@@ -83,9 +80,8 @@ class PairHandoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a pair's file. `stages`: at least one, in ascending order of `tokens`.
-
-    `kinds`: mixture of the prompts' kinds; if it is set, the expected gain is the last input of `quality`.
+    """A pair's file. `stages`: at least one, by ascending `tokens`; `kinds`: if set, `quality`'s last input is the
+    gain.
     """
 
     small: ModelIdentity
@@ -100,14 +96,12 @@ class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PairEstimator:
     """The two signals of one pair. They take about 0.1 ms for a prompt, and some microseconds for a held-back token.
 
-    `quality`: `edge.quality` of a prompt, the probability, 0 to 1, that the small model's answer is good enough.
+    `quality`: of a prompt, the probability, 0 to 1, that the small model's answer is good enough.
     """
 
     def __init__(self, parameters: PairParameters, encoder: Encode, sha256: str = "") -> None:
-        """Check and keep `parameters`; `sha256` is of their file.
-
-        Raises:
-            ArtifactError: The number of weights differs from the number of inputs, or there is no stage.
+        """Keep valid `parameters`; `sha256` is of their file. Raises ArtifactError without a stage or for wrong
+        weights.
         """
         inputs = len(prompt_features("", encoder))
         kinds = parameters.kinds
@@ -125,11 +119,7 @@ class PairEstimator:
 
     @classmethod
     def for_models(cls, signal: Artifact, small: Artifact, encoder: Artifact) -> PairEstimator:
-        """Load `signal` if it was fitted on exactly these weights of `small`, with this encoder.
-
-        Raises:
-            ArtifactError: It was fitted on other weights, or the file is missing or malformed.
-        """
+        """Load `signal` if it was fitted on these weights of `small`, with this encoder. Raises ArtifactError."""
         parameters = read_parameters(signal)
         for part, model, sha256 in (
             ("weights", small, parameters.small.sha256),
@@ -142,10 +132,8 @@ class PairEstimator:
     def __call__(self, confidence: Confidence, after: int, text: str, quality: float, *, ended: bool) -> float:
         """Return the probability, 0 to 1, that the answer is good enough.
 
-        Args:
-            confidence: The engine's confidence so far.
-            after: The number of tokens that the handoff waits for; selects the stage.
-            ended: `confidence` covers all tokens of the answer.
+        `confidence`: the engine's so far (of the whole answer if `ended`); `after`: the handoff's tokens, for the
+        stage.
         """
         within = [stage for stage in self.parameters.stages if stage.tokens <= after]
         stage = within[-1] if within else self.parameters.stages[0]
@@ -157,16 +145,10 @@ class PairEstimator:
 
 
 def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path] = ()) -> PairEstimator:
-    """Find and load the signals of `small` beside one of the models `others`.
+    """Find and load the signals of `small` beside one of the models `others`, which may take over.
 
-    Args:
-        small: The device's model.
-        others: Names of the models that may take over.
-        extra_dirs: Folders of artifacts that take precedence over the shipped ones.
-
-    Raises:
-        ArtifactNotFound: No pair was calibrated with a model like `small`.
-        ArtifactError: A pair was calibrated, but with other weights or beside another model; the message names them.
+    `extra_dirs` come before the shipped artifacts. Raises ArtifactNotFound if no pair has a model like `small`,
+    ArtifactError, with names, if one has other weights or models.
     """
     faults = []
     for signal in list_artifacts(extra_dirs):
@@ -187,10 +169,8 @@ def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path]
 def load_pair_file(
     signal: Artifact, small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path] = ()
 ) -> PairEstimator:
-    """Load the signals of one file; the arguments are those of `find_pair`.
-
-    Raises:
-        ArtifactError: It was fitted on other weights, beside another model, with another encoder, or it is malformed.
+    """Load one file's signals, as `find_pair`. Raises ArtifactError for other weights, models or encoders, or a bad
+    file.
     """
     large = read_parameters(signal).large
     if large.name not in others:

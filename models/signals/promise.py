@@ -84,9 +84,8 @@ class PromiseDraw(msgspec.Struct, frozen=True):
 class KeptPromise:
     """The evidence of one promise. Pure: requests and labels in, a threshold out.
 
-    Attributes:
-        signals: The threshold and what is behind it; replaced when it changes.
-        share: The share of the device's answers that are drawn now.
+    `signals`: the threshold and what is behind it, replaced when it changes. `share` of the device's answers is drawn
+    now.
     """
 
     def __init__(self, promise: Promise, record: PromiseRecord) -> None:

@@ -51,10 +51,7 @@ def fastest(
 ) -> str:
     """Return the provider for a graph. It is measured unless `cache` knows the times of this graph and device.
 
-    Args:
-        opened: Opens the graph with a provider; it raises if the provider cannot run it.
-        available: Providers of this build of ONNX Runtime.
-        clock: Returns monotonic seconds.
+    `opened` opens the graph with one of the build's `available` providers, and raises if that cannot run it.
     """
     gpus = [name for name in _GPUS if name in available]
     if not gpus:

@@ -27,35 +27,20 @@ TRIM_ANSWERS = f"DELETE FROM answers WHERE id <= (SELECT max(id) - {MAX_ANSWERS}
 
 
 class ShadowAnswer(msgspec.Struct, frozen=True):
-    """A request that both models of a pair answered.
+    """A request that both models of a pair answered."""
 
-    Attributes:
-        small: The device's model.
-        large: The name of the cloud's model.
-        route: The route that the decision took.
-        encoder_sha256: The hash of the sentence encoder of `inputs`.
-        inputs: The inputs of `edge.quality`, float32: structure of the prompt, then the encoder's vector.
-        agreed: Whether the device's answer agrees with the cloud's.
-        confidence: The confidence of the device's first `after` tokens; None if it was not measured.
-        after: The number of tokens that the handoff waits for.
-        ended: `confidence` covers all tokens of the answer.
-        signals_sha256: The hash of the calibrated signals that estimated `quality` and `score`; "" for none.
-        quality: `edge.quality` of the prompt.
-        score: The probability that the handoff compares.
-    """
-
-    small: ModelIdentity
-    large: str
-    route: str
-    encoder_sha256: str
-    inputs: bytes
-    agreed: bool
-    confidence: Confidence | None = None
-    after: int = 0
-    ended: bool = False
-    signals_sha256: str = ""
-    quality: float | None = None
-    score: float | None = None
+    small: ModelIdentity  # the device's model
+    large: str  # the name of the cloud's model
+    route: str  # the route that the decision took
+    encoder_sha256: str  # the hash of the sentence encoder of `inputs`
+    inputs: bytes  # the inputs of `edge.quality`, float32: structure of the prompt, then the encoder's vector
+    agreed: bool  # whether the device's answer agrees with the cloud's
+    confidence: Confidence | None = None  # of the device's first `after` tokens; None if it was not measured
+    after: int = 0  # the number of tokens that the handoff waits for
+    ended: bool = False  # `confidence` covers all tokens of the answer
+    signals_sha256: str = ""  # the hash of the calibrated signals that estimated `quality` and `score`; "" for none
+    quality: float | None = None  # `edge.quality` of the prompt
+    score: float | None = None  # the probability that the handoff compares
 
 
 _decoder = msgspec.msgpack.Decoder(ShadowAnswer)
