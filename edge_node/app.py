@@ -127,7 +127,8 @@ def build(
     encoders: Mapping[Modality, WorkerSpec] | None = None,
     speech_detector: WorkerSpec | None = None,
 ) -> App:
-    """Construct one daemon, without starting it.
+    """Construct one daemon, without starting it. Raises ConfigError if it would answer other machines without an API
+    key.
 
     Args:
         make_engine: Factory for the engine of an edge target's model; by default from the model's artifact.
@@ -136,9 +137,6 @@ def build(
             daemon runs the last bundle that it verified, if any.
         encoders: Encoders that turn audio and images into text; by default the installed packages, with their models.
         speech_detector: Speech detector for live sessions; used only together with `encoders`.
-
-    Raises:
-        ConfigError: The daemon would answer other machines without an API key.
     """
     config.check_clients()
     clock = clock or system_clock()

@@ -31,9 +31,8 @@ def read_boot_id() -> str:
 
 
 def is_synchronised() -> bool:
-    """Return whether the kernel reports that the wall clock is synchronised, which NTP clients tell it (adjtimex(2)).
-
-    Setting the date by hand clears that state, and so does a boot. Returns True on other systems than Linux.
+    """Return whether the kernel says that the wall clock is synchronised, as NTP clients tell it (adjtimex(2)). A boot
+    clears that, and setting the date by hand. True on other systems than Linux.
     """
     if not sys.platform.startswith("linux"):
         return True
@@ -47,10 +46,7 @@ def _libc() -> ctypes.CDLL:
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """Both clocks, and the id of the boot in which `monotonic` is valid. Tests pass their own functions.
-
-    `synchronised`: whether the wall clock can be trusted across boots.
-    """
+    """Both clocks, and the id of the boot of `monotonic`. `synchronised`: whether the wall clock can be trusted."""
 
     monotonic: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time

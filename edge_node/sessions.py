@@ -42,23 +42,14 @@ if TYPE_CHECKING:
 
 
 class SessionAudio(msgspec.Struct, frozen=True):
-    """The device's audio services for sessions.
+    """The device's audio services for sessions."""
 
-    Attributes:
-        entry: The lazily constructed service that transcribes and speaks.
-        transcribes: Whether sessions accept audio.
-        detect: Speech detector; None if sessions do not detect turns.
-        max_clips: Maximum number of audio clips in one conversation.
-        speaks: Whether sessions can answer with speech.
-        voice: The voice of sessions that name none.
-    """
-
-    entry: LazyAudio
-    transcribes: bool
-    detect: Detect | None
-    max_clips: int
-    speaks: bool
-    voice: str
+    entry: LazyAudio  # the lazily constructed service that transcribes and speaks
+    transcribes: bool  # whether sessions accept audio
+    detect: Detect | None  # speech detector; None if sessions do not detect turns
+    max_clips: int  # maximum number of audio clips in one conversation
+    speaks: bool  # whether sessions can answer with speech
+    voice: str  # the voice of sessions that name none
 
     def limits(self, config: RealtimeConfig) -> SessionLimits:
         return SessionLimits(
@@ -115,11 +106,7 @@ class DeviceSessions(msgspec.Struct, frozen=True):
 
 
 class DeviceSessionRequests(SessionRequests[DeviceClient]):
-    """The requests of one session.
-
-    Args:
-        client: The client that opened the session; its trace context is that of every response.
-    """
+    """The requests of one session, with the trace context of the `client` that opened it."""
 
     def __init__(self, daemon: DeviceSessions, client: DeviceClient) -> None:
         self.client = client
