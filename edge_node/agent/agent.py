@@ -44,24 +44,17 @@ _REPLAYED_S = 86400.0
 
 @dataclass(eq=False, repr=False)
 class Agent:
-    """The agent of one daemon.
-
-    Args:
-        folder: STATE_DIR/fleet.
-        booted: The bundle, store and journal that the daemon started with.
-        inspector: The verifier of published files; by default in a child process.
-        rng: A random number from 0 to 1, which spreads retries.
-    """
+    """The agent of one daemon. `inspector`: the verifier of published files; by default in a child process."""
 
     _: KW_ONLY
-    folder: Path
-    booted: BootState
+    folder: Path  # STATE_DIR/fleet
+    booted: BootState  # the bundle, store and journal that the daemon started with
     link: FleetLink
     host: Host
     clock: Clock
     disk: Disk = field(default_factory=Disk)
     inspector: Inspector = field(default_factory=ChildInspector)
-    rng: Callable[[], float] = random.random
+    rng: Callable[[], float] = random.random  # a random number from 0 to 1, which spreads retries
 
     def __post_init__(self) -> None:
         self._store = self.booted.store
@@ -183,13 +176,8 @@ class Agent:
         return self.state is DeviceState.TRIAL or (bool(pointer) and pointer[0] == self._row.bundle)
 
     def _enter(self, event: Event, *, written: bool = True, must: bool = False, **changes: object) -> None:
-        """Write the row of the next state, then enter it.
-
-        Args:
-            must: Whether to fail if the row cannot be written. Otherwise a device with a full disk continues in memory.
-
-        Raises:
-            OSError: `must` is set and the row could not be written.
+        """Write the row of the next state, then enter it. If it cannot be written, as on a full disk, a device
+        continues in memory; with `must` OSError is raised.
         """
         state = TRANSITIONS[self.state][event]
         row = msgspec.structs.replace(self._row, state=state, at=self.clock.unix(), **changes)

@@ -45,11 +45,7 @@ _USABLE_SHARE = 0.9  # share of total memory: the memory in use now may belong t
 
 
 def examine(request: BundleRequest) -> BundleReport:
-    """Try a bundle without running it.
-
-    Raises:
-        UpdateRefused: The bundle does not pass on this device; the subclass names the reason.
-    """
+    """Try a bundle without running it. Raises UpdateRefused; the subclass names why it does not pass on this device."""
     dirs = [Path(folder) for folder in request.model_dirs]
     models = []
     for file in request.models:
@@ -105,11 +101,7 @@ def check_policy(path: Path, find: Callable[[str], Manifest | None]) -> Policy:
 
 
 def check_cases(policy: Policy, cases: Sequence[Path]) -> int:
-    """Run every case file; return the number of cases.
-
-    Raises:
-        CasesFailed: Cases differ; the message names the first one and counts the others.
-    """
+    """Run every case file; return the number of cases. CasesFailed names the first that differs, and the count."""
     count, failed = 0, []
     for path in cases:
         cases_found, locations, problems = read_cases(path.read_text(encoding="utf-8", errors="replace"), "cases")
@@ -133,11 +125,8 @@ def last_records(state_dir: Path, since: float) -> list[DecisionRecord]:
 
 
 def check_fit(file: ModelFile, total_bytes: int) -> None:
-    """Check that a model, its adapters and its projector's process can ever fit into this device's memory.
-
-    Raises:
-        ModelTooLarge: Not even one short request fits.
-        ModelUnusable: The model file or the projector file is invalid.
+    """Raise ModelTooLarge if not even a short request fits into this device's memory with the model, its adapters and
+    its projector's process; ModelUnusable if a file is invalid.
     """
     model = file.model
     size_bytes = sum(blob.size_bytes for blob in model.loaded)
@@ -166,11 +155,7 @@ def _images_bytes(file: ModelFile) -> int:
 
 
 def check_adapters(file: ModelFile, architecture: str) -> None:
-    """Check the headers of a model's adapters; the engine finds all other faults when it loads them.
-
-    Raises:
-        ModelUnusable: A file is not a LoRA adapter, or was made for another model.
-    """
+    """Check the headers of a model's adapters; the engine finds other faults. Raises ModelUnusable."""
     for adapter, path in zip(file.model.adapters, file.adapters, strict=True):
         name = f"{file.model.name}+{adapter.name}"
         try:
@@ -182,10 +167,8 @@ def check_adapters(file: ModelFile, architecture: str) -> None:
 
 
 def check_projector(file: ModelFile) -> None:
-    """Turn a black image into soft tokens. Else the projector's first load would be with a client's image.
-
-    Raises:
-        ModelUnusable: Pillow is missing here, or the file is not a projector of this model.
+    """Turn a black image into soft tokens, lest the projector's first load be with a client's image. Raises
+    ModelUnusable, also without Pillow.
     """
     if file.projector is None:
         return
@@ -199,11 +182,8 @@ def check_projector(file: ModelFile) -> None:
 
 
 def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_dirs: Sequence[Path]) -> None:
-    """Load the signals about a model's answers as the daemon does. Without the signals, a policy's conditions on them
-    never hold.
-
-    Raises:
-        ModelUnusable: A file is not such a signal, or was fitted on other weights or beside another model.
+    """Load the signals about a model's answers as the daemon does; without them a policy's conditions on them never
+    hold. Raises ModelUnusable if a file is not such a signal, or was fitted on other weights or beside another model.
     """
     model = Artifact(Path(file.path), described)
     others = [target.model for target in policy.targets if target.model != model.name]
@@ -233,13 +213,8 @@ def _try_quality(artifact: Artifact, model: Artifact) -> None:
 
 
 def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> Manifest:
-    """Describe a model for the engine.
-
-    If this device has a model of this name, its usage settings are kept (refusal, temperature, form of answers): a
-    bundle replaces only its weights.
-
-    Raises:
-        ModelUnusable: The file is not a model.
+    """Describe a model for the engine, with the usage settings of this device's model of its name (refusal,
+    temperature, form of answers), as a bundle replaces only its weights. Raises ModelUnusable.
     """
     try:
         header = read_gguf(weights)

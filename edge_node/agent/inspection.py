@@ -32,24 +32,16 @@ _EXAMINE_S = 1800.0
 
 
 class UpdateCheckRequest(msgspec.Struct, frozen=True, tag=True):
-    """Request to read the plan, and the manifest of the assigned bundle unless it is known.
+    """Request to read the plan, and the manifest of the assigned bundle unless it is known."""
 
-    Attributes:
-        folder: The folder of the metadata that was verified before.
-        root: The fleet's root metadata.
-        running: The bundle that the device runs; None for the factory files.
-        known: Bundles whose manifest is not needed.
-        not_before: The earliest possible time, Unix seconds.
-    """
-
-    folder: str
-    root: bytes
+    folder: str  # the folder of the metadata that was verified before
+    root: bytes  # the fleet's root metadata
     device: str
     cohort: str
-    running: str | None
-    known: tuple[str, ...]
+    running: str | None  # the bundle that the device runs; None for the factory files
+    known: tuple[str, ...]  # bundles whose manifest is not needed
     daemon_version: str
-    not_before: float
+    not_before: float  # the earliest possible time, Unix seconds
 
 
 class UpdateCheckResult(msgspec.Struct, frozen=True, tag=True):
@@ -61,9 +53,8 @@ class UpdateCheckResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """A model of the bundle, and its verified files on this device; `adapters` are in the order of the model's.
-
-    `projector`: the projector's file. `signals`: in the order of the model's.
+    """A model of the bundle with its verified files on this device; `adapters` and `signals` in the order of the
+    model's.
     """
 
     model: BundleModel
@@ -74,31 +65,21 @@ class ModelFile(msgspec.Struct, frozen=True):
 
 
 class BundleRequest(msgspec.Struct, frozen=True, tag=True):
-    """Request to try a bundle without running it.
-
-    Attributes:
-        policy, cases, models: Verified files of the bundle.
-        running_policy: The policy that the device runs.
-        model_dirs: The folders in which the device finds models now.
-        memory_bytes: The memory of this device.
-        state_dir: The state folder, with the records of past decisions.
-        since: The time of the oldest record to replay, Unix seconds.
-    """
+    """Request to try a bundle without running it. `policy`, `cases`, `models`: its verified files."""
 
     policy: str
     cases: tuple[str, ...]
     models: tuple[ModelFile, ...]
-    running_policy: str
-    model_dirs: tuple[str, ...]
-    memory_bytes: int
-    state_dir: str
-    since: float
+    running_policy: str  # the policy that the device runs
+    model_dirs: tuple[str, ...]  # the folders in which the device finds models now
+    memory_bytes: int  # the memory of this device
+    state_dir: str  # the state folder, with the records of past decisions
+    since: float  # the time of the oldest record to replay, Unix seconds
 
 
 class BundleReport(msgspec.Struct, frozen=True, tag=True):
-    """Each model as the engine reads it, and the counts of a replay of the device's own decisions.
-
-    `leaving`: requests that stayed on the device and would or may leave it; `example`: the first of them.
+    """Each model as the engine reads it, and the counts of a replay of the device's own decisions. `leaving`: requests
+    that stayed on the device and would or may leave it; `example`: the first of them.
     """
 
     models: tuple[Manifest, ...]

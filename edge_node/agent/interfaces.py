@@ -45,23 +45,14 @@ class Host(Protocol):
         ...
 
     async def use(self, bundle: InstalledBundle | None, *, must: bool = False) -> None:
-        """Serve requests under this bundle from now on; answers in progress are completed.
-
-        Args:
-            bundle: The bundle; None for the factory files.
-            must: Use the bundle even if one of its models cannot be loaded: the device is returning to it.
-
-        Raises:
-            UpdateRefused: The bundle cannot be used; the previous one stays in use.
+        """Serve requests under this bundle from now on (None: the factory files); answers in progress are completed.
+        `must`: even if a model cannot be loaded, as the device returns to it. After UpdateRefused the previous bundle
+        stays in use.
         """
         ...
 
     async def check_model(self, model: BundleModel) -> None:
-        """Send a model on this device, and its adapters, their golden prompts at temperature 0.
-
-        Raises:
-            UpdateRefused: The model or an adapter does not answer, or its answer differs.
-        """
+        """Send a model and its adapters their golden prompts, at temperature 0. Raises UpdateRefused."""
         ...
 
     def restart(self) -> None:
@@ -88,16 +79,11 @@ async def at_once(_: str) -> float:
 
 
 class FleetLink(msgspec.Struct, frozen=True):
-    """The parts that join a daemon to its fleet.
-
-    Attributes:
-        member: Function that returns the device's identity; called at each check.
-        may_change: Function that is called before a bundle is activated. It returns 0.0 to allow the change now,
-            otherwise the seconds until it should be called again.
-        on_change: Function that is called after each change of the agent's `state` or of its `row`.
+    """The parts that join a daemon to its fleet. `may_change` is called before a bundle is activated: 0.0 allows the
+    change now, else call it again in so many seconds. `on_change` follows each change of the agent's `state` or `row`.
     """
 
-    member: Callable[[], Identity]
+    member: Callable[[], Identity]  # function that returns the device's identity; called at each check
     source: Source
     settings: AgentSettings = AgentSettings()
     may_change: Callable[[str], Awaitable[float]] = at_once

@@ -107,9 +107,7 @@ TRANSITIONS: Mapping[DeviceState, Mapping[Event, DeviceState]] = {
 
 def event_of(refusal: UpdateRefused, state: DeviceState, *, pointed: bool) -> Event | None:
     """Return the event by which a refusal ends a state; None if the disk is not writable and the step must be repeated.
-
-    Args:
-        pointed: Whether the pointer names the bundle that is being installed.
+    `pointed`: whether the pointer names the bundle that is being installed.
     """
     events = TRANSITIONS[state]
     if state in _TRIED_AGAIN or (state is DeviceState.TRIAL and isinstance(refusal, DiskFull)):
@@ -125,36 +123,24 @@ MEANING = table_of(__package__, "states.json", dict[DeviceState, str])
 
 
 class JournalRow(msgspec.Struct, frozen=True):
-    """The agent's memory at the start of a state.
-
-    Attributes:
-        state: The state that begins with this row.
-        at: Unix seconds.
-        bundle: The bundle that the device changes to.
-        bundles: The previous pointer: first the running bundle, then the bundles to return to.
-        code: Error code of the last refused or undone update, or `requests_leave` for one that continues; "" otherwise.
-        reason: Human-readable reason.
-        boots: Unexpected starts of the daemon during this trial.
-        restarts: Whether the agent itself asked for the next start.
-        unproven: Whether the running bundle was committed without enough requests to prove it.
-        quarantined: The reason by quarantined bundle, which this device does not try again; the oldest first.
-        before: The condition before the change, with which the trial compares.
-        signed_at: The newest signed time seen, Unix seconds; the present is not earlier.
+    """The agent's memory at the start of a state. `code`: error code of the last refused or undone update, or
+    `requests_leave` for one that continues; "" otherwise. `quarantined`: bundles, oldest first, with the reason why
+    this device does not try them again.
     """
 
-    state: DeviceState = DeviceState.IDLE
-    at: float = 0.0
-    bundle: str | None = None
+    state: DeviceState = DeviceState.IDLE  # the state that begins with this row
+    at: float = 0.0  # Unix seconds
+    bundle: str | None = None  # the bundle that the device changes to
     rollout: str = ""
-    bundles: tuple[str, ...] = ()
+    bundles: tuple[str, ...] = ()  # the previous pointer: first the running bundle, then the bundles to return to
     code: str = ""
-    reason: str = ""
-    boots: int = 0
-    restarts: bool = False
-    unproven: bool = False
+    reason: str = ""  # Human-readable reason
+    boots: int = 0  # unexpected starts of the daemon during this trial
+    restarts: bool = False  # whether the agent itself asked for the next start
+    unproven: bool = False  # whether the running bundle was committed without enough requests to prove it
     quarantined: dict[str, str] = {}
-    before: DeviceCondition | None = None
-    signed_at: float = 0.0
+    before: DeviceCondition | None = None  # the condition before the change, with which the trial compares
+    signed_at: float = 0.0  # the newest signed time seen, Unix seconds; the present is not earlier
 
 
 class Journal:
@@ -178,11 +164,7 @@ class Journal:
         return tuple(self._rows)
 
     def append(self, row: JournalRow) -> None:
-        """Write a row and sync it.
-
-        Raises:
-            OSError: The row could not be written, for example because the disk is full.
-        """
+        """Write a row and sync it. Raises OSError, for example if the disk is full."""
         try:
             if self._path.exists() and self._path.stat().st_size > _COMPACT_BYTES:
                 self._disk.replace_synced(self._path, b"".join(map(_encode, (*self._rows[1 - KEPT_ROWS :], row))))
@@ -242,10 +224,6 @@ def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = N
     2. A rollback that was begun is completed.
     3. Otherwise the bundle of the newest row; without a row, that of the pointer.
     4. A damaged bundle is skipped; the factory files come last.
-
-    Args:
-        folder: STATE_DIR/fleet.
-        now: Unix seconds.
     """
     disk = disk or Disk()
     store = BundleStore(folder, disk, daemon_version)

@@ -30,11 +30,8 @@ class Source(Protocol):
     """The published files of a fleet."""
 
     def fetch(self, path: str, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yield a file from `offset` on, such as ``tuf/metadata/timestamp.json`` or ``blobs/SHA256``.
-
-        Raises:
-            FileNotFoundError: The source does not have the file.
-            OSError: The source does not answer, or the transfer breaks off.
+        """Yield a file from `offset` on, such as ``tuf/metadata/timestamp.json`` or ``blobs/SHA256``. Raises
+        FileNotFoundError; OSError if the source does not answer, or the transfer breaks off.
         """
         ...
 
@@ -163,11 +160,7 @@ def _size(path: Path) -> int:
 
 
 class SourceWithImport:
-    """The control plane's files, or imported ones while it is unreachable. Imported blobs come first: they are local.
-
-    Args:
-        folder: STATE_DIR/fleet.
-    """
+    """The control plane's files, or imported ones while it is unreachable; imported blobs first: they are local."""
 
     def __init__(self, plane: Source, folder: Path, monotonic: Callable[[], float]) -> None:
         self._plane = plane

@@ -51,9 +51,8 @@ _PARTIAL = ".partial"
 
 
 class Disk:
-    """File operations of the kernel, as seven methods; a test can end the process before each of them.
-
-    Synced content survives a power cut; unsynced content may survive it, in any order.
+    """The kernel's file operations; a test can end the process before each of the seven. Synced content survives a
+    power cut; unsynced content may survive it, in any order.
     """
 
     # --- operations --------------------------------------------------------------------------------------------------
@@ -132,12 +131,7 @@ class _Pointer(msgspec.Struct, frozen=True):
 
 
 class BundleStore:
-    """The store in one folder.
-
-    Args:
-        folder: STATE_DIR/fleet.
-        daemon_version: The daemon's version; bundles that need a newer one cannot be loaded.
-    """
+    """The store in `folder`, STATE_DIR/fleet. A bundle that needs a newer daemon than this cannot be loaded."""
 
     def __init__(self, folder: Path, disk: Disk, daemon_version: str) -> None:
         self._folder = folder
@@ -180,11 +174,7 @@ class BundleStore:
         return missing
 
     def accept(self, blob: Blob) -> None:
-        """Hash a downloaded file and give it its name.
-
-        Raises:
-            BundleAltered: The content differs; the file is removed.
-        """
+        """Hash a downloaded file and give it its name; if its content differs, remove it and raise BundleAltered."""
         partial = self.partial(blob)
         if not _has_content(partial, blob):
             self._disk.remove(partial)
@@ -234,11 +224,7 @@ class BundleStore:
         self._disk.sync(path)
 
     def load(self, bundle: str) -> InstalledBundle:
-        """Read a bundle and hash all of its content again.
-
-        Raises:
-            UpdateRefused: The bundle is missing or damaged, or needs a newer daemon.
-        """
+        """Read a bundle and hash its content again. Raise UpdateRefused if it is damaged, or needs a newer daemon."""
         folder = self._bundles / bundle
         try:
             content = (folder / MANIFEST).read_bytes()

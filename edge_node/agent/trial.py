@@ -33,49 +33,29 @@ _SLOW_SHARE = 0.05  # slow: beyond a bound that at most this share of the earlie
 
 
 class TrialSettings(msgspec.Struct, frozen=True):
-    """Limits of a trial.
+    """Limits of a trial."""
 
-    Attributes:
-        least_s: Minimum duration.
-        least_requests: Minimum number of requests.
-        longest_s: Duration after which a device with too few requests commits as unproven.
-        poll_s: Interval between two checks.
-        false_alarm: Probability of a false alarm at one check, for a share at its margin.
-        errors_margin: Accepted rise of the share of failed requests; the other margins likewise.
-        hot_c: Temperature in °C up to which the device never counts as too hot.
-        heat_margin_c: Accepted rise of the temperature above the maximum of the day before.
-        unhealthy_s: Maximum continuous time in which a device may be unhealthy or too hot.
-        crashes: Maximum number of crashes of engine children.
-    """
-
-    least_s: float = 600.0
-    least_requests: int = 200
-    longest_s: float = 86400.0
-    poll_s: float = 5.0
-    false_alarm: float = 1e-3
-    errors_margin: float = 0.01
+    least_s: float = 600.0  # minimum duration
+    least_requests: int = 200  # minimum number of requests
+    longest_s: float = 86400.0  # duration after which a device with too few requests commits as unproven
+    poll_s: float = 5.0  # interval between two checks
+    false_alarm: float = 1e-3  # probability of a false alarm at one check, for a share at its margin
+    errors_margin: float = 0.01  # accepted rise of the share of failed requests; the other margins likewise
     degraded_margin: float = 0.05
     latency_margin: float = 0.1
-    hot_c: float = 80.0
-    heat_margin_c: float = 10.0
-    unhealthy_s: float = 60.0
-    crashes: int = 2
+    hot_c: float = 80.0  # temperature in °C up to which the device never counts as too hot
+    heat_margin_c: float = 10.0  # accepted rise of the temperature above the maximum of the day before
+    unhealthy_s: float = 60.0  # maximum continuous time in which a device may be unhealthy or too hot
+    crashes: int = 2  # maximum number of crashes of engine children
 
 
 class TrialProgress(msgspec.Struct, frozen=True):
-    """The state of a trial at one moment.
+    """The state of a trial at one moment."""
 
-    Attributes:
-        elapsed_s: Seconds since the bundle began to serve.
-        settings: The trial's limits.
-        now: Requests under the bundle.
-        before: Earlier requests, for comparison; None if unknown.
-    """
-
-    elapsed_s: float
-    settings: TrialSettings
-    now: Traffic
-    before: Traffic
+    elapsed_s: float  # seconds since the bundle began to serve
+    settings: TrialSettings  # the trial's limits
+    now: Traffic  # requests under the bundle
+    before: Traffic  # earlier requests, for comparison; None if unknown
 
 
 class ConditionHistory:
@@ -99,9 +79,7 @@ class ConditionHistory:
 
     def before(self, at: float, now: DeviceCondition) -> DeviceCondition:
         """Return the requests since the fourth check before `at`, and the highest temperature of the day before it, if
-        known.
-
-        Heat depends on the traffic: one that changes its bundle in a quiet night gets warm by morning anyway.
+        known. A device that changes its bundle in a quiet night gets warm by morning anyway.
         """
         since = at - _DAY_S
         earlier = [condition for _, condition in self._checks]
@@ -118,12 +96,8 @@ class ConditionHistory:
 
 
 class Trial:
-    """The trial of a bundle.
-
-    Args:
-        before: The sums for comparison, and the highest temperature of the day before; None if unknown.
-        start: The sums when the bundle began to serve.
-        began: The time when it began, monotonic seconds.
+    """The trial of a bundle. `before`: the sums for comparison, with the highest temperature of the day before, if
+    known; `start`: the sums when the bundle `began` to serve (monotonic seconds).
     """
 
     def __init__(self, settings: TrialSettings, before: DeviceCondition | None, start: Traffic, began: float) -> None:
@@ -135,11 +109,7 @@ class Trial:
         self._cool_at = began
 
     def judge(self, now: float, health: DeviceCondition) -> bool:
-        """Return whether the bundle has passed its trial.
-
-        Raises:
-            UpdateRefused: The bundle failed; the subclass names the reason.
-        """
+        """Return whether the bundle has passed its trial. Raises UpdateRefused; the subclass names why it failed."""
         traffic = health.traffic - self._start
         for refusal in (*self._health(now, health, traffic), *self._shares(traffic)):
             raise refusal

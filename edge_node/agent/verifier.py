@@ -60,13 +60,9 @@ BOUNDS = DownloadBounds(deadline_s=120.0, grace_s=10.0, least_bytes_per_s=256.0)
 
 
 class UpdateVerifier:
-    """Verifies one update of one fleet. Create a new verifier for each update.
-
-    Args:
-        folder: A separate folder for the metadata and the floor; created if it does not exist.
-        root: The root metadata that the device trusts, from its enrolment.
-        not_before: The earliest possible time, whatever the clock says, Unix seconds. Metadata that expired before it
-            is refused, also on a device whose clock is slow.
+    """Verifies one update of one fleet; each needs a new one. `folder` holds metadata and floor; `root` is trusted
+    since the enrolment. Metadata that expired before `not_before` (Unix seconds) is refused, whatever a slow clock
+    says.
     """
 
     def __init__(
@@ -89,24 +85,15 @@ class UpdateVerifier:
             )
 
     def refresh(self) -> None:
-        """Fetch and verify root, timestamp, snapshot and artifacts.
-
-        Raises:
-            UpdateRefused: The metadata cannot be used; the message names the role.
-            OSError: The folder cannot be read or written.
-        """
+        """Fetch and verify root, timestamp, snapshot and artifacts. UpdateRefused names the role. Raises OSError."""
         with self._translated():
             self._updater.refresh()
         self._check_time()
         self._raise_floor()
 
     def plan(self, cohort: str) -> RolloutPlan | None:
-        """Return the cohort's plan; None if it has none. Every bundle that it names is signed by artifacts.
-
-        Raises:
-            BundleNotSigned: The plan names an unsigned bundle.
-            BundleInvalid: The plan is malformed or another cohort's.
-            UpdateRefused: The plan cannot be used for another reason.
+        """Return the cohort's plan, if any. Artifacts sign every bundle that it names, else BundleNotSigned is raised;
+        BundleInvalid: the plan is malformed or another cohort's; UpdateRefused: it cannot be used.
         """
         with self._translated():
             target = self._updater.get_targetinfo(f"rollouts/{cohort}.json")
@@ -119,12 +106,7 @@ class UpdateVerifier:
         return plan
 
     def manifest(self, bundle: str, daemon_version: str) -> BundleManifest:
-        """Fetch and verify the manifest of a bundle that artifacts signed.
-
-        Raises:
-            BundleNotSigned: Artifacts did not sign it.
-            UpdateRefused: The manifest cannot be used for another reason.
-        """
+        """Fetch and verify the manifest of a bundle. Raises UpdateRefused; BundleNotSigned unless artifacts sign it."""
         return read_manifest(self._download(self._signed_bundle(bundle), MAX_MANIFEST_BYTES), bundle, daemon_version)
 
     def _signed_bundle(self, bundle: str) -> TargetFile:
@@ -253,9 +235,8 @@ def _read_signed(path: Path) -> Signed:
 
 
 def _read_floor(path: Path) -> dict[str, int]:
-    """Return the version floor. A damaged file counts as empty, lest a device with a failing disk lose updates forever.
-
-    A remote party cannot damage the file.
+    """Return the version floor. A damaged file, which no remote party can cause, counts as empty, lest a device with a
+    failing disk lose updates forever.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, int])

@@ -29,12 +29,7 @@ CERTIFICATE = "device-tls.pem"
 
 
 class DeviceCertificate:
-    """Owns the file.
-
-    Args:
-        path: The file, also as an attribute.
-        clock: Unix time, s.
-    """
+    """Owns the file at `path`."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self.path = path

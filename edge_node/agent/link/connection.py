@@ -90,19 +90,10 @@ def read_record(folder: Path) -> LinkRecord | None:
 @dataclass(eq=False, repr=False)
 class FleetConnection:
     """The connection of one device. `follow` an agent before `run`, and call `changed` after each change of its state.
-
-    Args:
-        folder: STATE_DIR/fleet.
-        uniform: Function that returns a random number between two numbers.
-        telemetry_interval_s: Mean time between two telemetry messages.
-        records_per_hour: The owner's limit of decision records, see `RecordSample`.
-        keys: The keys of the state folder.
-
-    Raises:
-        ConfigError: The control plane's URL or CA file cannot be used.
+    Raises ConfigError if the control plane's URL or CA file cannot be used.
     """
 
-    folder: Path
+    folder: Path  # STATE_DIR/fleet
     identity: Identity
     key: DeviceKey
     _: KW_ONLY
@@ -110,9 +101,9 @@ class FleetConnection:
     read_traffic: Callable[[], Traffic]
     uniform: Uniform = field(default_factory=lambda: random.Random().uniform)
     sleep: Sleep = anyio.sleep
-    telemetry_interval_s: float = TELEMETRY_S
-    records_per_hour: float = 0.0
-    keys: StateKeys | None = None
+    telemetry_interval_s: float = TELEMETRY_S  # mean time between two telemetry messages
+    records_per_hour: float = 0.0  # the owner's limit of decision records, see `RecordSample`
+    keys: StateKeys | None = None  # the keys of the state folder
 
     def __post_init__(self) -> None:
         self.boot = secrets.token_hex(8)
@@ -169,9 +160,8 @@ class FleetConnection:
         self._dirty.set()
 
     async def may_change(self, wanted: str) -> float:
-        """Ask whether the device may change to `wanted`; return 0.0 if it may, else the seconds until the next request.
-
-        An imported bundle needs no permission of the control plane: the operator chose the time of the import.
+        """Return 0.0 if the device may change to `wanted` now, else the seconds until the next request. An imported
+        bundle needs no permission of the control plane: the operator chose the time of the import.
         """
         try:
             reply = await self._report(msgspec.structs.replace(self._agent_report(), wanted=wanted))

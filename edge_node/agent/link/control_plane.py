@@ -57,11 +57,8 @@ class FleetUnreachable(FleetError):
 
 
 class FleetRefused(FleetError):
-    """The control plane refuses this message permanently, so it is not repeated.
-
-    Attributes:
-        code: The reason, such as `device_revoked`.
-        now: The control plane's clock, Unix seconds; None without a `Date` header.
+    """The control plane refuses this message permanently, so it is not repeated. `code`: the reason, such as
+    `device_revoked`; `now`: the control plane's clock, Unix seconds; None without a `Date` header.
     """
 
     def __init__(self, code: str, message: str, now: float | None = None) -> None:
@@ -78,17 +75,9 @@ class Wake(msgspec.Struct, frozen=True):
 
 
 class ControlPlane:
-    """The client. It connects on first use; call `close` at the end.
-
-    Attributes:
-        report_key: Key that authenticates reports and telemetry; None: the device key signs them.
-
-    Args:
-        ca_file: PEM file of the trusted authorities; "" for the system's.
-        sign: The device key; None before the enrolment.
-
-    Raises:
-        ConfigError: The URL or the file cannot be used.
+    """The client, which connects on first use; `close` it. `report_key` authenticates reports and telemetry; without it
+    the device key (`sign`, None before the enrolment) signs them. `ca_file`: PEM of the trusted authorities; "" for the
+    system's. Raises ConfigError if that or the URL cannot be used.
     """
 
     def __init__(self, url: str, ca_file: str = "", sign: Callable[[bytes], str] | None = None) -> None:
@@ -142,11 +131,8 @@ class ControlPlane:
             return Wake(response.headers.get("ETag", etag), response.status == 200)
 
     async def fetch(self, path: str, offset: int = 0) -> AsyncGenerator[bytes]:
-        """Yield a published file from `offset` on, such as ``tuf/metadata/timestamp.json`` or ``blobs/SHA256``.
-
-        Raises:
-            FileNotFoundError: The file does not exist.
-            OSError: The control plane does not answer, or the transfer breaks off.
+        """Yield a published file from `offset` on, such as ``tuf/metadata/timestamp.json`` or ``blobs/SHA256``. Raises
+        FileNotFoundError; OSError if the control plane does not answer, or the transfer breaks off.
         """
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_CHUNK_GAP_S)
@@ -272,11 +258,7 @@ def _words(error: BaseException) -> str:
 
 
 def checked_url(url: str) -> str:
-    """Return the URL without a trailing slash.
-
-    Raises:
-        ConfigError: The URL is neither https nor loopback; join and bearer tokens are sent to it.
-    """
+    """Return the URL without a trailing slash. Raise ConfigError unless it is https or loopback: it gets tokens."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"Must be a URL like https://fleet.example, not {url!r}.", where="fleet URL")

@@ -35,24 +35,16 @@ _VERSION = daemon_version()  # read before `as_owner`, whose account may not rea
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `identity.json`.
-
-    Attributes:
-        cohort: The cohort in the control plane's last response.
-        url: The control plane's URL.
-        ca_file: PEM file of the authorities trusted for `url`; "" for the system's.
-        root: The fleet's root metadata, on which the trust in updates is based.
-        joined: Unix seconds.
-    """
+    """The content of `identity.json`."""
 
     device: Device
     tenant: Name
-    cohort: Name
+    cohort: Name  # the cohort in the control plane's last response
     fleet: Name
-    url: str
-    ca_file: str = ""
-    root: str
-    joined: float
+    url: str  # the control plane's URL
+    ca_file: str = ""  # PEM file of the authorities trusted for `url`; "" for the system's
+    root: str  # the fleet's root metadata, on which the trust in updates is based
+    joined: float  # Unix seconds
 
 
 class DeviceKey:
@@ -80,11 +72,8 @@ class DeviceKey:
 
     @classmethod
     def load(cls, path: Path) -> DeviceKey:
-        """Read a key. If other accounts could read the file, close it to them and log that.
-
-        Raises:
-            FileNotFoundError: The file does not exist.
-            ConfigError: The file cannot be read, or is not an Ed25519 key.
+        """Read a key. If other accounts could read the file, close it to them and log that. Raises FileNotFoundError;
+        ConfigError if the file cannot be read, or is not an Ed25519 key.
         """
         try:
             if path.stat().st_mode & 0o077:
@@ -163,16 +152,11 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
-    """Create a key, enrol it and write the identity.
+    """Create a key, enrol it and write the identity. `now`: Unix seconds.
 
-    The call can be repeated after a failure: the key is kept, so that a lost response is sent again.
-
-    Args:
-        now: Unix seconds.
-
-    Raises:
-        ConfigError: The device has joined before, or a file cannot be written.
-        FleetError: The control plane refuses, or cannot be reached.
+    The call can be repeated after a failure: the key is kept, so that a lost response is sent again. Raises ConfigError
+    if the device has joined before, or a file cannot be written; FleetError if the control plane refuses, or is
+    unreachable.
     """
     folder = state_dir / FOLDER
     joined = read_identity(folder)
@@ -215,11 +199,7 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
 
 
 def leave(state_dir: Path) -> None:
-    """Remove identity, key, bundles and all other data of the fleet. The daemon must not run.
-
-    Raises:
-        ConfigError: A file cannot be removed.
-    """
+    """Remove identity, key, bundles and all other data of the fleet; the daemon must not run. Raises ConfigError."""
     folder, removed = state_dir / FOLDER, state_dir / f"{FOLDER}.left"
     try:
         shutil.rmtree(removed, ignore_errors=True)
@@ -236,12 +216,8 @@ def as_owner(state_dir: Path) -> Iterator[Path]:
 
     The daemon runs under an account of its own, and root joins or imports for it. A file that this account can write
     could be a link to a file of root's. With the account's rights, a command reaches only files that the account could
-    reach anyway, and its new files belong to the account.
-
-    The path uses a file descriptor: systemd keeps the folders of its accounts below one that they cannot enter.
-
-    Raises:
-        OSError: The folder cannot be opened.
+    reach anyway, and its new files belong to the account. The path uses a file descriptor: systemd keeps the folders of
+    its accounts below one that they cannot enter. Raises OSError.
     """
     if os.geteuid() != 0 or not state_dir.exists() or (owner := state_dir.stat()).st_uid == 0:
         yield state_dir

@@ -57,13 +57,11 @@ class ImportFailed(Exception):
 
 
 def import_medium(folder: Path, medium: Path, identity: Identity, running: str | None) -> Imported:
-    """Verify a medium, and copy the files that this device needs for its agent.
+    """Verify a medium, a folder or an archive, and copy the files that this device needs to `folder`, STATE_DIR/fleet,
+    for its agent.
 
     Args:
-        folder: STATE_DIR/fleet.
-        medium: A folder or an archive.
         running: The bundle that the device runs; None for the factory files.
-
     Raises:
         ImportFailed: The path is neither a folder nor an archive with `tuf/metadata`.
         UpdateRefused: The verification failed; the subclass names the reason.

@@ -34,9 +34,8 @@ class _Done(msgspec.Struct, frozen=True):
 
 
 async def carry_out(folder: Path, signed: SignedOrder, device: str, erase: Erase) -> ErasureDone | None:
-    """Return what to send; None for an order before the last one. `folder`: STATE_DIR/fleet.
-
-    Raises OrderRefused, OSError, or as `erase`.
+    """Carry out an order in `folder`, STATE_DIR/fleet. Return what to send; None for one before the last. Raises
+    OrderRefused, OSError, or as `erase`.
     """
     order = _verified(folder, signed, device)  # (1)
     try:

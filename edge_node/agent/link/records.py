@@ -26,15 +26,8 @@ _NOTHING: LabelCounts = (0, 0, 0, 0)
 
 
 class RecordSample:
-    """The sample since it was last taken.
-
-    Attributes:
-        per_hour: The number of records that the control plane takes an hour; 0: none.
-        private: Private requests since the start of the daemon.
-
-    Args:
-        most_per_hour: The owner's limit; 0: records and labels stay on the device.
-        monotonic: Monotonic clock, seconds.
+    """The sample since it was last taken. The control plane takes `per_hour` records, the owner gives `most_per_hour`;
+    0: records and labels stay on the device. `private`: private requests since the start of the daemon.
     """
 
     def __init__(self, most_per_hour: float, monotonic: Callable[[], float], rng: random.Random | None = None) -> None:

@@ -41,14 +41,9 @@ _KEEP_S = 600.0
 class TelemetryLog:
     """Cuts the daemon's sums into samples by bundle and minute, and keeps them until they are accepted.
 
-    Samples are sealed into messages, whose number and content no longer change. `lost` counts samples that were dropped
-    because too many waited. Unsent messages are kept in `telemetry.json` for the next run.
-
-    Args:
-        boot: The id of this run of the daemon.
-        folder: STATE_DIR/fleet.
-        records: The sample whose records go with the sums.
-        keys: The keys of the state folder, which seal the file; None: records are not kept for the next run.
+    Samples are sealed into messages, whose number and content no longer change, with the records of a sample. `lost`
+    counts samples that were dropped because too many waited. Unsent messages are kept in `telemetry.json` for the next
+    run, their records only if there are `keys` to seal the file. `boot`: the id of this run of the daemon.
     """
 
     def __init__(
@@ -121,11 +116,8 @@ class TelemetryLog:
     async def send(
         self, post: Callable[[Telemetry], Awaitable[None]], is_revoked: Callable[[FleetRefused], bool]
     ) -> None:
-        """Send the waiting messages until the control plane refuses one.
-
-        Args:
-            post: Function that sends a message. Raises FleetError.
-            is_revoked: Function that returns whether a refusal excludes the device; then messages keep waiting.
+        """Send the waiting messages until the control plane refuses one (FleetError); they keep waiting if
+        `is_revoked`.
         """
         while (message := self.next()) is not None:
             try:
@@ -148,11 +140,7 @@ class TelemetryLog:
         self._write(self._seal_all())
 
     async def forget_records(self) -> int:
-        """Drop the records that wait in messages, of all clients because they name none, and return their number.
-
-        Raises:
-            OSError: The file cannot be deleted.
-        """
+        """Drop the records that wait in messages, which name no client; return their number. Raises OSError."""
         async with self._writing:
             dropped = sum(len(message.records) for message in self._sealed)
             self._sealed = deque(msgspec.structs.replace(message, records=()) for message in self._sealed)

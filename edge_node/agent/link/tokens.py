@@ -39,24 +39,17 @@ _OTHER_TIME = ("request_stale", "token_request_replayed")
 
 @dataclass(eq=False, repr=False)
 class TokenKeeper:
-    """Owns the token; `token` is "" while there is none.
-
-    Args:
-        boot: The id of this run of the daemon.
-        uniform: Function that returns a random number between two numbers.
-        changed: Function that is called when `problems` may have changed.
-        certificate: The device's certificate, which is renewed with the token.
-    """
+    """Owns the token; `token` is "" while there is none."""
 
     identity: Identity
     plane: ControlPlane
     _: KW_ONLY
-    boot: str
+    boot: str  # the id of this run of the daemon
     clock: Clock
-    uniform: Uniform
+    uniform: Uniform  # function that returns a random number between two numbers
     sleep: Sleep
-    changed: Callable[[], None]
-    certificate: DeviceCertificate
+    changed: Callable[[], None]  # function that is called when `problems` may have changed
+    certificate: DeviceCertificate  # the device's certificate, which is renewed with the token
 
     def __post_init__(self) -> None:
         self._renewal_wanted = asyncio.Event()
