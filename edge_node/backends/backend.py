@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 class UpstreamInfo(msgspec.Struct, frozen=True):
     """Tier metadata from the cloud's response headers: the tier, why it was chosen, whether it is degraded.
-
     `modalities`: how the cloud handled the parts that it read itself.
     """
 
@@ -39,9 +38,8 @@ class UpstreamInfo(msgspec.Struct, frozen=True):
 
 
 class JobTerms(msgspec.Struct, frozen=True):
-    """Additional terms of a request that is a job: it may wait in the cloud, and its key makes it idempotent there.
-
-    `pin` records the target that the request is about to be sent to; it returns False for a job cancelled meanwhile.
+    """A request that is a job may wait in the cloud, and its key makes it idempotent there. `pin` records the target
+    that it is about to be sent to, and returns False for a job that was cancelled meanwhile.
     """
 
     key: str  # the cloud's Idempotency-Key
@@ -96,9 +94,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
 
 class Backend(Protocol):
     """Generates for the targets at one location. Raises router.errors.BackendError (with its phase) or InvalidRequest.
-
-    Closing the iterator (``aclose``, or cancelling the task that iterates) stops the work within one decode step and
-    releases its resources.
+    Closing the iterator (``aclose``, or its task) ends the work within one decode step and frees its resources.
     """
 
     def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]: ...

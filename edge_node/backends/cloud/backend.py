@@ -75,13 +75,9 @@ log = logging.getLogger(__name__)
 
 
 class CloudBackend:
-    """The cloud server: its circuit breaker and the signals about it.
-
-    Args:
-        credentials: Token source that replaces the configured key: read for each request, and renewed once after a 401.
-        now: The clock, monotonic seconds.
-        has_alternative: Whether the device has other clouds.
-        ledger: The egress ledger; None: there is none.
+    """The cloud server: its circuit breaker and the signals about it. `credentials` replace the configured key: read
+    for each request, renewed once after a 401. `has_alternative`: the device has other clouds. `now`: monotonic
+    seconds.
     """
 
     def __init__(
@@ -161,10 +157,9 @@ class CloudBackend:
         return is_well and not self._skip_until and self._server.is_ready
 
     def begin(self, call: BackendRequest) -> HttpResponse | None:
-        """Send a request at once. Returns its response, whose head is yet to arrive; None if no connection is idle.
-
-        The caller awaits the answer with `BackendRequest.begun`, or gets it in callbacks and calls `answered`, for a
-        stream `reader`, and `succeeded`.
+        """Send a request at once. Returns its response, whose head is yet to arrive; None if no connection is idle. The
+        caller awaits the answer with `BackendRequest.begun`, or gets it in callbacks: `answered`, `reader`,
+        `succeeded`.
         """
         self.asked()
         request, lines = call.request, self._lines(call)
@@ -463,13 +458,10 @@ _ENDS = {"failed": JobEvent.FAIL, "dead": JobEvent.EXHAUST, "expired": JobEvent.
 
 
 class CloudJobs:
-    """Sends requests as jobs: the cloud runs each once, however often it is sent.
+    """Sends requests as jobs: the cloud runs each once, however often it is sent. `now`: monotonic seconds.
 
     A server counts as one without jobs once it has refused them for some seconds, and for minutes if it accepted one
     before: a gateway behind a proxy may answer 404 for a moment, and a plain request is not done exactly once.
-
-    Args:
-        now: The clock, monotonic seconds.
     """
 
     def __init__(self, url: str, server: OpenAIServer, probe: CloudProbe, now: Callable[[], float]) -> None:

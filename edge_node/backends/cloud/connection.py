@@ -49,14 +49,10 @@ _SUSPECT_PROBE_S = 1.0  # maximum time of that probe
 
 
 class CloudHealth:
-    """The cloud's health as observed by requests and probes: reachable, token accepted, circuit breaker (owned here).
+    """The cloud's health as requests and probes observe it: reachable, token accepted, circuit breaker (owned here).
 
-    Each change is logged once, by whichever request or probe observes it first; `problems` lists the present faults.
-
-    Args:
-        url: The server's URL; only its host and port are logged.
-        now: The clock, monotonic seconds.
-        advice: The advice in the message about a refused token.
+    Each change is logged once, by whichever request or probe observes it first; `problems` lists the present faults. Of
+    `url` only host and port are logged. `advice`: about a refused token. `now`: monotonic seconds.
     """
 
     def __init__(self, url: str, breaker: Breaker, now: Callable[[], float], advice: str) -> None:
@@ -151,14 +147,9 @@ def tls_files(config: CloudConfig, issued: str = "") -> TlsFiles:
 
 
 class CloudProbe:
-    """Probes the cloud while nothing else shows that it is reachable, and records each response in its health
-    (`ServerObserver`).
-
-    Args:
-        health: The server's health, which is updated by every response and every lost connection.
-        now: The clock, monotonic seconds.
-        has_alternative: Whether another cloud may answer: a silent cloud is then probed at once, for a short time.
-        ledger: The egress ledger; None: there is none.
+    """Probes the cloud while nothing else shows that it is reachable, and records every response and lost connection in
+    its health (`ServerObserver`). With `has_alternative`, another cloud that may answer, a silent cloud is probed at
+    once, for a short time. `now`: monotonic seconds.
     """
 
     def __init__(
@@ -265,12 +256,8 @@ class CloudProbe:
 
 
 def header_lines(call: BackendRequest, now: float, *, is_gateway: bool, priority: str = "") -> str:
-    """Return the header lines that tell the cloud about a request.
-
-    Args:
-        is_gateway: Whether a gateway of ours gets them. Only it gets the request's id: llama_cpp.server 0.3.36 answers
-            400 to an `x-request-id` that is not a UUID.
-        priority: The priority of the request; "" for its own.
+    """Return the header lines that tell the cloud about a request. Only a gateway of ours (`is_gateway`) gets its id:
+    llama_cpp.server 0.3.36 answers 400 to an `x-request-id` that is not a UUID. `priority`: "" for the request's.
     """
     left_ms = max(1, int((call.deadline - now) * 1000.0))
     id_line = f"x-request-id: {call.id}\r\n" if is_gateway else ""

@@ -53,14 +53,9 @@ class CloudHistory:
         self._max_bytes = max_bytes
 
     async def read(self, key: str, name: str) -> StoredTurn | None:
-        """Return a response with all items before it, and the tags that bind them; None if the key's client has none
-        of this name, or it must not leave its device.
-
-        Raises:
-            InvalidRequest, PermissionDenied: The key has no valid form, or the cloud refuses it.
-            BodyTooLarge: The history is too large.
-            NotEnded: The response is still being made.
-            BackendError: The cloud cannot be read.
+        """Return a response with all items before it, and the tags that bind them; None if the key's client has none of
+        this name, or it must not leave its device. Raises InvalidRequest or PermissionDenied for the key, BodyTooLarge,
+        NotEnded while the response is still being made, or BackendError.
         """
         if not _KEY.fullmatch(key):
             raise InvalidRequest(f"`{CLOUD_KEY}` must be visible ASCII characters.", param=CLOUD_KEY)

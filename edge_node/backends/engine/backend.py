@@ -72,8 +72,8 @@ class EngineBackend(Supervisor):
         Args:
             model_path: The GGUF file.
             model: Facts from the model's manifest; None if it has no manifest.
-            prompt_folder: Folder for stored system prompts, if `config.stored_prompts_bytes` allows any.
-            prompt_key: The key that encrypts them.
+            prompt_folder: Folder for stored system prompts, encrypted with `prompt_key`, if the configuration allows
+                any.
             stuck_s: Seconds without a step after which a child with sequences is restarted.
         """
         model = model or EngineModel()
@@ -137,15 +137,9 @@ class EngineBackend(Supervisor):
         return total
 
     async def tokenize(self, request: Request, *, adds_special: bool = True) -> TokenList:
-        """Return the tokens of a request's only prompt. Loads an unloaded model.
-
-        Args:
-            request: A chat, or a completion with one prompt.
-            adds_special: Whether a completion's prompt gets a beginning-of-sequence token.
-
-        Raises:
-            InvalidRequest: The model cannot take the prompt.
-            EngineUnavailable: The child is not ready, or does not answer in time.
+        """Return the tokens of a chat's or completion's only prompt, with a beginning-of-sequence token for a
+        completion if `adds_special`. Loads an unloaded model. Raises InvalidRequest if the model cannot take the
+        prompt; EngineUnavailable.
         """
         process = await self._counting()
         (prompt,) = self._prompts(request)
@@ -343,10 +337,8 @@ class _ChoiceStream:
 
 
 class _EmissionQueue:
-    """Submits the sequences on enter, cancels the unfinished ones on exit.
-
-    At most `at_once` sequences are in the child at a time, so that a long list of prompts neither overflows its queue
-    nor keeps other requests waiting. `deadline`: the loop's clock.
+    """Submits the sequences on enter, cancels the unfinished ones on exit. At most `at_once` are in the child, so that
+    a long list of prompts neither overflows its queue nor keeps others waiting. `deadline`: the loop's clock.
     """
 
     def __init__(self, process: EngineProcess, jobs: list[SequenceRequest], deadline: float, at_once: int) -> None:

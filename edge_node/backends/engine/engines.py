@@ -61,17 +61,13 @@ class Engine(Backend, Protocol):
 
 @dataclass(eq=False, repr=False)
 class EnginePool:
-    """The `Backend` of the location `edge`.
-
-    Args:
-        make: Factory for the engine of a model; may raise ArtifactError.
-        weights: Function that returns an identifier of a model's version, for example the hash of its weights.
-        retire_poll_s: Interval of checking whether an unused engine is idle.
+    """The `Backend` of the location `edge`. `weights` identifies a model's version, for example by the hash of its
+    weights.
     """
 
-    make: Callable[[str], Engine]
+    make: Callable[[str], Engine]  # factory for the engine of a model; may raise ArtifactError
     weights: Callable[[str], str] = lambda _: ""
-    retire_poll_s: float = _RETIRE_POLL_S
+    retire_poll_s: float = _RETIRE_POLL_S  # interval of checking whether an unused engine is idle
     _loaded: dict[str, str] = field(default_factory=dict)  # model → the weights of its engine
     _beside: dict[str, Engine] = field(default_factory=dict)  # model → loaded engine that is not in use yet
     _retiring: set[Engine] = field(default_factory=set)
@@ -122,10 +118,7 @@ class EnginePool:
 
     async def load_beside(self, model: str, deadline: float) -> Engine:
         """Load a model's present weights beside the running engine; the next `use` takes it, `drop_beside` discards it.
-
-        Raises:
-            ArtifactError: The model does not exist.
-            EngineUnavailable: The model cannot be loaded until `deadline` (the loop's clock).
+        Raises ArtifactError if the model does not exist; EngineUnavailable at the `deadline` (the loop's clock).
         """
         engine = self.make(model)
         try:

@@ -27,12 +27,8 @@ _HEALTHY_S = 5.0
 
 
 class RestartBackoff:
-    """Doubles the pause with each child that ends soon, and starts over after a healthy one.
-
-    Args:
-        first_s: The pause after a healthy child.
-        healthy_s: Seconds of readiness after which a child counts as healthy. Its loading time does not count: a large
-            model may load for a minute and crash at its first step.
+    """Doubles the pause with each child that ends soon, and starts over with `first_s` after one that was ready for
+    `healthy_s`. Loading does not count: a large model may load for a minute and crash at its first step.
     """
 
     def __init__(self, *, first_s: float = _FIRST_S, healthy_s: float = _HEALTHY_S) -> None:
@@ -55,17 +51,14 @@ _MAX_RESTART_WAIT_S = 2.0  # a request waits for a restart within this time, and
 
 @dataclass(eq=False, repr=False)
 class Supervisor:
-    """Owns one child: starts it, restarts it after a crash, kills it when it is stuck.
-
-    Args:
-        stuck_s: Seconds without a step after which a child with sequences is killed.
-        unload_after_s: Seconds of idleness after which a child is ended; the next request starts another one.
+    """Owns one child: starts it, restarts it after a crash, kills it when it is stuck, and ends it after
+    `unload_after_s` of idleness; the next request then starts another one.
     """
 
     options: EngineOptions
     name: str
     _: KW_ONLY
-    stuck_s: float = 30.0
+    stuck_s: float = 30.0  # seconds without a step after which a child with sequences is killed
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     unload_after_s: float = math.inf
     unloads: int = 0  # number of children that were ended because they were idle
@@ -108,11 +101,8 @@ class Supervisor:
             self._task = asyncio.create_task(self._supervise(), name=f"engine {self.name}")
 
     async def ready(self, deadline: float) -> EngineProcess:
-        """Wait until the child is ready, and return it.
-
-        Raises:
-            EngineUnavailable: The deadline passed (the loop's clock). Raised at once if the child cannot become ready,
-                or will be restarted only after `_MAX_RESTART_WAIT_S` or the deadline.
+        """Wait until the child is ready, and return it. Raises EngineUnavailable at the deadline (the loop's clock), or
+        at once if the child cannot become ready, or will be restarted only after `_MAX_RESTART_WAIT_S` or the deadline.
         """
         loop = asyncio.get_running_loop()
         while (process := self.serving) is None or not process.alive:
