@@ -142,9 +142,8 @@ def listen(audio: str, url: str, api_key: str, as_json: bool, duration_s: float,
 
 @contextmanager
 def _daemon(url: str, api_key: str) -> Iterator[tuple[Causeway, Console]]:
-    """Yield a client of the running daemon and a console on stderr.
-
-    Ctrl-C, or an error of the client, is printed and ends the process with its exit code.
+    """Yield a client of the running daemon and a console on stderr. Ctrl-C, or an error of the client, is printed and
+    ends the process with its exit code.
     """
     console = Console(stderr=True)
     with connect(url, api_key) as causeway:
@@ -243,10 +242,7 @@ def _describe(error: CausewayError) -> tuple[list[str], int]:
 
 
 def _read_audio(source: str, seconds: float) -> bytes:
-    """Return the audio file of a path, of stdin ("-") or of the microphone ("", for this many seconds).
-
-    Exits with status 2 if it cannot be read.
-    """
+    """Return audio: a file, stdin ("-"), or so many seconds of the microphone (""). Exits with 2 on a failure."""
     if not source:
         return _record(seconds)
     try:
@@ -311,9 +307,8 @@ def _request_settings(arguments: RequestOptions) -> Iterator[str]:
 
 
 def _try_policy(path: Path, prompt: str, settings: Iterable[str]) -> RouteExplanation:
-    """Return how the policy in a file would route a prompt, with the settings that `try_draft` takes.
-
-    Prints the policy's problems; exits with the error's status if the policy cannot route.
+    """Return how the policy in a file would route a prompt, with the settings that `try_draft` takes. Prints the
+    policy's problems; exits with the error's status if the policy cannot route.
     """
     console = Console(stderr=True)
     try:

@@ -118,11 +118,7 @@ class DeviceTools:
 
     @asynccontextmanager
     async def _device(self, context: Context) -> AsyncIterator[AsyncCauseway]:
-        """Yield a client with the caller's key. Its errors become a tool's, for the calling model to read.
-
-        Raises:
-            ToolError: The daemon refused, failed, or cannot be reached.
-        """
+        """Yield a client with the caller's key. Its errors become a ToolError, for the calling model to read."""
         request = context.request_context.request
         try:
             api_key = self._api_key if request is None else _bearer_key(request.headers)
@@ -133,10 +129,8 @@ class DeviceTools:
 
 
 def _bearer_key(headers: Headers) -> str:
-    """Return the key of an HTTP caller; "" for none. The daemon checks it.
-
-    Raises:
-        ToolError: Another scheme of authorization, or two keys, of which either may have tags that protect.
+    """Return the key of an HTTP caller, which the daemon checks; "" for none. Raise ToolError for another scheme of
+    authorization, or for two keys, of which either may have tags that protect.
     """
     sent = set(headers.getlist("authorization")) or {"Bearer "}
     scheme, _, key = sent.pop().partition(" ")

@@ -11,10 +11,8 @@ from causeway_server.router.serving.process import migrate_file
 
 
 def run(file: Path) -> Iterator[str]:
-    """Rewrite the configuration, its policy and the folders of models, and yield a line for each change.
-
-    Raises:
-        ConfigError: A file cannot be rewritten; the files before it have been.
+    """Rewrite the configuration, its policy and the folders of models; yield a line for each change. Raises ConfigError
+    if a file cannot be rewritten; the files before it have been.
     """
     rewritten = migrate_file(file, "edge.yaml")
     yield from rewritten.report(str(file))

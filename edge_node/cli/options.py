@@ -48,9 +48,8 @@ class _KeyOption(click.Option):
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of every command that loads the configuration, which is passed to it as `config`.
-
-    If the configuration has an error, the error is printed and the process exits with status 2.
+    """Add the flags of every command that loads the configuration, which it gets as `config`. For an error in it the
+    process prints the error and exits with status 2.
     """
 
     @wraps(command)
@@ -123,10 +122,7 @@ def connect(url: str, api_key: str) -> Causeway:
 
 
 def read_prompt(text: str, what: str = "prompt") -> str:
-    """Return the prompt, or another text named by `what`; `-` reads it from stdin.
-
-    Exits with status 2 if it is blank, or not UTF-8.
-    """
+    """Return the prompt, or the text named by `what`; `-` is stdin. Exits with 2 if it is blank, or not UTF-8."""
     try:
         text = sys.stdin.read() if text == "-" else text
         text.encode()  # Python passes bytes that are not UTF-8 as lone surrogates

@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 def run(config: Config, fleet: FleetLink | None = None) -> int:
     """Run the daemon until SIGTERM or Ctrl-C, drain it, and return the exit code; 1 if a background task failed.
 
-    To activate a bundle with other settings, the program is executed again in the same process after the drain.
-
-    Args:
-        fleet: The fleet whose plan the daemon follows; by default the one that the device joined.
-
-    Raises:
-        ConfigError: The daemon cannot start.
+    To activate a bundle with other settings, the program is executed again in the same process after the drain. Without
+    `fleet` it follows the one that the device joined. Raises ConfigError if the daemon cannot start.
     """
     start_log(config.log, config.log_format)
     os.umask(0o077)  # its files, including those beside databases, are for its own account alone

@@ -144,9 +144,8 @@ def check_tls(server: ServerConfig) -> Iterator[Finding]:
 
 
 def check_triton(url: str = _TRITON) -> Iterator[Finding]:
-    """Warn about a Triton on this machine that lets any program change its models. Yields nothing without a Triton.
-
-    Our launcher turns Triton's HTTP off. With its default settings, Triton serves it on this port, beside gRPC.
+    """Warn about a Triton on this machine that lets any program change its models: by default it serves HTTP on this
+    port, beside gRPC; our launcher turns that off.
     """
     try:
         with httpx.Client(timeout=_PROBE_TIMEOUT_S, trust_env=False) as client:
@@ -169,11 +168,7 @@ def check_clouds(clouds: Sequence[CloudConfig]) -> Iterator[Finding]:
 
 
 def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) -> Iterator[Finding]:
-    """Check that the cloud answers and accepts the token, and compare its clock with this device's.
-
-    Args:
-        unix_time: This device's clock, Unix seconds.
-    """
+    """Check that the cloud answers and accepts the token, and compare its clock with `unix_time`, this device's."""
     try:
         files = tls_files(cloud)
         verify: ssl.SSLContext | bool = client_tls(files).newest() if files.paths else True

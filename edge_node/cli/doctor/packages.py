@@ -35,16 +35,10 @@ _SHARED_IMPORTS = ("onnxruntime", "llama_cpp")
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """The contents of an environment.
+    """An environment. `requires`: the requirements in causeway-router's metadata; empty without such a distribution."""
 
-    Attributes:
-        versions: Version by distribution.
-        owners: Distributions by top-level import name.
-        requires: The requirements in causeway-router's metadata; empty if it is not installed as a distribution.
-    """
-
-    versions: Mapping[str, str]
-    owners: Mapping[str, frozenset[str]]
+    versions: Mapping[str, str]  # version by distribution
+    owners: Mapping[str, frozenset[str]]  # distributions by top-level import name
     requires: tuple[str, ...]
 
 
@@ -163,12 +157,7 @@ def _conflict(name: str, others: list[str]) -> Finding:
 
 
 def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Finding:
-    """Name the GPUs that llama.cpp finds, or report why the CPU decodes although the device has a GPU.
-
-    Args:
-        report: The GPUs that llama.cpp finds.
-        has_gpu: Whether the device has an NVIDIA GPU, according to its driver or JetPack.
-    """
+    """Name the GPUs in llama.cpp's `report`, or say why the CPU decodes although NVIDIA's driver or JetPack has one."""
     compiled_for = [name for name in report.backends if name not in _CPU_BACKENDS]
     if report.gpus:
         gpus = [f"{gpu.name} ({gpu.description}), {gpu.free_bytes / 2**30:.1f} GiB free" for gpu in report.gpus]
@@ -186,11 +175,8 @@ def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Findin
 
 
 def check_providers(available: Collection[str] | None = None, cache: Path | None = None) -> Iterator[Finding]:
-    """Name the execution provider of each learned signal; yields nothing if ONNX Runtime is not installed.
-
-    Args:
-        available: Execution providers of this build of ONNX Runtime; None: ask ONNX Runtime.
-        cache: File of the measured times; None: the daemon's.
+    """Name the execution provider of each learned signal, if ONNX Runtime is installed. `available`: its providers;
+    None: ask it; `cache`: file of the measured times; None: the daemon's.
     """
     try:
         from causeway_server.models.signals.providers import cache_file, installed_providers, known_times, short_name

@@ -146,11 +146,8 @@ def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: Device
 
 
 def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
-    """Check the learned signals of the device's models.
-
-    1. The signals of a calibrated pair, which replace the others.
-    2. `edge.quality` if a rule names it.
-    3. The calibrators if a route hands off.
+    """Check the learned signals of the device's models: those of a calibrated pair, which replace the others;
+    `edge.quality` if a rule names it; the calibrators if a route hands off.
     """
     first = next((target for target in policy.targets if target.at == "edge"), None)
     if not engine.enabled or first is None:
@@ -229,12 +226,8 @@ def check_encoders(
     environ: Mapping[str, str] = os.environ,
     has_onnxruntime: Callable[[], bool] = is_onnxruntime_installed,
 ) -> Iterator[Finding]:
-    """Check the model of each installed package, and the voices.
-
-    Args:
-        installed: Function that returns whether the packages for a kind of part are installed.
-        environ: Environment variables; `PATH` is searched for espeak-ng.
-        has_onnxruntime: Function that returns whether the package that runs voices is installed.
+    """Check the model of each installed package, and the voices. `installed`: whether the packages for a kind of part
+    are; `has_onnxruntime`: whether the one that runs voices is. `PATH` of `environ` is searched for espeak-ng.
     """
     if not config.parts.enabled:
         return

@@ -70,11 +70,7 @@ class ChildProcess:
         self._end = asyncio.create_task(self._watch())
 
     async def ready(self, timeout_s: float) -> dict[str, str]:
-        """Wait for the line ``ready key=value …`` on stdout and return its pairs.
-
-        Raises:
-            ChildProcessEnded: The program ended, or the line did not come within `timeout_s`.
-        """
+        """Return the pairs of the line ``ready key=value …`` on stdout. Raise ChildProcessEnded after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self._ready)
@@ -89,12 +85,8 @@ class ChildProcess:
         accept: Callable[[dict[str, object]], bool] = lambda _: True,
         body: Mapping[str, object] | None = None,
     ) -> dict[str, object]:
-        """Poll `url` until it answers 200 with a JSON object that `accept` returns True for, and return the object.
-
-        With a `body` it is posted.
-
-        Raises:
-            ChildProcessEnded: The program ended or refused the body, or `timeout_s` passed.
+        """Poll `url`, with `body` if there is one, until it answers 200 with a JSON object that `accept` takes; return
+        that. Raises ChildProcessEnded if the program ended or refused the body, or after `timeout_s`.
         """
         method = "GET" if body is None else "POST"
         with contextlib.suppress(TimeoutError):
@@ -125,11 +117,7 @@ class ChildProcess:
         return await asyncio.shield(self._end)
 
     async def stop(self, grace_s: float) -> bool:
-        """Send SIGTERM, and after `grace_s` SIGKILL to the program and its descendants.
-
-        Returns:
-            Whether the program ended without SIGKILL.
-        """
+        """Send SIGTERM to the program and its descendants, after `grace_s` SIGKILL. Return whether SIGTERM sufficed."""
         process = self._process
         if process is None:
             return True
@@ -170,8 +158,7 @@ class ChildProcess:
         return ":\n" + "\n".join(f"    {line}" for line in tail) if tail else ""
 
     async def _watch(self) -> int:
-        """Wait for the end, then kill the processes that the program left behind, such as the engine of a killed vLLM.
-
+        """Wait for the end, then kill processes that the program left, such as the engine of a killed vLLM:
         `Process.wait` would wait for them, too, as they hold the program's stdout open.
         """
         assert self._process is not None

@@ -52,23 +52,14 @@ load_balancing: {silent_before_probe_s: 10, probe_timeout_s: 60, hung_after_s: 1
 
 
 class StartedModels(msgspec.Struct, frozen=True):
-    """The models and questions of one run.
+    """The models and questions of one run."""
 
-    Attributes:
-        policy_text: The policy to write for this run; empty: use the configured one.
-        cloud: The cloud's models, served by Triton under their own names.
-        model_dirs: Folders searched for models first.
-        questions: The demo questions that fit the device's model.
-        gateway_text: The gateway's configuration to write for this run: its tiers; empty: there is no gateway.
-        note: A remark about the pair's calibration; empty: none.
-    """
-
-    policy_text: str
-    cloud: tuple[str, ...]
-    model_dirs: tuple[str, ...]
-    questions: tuple[Question, ...]
-    gateway_text: str = ""
-    note: str = ""
+    policy_text: str  # the policy to write for this run; empty: use the configured one
+    cloud: tuple[str, ...]  # the cloud's models, served by Triton under their own names
+    model_dirs: tuple[str, ...]  # folders searched for models first
+    questions: tuple[Question, ...]  # the demo questions that fit the device's model
+    gateway_text: str = ""  # the gateway's configuration to write for this run: its tiers; empty: there is no gateway
+    note: str = ""  # a remark about the pair's calibration; empty: none
     vllm: Vllm | None = None
 
 
@@ -100,9 +91,8 @@ def read_vllm(path: Path, port: int) -> Vllm:
 
 
 def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> str:
-    """Return the policy of a pair of models: `small` on the device, `large` in the cloud.
-
-    Without a calibration the handoff compares the device's raw confidence.
+    """Return the policy of `small` on the device and `large` in the cloud. Without a calibration the handoff compares
+    the device's raw confidence.
     """
     template = Template(Path(__file__).with_name("pair.yaml").read_text(encoding="utf-8"))
     if handoff is None:
@@ -114,14 +104,9 @@ def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> s
 def choose_models(
     config: Config, small: str | None, large: str | None, *, with_cloud: bool, vllm: Vllm | None = None
 ) -> StartedModels:
-    """Find the models of the policy, or of the pair `small` and `large`; a calibrated pair gets its handoff.
-
-    With `vllm` the large model is its own.
-
-    Raises:
-        ArtifactError: A model is not on this machine.
-        PolicyError: The policy is invalid, or a name cannot be used in a policy.
-        OSError: The policy's file cannot be read.
+    """Find the models of the policy, or of the pair `small` and `large`, whose handoff is its calibration's; with
+    `vllm` the large one is that. Raises ArtifactError if a model is not on this machine; PolicyError, also if a name
+    cannot be used in a policy; OSError if its file cannot be read.
     """
     large = vllm.description.model if vllm is not None else large
     is_pair = small is not None or large is not None
@@ -268,10 +253,7 @@ async def ask(causeway: AsyncCauseway, question: Question) -> Row:
 
 
 def render_table(rows: list[Row], width: int) -> Table:
-    """Lay out the rows for a terminal of `width` columns.
-
-    Questions and answers are truncated to fit; a narrow terminal shows no answers.
-    """
+    """Lay out the rows for a terminal of `width` columns: texts are truncated to fit; a narrow one shows no answers."""
     cells = [_cells(row) for row in rows]
     fixed = [max(len(heading), *(len(row[at]) for row in cells)) for at, heading in enumerate(_FIXED_COLUMNS, start=1)]
     rest = width - sum(fixed) - _GAP * (len(fixed) + 1)

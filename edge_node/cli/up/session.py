@@ -49,25 +49,15 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 class UpOptions(msgspec.Struct, frozen=True):
-    """Options of one run.
+    """Options of one run."""
 
-    Attributes:
-        config: The edge's configuration.
-        serve_flags: The command-line flags to pass on to `causeway-edge serve`.
-        runs: The folder that holds one folder per run.
-        programs: The commands `causeway-edge` and `causeway-cloud`, see `find_programs`.
-        models: The models to start, see `choose_models`.
-        cloud: Start Triton and the gateway too.
-        once: Stop after the demo questions.
-    """
-
-    config: Config
-    serve_flags: tuple[str, ...]
-    runs: Path
-    programs: Mapping[str, Sequence[str]]
-    models: StartedModels
-    cloud: bool = True
-    once: bool = False
+    config: Config  # the edge's configuration
+    serve_flags: tuple[str, ...]  # the command-line flags to pass on to `causeway-edge serve`
+    runs: Path  # the folder that holds one folder per run
+    programs: Mapping[str, Sequence[str]]  # the commands `causeway-edge` and `causeway-cloud`, see `find_programs`
+    models: StartedModels  # the models to start, see `choose_models`
+    cloud: bool = True  # start Triton and the gateway too
+    once: bool = False  # stop after the demo questions
 
 
 def run(options: UpOptions) -> int:
