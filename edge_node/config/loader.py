@@ -58,11 +58,7 @@ Layer = Mapping[str, Setting]
 
 
 def coerce(setting: Setting, annotation: object, key: str) -> object:
-    """Return the value as the key's type. A duration may be written ``10m``, a size ``64MiB``.
-
-    Raises:
-        ConfigError: Names the expected type, the value, and where it was written.
-    """
+    """Return the value (``10m``, ``64MiB``) as the key's type. ConfigError names that, the value and its place."""
     value, kind = setting.value, inspect.type_info(annotation)
     kind = kind.type if isinstance(kind, inspect.Metadata) else kind
     if isinstance(value, str):
@@ -96,10 +92,7 @@ def _read_text(text: str, kind: inspect.Type, key: str, *, is_text: bool) -> obj
 
 
 def plain_value(tree: strict_yaml.Tree) -> object:
-    """Convert a part of a YAML document to plain values.
-
-    YAML's dates and base-60 numbers stay text, which is right for keys that expect text.
-    """
+    """Convert a part of a YAML document to plain values. YAML's dates and base-60 numbers stay text."""
     if isinstance(tree, strict_yaml.Mapping):
         items = zip(tree.keys, tree.values, strict=True)
         return {key.text: without_unit(key.text, plain_value(value)) for key, value in items}
@@ -180,14 +173,8 @@ def _in_words(reason: str) -> str:
 
 
 def read_yaml(text: str, file: str, base: Path = Path()) -> dict[str, Setting]:
-    """Read the settings of a YAML document.
-
-    Args:
-        file: Its path, for error messages.
-        base: The folder that relative paths are relative to.
-
-    Raises:
-        ConfigError: Invalid YAML, or an unknown or duplicate key; names file, line and key.
+    """Read the settings of a YAML document, whose relative paths are relative to `base`. ConfigError (invalid YAML, an
+    unknown or duplicate key) names file, line and key.
     """
     if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
         return {}  # only comments
@@ -220,12 +207,8 @@ def _walk(tree: strict_yaml.Tree, base: Path, found: dict[str, Setting]) -> None
 
 
 def read_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
-    """Read settings from variables, see `config_variable`.
-
-    Other variables with the prefix are ignored, because the SDK and the gateway have their own.
-
-    Raises:
-        ConfigError: A variable names an unknown key in a known section, or closely resembles a known variable.
+    """Read settings from variables, see `config_variable`. Others with the prefix are ignored: the SDK and the gateway
+    have their own. Raises ConfigError for an unknown key in a known section, or a near miss of a known variable.
     """
     names = {config_variable(key): key for key in config_keys()}
     sections = {key.split(".")[0] for key in (*config_keys(), *(one.old for one in RENAMED["edge.yaml"])) if "." in key}
@@ -250,11 +233,7 @@ def read_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def read_flags(flags: Mapping[str, object]) -> dict[str, Setting]:
-    """Read settings by dotted key from command-line flags; None means that the flag was not set.
-
-    Raises:
-        ConfigError: An unknown key.
-    """
+    """Read settings by dotted key from flags; None: the flag was not set. Raise ConfigError for an unknown key."""
     found: dict[str, Setting] = {}
     for key, value in flags.items():
         if schema_key(key) not in leaf_keys():
@@ -286,11 +265,7 @@ def unknown_key(key: str, where: str) -> ConfigError:
 
 
 def build(layer: Layer) -> Config:
-    """Build the configuration. Paths are absolute then.
-
-    Raises:
-        ConfigError: A value does not fit its key; names the key and where it was written.
-    """
+    """Build the configuration, with absolute paths. ConfigError names the key and where its value was written."""
     tree: dict[str, object] = {}
     for key, setting in layer.items():
         *sections, name = key.split(".")
@@ -354,15 +329,8 @@ def config_variable(key: str) -> str:
 def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Config:
     """Load the configuration from a file, the environment and command-line flags, later ones taking precedence.
 
-    Args:
-        path: The YAML file, or None.
-        flags: Values by dotted key; None means that the flag was not set.
-
-    Returns:
-        The configuration with absolute paths; `clouds.NAME.key` holds the token read from `clouds.NAME.key_file`.
-
-    Raises:
-        ConfigError: Names the file and line, the variable or the flag, and the key.
+    Paths are absolute then, and `clouds.NAME.key` holds the token read from `clouds.NAME.key_file`. `flags`: values by
+    dotted key; None: the flag was not set. ConfigError names the file and line, the variable or the flag, and the key.
     """
     file = read_yaml(_read(path, "config file"), str(path), path.absolute().parent) if path else {}
     merged = _merge_secrets([file, read_environ(environ), read_flags(flags)])
