@@ -146,9 +146,8 @@ class Components(Backends, Serving, WaysIn):
         return tuple(problem for problem in problems if problem)
 
     def can_answer(self) -> bool:
-        """Return whether the start is complete: some target's model is loaded, or its cloud is configured.
-
-        An unreachable cloud counts as well: a device that boots without a network has started.
+        """Return whether the start is complete: a target's model is loaded, or its cloud is configured. An unreachable
+        one counts as well: a device that boots without a network has started.
         """
         snapshot = self.signals.snapshot(self.policies.active)
         targets = self.policies.active.targets

@@ -69,12 +69,8 @@ _BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20
 def connect(
     folder: Path, config: FleetConfig, clock: Clock, read_traffic: Callable[[], Traffic], keys: StateKeys | None = None
 ) -> tuple[FleetConnection | None, str]:
-    """Return the connection of a device that joined a fleet, or None, and the problem; "" if there is none.
-
-    A damaged identity does not prevent the daemon's start: it continues with its last bundle.
-
-    Args:
-        folder: STATE_DIR/fleet.
+    """Return the connection of a device in a fleet, or None, and the problem or "". `folder`: STATE_DIR/fleet. A
+    damaged identity does not prevent the daemon's start: it continues with its last bundle.
     """
     try:
         if (identity := read_identity(folder)) is None:
@@ -106,11 +102,8 @@ def make_agent(
     model_dirs: list[Path],
     restart: Callable[[], None],
 ) -> Agent:
-    """Return the agent of a device in a fleet, whose connection reports its state and wakes it.
-
-    Args:
-        link: Replacement for the connection, in tests.
-        factory: The configuration without a bundle.
+    """Return the agent of a device in a fleet, whose connection (in tests, `link`) reports its state and wakes it.
+    `factory`: the configuration without a bundle.
     """
     if link is None:
         assert connection is not None
@@ -174,14 +167,9 @@ def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> Token
 async def check_golden(
     engine: Backend, model: BundleModel, model_dirs: Sequence[Path], config: PartsConfig, tries: int = 1
 ) -> None:
-    """Send a model and each of its adapters their golden prompts.
-
-    Args:
-        tries: Attempts per prompt, as an engine with other requests may break a near tie differently.
-
-    Raises:
-        GoldenAnswerDiffers: An answer differs from the expected one.
-        ModelUnusable: The model or an adapter does not answer, or an image cannot be read.
+    """Send a model and each of its adapters their golden prompts, each `tries` times, as an engine with other requests
+    may break a near tie differently. Raises GoldenAnswerDiffers; ModelUnusable if one does not answer, or an image
+    cannot be read.
     """
     async with golden_images(model, model_dirs, config) as see:
         await _check_answers(engine, Target(model.name, "edge", model.name), model.golden, see, tries)
@@ -210,11 +198,7 @@ async def _check_answers(
 async def golden_answer(
     engine: Backend, target: Target, prompt: str, soft: SoftTokens | None = None, max_tokens: int = _GOLDEN_TOKENS
 ) -> str:
-    """Return the answer of a model, with its adapter if the target has one, to a golden prompt. Raises ModelUnusable.
-
-    Args:
-        soft: Soft tokens of the image after the prompt.
-    """
+    """Return the answer of a target to a golden prompt, `soft` tokens of an image after it. Raises ModelUnusable."""
     content = prompt if soft is None else (TextPart(prompt), TextPart(soft.text))
     request = Request(
         kind="chat",
@@ -234,13 +218,8 @@ async def golden_answer(
 
 @asynccontextmanager
 async def golden_images(model: BundleModel, model_dirs: Sequence[Path], config: PartsConfig) -> AsyncIterator[See]:
-    """Yield the function that reads the images of a model's golden prompts.
-
-    It has its own processes, because requests may still use the projector of the previous bundle. A model without such
-    prompts needs no process.
-
-    Raises:
-        ModelUnusable: The model's projector cannot be used here.
+    """Yield the function that reads the images of a model's golden prompts. It has its own processes, as requests may
+    still use the previous bundle's projector; without images it needs none. Raises ModelUnusable.
     """
     if not model.images:
         yield _no_image
@@ -314,20 +293,15 @@ def _with_value(section: _Section, key: str, value: SettingValue) -> _Section:
 
 @dataclass(eq=False, repr=False)  # the configuration may contain a key
 class BundleHost:
-    """The daemon as its agent sees it.
-
-    Args:
-        config: The configuration without a bundle.
-        settings: The settings of the bundle that the daemon started with.
-        model_dirs: The folders in which models are found, the bundle's first; changed here and read everywhere.
-        restart: Function that makes the daemon drain and restart.
+    """The daemon as its agent sees it. `model_dirs` has the bundle's folder first; it is changed here and read
+    everywhere.
     """
 
     parts: Components
-    config: Config
-    settings: Mapping[str, SettingValue]
+    config: Config  # the configuration without a bundle
+    settings: Mapping[str, SettingValue]  # the settings of the bundle that the daemon started with
     model_dirs: list[Path]
-    restart: Callable[[], None]
+    restart: Callable[[], None]  # function that makes the daemon drain and restart
 
     def __post_init__(self) -> None:
         self._running = with_settings(self.config, self.settings)
@@ -384,10 +358,8 @@ class BundleHost:
             raise
 
     async def _load_models(self, policy: Policy, bundle: InstalledBundle | None) -> None:
-        """Load the new models beside the running ones if memory allows, and check their golden prompts.
-
-        Raises:
-            ModelUnusable, GoldenAnswerDiffers: The policy must not become active.
+        """Load the new models beside the running ones if memory allows, and check their golden prompts. Raises
+        ModelUnusable or GoldenAnswerDiffers.
         """
         engines = self.parts.engines
         if engines is None:

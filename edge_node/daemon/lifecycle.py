@@ -63,15 +63,11 @@ class StopRequest:
 
 @dataclass(eq=False, repr=False)  # the configuration may contain a key
 class App:
-    """A daemon, constructed by `edge_node.app.build`. `agent`: None on a device that has not joined a fleet.
-
-    Attributes:
-        config: The daemon's configuration, with the settings of its bundle.
-        paths: The methods of each path.
-        failed: Whether a background task ended early, and the daemon with it; set after `serve`.
+    """A daemon, made by `edge_node.app.build`. `agent`: None on a device that has not joined a fleet; `paths`: the
+    methods of each path; `failed`: whether a background task ended early, and the daemon with it.
     """
 
-    config: Config
+    config: Config  # the daemon's configuration, with the settings of its bundle
     parts: Components
     api: Api
     notifier: SystemdNotifier
@@ -111,9 +107,8 @@ class App:
 
     async def start(self) -> None:
         """Start everything and listen. Requests may arrive at once; they wait for the engine within their deadlines.
-
-        Raises:
-            ConfigError: An address, the policy, a certificate or the state folder cannot be used; all is closed again.
+        Raises ConfigError if an address, the policy, a certificate or the state folder cannot be used; all is closed
+        again.
         """
         parts = self.parts
         raise_file_limit()
@@ -214,13 +209,10 @@ class App:
     ) -> None:
         """Start, answer until SIGTERM or SIGINT, drain, close. SIGHUP reloads the policy.
 
-        A background task that ends early closes the daemon without a drain, and `failed` is set.
-
-        `on_listening` is called after `start`, `on_ready` once a target can answer; systemd is notified at the same
-        moments.
-
-        A SIGINT during the drain ends it at once. Further SIGTERMs are ignored: the kernel sends one for each thread of
-        a parent that dies (prctl(2), PR_SET_PDEATHSIG).
+        A background task that ends early closes the daemon without a drain, and `failed` is set. `on_listening` is
+        called after `start`, `on_ready` once a target can answer, as systemd is notified. A SIGINT during the drain
+        ends it at once. Further SIGTERMs are ignored: the kernel sends one for each thread of a parent that dies
+        (prctl(2), PR_SET_PDEATHSIG).
         """
         loop = asyncio.get_running_loop()
         stop_requested, abort_requested = self.stop_request.requested, asyncio.Event()
@@ -363,13 +355,10 @@ async def _cancel_after(event: asyncio.Event, scope: anyio.CancelScope) -> None:
 
 
 class SystemdNotifier:
-    """Reports the daemon's state to the systemd socket named by `NOTIFY_SOCKET`; without it every method is a no-op.
-
-    One datagram per message (sd_notify(3)); one that cannot be sent is dropped, without blocking the daemon. A small
-    library does the same, but it reads the process's environment itself, drops text that is not Latin-1, and blocks the
-    caller when systemd is slow.
-
-    `watchdog_s`: seconds between two `watchdog` calls, half of systemd's limit; None when its watchdog is off.
+    """Reports the daemon's state to the socket `NOTIFY_SOCKET`, if it is set: one datagram per message (sd_notify(3)),
+    dropped if it cannot be sent. A small library does the same, but reads the process's environment itself, drops text
+    that is not Latin-1, and blocks the caller when systemd is slow. `watchdog_s`: seconds between two `watchdog` calls,
+    half of systemd's limit; None when its watchdog is off.
     """
 
     def __init__(self, environ: Mapping[str, str], *, pid: int | None = None) -> None:

@@ -49,10 +49,8 @@ if TYPE_CHECKING:
 
 
 def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[BootState | None, Config]:
-    """Return the bundle to start with, and the configuration under it. The bundle is None on a device never in a fleet.
-
-    Raises:
-        ConfigError: Another daemon uses the state folder.
+    """Return the bundle to start with, None on a device that was never in a fleet, and the configuration under it.
+    Raises ConfigError if another daemon uses the state folder.
     """
     state_dir = state_folder.folder
     if state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
@@ -247,12 +245,8 @@ def make_egress_ledger(config: Config, state_dir: Path | None) -> EgressLedger |
 
 
 class Manifests:
-    """Reads the manifests of this device's models at each use, because a fleet's bundle may bring other models.
-
-    Missing models are reported by the engine.
-
-    Args:
-        model_dirs: The folders that are searched before the models that ship.
+    """The manifests of this device's models, read at each use: a fleet's bundle may bring other models. The engine
+    reports missing ones. `model_dirs`: folders that are searched before the models that ship.
     """
 
     def __init__(self, model_dirs: Sequence[Path]) -> None:

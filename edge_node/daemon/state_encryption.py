@@ -18,10 +18,8 @@ _PAUSE_S = 0.02  # between two transactions, for the stores
 
 
 def open_folder(keys: StateKeys) -> None:
-    """Check the keys of the folder, and encrypt what earlier versions left readable. Blocking.
-
-    Raises:
-        ConfigError: The folder's key is missing, or is another one.
+    """Check the folder's keys, and encrypt what earlier versions left readable. Blocking. Raises ConfigError if the
+    folder's key is missing, or is another one.
     """
     try:
         keys.check()
@@ -32,9 +30,7 @@ def open_folder(keys: StateKeys) -> None:
 
 
 async def rotate_keys(keys: StateKeys, files: DeviceFileStore, rotate_s: float) -> None:
-    """Replace the data key if it is older than `rotate_s`; encrypt content again whose key is an old one, and forget
-    old keys once nothing needs them.
-
+    """Replace a data key older than `rotate_s`; encrypt content of old keys again, and forget those that nothing needs.
     An interruption is continued by the next call. Faults are logged.
     """
     if not keys.made:
