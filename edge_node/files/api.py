@@ -1,7 +1,4 @@
-"""`/v1/files` in OpenAI's form.
-
-Every handler acts for the authenticated client alone.
-"""
+"""`/v1/files` in OpenAI's form. Every handler acts for the authenticated client alone."""
 
 from __future__ import annotations
 

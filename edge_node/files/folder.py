@@ -39,8 +39,7 @@ _PLACE = "file"
 
 
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of an uploaded file. `created_unix`: Unix seconds, for display; `expires`: device time, seconds.
-
+    """The header of an uploaded file. `created_unix`: Unix seconds, for display; `expires`: device time, seconds;
     `tags`, `prefer`: the hints of the upload, which apply to every request that names the file.
     """
 
@@ -65,10 +64,8 @@ class FileFolder:
         self._keys = keys
 
     def open(self) -> tuple[list[DeviceFile], list[str], ClockMark | None]:
-        """Create the folder if it is missing and erase the remains of a killed daemon (3).
-
-        Returns:
-            The files in it, the names of unreadable ones that are not set aside yet (4), and the last recorded time.
+        """Create a missing folder; erase the remains of a killed daemon (3). Return the files in it, the names of
+        unreadable ones that are not set aside yet (4), and the last recorded time.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_back()

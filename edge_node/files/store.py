@@ -64,12 +64,8 @@ class FileStats(msgspec.Struct, frozen=True):
 
 
 class DeviceFileStore:
-    """The files of all clients.
-
-    Args:
-        state_dir: The state folder, which contains the folder of files; None: this device keeps none.
-        max_body_bytes: Maximum size of a request's body with its files in base64, which also limits a file.
-        keys: The keys of the state folder; None: by the key beside it.
+    """The files of all clients, in a folder of `state_dir`; None: this device keeps none. `max_body_bytes`: maximum
+    size of a request with its files in base64, which also limits a file; `keys`: None: by the key beside the folder.
     """
 
     def __init__(
@@ -170,16 +166,10 @@ class DeviceFileStore:
         )
 
     async def inline(self, body: bytes, owner: str, room: Room) -> bytes:
-        """Return a body with its files inlined, or unchanged if it names none; afterwards the files may be deleted.
-
-        A device without files passes ids on to the target, which may know them.
-
-        Raises:
-            NotFound: `owner` has no such file; the message names the part.
-            BodyTooLarge: The files are too large for one request.
-            QueueFull: Too many bytes are in memory.
-            InvalidRequest: The body is malformed, a file is not an image, or the preference contradicts that of a file.
-            FileFolderUnavailable: A file cannot be read.
+        """Return a body with its files inlined, or unchanged if it names none; afterwards the files may be deleted. A
+        device without files passes ids on to the target, which may know them. NotFound names the part; BodyTooLarge,
+        QueueFull: of all files together; InvalidRequest: the body is malformed, a file is not an image, or the
+        preference contradicts that of a file; FileFolderUnavailable: a file cannot be read.
         """
         named = named_files(body) if self.in_use else None
         if named is None:
@@ -212,16 +202,13 @@ class DeviceFileStore:
 
     @asynccontextmanager
     async def write(self, owner: str, expected_bytes: int) -> AsyncIterator[DeviceFileWriter]:
-        """Open a writer for a new file. The file is deleted unless the writer finishes it.
+        """Open a writer for a new file of `owner`, which is deleted unless the writer finishes it.
 
         Args:
-            owner: The client that owns the file.
             expected_bytes: The size if known, else 0: a file that does not fit is refused before it is read.
-
         Raises:
             UnsupportedFeature: This device keeps no files.
-            BodyTooLarge: The file exceeds the maximum size.
-            StorageFull: There is no room for it.
+            BodyTooLarge, StorageFull: The file exceeds the maximum size, or there is no room for it.
             QueueFull: Too many files arrive at the same time.
             FileFolderUnavailable: The disk fails.
         """
@@ -267,10 +254,7 @@ class DeviceFileStore:
             await self.on_disk(self._folder.write_mark, self._time.mark())
 
     async def reseal(self) -> int:
-        """Encrypt the files again whose key is an old one; return their number, with that of unfinished ones.
-
-        Raises FileFolderUnavailable.
-        """
+        """Encrypt files of an old key again; return their number, and unfinished ones. Raises FileFolderUnavailable."""
         if not (self._has_folder and self._folder.path.is_dir()):
             return 0
         await self._open()  # it may have failed at the start
