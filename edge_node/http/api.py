@@ -161,23 +161,15 @@ _random = random.Random(os.urandom(32))
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The client: its API key's name or token's subject, else the peer's address; `tags` are added to every request.
-
-    Attributes:
-        reads_all_decisions: Whether it may read the decision records of other clients.
-        erases_all: Whether it may erase the data of other clients.
-        scopes: Scopes of its token; None for all.
-        priority: Highest priority of its requests and jobs.
-        is_issued: Whether it has a token, which expires.
-    """
+    """The client: its API key's name or token's subject, else the peer's address; `tags` are added to every request."""
 
     name: str
     tags: tuple[str, ...] = ()
-    reads_all_decisions: bool = False
-    erases_all: bool = False
-    scopes: frozenset[str] | None = None
-    priority: Priority = "interactive"
-    is_issued: bool = False
+    reads_all_decisions: bool = False  # whether it may read the decision records of other clients
+    erases_all: bool = False  # whether it may erase the data of other clients
+    scopes: frozenset[str] | None = None  # scopes of its token; None for all
+    priority: Priority = "interactive"  # highest priority of its requests and jobs
+    is_issued: bool = False  # whether it has a token, which expires
 
     @property
     def reads_decisions_of(self) -> str:
@@ -194,9 +186,8 @@ def issued_caller(identity: TokenIdentity) -> Caller:
 
 
 class HeadFacts(msgspec.Struct, frozen=True):
-    """Facts of a head: the routing hints with the client, and the W3C trace context ("" for none).
-
-    `ends`: when the client is identified again (monotonic, s), as its token may have expired.
+    """Facts of a head: the routing hints with the client, and the W3C trace context ("" for none). The client is
+    identified again once it `ends` (monotonic, s), as its token may have expired.
     """
 
     hints: RoutingHints
@@ -233,13 +224,8 @@ class RequestReader:
     """Reads requests according to `server.*`: bytes → Request, with authentication and routing hints.
 
     Bodies are limited in bytes, in time and over all connections. A body that arrives together with its head, as nearly
-    all do, needs no wait and no timer. A short body that came twice of late is not parsed again; nearly every cache
-    hit starts that way.
-
-    Args:
-        history: Reader of those that the cloud stores.
-        issuers: Verifier of issuers' tokens; None: there are no issuers.
-        limits: Limits of clients; None: there are none.
+    all do, needs no wait and no timer. A short body that came twice of late is not parsed again; nearly every cache hit
+    starts that way. `history`: reader of the responses that the cloud stores; `issuers`: verifier of their tokens.
     """
 
     def __init__(
@@ -279,15 +265,10 @@ class RequestReader:
     def identify(
         self, authorization: str | None, request: HttpExchange, scope: Literal["chat", "jobs"] = "chat"
     ) -> Caller:
-        """Return the client that sends this value of `Authorization`, within its limits; without configured keys every
-        client is accepted, under the name in its certificate if it has one.
-
-        Every key is compared, each in constant time.
-
-        Raises:
-            AuthenticationFailed: The key or token is missing, or refused.
-            IdentityUnavailable: The keys of the token's issuer cannot be read.
-            PermissionDenied: The token lacks the scope, or its tenant may not use this device.
+        """Return the client that sends this `Authorization`, within its limits; without configured keys every client is
+        accepted, under the name in its certificate if it has one. Every key is compared, each in constant time. Raises
+        AuthenticationFailed; IdentityUnavailable if the keys of the token's issuer cannot be read; PermissionDenied if
+        the token lacks the scope, or its tenant may not use this device.
         """
         caller = self._identify(authorization, request, scope)
         if self._limits is None:
@@ -327,12 +308,8 @@ class RequestReader:
     async def request(
         self, request: HttpExchange, kind: Endpoint | None, facts: HeadFacts | None = None, *, compacts: bool = False
     ) -> ParsedRequest:
-        """Read and parse one request. Raises CausewayError, each a 4xx.
-
-        Args:
-            kind: The kind of its body; None: derive it from the body.
-            facts: The facts of its head, if they were read already.
-            compacts: Whether it asks for a compacted response.
+        """Read and parse one request. Raises CausewayError, each a 4xx. `kind` None: derive it from the body; `facts`:
+        those of its head, if they were read already; `compacts`: whether it asks for a compacted response.
         """
         hints = (facts or self.facts(request)).hints
         body = arrived_body(request, self._max_body_bytes)
@@ -480,10 +457,8 @@ def bound_to_device(request: Request) -> Request:
 
 
 def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
-    """Return the hints of the ``x-causeway-*`` headers, from every line of them.
-
-    Raises:
-        InvalidRequest: A value or a name is unknown, or a header has two values: it may be meant to protect privacy.
+    """Return the hints of all ``x-causeway-*`` header lines. Raise InvalidRequest if a name or value is unknown, or a
+    header has two values: it may be meant to protect privacy.
     """
     if SESSION not in headers and not any(name[:11].lower() == OURS for name in headers):
         return _without_hints(caller.name, caller.tags, bounded_priority(None, caller.priority))
@@ -511,9 +486,8 @@ def bounded_priority(asked: Priority | None, most: Priority) -> Priority | None:
 
 
 def _endpoint_of(body: bytes) -> Endpoint:
-    """Return the kind of OpenAI's body; a malformed one counts as chat, whose parser reports the fault.
-
-    `input` is for embeddings, unless it has messages or the body has a key that only a response has.
+    """Return the kind of OpenAI's body; a malformed one counts as chat, whose parser reports the fault. `input` is for
+    embeddings, unless it has messages or the body has a key that only a response has.
     """
     try:
         fields = msgspec.json.decode(body.removeprefix(BOM), type=dict[str, msgspec.Raw])
@@ -539,16 +513,9 @@ class StatefulResponses(Protocol):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Api:
-    """Routes requests to handlers, and handles requests for answers.
-
-    Args:
-        more_paths: Methods and handler of further paths, such as the console's; `{id}` stands for one step of a path,
-            `{id:.*}` for the rest of it.
-        as_job: Handler for requests with the header `Prefer`; it returns None if the header does not ask for a job.
-        responses: The handling of responses that are stored, or made in the background.
-
-    Attributes:
-        paths: The methods of each path.
+    """Routes requests to handlers, and handles requests for answers. `paths`: the methods of each path; `more_paths`:
+    methods and handler of further ones, such as the console's; `{id}` stands for one step of a path, `{id:.*}` for the
+    rest.
     """
 
     service: Service
@@ -557,9 +524,9 @@ class Api:
     records: Records
     tracing: RequestTracer | None
     more_paths: Mapping[str, tuple[str, Handler]]
-    as_job: AsJob
+    as_job: AsJob  # handler for requests with the header `Prefer`; it returns None if the header does not ask for a job
     heartbeat_s: float
-    responses: StatefulResponses
+    responses: StatefulResponses  # the handling of responses that are stored, or made in the background
     direct: DirectAnswers
 
     def __post_init__(self) -> None:

@@ -68,11 +68,8 @@ class Readiness(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Inspection:
-    """Request handlers that describe this device.
-
-    Args:
-        readiness: Function that is called for each probe, and must be cheap.
-        describe: Function that returns the OpenAPI document; called at its first request.
+    """The request handlers that describe this device. `readiness`: called for each probe, must be cheap; `describe`:
+    returns the OpenAPI document; called at its first request.
     """
 
     service: Service
