@@ -68,8 +68,7 @@ _PLACES = {"wait": _WAIT, "end": _END}
 _POLL_S = 1.0  # interval of checking a job that does not run
 _SILENT_POLLS = 15  # interval of comments that keep proxies from closing the connection
 Position = tuple[int, int]
-"""A position in a job's event stream: the number of a run, and a number of characters of its text or a later
-position.
+"""A position in a job's event stream: the number of a run, and a number of characters of its text or a later position.
 """
 
 
@@ -95,11 +94,10 @@ def _show_place(place: int) -> str:
 
 
 class OutboxEventReader:
-    """Reads the events of one job after a position: its states, and the text of its answer while it is made.
-
-    An event's id is the run and the position in it: `2-17` is after 17 characters of run 2, `2-wait` is its end before
-    another run, `2-end` the end of the job. A client that reconnects with `Last-Event-ID` gets the events after it; the
-    text of a run that failed is void, and the next run begins at its first character.
+    """Reads the events of one job after a position: its states, and the text of its answer while it is made. Ids are
+    run and position: `2-17` is after 17 characters of run 2, `2-wait` its end before another run, `2-end` the job's. A
+    client that reconnects with `Last-Event-ID` gets the events after it; a run that failed is void, and the next begins
+    at 0.
     """
 
     def __init__(self, store: JobOutbox, feed: JobFeed, job_id: str, owner: str, last: Position | None) -> None:
@@ -191,9 +189,8 @@ class OutboxApi:
         return self._accepted(await self._accept(http))
 
     async def respond_async(self, http: AiohttpRequest, endpoint: Endpoint, wait_s: float) -> ServerResponse:
-        """Run a plain request as a job; return its answer if that comes within `wait_s`, else 202 with the job.
-
-        Raises JobFailed with the error of a job that ends within that time.
+        """Run a plain request as a job; return its answer if that comes within `wait_s`, else 202 with the job. Raises
+        JobFailed with the error of a job that ends within that time.
         """
         accepted = await self._accept(http, endpoint)
         job, result = await self._settled(accepted.job, wait_s)
@@ -324,28 +321,19 @@ class OutboxApi:
 
 
 class SubmittedJob(msgspec.Struct, frozen=True):
-    """A job as submitted.
-
-    Attributes:
-        body: An OpenAI request, with the fields of a job.
-        hints: The routing hints of the client.
-        priority: The priority for a body that names none.
-        key: Idempotency key: two requests of a client with the same key are the same job; "": each is a separate job.
-        digest: Digest of everything that must be the same under the same key; "": of body, tags, preference and
-            priority.
-        endpoint: The endpoint of a plain request, which may not be streamed; None: the body names it.
-        reply: Destination of the answer; None: the client fetches it.
-        most: Highest priority that the client may have; a higher one is lowered to it.
+    """A job as submitted. Requests of a client with the same Idempotency key are the same job; "": each is another job.
+    `digest` covers all that must be the same under a key; "": body, tags, preference and priority. `endpoint`: set for
+    a plain request, which may not be streamed; None: the body names it.
     """
 
-    body: bytes
-    hints: RoutingHints
-    priority: Priority | None = None
+    body: bytes  # an OpenAI request, with the fields of a job
+    hints: RoutingHints  # the routing hints of the client
+    priority: Priority | None = None  # the priority for a body that names none
     key: str = ""
     digest: str = ""
     endpoint: Endpoint | None = None
-    reply: ReplyTo | None = None
-    most: Priority = "interactive"
+    reply: ReplyTo | None = None  # destination of the answer; None: the client fetches it
+    most: Priority = "interactive"  # highest priority that the client may have; a higher one is lowered to it
 
 
 class JobIntake:
@@ -363,11 +351,7 @@ class JobIntake:
         self._service = service
 
     async def accept(self, submitted: SubmittedJob) -> Accepted:
-        """Check a job and store it; the returned job survives a power cut.
-
-        Raises:
-            CausewayError: The job is invalid, or there is no room for it.
-        """
+        """Check a job and store it, safe from a power cut. Raises CausewayError if it is invalid, or has no room."""
         job, plain = await self._job(submitted, await self._whole(submitted))
         try:
             return await self._store.accept(job, plain, submitted.reply)
@@ -375,9 +359,8 @@ class JobIntake:
             self._runner.wake()
 
     async def _whole(self, job: SubmittedJob) -> bytes:
-        """Return the body with its uploaded files inlined, so that an accepted job does not depend on them.
-
-        A job that is submitted again under its key is known even if its files have been deleted.
+        """Return the body with its uploaded files inlined, so that an accepted job does not depend on them. One
+        submitted again under its key is known even if its files have been deleted.
         """
         if FILE_MARK not in job.body:
             return job.body
@@ -391,12 +374,8 @@ class JobIntake:
             return job.body
 
     async def _job(self, submitted: SubmittedJob, whole: bytes) -> tuple[EdgeJob, bytes]:
-        """Check a job, and return it with its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or
-        NoRoute.
-
-        Args:
-            submitted: The job as submitted.
-            whole: The body with its uploaded files.
+        """Check a `submitted` job, `whole` with its uploaded files; return it with its request. Raises InvalidRequest,
+        ModelNotFound, UnsupportedFeature or NoRoute.
         """
         hints, endpoint, key = submitted.hints, submitted.endpoint, submitted.key
         fields, plain = split_body(whole)

@@ -46,12 +46,7 @@ class JobParts(NamedTuple):
 
 
 class LazyJobs:
-    """The daemon's access to jobs.
-
-    Args:
-        folder: The state folder; None: jobs are refused.
-        make: Function that constructs the parts, in this folder.
-    """
+    """The daemon's access to jobs. `make` constructs the parts in the state `folder`; None: jobs are refused."""
 
     def __init__(self, folder: Path | None, make: Callable[[Path], JobParts]) -> None:
         self._folder = folder
@@ -71,10 +66,8 @@ class LazyJobs:
         }
 
     async def as_job(self, http: AiohttpRequest) -> ServerResponse | None:
-        """Run a request with `Prefer: respond-async` as a job; return None if it does not ask for that, or cannot be a
-        job.
-
-        Raises CausewayError if the request is invalid, or with the job's own error.
+        """Run a request with `Prefer: respond-async` as a job; return None if it asks for none, or cannot be one.
+        Raises CausewayError if the request is invalid, or the job's own error.
         """
         wait_s = wait_of(http.headers.getall("Prefer", ()))
         endpoint = next((one for one in ENDPOINTS if one == http.path), None)

@@ -144,10 +144,8 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class ReplyTo(msgspec.Struct, frozen=True):
-    """Destination of a job's answer, for a sender that does not fetch it.
-
-    `address`: its form depends on the sender's protocol. `is_new`: an earlier job with the same key is unrelated, and
-    loses the key.
+    """Destination of a job's answer, for a sender that does not fetch it. `address`: its form is the protocol's.
+    `is_new`: an earlier job with the same key is unrelated, and loses the key.
     """
 
     address: bytes

@@ -236,7 +236,6 @@ class OutboxRows:
 
 class OutboxBodies:
     """Stores requests and results, each in separate pages (`padded`), so that no copy stays when they are deleted.
-
     `deletions` counts deleted contents, also in transactions that were rolled back.
     """
 
@@ -270,10 +269,7 @@ class OutboxReplies:
         return found
 
     def sent(self, db: sqlite3.Connection, reply: DueReply, *, again_s: float | None = None) -> None:
-        """Record that an answer was sent; or, after a failure, that it must be sent in `again_s` seconds.
-
-        No-op if it became due again meanwhile.
-        """
+        """Record that an answer was sent, or failed and is due in `again_s`; no-op if it became due again meanwhile."""
         until = None if again_s is None else self._time.now() + again_s
         statement = "UPDATE replies SET due = ? WHERE seq = ? AND due = ?"
         changed = db.execute(statement, (until, reply.job.seq, reply.due)).rowcount
@@ -299,9 +295,8 @@ class Cancellation(msgspec.Struct, frozen=True):
 class OutboxCancellations:
     """Jobs that were cancelled here and may be at the cloud, which is notified as soon as it can be reached.
 
-    1. The row is committed with the cancellation, and deleted once the cloud has answered.
+    1. The row is committed with the cancellation, and deleted once the cloud has answered, or at the job's deadline.
     2. A cloud that does not know the job is asked once more: the submission may have been in transit.
-    3. At the job's deadline the row is deleted: the cloud expires the job, too.
     """
 
     def __init__(self, time: DeviceTime, stats: OutboxStats) -> None:

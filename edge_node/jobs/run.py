@@ -57,12 +57,7 @@ class RunFailure(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class JobRuns:
-    """Runs jobs on the service.
-
-    Args:
-        time: The device's own time.
-        new_id: Function that makes ids of decisions.
-    """
+    """Runs jobs on the service. `time`: the device's own time; `new_id`: function that makes ids of decisions."""
 
     service: Service
     config: OutboxConfig
@@ -71,9 +66,8 @@ class JobRuns:
     new_id: Callable[[], str]
 
     def request(self, claimed: Claimed, target: str) -> Request:
-        """Return the request as it runs now, at `target` if it is set.
-
-        Raises InvalidRequest if this version refuses the accepted request.
+        """Return the request as it runs now, at `target` if that is set. Raises InvalidRequest if this version refuses
+        it.
         """
         job = claimed.job
         left_ms = max(1, int((job.deadline - self.time.now()) * 1000.0))

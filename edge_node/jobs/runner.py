@@ -197,9 +197,8 @@ class OutboxRunner:
             self._wake.set()
 
     async def _deliver(self, report: Report) -> bool:
-        """Store the end of a run as soon as the disk accepts it, without repeating the run.
-
-        Returns the result of `report`; False if it is not stored.
+        """Store the end of a run as soon as the disk accepts it, without repeating it. Return `report`'s result; False:
+        not stored.
         """
         pause_s = _BACKOFF_S
         while True:
@@ -258,12 +257,8 @@ class OutboxRunner:
 
 
 class CloudGate:
-    """Decides when jobs may be sent to the cloud: while it is reachable, after a random pause, at a limited rate.
-
-    This keeps a thousand devices from overloading the cloud when it comes back.
-
-    Args:
-        rng: Random source of the pauses.
+    """Decides when jobs may be sent to the cloud: while it is reachable, after a random pause, at a limited rate. Else
+    a thousand devices would overload the cloud when it comes back.
     """
 
     def __init__(self, config: OutboxConfig, rng: random.Random) -> None:

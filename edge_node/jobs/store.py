@@ -57,9 +57,8 @@ T = TypeVar("T")
 def transaction(
     work: Callable[Concatenate[JobOutbox, sqlite3.Connection, P], T],
 ) -> Callable[Concatenate[JobOutbox, P], Coroutine[Any, Any, T]]:
-    """Turn a method that uses the database into a coroutine that returns, or raises, once its work is committed.
-
-    The coroutine also raises JobStoreUnavailable.
+    """Turn a method that uses the database into a coroutine that returns, or raises, once its work is committed; it
+    also raises JobStoreUnavailable.
     """
 
     @functools.wraps(work)
@@ -71,11 +70,7 @@ def transaction(
 
 class JobOutbox:
     """The jobs of one device. Call `start` first; times are the device's own, s. `owner` None stands for all clients.
-
-    Args:
-        erase_after_s: Minimum time from a deletion until no copy of it is left in the folder; without other calls it
-            takes up to a second more.
-        keys: The keys of the folder, as for `GroupCommit`.
+    `erase_after_s`: minimum time until no copy of deleted content is left; without other calls up to a second more.
     """
 
     def __init__(
@@ -129,9 +124,8 @@ class JobOutbox:
     async def run(
         self, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a method of `replies`, `cancellations` or `webhooks` as a transaction.
-
-        Raises the method's own errors, and JobStoreUnavailable.
+        """Run a method of `replies`, `cancellations` or `webhooks` as a transaction. Raises its errors,
+        JobStoreUnavailable.
         """
         return await self._file.run(lambda db: work(db, *args, **kwargs))
 
@@ -147,11 +141,8 @@ class JobOutbox:
 
     @transaction
     def accept(self, db: sqlite3.Connection, job: EdgeJob, body: bytes, reply: ReplyTo | None = None) -> Accepted:
-        """Store a job. Raises IdempotencyConflict or OutboxFull.
-
-        Args:
-            reply: Destination of its answer; None: the client fetches it. The answer of a known job that has ended is
-                sent again.
+        """Store a job. Raises IdempotencyConflict or OutboxFull. `reply`: destination of its answer, which is sent
+        again for a known job that has ended; None: the client fetches it.
         """
         return self._acceptance.accept(db, job, body, reply)
 
@@ -247,9 +238,8 @@ class JobOutbox:
 
     @transaction
     def recover(self, db: sqlite3.Connection) -> None:
-        """Take back the jobs that were running when the daemon ended; called once, before the first claim.
-
-        A job that was lost too often becomes a dead letter.
+        """Take back the jobs that ran when the daemon ended, once, before the first claim; one lost too often is a dead
+        letter.
         """
         for (record,) in db.execute(RUNNING).fetchall():
             job = decode_job(record)

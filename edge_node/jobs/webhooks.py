@@ -106,10 +106,8 @@ def trusted_authorities(ca_file: str) -> ssl.SSLContext | None:
 
 
 class CloudCanceller:
-    """Sends the cancellations of jobs to the cloud one after the other. While the cloud is unreachable, they wait.
-
-    Stopping a run closes its connection, but a job in the cloud continues without one: it would be paid for, and its
-    content kept.
+    """Sends the cancellations of jobs to the cloud, one after the other; while it is unreachable, they wait. A job in
+    the cloud continues without its connection: it would be paid for, and its content kept.
     """
 
     def __init__(self, store: JobOutbox, clouds: Clouds, feed: JobFeed) -> None:
