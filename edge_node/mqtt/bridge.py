@@ -86,16 +86,12 @@ class MessageIntake:
     3. There is no room, or the disk fails: the message is kept and tried again, and not acknowledged, so that the
        broker holds the others back. A bulk message, and one with QoS 0, is refused as in (2) if there is no room.
     4. The connection is lost: the broker delivers the message again.
-
-    Args:
-        client_id: The session's name.
-        jobs: Stores jobs, waits for one to start or end, and has the clock.
     """
 
     config: MqttConfig
     topics: Topics
-    client_id: str
-    jobs: JobParts
+    client_id: str  # the session's name
+    jobs: JobParts  # stores jobs, waits for one to start or end, and has the clock
     service: Service
     metrics: Metrics
     stats: MqttStats
@@ -207,13 +203,8 @@ class MessageIntake:
 
 
 class MqttBridge:
-    """Keeps a connection to the broker, and reconnects.
-
-    Args:
-        rng: Random source of the pauses between attempts, so that a thousand devices do not reconnect together.
-
-    Raises:
-        ConfigError: The address or a topic is invalid.
+    """Keeps a connection to the broker, and reconnects, after random pauses (`rng`), so that a thousand devices do not
+    reconnect together. Raises ConfigError if the address or a topic is invalid.
     """
 
     def __init__(

@@ -41,11 +41,8 @@ _LASTING = {132, 133, 134, 135, 138, 140, 144, 154, 155, _TAKEN_OVER}  # reasons
 
 
 class Connection:
-    """A connection, to be opened once.
-
-    Args:
-        state_topic: Topic for the last will ``offline``; "" for none.
-        receive: Function that is called for each message, which is acknowledged by `acknowledge`.
+    """A connection, to be opened once. `state_topic`: topic of the last will ``offline``; "" for none; `receive` gets
+    each message, which `acknowledge` acknowledges.
     """
 
     def __init__(
@@ -118,12 +115,9 @@ class Connection:
         return refused
 
     async def publish(self, answer: OutgoingAnswer) -> None:
-        """Publish with QoS 1; return once the broker has acknowledged it.
-
-        Raises:
-            BrokerError: The connection was lost: it is unknown whether the broker has the answer.
-            PublishRefused: The broker refused the answer.
-            AnswerTooLarge: The answer exceeds the broker's limit.
+        """Publish with QoS 1; return once the broker has acknowledged it. Raises BrokerError if the connection was
+        lost, when it is unknown whether the broker has the answer; PublishRefused; AnswerTooLarge for the broker's
+        limit.
         """
         size = len(answer.payload) + len(answer.topic.encode()) + _ENVELOPE_BYTES
         if self._max_packet_bytes is not None and size > self._max_packet_bytes:

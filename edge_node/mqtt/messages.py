@@ -28,10 +28,8 @@ _EVENT_PROPERTIES = ("specversion", "causewaytags", "causewaypriority", "expiryt
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was received.
-
-    `mid`: the packet's number; `expires_s`: seconds until it expires; `properties`: the user properties by their names
-    in lower case; `fault`: why the message is unreadable.
+    """A message as it was received. `mid`: the packet's number; `expires_s`: seconds until it expires; `properties`: by
+    lower-case name, the user's; `fault`: why the message is unreadable.
     """
 
     mid: int
@@ -64,11 +62,7 @@ class OutgoingAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerError(Exception):
-    """The connection failed, or was lost.
-
-    Args:
-        lasting: Whether an operator must act.
-    """
+    """The connection failed, or was lost. `lasting`: whether an operator must act."""
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
         super().__init__(message)
@@ -159,10 +153,8 @@ def _chat_of(payload: bytes, system: str) -> bytes:
 
 
 def _key_of(message: Message) -> str:
-    """Return the deduplication key of a message.
-
-    The broker does not tell which client sent a message. A message with the correlation data and content of another
-    client's message but other tags is therefore a separate job, and is not refused as a conflict.
+    """Return the deduplication key of a message. The broker does not tell which client sent it: with the correlation
+    data and content of another's, but other tags, it is a separate job, and not refused as a conflict.
     """
     headers = message.properties
     number = str(message.mid) if message.is_known_by_number else ""

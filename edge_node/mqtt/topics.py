@@ -58,10 +58,8 @@ def overlaps(first: str, second: str) -> bool:
 
 
 class Topics:
-    """The configured topics. `state_topic`: the topic of this device's state.
-
-    Raises:
-        ConfigError: A filter is invalid, two of them overlap, or there is no topic for answers.
+    """The configured topics; `state_topic`: that of this device's state. Raises ConfigError if a filter is invalid, two
+    of them overlap, or there is no topic for answers.
     """
 
     def __init__(self, config: MqttConfig, state_topic: str) -> None:
@@ -97,11 +95,7 @@ class Topics:
         return next((found for text, found in self._topics if overlaps(text, topic)), None)
 
     def answer_topic(self, config: MqttTopicConfig, topic: str, response_topic: str) -> str:
-        """Return the topic of a message's answer. Raises InvalidRequest.
-
-        Args:
-            response_topic: The response topic that the message names; "" for none.
-        """
+        """Return the topic of a message's answer. `response_topic`: the message's own, or "". Raises InvalidRequest."""
         configured = self.own_answer_topic(config, topic)
         if configured and response_topic in ("", configured):
             return configured
