@@ -12,13 +12,8 @@ log = logging.getLogger(__name__)
 
 
 class Fault:
-    """A lasting fault that operators must know: logged once when it begins and once when it ends.
-
-    `problem` describes it for `/readyz` while it lasts; "" otherwise.
-
-    Args:
-        log: The logger of the component that has the fault.
-        level: The log level of the fault's beginning; its end is logged at level info.
+    """A lasting fault that operators must know: logged, at `level`, when it begins, and at info when it ends. `problem`
+    describes it for `/readyz` while it lasts; "" otherwise.
     """
 
     def __init__(self, log: logging.Logger, level: int, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -137,12 +137,8 @@ class Metrics:
         usd: float,
         degraded: bool,
     ) -> None:
-        """Count a generation and its attempts, once for all requests that shared it.
-
-        Args:
-            attempts: All attempts, in order.
-            target: The target that answered; None if none did.
-            usd: The cost of all attempts, US dollars.
+        """Count a generation and all its attempts, in order, once for all requests that shared it. `target`: the one
+        that answered, if any; `usd`: the cost of all attempts, US dollars.
         """
         for attempt in attempts:
             self._attempts.add((attempt.target, attempt.state, attempt.error))
@@ -203,24 +199,17 @@ class Traffic(msgspec.Struct, frozen=True):
     """Sums since the start of the daemon, or between two moments.
 
     Attributes:
-        requests: Requests that were answered or failed, without those that clients cancelled.
-        errors: Failed requests.
-        degraded: Answers of a fallback.
         latency: Requests by bucket of `LATENCY_BOUNDS_S`, the last one for slower ones.
-        restarts: Engine children that ended unexpectedly.
-        on_device: Requests that were answered without the cloud, with those of the cache.
-        cached: Requests that the cache answered.
-        micro_usd: The cost in millionths of a US dollar, with that of shadow requests.
     """
 
-    requests: int = 0
-    errors: int = 0
-    degraded: int = 0
+    requests: int = 0  # requests that were answered or failed, without those that clients cancelled
+    errors: int = 0  # failed requests
+    degraded: int = 0  # answers of a fallback
     latency: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_S) + 1)
-    restarts: int = 0
-    on_device: int = 0
-    cached: int = 0
-    micro_usd: int = 0
+    restarts: int = 0  # engine children that ended unexpectedly
+    on_device: int = 0  # requests that were answered without the cloud, with those of the cache
+    cached: int = 0  # requests that the cache answered
+    micro_usd: int = 0  # the cost in millionths of a US dollar, with that of shadow requests
 
     def __sub__(self, earlier: Traffic) -> Traffic:
         return Traffic(
@@ -236,14 +225,9 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class DeviceCondition(msgspec.Struct, frozen=True):
-    """The device's condition at one moment, or over a period.
-
-    Attributes:
-        problem: Why no target can answer; "" if one can.
-        temperature_c: Temperature; None if this device cannot read it. `throttled` likewise.
-    """
+    """The device's condition at one moment, or over a period."""
 
     traffic: Traffic = Traffic()
-    problem: str = ""
-    temperature_c: float | None = None
+    problem: str = ""  # why no target can answer; "" if one can
+    temperature_c: float | None = None  # Temperature; None if this device cannot read it. `throttled` likewise.
     throttled: bool | None = None

@@ -47,12 +47,7 @@ class RequestTracer(SpanExport):
         super().__init__(config, "causeway-edge", "causeway.edge", self._ids)
 
     def begin(self, request: Request, traceparent: str, now: float) -> RequestTrace:
-        """Start a request's trace.
-
-        Args:
-            traceparent: The client's trace context; "" if it sent none.
-            now: Arrival time, Unix seconds.
-        """
+        """Start a request's trace. `traceparent`: the client's context; "": none; `now`: its arrival, Unix seconds."""
         span = self.tracer.start_span(
             span_name(request.kind, request.model),
             context_of(traceparent),
@@ -87,10 +82,8 @@ class RequestTrace:
         return traceparent_of(context.trace_id, self._attempt_span_ids[number], 1)
 
     def end(self, record: DecisionRecord, *, shared: RequestTrace | None = None) -> None:
-        """Create the attempts' spans and end the request's span.
-
-        Args:
-            shared: The trace of the request whose generation also answered this one. Its attempts are only linked.
+        """End the request's span with its attempts' spans; of a `shared` trace, whose generation answered, they are
+        linked.
         """
         if not self._span.is_recording():
             return
