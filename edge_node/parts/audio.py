@@ -99,12 +99,7 @@ class AudioCall(msgspec.Struct, frozen=True):
 
 
 class AudioService:
-    """Transcribes and speaks.
-
-    Args:
-        graph: The encoders of this device; None if it has none.
-        default_deadline_s: Deadline of a request that names none.
-    """
+    """Transcribes and speaks. `graph`: this device's encoders, if any; `default_deadline_s`: without a named one."""
 
     def __init__(
         self,
@@ -127,14 +122,8 @@ class AudioService:
         self._default_deadline_s = default_deadline_s
 
     async def transcribe(self, call: AudioCall, request: TranscriptionRequest, tell: Tell | None = None) -> Transcript:
-        """Return the transcript of an audio clip; empty without speech.
-
-        Args:
-            tell: Function that receives each segment as soon as it is transcribed, unless the whole clip was known;
-                must not raise.
-
-        Raises:
-            CausewayError: The error for the client.
+        """Return the transcript of a clip; empty without speech. `tell` gets each segment as soon as it is transcribed,
+        unless the whole clip was known, and must not raise. Raises the client's CausewayError.
         """
         parts: list[PartRecord] = []
         work = partial(self._transcribe, request, parts, tell)
@@ -142,18 +131,15 @@ class AudioService:
         return await self._run(call, "transcription", requested, SPEECH_MODEL, work, parts)
 
     async def transcribe_live(self, decision_id: str, hints: RoutingHints, audio: bytes) -> Transcript:
-        """Return the transcript of an audio clip of a live session, as `transcribe` does; empty without speech.
-
-        Raises:
-            CausewayError: The error for the client.
+        """Return the transcript of a live session's clip, as `transcribe` does; empty without speech. Raises the
+        client's CausewayError.
         """
         call = AudioCall(decision_id, hints, self._clock.monotonic())
         return await self.transcribe(call, TranscriptionRequest(audio, AUTO))
 
     async def transcribe_partial(self, hints: RoutingHints, audio: bytes) -> str:
-        """Return the transcript so far of a clip still being sent; "" if unknown, or if it would delay other work.
-
-        It is not recorded as a request; the whole clip is, once it is complete.
+        """Return the transcript so far of a clip still being sent; "" if unknown, or if it would delay other work. It
+        is not recorded as a request; the whole clip is, once it is complete.
         """
         if self._graph is None or self._graph.running or hints.prefer == "only_cloud":
             return ""
@@ -167,10 +153,8 @@ class AudioService:
         return transcript.fact.text
 
     async def say(self, text: str, voice: str, speed: float) -> bytes:
-        """Return the speech of an answer in progress, as `SpokenText.pcm`. The answer has a permit and a record.
-
-        Raises:
-            CausewayError: The error for the client.
+        """Return the speech of an answer in progress, which has a permit and a record, as `SpokenText.pcm`. Raises the
+        client's CausewayError.
         """
         deadline = asyncio.get_running_loop().time() + self._default_deadline_s
         try:
@@ -304,11 +288,7 @@ def _features(kind: AudioKind, requested: str, hints: RoutingHints) -> RequestFe
 
 
 class AudioApi:
-    """The request handlers of audio.
-
-    Args:
-        new_id: Function that makes the id of a decision record.
-    """
+    """The request handlers of audio. `new_id`: function that makes the id of a decision record."""
 
     def __init__(
         self,

@@ -72,12 +72,8 @@ class SpokenText(msgspec.Struct, frozen=True):
 
 
 class Espeak:
-    """espeak-ng, a program of the distribution: one process per text, limited in time and bytes.
-
-    The text is passed by stdin, so that a client's text never becomes an argument.
-
-    Args:
-        environ: Environment variables; `PATH` is searched for the program.
+    """espeak-ng, a program of the distribution, found on `PATH`: one process per text, limited in time and bytes. The
+    text is passed by stdin, so that a client's text never becomes an argument.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -85,18 +81,14 @@ class Espeak:
         self._voices: tuple[str, ...] = ()
 
     async def speak(self, text: str, voice: str, speed: float, deadline: float, others: Sequence[str]) -> SpokenText:
-        """Return the speech of a text.
+        """Return the speech of a text. Raises UnsupportedFeature without the program; InvalidRequest if the voice does
+        not exist; EncoderFailed if the program was late, or failed.
 
         Args:
             voice: A language of the program, such as `en-gb`.
             speed: Multiple of the voice's own speed; limited by the program's range.
             deadline: Deadline in the loop's time.
             others: Other voices of this device, to name in an error.
-
-        Raises:
-            UnsupportedFeature: The program is not installed.
-            InvalidRequest: The voice does not exist.
-            EncoderFailed: The program was late, or failed.
         """
         program = self._program()
         await self._check_voice(program, voice, others)
@@ -105,11 +97,8 @@ class Espeak:
         return _parse(await _run(command, text.encode(), deadline))
 
     async def phonemes(self, text: str, voice: str, deadline: float) -> str:
-        """Return a clause in IPA.
-
-        Raises:
-            UnsupportedFeature: The program is not installed.
-            EncoderFailed: The program does not know `voice`, was late, or failed.
+        """Return a clause in IPA. Raises UnsupportedFeature if the program is not installed; EncoderFailed if the
+        program does not know `voice`, was late, or failed.
         """
         command = (self._program(), "-q", "--ipa", "--stdin", "-b", "1", "-v", voice)
         return (await _run(command, text.encode(), deadline)).decode(errors="replace")
@@ -208,12 +197,7 @@ class NothingToSpeak(InvalidRequest):
 
 
 class Speaker:
-    """The speech synthesis of this device.
-
-    Args:
-        environ: Environment variables; `PATH` is searched for espeak-ng.
-        default: The voice of a request for `auto`.
-    """
+    """The speech synthesis of this device; espeak-ng is found on `PATH`. `default`: the voice for `auto`."""
 
     def __init__(self, environ: Mapping[str, str], voices: Voices | None = None, default: str = "en-us") -> None:
         self._espeak = Espeak(environ)
@@ -237,15 +221,10 @@ class Speaker:
     async def sentences(self, text: str, voice: str, speed: float, deadline: float) -> AsyncGenerator[SpokenText, None]:
         """Yield the speech of each sentence as soon as it is made; espeak-ng makes the whole text at once.
 
-        Args:
-            voice: ``VOICE`` or ``VOICE+SPEAKER`` of an added voice, else a language that espeak-ng speaks.
-            speed: Multiple of the voice's own speed.
-            deadline: Deadline in the loop's time.
-
-        Raises:
-            UnsupportedFeature: A required program or package is not installed.
-            InvalidRequest: The voice or speaker does not exist, or no part of the text can be spoken.
-            EncoderFailed: The voice was late, or failed.
+        `voice`: ``VOICE`` or ``VOICE+SPEAKER`` of an added voice, else a language of espeak-ng; `speed`: multiple of
+        its own; `deadline`: the loop's time. Raises UnsupportedFeature if a program or package is not installed;
+        InvalidRequest if the voice or speaker does not exist, or no part of the text can be spoken; EncoderFailed if
+        the voice was late, or failed.
         """
         voice = self._named(voice)
         try:
@@ -345,10 +324,8 @@ class _VoiceProcess:
 
 
 class Voices:
-    """The voices in `model_dirs` and the account's own folder, each with its own process.
-
-    A process is started with the first text, and ended when it is idle. At most `loaded` voices are in memory. A text
-    for another voice waits until one of them is idle, and replaces it.
+    """The voices in `model_dirs` and the account's own folder. Each has a process, from its first text until it is
+    idle. At most `loaded` are in memory: a text for another one waits until one is idle, and replaces it.
     """
 
     def __init__(
@@ -391,10 +368,8 @@ class Voices:
             return ()
 
     def find(self, name: str) -> tuple[Voice, str] | None:
-        """Return the voice that ``VOICE`` or ``VOICE+SPEAKER`` names, with the speaker's name; None without one.
-
-        Raises:
-            ArtifactError: Its files are missing, malformed or altered.
+        """Return the voice that ``VOICE`` or ``VOICE+SPEAKER`` names, and the speaker's name, if any. Raises
+        ArtifactError if its files are missing, malformed or altered.
         """
         base, _, speaker = name.partition(SEPARATOR)
         voice = find_voice(base, self._model_dirs)
@@ -402,13 +377,8 @@ class Voices:
 
     @contextlib.asynccontextmanager
     async def using(self, voice: Voice, deadline: float) -> AsyncIterator[WorkerProcess]:
-        """Hold the process of a voice; it starts with its first text.
-
-        Args:
-            deadline: Deadline for a free process, in the loop's time.
-
-        Raises:
-            TimeoutError: Other voices were speaking until the deadline.
+        """Hold the process of a voice, which starts with its first text. Raise TimeoutError if other voices were
+        speaking until the `deadline`, in the loop's time.
         """
         key = (voice.path, voice.sha256)
         async with asyncio.timeout_at(deadline), self._changed:
