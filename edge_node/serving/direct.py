@@ -141,11 +141,7 @@ class _Ended(NamedTuple):
 
 
 class DirectAnswer(DirectResponse):
-    """An answer that is waiting for its cloud.
-
-    Attributes:
-        started: Time at which the request was sent, the loop's clock.
-    """
+    """An answer that is waiting for its cloud. `started`: time at which the request was sent, the loop's clock."""
 
     __slots__ = ("_call", "_plan", "_service", "arrival", "started")
     _call: BackendRequest
@@ -262,9 +258,7 @@ class DirectAnswer(DirectResponse):
         return _Ended(monotonic, records.clock.unix(), usd)
 
     def _record(self, told: tuple[int, str, str], usage: Usage, first: float, last: float, end: _Ended) -> None:
-        """Record the answer: its tokens, note and finish reason, and when its first and its last token came, loop's
-        clock.
-        """
+        """Record the answer: tokens, note, finish reason, and when its first and last token came (loop's clock)."""
         tokens, note, finish_reason = told
         arrival, plan, records = self.arrival, self._plan, self._service.records
         target = plan.target
@@ -317,9 +311,8 @@ class DirectAnswer(DirectResponse):
 
 
 class DirectStream(DirectAnswer):
-    """A streamed answer. Text alone goes from the cloud's connection to the client's through the exchange.
-
-    The context, the reply and the attempt of the general path are made when that must go on.
+    """A streamed answer. Text alone goes from the cloud's connection to the client's through the exchange; context,
+    reply and attempt of the general path are made when that must go on.
     """
 
     __slots__ = (

@@ -29,10 +29,8 @@ class DirectHits:
         self._service = service
 
     def answer(self, request: Request, memo: RequestMemo, ids: tuple[str, float], http: PlainRequest) -> bool:
-        """Answer a chat. Returns False, and does nothing, if memory has no fresh answer. Raises ClientGone.
-
-        Args:
-            ids: The decision's id, and when the request arrived, monotonic seconds.
+        """Answer a chat, or do nothing and return False if memory has no fresh answer. Raises ClientGone. `ids`: the
+        decision's id, and when the request arrived, monotonic seconds.
         """
         service, policy = self._service, self._service.direct_policy
         if policy is None:

@@ -326,9 +326,8 @@ class Generation(msgspec.Struct, eq=False):
         return self._prompt_tokens() + sum(attempt.tokens for attempt in attempts)
 
     def _pico_usd(self, attempt: Attempt, *, is_last: bool) -> int:
-        """Return the cost of an attempt, from the usage that its target reported.
-
-        Without a report, as of an abandoned one, it costs the prompt, by this device's count, and the received tokens.
+        """Return the cost of an attempt by its target's usage. Without one, as of an abandoned attempt, it costs the
+        prompt, by this device's count, and the received tokens.
         """
         price, usage = attempt.plan.target.price, self.usage if is_last else _NO_USAGE
         if price is FREE or not (usage.prompt_tokens or usage.completion_tokens or attempt.tokens or attempt.abandoned):
@@ -388,23 +387,17 @@ class PartPreparation(Protocol):
 
 @dataclass(eq=False, repr=False)
 class AttemptRunner:
-    """Runs attempts on backends.
-
-    Args:
-        cloud: Timeouts of cloud targets for which the policy sets none; others have the request's time.
-        calibrate: Calibrator of confidence; None: a handoff compares the confidence that the engine reports.
-        encoders: Encoders that turn parts of requests into text or soft tokens for targets that cannot take them; None
-            if this device has none.
-        tokenizer: The tokenizers of the device's models, by which chats are trimmed; None without an engine.
-        guard: Masks requests to clouds, where the policy asks for it.
+    """Runs attempts on backends. Without `calibrate` a handoff compares the engine's own confidence; `encoders` turn
+    parts into text or soft tokens for targets that cannot take them; by `tokenizer`, of the device's models, chats are
+    trimmed.
     """
 
     backends: Mapping[Location, Backend]
-    cloud: CloudSettings
+    cloud: CloudSettings  # timeouts of cloud targets for which the policy sets none; others have the request's time
     calibrate: ConfidenceCalibrator | None = None
     encoders: PartPreparation | None = None
     tokenizer: Tokenizer | None = None
-    guard: GuardRunner = field(default_factory=GuardRunner)
+    guard: GuardRunner = field(default_factory=GuardRunner)  # masks requests to clouds, where the policy asks for it
 
     async def run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """Run attempts until `reply` has the complete answer. Raises CausewayError, the error for the client."""
@@ -526,9 +519,8 @@ class AttemptRunner:
         call: BackendRequest,
         relay: ChunkRelay,
     ) -> None:
-        """Pass the chunks of one attempt to the reply.
-
-        Raises TimeoutError in cases (1) and (2), or the error of the backend, the attempt or the reply.
+        """Pass the chunks of one attempt to the reply. Raises TimeoutError in cases (1) and (2), or the error of the
+        backend, the attempt or the reply.
         """
         reply = relay.reply
         first, ended = not attempt.committed, False
@@ -591,10 +583,7 @@ class AttemptRunner:
 
 
 class ChunkRelay:
-    """Passes text on to a client that reads, as it arrives (`TextRelay`), without waking a task.
-
-    `is_open`: whether the last chunk from the iterator was sent to the client at once.
-    """
+    """Passes text on to a client that reads, as it arrives (`TextRelay`), without waking a task."""
 
     def __init__(self, attempt: Attempt, reply: Reply[AnswerHead]) -> None:
         self.reply = reply

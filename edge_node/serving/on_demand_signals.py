@@ -45,15 +45,9 @@ _COUNT_TIMEOUT_S = 1.0  # timeout of the engine's count of a prompt's tokens
 
 @dataclass(eq=False, repr=False)
 class OnDemandSignals:
-    """Computes the on-demand signals of one device.
-
-    Args:
-        count_tokens: Function that returns a prompt's length in tokens of the edge model; None without an engine.
-        estimate_quality: Function that returns the signal `edge.quality`; None without an engine.
-        encoders: Encoders that turn audio and images into text, whose signals are computed; None if there are none.
-        record_all: Whether to compute them for every decided request, for its record.
-        candidates: Estimates of the targets that a policy's `best_of` compares.
-        guard: Detectors of personal data and keys.
+    """Computes the on-demand signals of one device. `count_tokens` and `estimate_quality` (`edge.quality`), about the
+    edge model, are None without an engine; `encoders` turn parts into text, if there are any; `candidates` estimates
+    the targets of `best_of`.
     """
 
     clock: Clock
@@ -61,9 +55,9 @@ class OnDemandSignals:
     count_tokens: TokenCounter | None = None
     estimate_quality: QualityEstimator | None = None
     encoders: PartEncoders | None = None
-    record_all: bool = False
+    record_all: bool = False  # whether to compute them for every decided request, for its record
     candidates: CandidateEstimates = field(default_factory=CandidateEstimates)
-    guard: GuardRunner = field(default_factory=GuardRunner)
+    guard: GuardRunner = field(default_factory=GuardRunner)  # detectors of personal data and keys
 
     def concerns(self, request: Request) -> bool:
         """Return whether the request has a part that requires the child processes of encoders."""

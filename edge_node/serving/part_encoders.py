@@ -49,12 +49,9 @@ VISION_WORKER = "causeway_server.models.parts.encoders.mmproj:VisionModel"
 
 
 class PartEncoders:
-    """The encoders of this device.
-
-    Args:
-        transcripts: Function that returns the form in which a model reads transcripts.
-        find_projector: Function that returns the projector of a model on the device. Raises ArtifactError.
-        detector: Speech detector for live sessions; None if this device has none.
+    """The encoders of this device. `transcripts` returns the form in which a model reads transcripts; `find_projector`
+    the projector of a device's model, or raises ArtifactError; `detector` detects speech in live sessions, if there is
+    one.
     """
 
     def __init__(
@@ -102,10 +99,8 @@ class PartEncoders:
 
     async def fuse(self, generation: Generation, kinds: Sequence[Modality], model: str) -> Request:
         """Return the generation's request with its parts of these kinds as text for `model`; its branches run once.
-
-        Raises:
-            InvalidRequest: A part is invalid, or a request that is one audio clip has no speech.
-            EncoderFailed: The request's last message would be empty.
+        Raises InvalidRequest if a part is invalid, or a clip alone has no speech; EncoderFailed if the last message
+        would be empty.
         """
         facts = await self._ask(generation, kinds)
         return fuse(generation.request, facts.facts, kinds, self._transcripts(model))
@@ -116,9 +111,7 @@ class PartEncoders:
         Branches that ran for an earlier attempt are not run again. Those outside `plan.wait_for` are cancelled, and
         skipped. Under `hybrid` a part whose soft tokens cannot be computed is read as text after all. If a fleet's
         bundle replaced the model while its parts were read, they are read again, because its weights have changed.
-
-        Raises:
-            InvalidRequest, EncoderFailed: See `fuse`.
+        Raises as `fuse`.
         """
         request, model = generation.request, plan.target.model
         known = generation.facts or RequestFacts()
@@ -147,11 +140,7 @@ class PartEncoders:
         return fused, () if soft is None else soft.distinct
 
     async def estimate(self, generation: Generation, signals: frozenset[str]) -> None:
-        """Compute those of `signals` that are about parts. A signal that cannot be computed stays absent.
-
-        Raises:
-            InvalidRequest: A part is invalid.
-        """
+        """Compute `signals` that are about parts; one that cannot be computed is absent. Raises InvalidRequest."""
         estimates = generation.estimates
         if "image" in self.kinds and has_parts(generation.request, ("image",)):
             if IMAGE_PIXELS in signals and estimates.image_pixels is None:
@@ -184,13 +173,8 @@ class PartEncoders:
     async def _measured(
         self, generation: Generation, kind: Modality, measure: Callable[[bytes, float], Awaitable[_N]]
     ) -> list[_N] | None:
-        """Measure each part of this kind: the declared size of an image in pixels, the length of audio in seconds.
-
-        Returns:
-            The measurements; None if one of them is not known in time.
-
-        Raises:
-            InvalidRequest: A part is invalid; the message names it.
+        """Measure each part: an image's declared pixels, an audio clip's seconds; None if one is not known in time.
+        InvalidRequest names an invalid part.
         """
         deadline = min(generation.deadline, self._clock.monotonic() + self._branches[kind].timeout_s)
         measured: list[_N] = []
@@ -224,13 +208,8 @@ class PartEncoders:
 
 
 class Projectors:
-    """The projectors of the models that the active policy names.
-
-    Each has a child, which starts with the first image for its model. Soft tokens are cached as facts are.
-
-    Args:
-        find: Function that returns a model's projector, or None. Raises ArtifactError.
-        remembered: Maximum number of images whose soft tokens are cached.
+    """The projectors of the models that the active policy names. Each has a child, which starts with the first image
+    for its model. The soft tokens of at most `remembered` images are cached. `find` may raise ArtifactError.
     """
 
     def __init__(
@@ -276,10 +255,7 @@ class Projectors:
         return ("image",)
 
     def use(self, models: Collection[str]) -> None:
-        """End the children that no model of the active policy needs any more.
-
-        A child that is reading an image, for a request of the previous policy, ends after it.
-        """
+        """End the children that no model of the active policy needs; one that is reading an image ends after it."""
         self._named = frozenset(models)
         self._end_unused()
 
@@ -294,14 +270,8 @@ class Projectors:
         return None if projector is None else self._remembered.get((projector.digest, sha256))
 
     async def run(self, model: str, image: bytes, sha256: str, deadline: float) -> SoftTokens:
-        """Return the soft tokens of an image.
-
-        Args:
-            deadline: Deadline in the loop's time; the image also has its own timeout.
-
-        Raises:
-            Refusal: The image is invalid.
-            WorkerTimeout, WorkerFailed: The image was not read.
+        """Return the soft tokens of an image until `deadline` (the loop's time), or its own timeout. Raises Refusal if
+        the image is invalid; WorkerTimeout, WorkerFailed if it was not read.
         """
         projector = self._known.get(model)
         if projector is None:

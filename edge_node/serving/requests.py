@@ -102,13 +102,9 @@ class EdgePermit:
 
 
 class Admission:
-    """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds.
-
-    Attributes:
-        budgets: Budgets of clients; None: there are none.
-        draining: Whether new requests are refused.
-        ending: Whether a request that is cancelled now is cancelled by the daemon, not by its client.
-        running, waiting: Number of requests that hold a permit, and that wait for one.
+    """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds. `draining`: new
+    requests are refused; `ending`: the daemon, not its client, cancels a request now; `running`, `waiting`: numbers of
+    requests with a permit, and without.
     """
 
     def __init__(self, limits: Limits, budgets: ClientBudgets | None = None) -> None:
@@ -141,12 +137,7 @@ class Admission:
     # --- rate --------------------------------------------------------------------------------------------------------
 
     def admit(self, client: str, now: float) -> None:
-        """Charge one request to `client`.
-
-        Raises:
-            RateLimited: The rate is exceeded, or a budget is spent; has the time until the next token.
-            Draining: The daemon is shutting down.
-        """
+        """Charge one request to `client`. Raises Draining; RateLimited, with the time until the next token."""
         if self.draining:
             raise Draining("This server is shutting down.", retry_after_s=1.0)
         self.check_budgets(client, now)
@@ -172,14 +163,8 @@ class Admission:
     # --- permits -----------------------------------------------------------------------------------------------------
 
     def permit(self, deadline: float, client: str = "", rank: int = 1) -> EdgePermit:
-        """Return one permit, the right to run one generation, to be entered; entering waits for it until `deadline`.
-
-        Args:
-            rank: Rank of the request, from `rank_of`.
-
-        Raises:
-            QueueFull: The queue is full, or another client's request displaced this one; says when to retry.
-            DeadlineExceeded: The deadline passed in the queue.
+        """Return one permit, the right to run one generation; entering it waits until `deadline`. `rank`: of `rank_of`.
+        Raises QueueFull, with the time to retry, also if another client's request displaced this one; DeadlineExceeded.
         """
         return EdgePermit(self, deadline, client, rank)
 
@@ -329,26 +314,17 @@ class Records:
 
 @dataclass(eq=False, repr=False)
 class RequestContext:
-    """A request from its arrival to its outcome. The HTTP API creates it; `generation` is set by the service.
-
-    Args:
-        id: The decision's id, also the `x-request-id`.
-        arrived: Time of arrival, monotonic seconds.
-        traceparent: W3C trace context of the client; "" for none.
-        trace: The spans of this request; None when tracing is off.
-        memo: Values derived from an equal request.
-        job: Set if the request is a job, which may wait and is not answered by a lesser target.
-    """
+    """A request from its arrival to its outcome. The HTTP API creates it; `generation` is set by the service."""
 
     request: Request
     reply: ReplayingReply
     _: KW_ONLY
-    id: str
-    arrived: float
-    traceparent: str = ""
-    trace: RequestTrace | None = None
-    memo: RequestMemo = field(default_factory=RequestMemo)
-    job: JobTerms | None = None
+    id: str  # the decision's id, also the `x-request-id`
+    arrived: float  # time of arrival, monotonic seconds
+    traceparent: str = ""  # W3C trace context of the client; "" for none
+    trace: RequestTrace | None = None  # the spans of this request; None when tracing is off
+    memo: RequestMemo = field(default_factory=RequestMemo)  # values derived from an equal request
+    job: JobTerms | None = None  # set if the request is a job, which may wait and is not answered by a lesser target
     generation: Generation = field(init=False)  # this request's own, until the request joins a shared one
     deadline: float = field(init=False)  # set with the generation
     head: AnswerHead | None = None
@@ -427,11 +403,8 @@ class RequestContext:
     async def replay(
         self, hit: CacheHit, *, stale: CausewayError | None = None, check: CausewayError | None = None
     ) -> None:
-        """Answer from the cache.
-
-        Args:
-            stale: The error because of which an expired answer is served.
-            check: The error because of which a cached answer is served although a new one was due.
+        """Answer from the cache. `stale`: the error because of which the answer is an expired one; `check`: the error
+        because of which no new one was made, although it was due.
         """
         answer, self._hit = hit.answer, hit
         fresh: CacheStatus = "hit" if hit.similarity is None else "semantic"
@@ -594,10 +567,9 @@ class SharedGenerations:
 
     @contextmanager
     def join(self, key: bytes, generation: Generation, produce: Produce) -> Iterator[tuple[Subscriber, bool]]:
-        """Subscribe to the generation of `key`; start it with `produce` unless one can be joined.
-
-        Yields the subscriber, and whether it started the generation. An error of `produce` is raised in every
-        subscriber. The generation is cancelled when its last subscriber leaves.
+        """Subscribe to the generation of `key`; start it with `produce` unless one can be joined. Yields the
+        subscriber, and whether it started it. Every subscriber gets an error of `produce`; when the last one leaves, it
+        is cancelled.
         """
         if self._tasks is None:
             raise Draining("This server has not started.")

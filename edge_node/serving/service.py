@@ -117,9 +117,8 @@ class Explanation(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class AnswerSources:
-    """Sources of answers that need no attempt: stored answers, and those in progress.
-
-    `semantic` finds answers to questions with the same meaning; used only by policies with `semantic` rules.
+    """Sources of answers that need no attempt: stored ones, those in progress, and, under policies with `semantic`
+    rules, those to questions with the same meaning.
     """
 
     cache: AnswerCache
@@ -129,37 +128,24 @@ class AnswerSources:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Service:
-    """Answers requests under the policy that `use` activated last.
-
-    Args:
-        sources: Sources of answers that need no attempt.
-        on_demand: Computes the signals that are computed only if the policy names them.
-        records: Destinations of outcomes.
-        shadows: Shadow requests, which follow some answers; used only by policies with `shadow`.
-        default_deadline_s: Deadline of a request that names none.
-        sessions: Sessions; used only by policies with `session`.
-    """
+    """Answers requests under the policy that `use` activated last."""
 
     admission: Admission
-    sources: AnswerSources
+    sources: AnswerSources  # sources of answers that need no attempt
     attempts: AttemptRunner
     signals: SignalCollector
-    on_demand: OnDemandSignals
-    records: Records
-    shadows: Shadows
-    default_deadline_s: float
-    sessions: AgentSessions
+    on_demand: OnDemandSignals  # computes the signals that are computed only if the policy names them
+    records: Records  # destinations of outcomes
+    shadows: Shadows  # shadow requests, which follow some answers; used only by policies with `shadow`
+    default_deadline_s: float  # deadline of a request that names none
+    sessions: AgentSessions  # Sessions; used only by policies with `session`
     direct_policy: Policy | None = field(init=False, default=None)
     """The active policy, if requests may be decided under it without a task (`direct`)."""
     _planner: CachePlanner = field(default_factory=CachePlanner)
     _policy: Policy = field(init=False)
 
     def use(self, policy: Policy, scope: bytes = b"") -> None:
-        """Activate `policy` for requests that arrive from now on. Must be called before the first request.
-
-        Args:
-            scope: Extra cache-key bytes, such as model hashes.
-        """
+        """Activate `policy` for requests that arrive now. `scope`: extra cache-key bytes, such as model hashes."""
         self._policy = policy
         reads = policy.guard or policy.priced or not policy.reads_only_features or self.on_demand.record_all
         keeps_samples = any(rule.allow_sampled for rule in policy.cache)
@@ -170,14 +156,8 @@ class Service:
         self.sources.semantic.activate(policy)
 
     async def answer(self, context: RequestContext, *, is_begun: bool = False) -> None:
-        """Answer a request; return when the last byte is passed to the client's connection.
-
-        Args:
-            is_begun: Whether the answer was begun in callbacks (`direct`), so that it goes on.
-
-        Raises:
-            CausewayError: The error for the client.
-            CancelledError: The client disconnected.
+        """Answer a request; return when the last byte is passed to the client's connection. `is_begun`: it goes on
+        after callbacks (`direct`). Raises the client's CausewayError; CancelledError if the client disconnected.
         """
         if not is_begun:
             self.begin(context)
@@ -273,12 +253,8 @@ class Service:
         )
 
     async def tokenize(self, asked: TokenizeRequest) -> tuple[str, TokenList]:
-        """Return the first target on the device that would answer a request, and the tokens of its prompt there.
-
-        Raises:
-            UnsupportedFeature: No target on the device would answer, or the chat has parts other than text.
-            InvalidRequest: The model cannot take the prompt.
-            EngineUnavailable: The model is not loaded.
+        """Return the first target on the device that would answer a request, and the tokens of its prompt there. Raises
+        UnsupportedFeature without one, or for parts other than text; InvalidRequest; EngineUnavailable.
         """
         request = asked.request
         if path := first_part(request)[0]:

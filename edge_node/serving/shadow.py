@@ -293,22 +293,18 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Shadows:
-    """Sends shadow requests under the policy that `use` activated last.
-
-    Args:
-        admission: Reports when no client's request needs this device.
-        make: Factory for the store and the observer, when a policy needs them; may raise ArtifactError or ImportError.
-        checks: Checks of semantic answers, which share the store.
+    """Sends shadow requests under the policy that `use` activated last. `make` makes the store and the observer, when a
+    policy needs them; it may raise ArtifactError or ImportError.
     """
 
     backends: Mapping[Location, Backend]
-    admission: Admission
+    admission: Admission  # reports when no client's request needs this device
     make: Callable[[], tuple[ShadowStore, ShadowObserver]]
     spend: SpendStore
     metrics: Metrics
     clock: Clock
     rng: random.Random
-    checks: SemanticChecks
+    checks: SemanticChecks  # checks of semantic answers, which share the store
     labelled: Labelled | None = None  # of a device in a fleet
     _policy: Policy | None = None
     _store: ShadowStore | None = None

@@ -27,11 +27,8 @@ FILE = "variants-1.json"
 
 
 class DeviceVariants:
-    """The variants of the active policy.
-
-    Args:
-        directory: The state folder, for the trials; None: they begin again with the daemon.
-        device: The name of this device, for variants that are sticky by device.
+    """The variants of the active policy. `directory`: the state folder, for the trials; None: they begin again with the
+    daemon; `device`: this device's name, for variants that are sticky by device.
     """
 
     def __init__(self, metrics: Metrics, directory: Path | None, device: str = "") -> None:
@@ -53,9 +50,8 @@ class DeviceVariants:
         self._restored = True
 
     def policy_of(self, policy: Policy, request: Request) -> Policy:
-        """Return the policy under which a request runs: with the models of the variants that answer it.
-
-        A request that names a model, not a target, gets that model.
+        """Return the policy under which a request runs: with the models of the variants that answer it. A request that
+        names a model, not a target, gets that model.
         """
         if policy is not self._policy or (request.model != AUTO and request.model not in policy.target_names):
             return policy
