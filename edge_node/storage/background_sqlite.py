@@ -70,32 +70,19 @@ class _Read(msgspec.Struct, frozen=True):
 
 
 class SqliteStats(msgspec.Struct, frozen=True):
-    """State of one file.
+    """State of one file."""
 
-    Attributes:
-        lost_writes: Writes that were dropped.
-        corrupt_files: Corrupt files that were set aside and replaced.
-        available: Whether the file is open and can be written. If not, data is only in memory for now.
-        problem: Why it cannot be written; "" if it can.
-        queued_writes: Writes that wait for the background thread.
-        queued_reads: Reads that wait for the background thread.
-    """
-
-    lost_writes: int
-    corrupt_files: int
-    available: bool
-    problem: str = ""
-    queued_writes: int = 0
-    queued_reads: int = 0
+    lost_writes: int  # writes that were dropped
+    corrupt_files: int  # corrupt files that were set aside and replaced
+    available: bool  # whether the file is open and can be written. If not, data is only in memory for now.
+    problem: str = ""  # why it cannot be written; "" if it can
+    queued_writes: int = 0  # writes that wait for the background thread
+    queued_reads: int = 0  # reads that wait for the background thread
 
 
 class SqliteThread:
     """A SQLite file and the one thread that uses it: opened with mode 0600, and renamed to ``<name>.bad`` if corrupt.
-
-    Args:
-        script: The SQL script to run when the file is opened: pragmas, and the tables.
-        monotonic: The clock, seconds.
-        keys: The keys of a file in `SEALED`; None: those of its folder, by the key beside it.
+    `script` (pragmas and tables) runs at each opening; `keys` seal a file in `SEALED`; None: the key beside its folder.
     """
 
     def __init__(self, path: Path, script: str, monotonic: Callable[[], float], keys: StateKeys | None = None) -> None:
@@ -174,17 +161,9 @@ class SqliteThread:
 
 
 class BackgroundSqlite(SqliteThread):
-    """A SQLite file and its background thread.
-
-    Args:
-        schema: The SQL script to run when the file is opened.
-        functions: Functions of one value that statements may call, by name.
-        trim: Function that is called in the background thread, in its own transaction, to keep the file within its
-            limits.
-        retry_s: Time until a file that cannot be used is opened again.
-        linger_s: Time in which a batch collects writes.
-        monotonic: The clock, seconds.
-        keys: The keys of the state folder, as for `SqliteThread`.
+    """A SQLite file and its background thread. Statements may call `functions` of one value, by name; `trim` keeps the
+    file within its limits, in that thread and a transaction of its own. A file that cannot be used is opened again
+    after `retry_s`; a batch collects writes for `linger_s`. `schema`, `keys`: as for `SqliteThread`.
     """
 
     def __init__(
@@ -244,20 +223,12 @@ class BackgroundSqlite(SqliteThread):
         return True
 
     async def read(self, statement: str, values: Row = (), *, timeout_s: float = 1.0) -> list[Row]:
-        """Run a query in the background thread.
-
-        Returns:
-            The rows; none if the file cannot be read.
-
-        Raises:
-            TimeoutError: The disk did not answer within `timeout_s`.
-        """
+        """Run a query in the background thread; return no rows if the file is unreadable. Raises TimeoutError."""
         return await self._ask(statement, values, timeout_s) or []
 
     async def erase(self, statement: str, values: Row) -> list[Row]:
-        """Run a DELETE that returns its rows, after the writes that wait, and leave no copy of them in file and log.
-
-        Raises JobStoreUnavailable: something of them may be left.
+        """Run a DELETE that returns its rows, after the writes that wait, and leave no copy in file and log. Raises
+        JobStoreUnavailable: something of them may be left.
         """
         try:
             rows = await self._ask(statement, values, _ERASURE_S, erases=True)
@@ -423,9 +394,7 @@ class BackgroundSqlite(SqliteThread):
 
 
 class SqliteStore:
-    """A store of the daemon in one file, which its thread reads and writes. `database`: None if the store is only in
-    memory.
-    """
+    """A store of the daemon in one file, which its thread reads and writes. `database`: None: only in memory."""
 
     def __init__(self, database: BackgroundSqlite | None) -> None:
         self.database = database
@@ -450,18 +419,16 @@ class SqliteStore:
 
 @lru_cache(16)
 def _of_many_rows(statement: str) -> str:
-    """Return a statement that inserts `_ROWS` rows like `statement`; "" if it is not an insertion of values.
-
-    The interpreter's lock is released and taken again for each statement, while the event loop waits for it.
+    """Return a statement that inserts `_ROWS` rows like `statement`; "" if it is not an insertion of values. Each
+    statement releases the interpreter's lock and takes it again, while the event loop waits for it.
     """
     head, _, row = statement.rpartition(" VALUES ")
     return f"{head} VALUES {', '.join([row] * _ROWS)}" if head else ""
 
 
 def evict(database: sqlite3.Connection, limit_bytes: int, statement: str) -> None:
-    """Run a statement that deletes the oldest rows until the used pages have at most `limit_bytes`.
-
-    The query of the size is cheap, and freed pages are reused before the file grows.
+    """Run a statement that deletes the oldest rows until the used pages have at most `limit_bytes`. The query of the
+    size is cheap, and freed pages are reused before the file grows.
     """
     while True:
         pages, free, size = (

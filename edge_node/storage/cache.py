@@ -89,15 +89,8 @@ class _AnswerFile(BackgroundSqlite):
 
 
 class AnswerCache(SqliteStore):
-    """The response cache of one daemon.
-
-    Args:
-        memory_bytes: Limit of the entries in memory.
-        disk_bytes: Limit of the file; 0: memory only.
-        directory: The state folder; None: memory only.
-        clock: Monotonic and wall-clock time, and the boot id.
-        retry_s: Time until a file that cannot be used is opened again.
-        keys: The keys of the folder, as for `BackgroundSqlite`.
+    """The response cache of one daemon, with at most `memory_bytes` and `disk_bytes` (0: memory only, as without a
+    `directory`, the state folder). `retry_s`, `keys`: as for `BackgroundSqlite`.
     """
 
     def __init__(
@@ -171,13 +164,7 @@ class AnswerCache(SqliteStore):
     # --- store -------------------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, answer: StoredAnswer, *, owner: str = "", durable: bool = True) -> None:
-        """Store an answer, unless it is too large for the memory.
-
-        Args:
-            key: The digest of the request.
-            owner: The client whose request it answered; "": unknown.
-            durable: Store it on disk, too.
-        """
+        """Store an answer to a request of `owner`, unless it is too large; on disk, too, if `durable`."""
         if answer.size_bytes > self._memory_limit_bytes // _MAX_ENTRY_FRACTION:
             return
         now = self._clock.monotonic()

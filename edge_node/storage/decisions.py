@@ -76,14 +76,8 @@ _decoder_before = msgspec.msgpack.Decoder(RecordBefore)
 
 
 class DecisionStore(SqliteStore):
-    """The decision records of one daemon.
-
-    Args:
-        memory_records: Maximum number of records in memory.
-        max_age_s: Maximum age of records on disk.
-        directory: The state folder; None: memory only.
-        clock: Time, for the age of records.
-        keys: The keys of the folder, as for `BackgroundSqlite`.
+    """The decision records of one daemon: `memory_records` in memory, and on disk, in the state folder `directory`
+    (None: memory only), those up to `max_age_s`. `keys`: as for `BackgroundSqlite`.
     """
 
     def __init__(
@@ -162,14 +156,8 @@ class DecisionStore(SqliteStore):
         return None if record is None or client not in ("", record.request.client) else record
 
     async def find(self, query: DecisionQuery, caller: str = "") -> list[DecisionRecord]:
-        """Return the matching records, newest first: those in memory, then those only on disk.
-
-        Args:
-            query: The filters.
-            caller: The client that asks, for its share of the searches.
-
-        Raises:
-            QueueFull: The caller's share of the searches on disk is used up.
+        """Return the matching records, newest first: those in memory, then those only on disk. QueueFull: the share of
+        searches on disk of `caller`, the client, is used up.
         """
         self.settle()
         limit = max(0, min(query.limit, MAX_QUERY_LIMIT))
@@ -266,17 +254,13 @@ class StoredRecords(msgspec.Struct, frozen=True):
 
 
 def read_stored(directory: Path, *, since: float = 0.0, keys: StateKeys | None = None) -> StoredRecords:
-    """Read the records of a state folder, also while a daemon writes to it.
+    """Read the records of a state folder since then (Unix seconds), also while a daemon writes to it.
 
     Args:
-        directory: The state folder.
-        since: Oldest record to read, Unix seconds.
         keys: The keys of the folder; None: by the owner's key that they name.
-
     Raises:
         ConfigError: The folder's keys cannot be opened.
-        FileNotFoundError: The folder has no decision records.
-        PermissionError: The file cannot be read.
+        FileNotFoundError, PermissionError: The folder has no decision records, or they cannot be read.
         OSError: The file is not a database, or is damaged; iterating over `records` raises it, too.
     """
     path = directory / FILE

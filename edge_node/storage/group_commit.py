@@ -65,31 +65,21 @@ class TableHooks:
     """Callbacks for the tables of a file, called in its thread.
 
     Attributes:
-        load: Called after the file was opened, and after a rollback.
-        seal: Called before each commit that changes the file.
         set_aside: Called in a separate transaction, after a unit failed unexpectedly: sets unreadable rows aside, and
             returns their number.
         deletions: Returns a counter that grows with each deletion of content that must become unreadable.
     """
 
-    load: Callable[[sqlite3.Connection], None]
-    seal: Callable[[sqlite3.Connection], None] = lambda _: None
+    load: Callable[[sqlite3.Connection], None]  # called after the file was opened, and after a rollback
+    seal: Callable[[sqlite3.Connection], None] = lambda _: None  # called before each commit that changes the file
     set_aside: Callable[[sqlite3.Connection], int] = lambda _: 0
     deletions: Callable[[], int] = lambda: 0
 
 
 class GroupCommit(SqliteThread):
-    """A SQLite file and the thread that commits to it.
-
-    Args:
-        path: The file; created with mode 0600.
-        schema: The SQL script to run when the file is opened.
-        tables: The callbacks for its tables.
-        monotonic: The clock, seconds.
-        gather_s: Time to wait for as many units as the last transaction had.
-        erase_after_s: Minimum time from a deletion to its erasure from the file's log.
-        page_bytes: The page size of a new file.
-        keys: The keys of the state folder, as for `SqliteThread`.
+    """A SQLite file, made with mode 0600 and `page_bytes`, and the thread that commits to it. It waits up to `gather_s`
+    for as many units as the last transaction had, and erases deletions from the file's log after at least
+    `erase_after_s`. `schema`, `keys`: as for `SqliteThread`.
     """
 
     def __init__(
@@ -129,13 +119,9 @@ class GroupCommit(SqliteThread):
         )
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in the thread, and return its result once it is committed. Cancelling does not undo it.
-
-        Args:
-            work: Function that reads and writes; it may raise CausewayError, but only before it writes.
-
-        Raises:
-            JobStoreUnavailable: The disk is full or failing; whether the work was committed is then unknown.
+        """Run `work` in the thread, and return its result once it is committed; cancelling does not undo it. It may
+        raise CausewayError, but before it writes. JobStoreUnavailable: a disk fault; whether it was committed is
+        unknown.
         """
         return await self.submit(work)
 
@@ -281,13 +267,9 @@ class LogErasure:
     """Erases deleted rows from the write-ahead log of `path`, where they are readable until a checkpoint.
 
     `secure_delete` fills deleted content with zeros in newer frames of the log; the older frames stay until they are
-    overwritten. Therefore a checkpoint that truncates the log follows deletions: one for many, at a moment without
-    callers. A log of an earlier run is truncated, too. The checkpoint fails while another program reads the file, and
-    is then repeated. Used by the thread of the file alone.
-
-    Args:
-        after_s: Minimum time from a deletion to the checkpoint.
-        monotonic: The clock, seconds.
+    overwritten. Therefore a checkpoint that truncates the log follows deletions, at least `after_s` later: one for
+    many, at a moment without callers. A log of an earlier run is truncated, too. The checkpoint fails while another
+    program reads the file, and is then repeated. Used by the thread of the file alone.
     """
 
     def __init__(self, path: Path, after_s: float, monotonic: Callable[[], float]) -> None:

@@ -68,25 +68,20 @@ class PolicyStore:
     """The policy file of one daemon.
 
     Args:
-        path: The policy file.
-        state_dir: Folder for the last good policy; None: it is not kept.
-        clock: Wall-clock time, for the report.
         on_activate: Function that is called with each policy that becomes active, including the first one.
         on_load: Function that is called after each read of the file, with whether it was valid.
         model_temperature: Function that returns the temperature of an edge target that declares none.
-        model_adapters: Function that returns the adapters of an edge target's model.
-        clouds: Names of the device's clouds; the first is that of targets `at: cloud`.
     """
 
-    path: Path
+    path: Path  # the policy file
     _: KW_ONLY
-    state_dir: Path | None
-    clock: Clock
+    state_dir: Path | None  # folder for the last good policy; None: it is not kept
+    clock: Clock  # Wall-clock time, for the report
     on_activate: Callable[[Policy], None] = lambda _: None
     on_load: Callable[[bool], None] = lambda _: None
     model_temperature: ModelTemperature = lambda _: None
-    model_adapters: ModelAdapters = lambda _: None
-    clouds: tuple[str, ...] = ()
+    model_adapters: ModelAdapters = lambda _: None  # function that returns the adapters of an edge target's model
+    clouds: tuple[str, ...] = ()  # names of the device's clouds; the first is that of targets `at: cloud`
     _file_version: tuple[int, int, int] | None = None
     _active: Policy | None = None
     _report: PolicyReport | None = None

@@ -115,11 +115,8 @@ class _Objects:
 
 
 class DeviceResponseStore:
-    """The store of responses (`StateStore`). The file is opened with the first object, or if it exists.
-
-    Args:
-        folder: The state folder; None: everything is in memory, and lost at the end of the daemon.
-        keys: The keys of the folder, as for `GroupCommit`.
+    """The store of responses (`StateStore`). The file in the state folder is opened with the first object, or if it
+    exists; without a folder everything is in memory, and lost at the daemon's end.
     """
 
     def __init__(

@@ -40,27 +40,16 @@ _CORRUPT = ("not a database", "malformed", "unsupported file format")
 
 
 class SealedTable(NamedTuple):
-    """Encrypted columns of a table.
+    """Encrypted columns of a table."""
 
-    Attributes:
-        name: The table.
-        key: The column that orders its rows.
-        row: The columns to which a value is bound, beside the table.
-        sealed: The encrypted columns. The first one is never empty.
-        keyed: Columns with keyed digests.
-        content: The content of the first column in the layout before encryption, an SQL expression.
-        upgrade: A statement that adds what the layout before does not have.
-        padded: The first column is a body in pages of its own, see `padded`.
-    """
-
-    name: str
-    key: str
-    row: str
-    sealed: tuple[str, ...]
-    keyed: tuple[str, ...] = ()
-    content: str = ""
-    upgrade: str = ""
-    padded: bool = False
+    name: str  # the table
+    key: str  # the column that orders its rows
+    row: str  # the columns to which a value is bound, beside the table
+    sealed: tuple[str, ...]  # the encrypted columns. The first one is never empty.
+    keyed: tuple[str, ...] = ()  # columns with keyed digests
+    content: str = ""  # the content of the first column in the layout before encryption, an SQL expression
+    upgrade: str = ""  # a statement that adds what the layout before does not have
+    padded: bool = False  # the first column is a body in pages of its own, see `padded`
 
     @property
     def _is_not(self) -> str:
@@ -128,9 +117,9 @@ SEALED: Final = {
 def padded(data: bytes) -> bytes:
     """Return content so that SQLite keeps none of it in a page of several rows, where a deleted row leaves copies.
 
-    SQLite keeps only the start of a long row in the shared page and the rest in overflow pages, which belong to the row
-    alone, and which `secure_delete` fills with zeros: zeros fill the start, and the content begins with the first
-    overflow page. See "Cell Payload Overflow Pages" in https://www.sqlite.org/fileformat2.html.
+    Only the start of a long row is in the shared page; the rest is in overflow pages, which belong to the row alone,
+    and which `secure_delete` fills with zeros: zeros fill the start, and the content begins with the first overflow
+    page. See "Cell Payload Overflow Pages" in https://www.sqlite.org/fileformat2.html.
     """
     data = packed(data)
     return bytes(SHARED_BYTES) + data + bytes(-len(data) % OVERFLOW_BYTES)
@@ -153,7 +142,6 @@ def unpacked(stored: bytes) -> bytes:
 
 def register(database: sqlite3.Connection, keys: StateKeys | None) -> None:
     """Add the SQL functions for encrypted columns to a connection; without keys, of one in memory, they do nothing.
-
     Raises OSError if there is no key.
     """
     if keys is None:
@@ -178,11 +166,8 @@ def exists(path: Path) -> bool:
 
 
 def encrypt_earlier(path: Path, keys: StateKeys) -> None:
-    """Encrypt the file of the layout before, if there is one; continue after an interruption. (1)
-
-    Raises:
-        OSError: There is not enough space, or no key; nothing was changed.
-        sqlite3.Error: The file is locked, or the disk has failed.
+    """Encrypt the file of the layout before, if any; continue after an interruption (1). Raises OSError without enough
+    space or a key, when nothing was changed; sqlite3.Error if the file is locked, or the disk has failed.
     """
     file = SEALED[path.name]
     old, draft = path.with_name(file.earlier), path.with_name(path.name + ".draft")
@@ -205,9 +190,8 @@ def encrypt_earlier(path: Path, keys: StateKeys) -> None:
 
 
 def encrypt_folder(keys: StateKeys) -> None:
-    """Encrypt every file of the folder that an earlier version left readable, and erase copies that it left.
-
-    Faults are logged; the store of a file tries again.
+    """Encrypt every file of the folder that an earlier version left readable, and erase copies that it left. Faults are
+    logged; the store of a file tries again.
     """
     for name, file in SEALED.items():
         path, earlier = keys.folder / name, keys.folder / file.earlier
@@ -253,11 +237,8 @@ def _tables(database: sqlite3.Connection) -> set[str]:
 
 
 def reseal_rows(path: Path, keys: StateKeys) -> Iterator[int]:
-    """Seal the rows of a file again whose key is an old one, in small transactions; yield their numbers. (2)
-
-    Rows that cannot be opened stay, and are not counted.
-
-    Raises OSError or sqlite3.Error.
+    """Seal rows of an old key again, in small transactions; yield their numbers (2). Those that cannot be opened stay,
+    and are not counted. Raises OSError or sqlite3.Error.
     """
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as database:
         register(database, keys)

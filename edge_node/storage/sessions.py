@@ -75,12 +75,8 @@ class _States:
 
 
 class SessionStore:
-    """The states of sessions by client and key, which are digests. Used by the event loop only.
-
-    Args:
-        folder: The state folder; None: memory only.
-        monotonic: The clock, seconds.
-        keys: The keys of the folder, as for `GroupCommit`.
+    """The states of sessions by client and key, which are digests; without a folder, the state folder, in memory alone.
+    Used by the event loop only. `monotonic`: seconds; `keys`: as for `GroupCommit`.
     """
 
     def __init__(

@@ -40,12 +40,8 @@ _ANSWER_BYTES = 1500  # approximate
 
 
 class ShadowStore(SpendStore):
-    """The shadow answers of one daemon, and their costs, which `add` adds up.
-
-    Args:
-        directory: The state folder; None: records are lost at a restart.
-        clock: Wall-clock time for the day, monotonic time for retries of the disk.
-        keys: The keys of the folder, as for `BackgroundSqlite`.
+    """The shadow answers of one daemon, and their costs, which `add` adds up; without a `directory`, the state folder,
+    they are lost at a restart.
     """
 
     def __init__(self, directory: Path | None, clock: Clock, keys: StateKeys | None = None) -> None:

@@ -44,15 +44,8 @@ def _trim(database: sqlite3.Connection) -> None:
 
 
 class SpendStore(SqliteStore):
-    """The spending of one daemon.
-
-    Args:
-        directory: The state folder; None: memory only.
-        clock: Wall-clock time for the sums, monotonic time for retries of the disk.
-        file: The file's name.
-        schema: Its tables, one of which is `spend`.
-        trim: Function that keeps the file within its limits, as for `BackgroundSqlite`.
-        keys: Likewise.
+    """The spending of one daemon; without a `directory`, the state folder, in memory alone. `schema`: its tables, one
+    of which is `spend`; `trim`, `keys`: as for `BackgroundSqlite`.
     """
 
     def __init__(

@@ -36,10 +36,8 @@ _OURS = re.compile(
 
 
 class StateFolderLock:
-    """The lock of `folder`, which is created if it is missing; None if there is no state folder, and so no lock.
-
-    Args:
-        databases: The names of this version's databases, such as `jobs-3.sqlite`.
+    """The lock of `folder`, which is created if missing; without a folder there is no lock. `databases`: the names of
+    this version's databases, such as `jobs-3.sqlite`.
     """
 
     def __init__(self, folder: Path | None, databases: Iterable[str] = ()) -> None:
@@ -50,13 +48,9 @@ class StateFolderLock:
         """Databases of newer versions, found at the start."""
 
     def acquire(self) -> None:
-        """Lock the folder until `release` or the end of the process.
-
-        If the folder cannot be locked because it is read-only or the disk is full, it is used without a lock: the
-        daemon then answers from memory.
-
-        Raises:
-            ConfigError: Another daemon uses the folder, or it is shared by all accounts.
+        """Lock the folder until `release` or the end of the process. A folder that cannot be locked, read-only or on a
+        full disk, is used without: the daemon then answers from memory. Raises ConfigError if another daemon uses it,
+        or all accounts do.
         """
         if self.folder is None or self._file is not None:
             return
