@@ -62,21 +62,13 @@ class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ConfigKey(msgspec.Struct, frozen=True):
-    """A key of a configuration file.
+    """A key of a configuration file."""
 
-    Attributes:
-        annotation: Type with limits, as `msgspec.convert` takes it.
-        default: Value without the key; `msgspec.NODEFAULT` for a required key.
-        struct: The struct that has the key as a field.
-        field: The field's name.
-        is_section: Whether its keys are set one by one.
-    """
-
-    annotation: object
-    default: object
-    struct: type[msgspec.Struct]
-    field: str
-    is_section: bool
+    annotation: object  # type with limits, as `msgspec.convert` takes it
+    default: object  # value without the key; `msgspec.NODEFAULT` for a required key
+    struct: type[msgspec.Struct]  # the struct that has the key as a field
+    field: str  # the field's name
+    is_section: bool  # whether its keys are set one by one
 
     @property
     def description(self) -> str:
@@ -183,9 +175,8 @@ def default_text(name: str, key: ConfigKey) -> str:
 
 
 def schema_of(struct: type[msgspec.Struct], title: str) -> bytes:
-    """Return the JSON schema of a file for editors: indented JSON text that ends in a newline.
-
-    The loader refuses all that the schema refuses, and checks more. A duration or a size may be a number or text.
+    """Return a file's JSON schema for editors: indented text that ends in a newline. The loader refuses all that it
+    refuses, and checks more. A duration or a size may be a number or text.
     """
     schema = {"$schema": _DIALECT, "title": title, **msgspec.json.schema(struct)}
     describe(schema["$defs"], [struct])

@@ -14,10 +14,8 @@ T = TypeVar("T")
 
 
 def described(kind: type[T]) -> type[T]:
-    """Let msgspec describe a struct, and all structs in its fields, before the first use. A class decorator.
-
-    Raises:
-        NameError: The struct has itself, or one that is defined below it, as a field.
+    """Let msgspec describe a struct, and all in its fields, before the first use. A class decorator. Raises NameError
+    if a field's struct is the class itself, or is defined below it.
     """
     msgspec.json.Decoder(kind)
     return kind

@@ -16,9 +16,8 @@ _MAX_ID = 80  # characters of the id `after`
 
 
 def whole_number(text: str, most: int) -> int | None:
-    """Return a whole number from 0 to `most`, or None for any other text.
-
-    Python's `int` takes digits of every script, signs and underscores, and raises ValueError from 4,300 digits on.
+    """Return a whole number from 0 to `most`, or None for any other text. Python's `int` takes digits of every script,
+    signs and underscores, and raises ValueError from 4,300 digits on.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
         return None
@@ -57,9 +56,8 @@ def bytes_of(text: str) -> int | None:
 
 
 def unit_pattern(key: str) -> str | None:
-    """Return the pattern of text that a key accepts instead of a number, or None if it accepts only a number.
-
-    A key that ends in `_s` is a duration, one in `_bytes` a size; `_per_s` is a rate.
+    """Return the pattern of text that a key accepts for a number, or None: a key that ends in `_s` is a duration, one
+    in `_bytes` a size; `_per_s` is a rate.
     """
     if key.endswith("_bytes"):
         return f"^{_SIZE.pattern}$"

@@ -39,11 +39,7 @@ class _ThoughtState(Enum):
 
 
 class ReasoningParser:
-    """Splits text, in pieces of any size, into reasoning and answer; the result does not depend on the pieces.
-
-    Args:
-        inside: Whether the prompt ends inside the reasoning.
-    """
+    """Splits text, in pieces of any size, into reasoning and answer. `inside`: the prompt ends in the reasoning."""
 
     def __init__(self, *, inside: bool) -> None:
         self._inside = inside

@@ -20,19 +20,13 @@ Kind = Literal["edge.yaml", "gateway.yaml", "fleet.yaml", "policy", "cases", "si
 
 class Renamed(msgspec.Struct, frozen=True):
     """A name of the previous version. In keys, `NAME` stands for any key and `[]` for any item of a list.
-
-    Attributes:
-        old: The previous name.
-        new: The present name; "" if it was removed, or must be changed by hand.
-        values: The values whose names have changed, too.
-        advice: The advice for a name without a successor, or about the values of a new one; a sentence.
-        per_million: The new form of a price of 1,000 tokens, in which `#` stands for that of a million; "" for others.
+    `per_million`: the new form of a price of 1,000 tokens, with `#` for that of a million; "" for others.
     """
 
-    old: str
-    new: str = ""
-    values: Mapping[str, str] = {}
-    advice: str = ""
+    old: str  # the previous name
+    new: str = ""  # the present name; "" if it was removed, or must be changed by hand
+    values: Mapping[str, str] = {}  # the values whose names have changed, too
+    advice: str = ""  # the advice for a name without a successor, or about the values of a new one; a sentence
     per_million: str = ""
 
     @property
@@ -96,19 +90,13 @@ def _patterns(kind: Kind) -> tuple[tuple[re.Pattern[str], Renamed], ...]:
 
 
 def find(kind: Kind, name: str) -> Renamed | None:
-    """Return the entry of a previous name; None if the name is not a previous one.
-
-    Args:
-        name: A name, or the path of a key (``cases[3].snapshot.images``).
-    """
+    """Return the entry of a previous name or path of a key (``cases[3].snapshot.images``); None for any other."""
     return next((one for pattern, one in _patterns(kind) if pattern.fullmatch(name)), None)
 
 
 def advice(kind: Kind, name: str, *, rewrites: bool = True) -> str:
-    """Return advice about the successor of a previous name, in sentences; "" if the name is not a previous one.
-
-    Args:
-        rewrites: Whether to name the command that rewrites the file.
+    """Return advice about the successor of a previous name, in sentences; "" for other names. `rewrites`: whether it
+    names the command that rewrites the file.
     """
     found = find(kind, name)
     if found is None:

@@ -257,10 +257,8 @@ class SpendState(msgspec.Struct, frozen=True):
 
 
 class SpendTracker:
-    """Adds up spending in US dollars over the last hour, the local day and the local month. `zone`: None for the
-    system's time zone.
-
-    Amounts are kept by date, so that spending survives clock jumps.
+    """Adds up spending in US dollars over the last hour, the local day and the local month, kept by date, so that it
+    survives clock jumps. `zone`: None for the system's.
     """
 
     def __init__(self, zone: tzinfo | None = None, restored: SpendState | None = None) -> None:

@@ -37,12 +37,9 @@ _VARY: Final[Mapping[str, str]] = {"Vary": "Origin"}
 
 
 class WebOrigins:
-    """The rules of a listener. The `headers` of its methods must be case-insensitive.
-
-    Args:
-        allowed: The origins, besides the listener's own, whose pages may use it.
-        hosts: The names allowed in `Host` besides loopback names; None: any name.
-        key: The configuration key of `allowed`, for messages; "" if there is none.
+    """The rules of a listener; its methods take case-insensitive `headers`. `allowed`: origins, besides its own, whose
+    pages may use it; `hosts`: names in `Host` besides loopback names; None: any; `key`: the configuration key of
+    `allowed`.
     """
 
     def __init__(self, allowed: Iterable[str] = (), hosts: Iterable[str] | None = None, key: str = "") -> None:
@@ -53,11 +50,8 @@ class WebOrigins:
         self._advice = f"To allow it, add the origin to `{key}`." if key else "Send the request from a program."
 
     def admit(self, method: str, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the CORS headers of the answer.
-
-        Raises:
-            MisdirectedRequest: `Host` is not a name of this listener (1).
-            OriginNotAllowed: A page of a foreign origin may not send this request (3).
+        """Return the CORS headers of the answer. Raises MisdirectedRequest if `Host` is not a name of this listener
+        (1); OriginNotAllowed if a page of a foreign origin may not send this request (3).
         """
         host = headers.get("Host")  # None in HTTP/1.0, which browsers do not use
         if self._hosts is not None and host is not None and host not in self._known:
@@ -100,12 +94,8 @@ class WebOrigins:
 
 
 def listener_hosts(bound: str, named: Iterable[str], *, needs_key: bool) -> tuple[str, ...] | None:
-    """Return the parameter `hosts` of a listener: None if each request needs a key, or if other machines may connect.
-
-    Args:
-        bound: The address that it listens on.
-        named: The names that its configuration adds.
-        needs_key: Whether every request needs a key or token.
+    """Return `hosts` for a listener at the address `bound`, with the names that its configuration adds; None if each
+    request needs a key or token, or if other machines may connect.
     """
     return None if needs_key or not is_local_name(bound.lower()) else (bound, *named)
 
@@ -121,9 +111,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local_name(name: str) -> bool:
-    """Return whether a lower-case name or address without brackets stands for this machine.
-
-    `*.localhost` is included: no public name is below it, and resolvers keep it on loopback (RFC 6761, 6.3).
+    """Return whether a lower-case name or address without brackets is this machine's, as is `*.localhost`: no public
+    name is below it, and resolvers keep it on loopback (RFC 6761, 6.3).
     """
     return name.endswith(".localhost") or is_loopback(name)
 
