@@ -35,9 +35,8 @@ _REASONS: Final[dict[FinishReason, bytes]] = {
 
 
 class MessageEncoder:
-    """Encodes one answer to one request: either `whole`, or `start`, then `chunk` for each chunk, then `end`.
-
-    It has the methods of `AnswerEncoder`, and never encodes an unfinished answer as finished either.
+    """Encodes one answer to one request, with the methods of `AnswerEncoder`; an unfinished one never as finished
+    either.
     """
 
     def __init__(self, request: Request, terms: MessageTerms, answer_id: str, model: str) -> None:

@@ -77,10 +77,8 @@ _UNSUPPORTED: Final = {
 
 
 class MessageTerms(msgspec.Struct, frozen=True):
-    """The terms of an answer that its `Request` does not have.
-
-    Attributes:
-        hides_thinking: Whether the texts of thinking blocks are left empty (`thinking.display: omitted`).
+    """The terms of an answer that its `Request` does not have. `hides_thinking`: whether the texts of thinking blocks
+    are left empty (`thinking.display: omitted`).
     """
 
     hides_thinking: bool = False
@@ -110,14 +108,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def parse_messages(body: bytes, hints: RoutingHints) -> tuple[Request, MessageTerms]:
-    """Parse and validate the body of `POST /v1/messages`.
-
-    Args:
-        hints: The routing hints from the request's headers.
-
-    Raises:
-        InvalidRequest: Names the key that is wrong.
-    """
+    """Parse and validate the body of `POST /v1/messages`, with its headers' hints. InvalidRequest names the key."""
     if (plain := _text_messages(body, hints)) is not None:
         return plain, _USUAL
     try:
