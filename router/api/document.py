@@ -42,46 +42,29 @@ class SchemaReference(msgspec.Struct, frozen=True):
 
 
 class ApiResponse(msgspec.Struct, frozen=True):
-    """A successful response.
-
-    Attributes:
-        status: The HTTP status.
-        content: The type of the body by media type; for server-sent events, that of an event's data. None: any bytes.
-        meaning: The condition under which it is sent.
-        headers: Names of headers, with their meaning.
+    """A successful response. `content`: the type of the body by media type, of an event's data for server-sent events;
+    None: any bytes.
     """
 
-    status: int = 200
+    status: int = 200  # the HTTP status
     content: Mapping[str, Any] = {}
-    meaning: str = "Success."
-    headers: Mapping[str, str] = {}
+    meaning: str = "Success."  # the condition under which it is sent
+    headers: Mapping[str, str] = {}  # names of headers, with their meaning
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """An operation of an HTTP API.
-
-    Attributes:
-        path: The path, with its parameters in braces, such as ``/v1/jobs/{id}``.
-        summary: One sentence.
-        caller: The role, or the scope of the token, that may call it; "anyone" needs no token.
-        request: The type of the body by media type; empty if there is no body.
-        parameters: The parameters in query and headers; those of the path are in `path`.
-        responses: The successful responses, at least one.
-        errors: The error classes that it sends.
-        fault: The type of their body; None: OpenAI's.
-        protocol: The protocol of the connection after its response, such as ``websocket``; "": HTTP.
-    """
+    """An operation of an HTTP API."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
-    path: str
-    summary: str
-    caller: str = "anyone"
-    request: Mapping[str, Any] = {}
-    parameters: tuple[Parameter, ...] = ()
-    responses: tuple[ApiResponse, ...] = (ApiResponse(),)
-    errors: tuple[type[CausewayError], ...] = ()
-    fault: type[msgspec.Struct] | None = None
-    protocol: str = ""
+    path: str  # the path, with its parameters in braces, such as ``/v1/jobs/{id}``
+    summary: str  # one sentence
+    caller: str = "anyone"  # the role, or the scope of the token, that may call it; "anyone" needs no token
+    request: Mapping[str, Any] = {}  # the type of the body by media type; empty if there is no body
+    parameters: tuple[Parameter, ...] = ()  # the parameters in query and headers; those of the path are in `path`
+    responses: tuple[ApiResponse, ...] = (ApiResponse(),)  # the successful responses, at least one
+    errors: tuple[type[CausewayError], ...] = ()  # the error classes that it sends
+    fault: type[msgspec.Struct] | None = None  # the type of their body; None: OpenAI's
+    protocol: str = ""  # the protocol of the connection after its response, such as ``websocket``; "": HTTP
 
 
 OPENAPI_PATH: Final = "/openapi.json"
@@ -114,14 +97,9 @@ def openapi_document(
     webhooks: Sequence[Operation] = (),
     schemas: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
-    """Return the document.
-
-    Args:
-        operations: All operations that are served.
-        bearer: Further fields of the security scheme `bearer`, such as its description.
-        token_optional: Whether a server may be configured to need no token.
-        webhooks: The requests that the program sends to its clients; their paths are names.
-        schemas: The schemas to which a `SchemaReference` refers, in which `$ref` is a name; types that they refer to.
+    """Return the document of these operations. `bearer`: further fields of the security scheme `bearer`;
+    `token_optional`: whether a server may be configured to need no token; `webhooks`: requests to clients, whose paths
+    are names; `schemas`: those to which a `SchemaReference` or a `$ref` in them refers by name, or types.
     """
     known = _Schemas([*operations, *webhooks], schemas)
 

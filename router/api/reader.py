@@ -46,29 +46,20 @@ class _Response(_Written, frozen=True):
 
 
 class _Operation(_Written, frozen=True):
-    """An operation.
-
-    Attributes:
-        caller: The name of the callers.
-        body: The request's body; JSON by default. `beside`: a type that it must match, too.
-        status: The status of success; None: the operation never succeeds.
-        answer: The body of success. `headers`: the name of its headers. `also`: names of further responses.
-        parameters: Names of parameters. `errors`: names of errors and of lists of them.
-        fault: The name of the type of errors.
-    """
+    """An operation."""
 
     summary: str
-    caller: str = "anyone"
-    body: Content = {}
+    caller: str = "anyone"  # the name of the callers
+    body: Content = {}  # the request's body; JSON by default. `beside`: a type that it must match, too.
     beside: str = ""
-    status: int | None = 200
-    answer: Content = {}
+    status: int | None = 200  # the status of success; None: the operation never succeeds
+    answer: Content = {}  # the body of success. `headers`: the name of its headers. `also`: names of further responses.
     meaning: str = "Success."
     headers: str | dict[str, str] = {}
     also: list[str] = []
-    parameters: list[str] = []
+    parameters: list[str] = []  # names of parameters. `errors`: names of errors and of lists of them.
     errors: list[str] = []
-    fault: str = ""
+    fault: str = ""  # the name of the type of errors
     protocol: str = ""
 
 
@@ -100,12 +91,8 @@ def read_api(package: str, name: str) -> ApiText:
 
 
 class Api:
-    """The operations of a document.
-
-    Args:
-        text: The document.
-        types: The types and error classes that it names, by name; `router.errors` need not be listed.
-        callers: The callers by the names in the document; others stand for themselves.
+    """The operations of a document. `types`: the types and error classes that it names, but for `router.errors`;
+    `callers`: callers by their names in the document; others stand for themselves.
     """
 
     def __init__(self, text: ApiText, types: Mapping[str, Any], callers: Mapping[str, str]) -> None:
