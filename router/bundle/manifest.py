@@ -75,16 +75,13 @@ class BundleProjector(_Canonical, frozen=True, omit_defaults=True):
 
 
 class BundleSignal(_Canonical, frozen=True):
-    """A learned signal about a model's answers, which replaces the device's own for these weights.
-
-    Attributes:
-        kind: `edge.quality` from the prompt, `confidence` of the first tokens, or `pair`: both, against a larger model.
-        model_sha256: The weights that it was fitted on, which must be those of its model.
+    """A learned signal about a model's answers, which replaces the device's own for these weights. `kind`:
+    `edge.quality` from the prompt, `confidence` of the first tokens, or `pair`: both, against a larger model.
     """
 
     kind: SignalKind
     blob: Blob
-    model_sha256: Sha256
+    model_sha256: Sha256  # the weights that it was fitted on, which must be those of its model
 
 
 class BundleModel(_Canonical, frozen=True, omit_defaults=True):
@@ -170,14 +167,10 @@ def read_manifest(
     """Read and check a manifest on a device.
 
     Args:
-        content: The bytes as they were fetched or installed.
-        expected_id: The id of the requested bundle.
-        daemon_version: The version of this daemon, such as ``1.2.3`` or ``1.3.0.dev2``.
+        expected_id: The id of the requested bundle, else BundleAltered is raised.
+        daemon_version: Such as ``1.2.3`` or ``1.3.0.dev2``; DaemonTooOld: the bundle, or its format, needs a newer one.
         is_installed: Also read names of the previous version, in a bundle that this device accepted at that time.
-
     Raises:
-        BundleAltered: The bytes do not have this id.
-        DaemonTooOld: The bundle needs a newer daemon, or has a newer format.
         BundleInvalid: Malformed, not canonical, or sets a key that a fleet may not set; names the key.
     """
     found = hashlib.sha256(content).hexdigest()
@@ -210,10 +203,9 @@ def decode_installed(content: bytes) -> BundleManifest:
 
 
 def decode_signed(content: bytes) -> BundleManifest:
-    """Return a manifest that a control plane of this version or of the previous one signed.
-
-    If one of the previous version has golden prompts with images, the prompts are left out: it then differs from every
-    present manifest, so that the cohort gets a new bundle. Raises msgspec.DecodeError.
+    """Return a manifest that a control plane of this version or the previous one signed. Golden prompts with images of
+    the previous one are left out: it then differs from every present manifest, so that the cohort gets a new bundle.
+    Raises msgspec.DecodeError.
     """
     manifest = _decode_images(content)
     if encode_canonical(manifest) == content:
@@ -230,9 +222,7 @@ def _decode_images(content: bytes) -> BundleManifest:
 def check_manifest(manifest: BundleManifest) -> None:
     """Check what the types cannot express: each model, adapter and signal once, adapters that have an effect,
     projectors and signals of these weights, settings that a fleet may set, within their bounds, and the format.
-
-    Raises:
-        BundleInvalid: The manifest is invalid; the message names the model, the adapter or the key.
+    BundleInvalid names the model, the adapter or the key.
     """
     adapters = [(f"{model.name}+{adapter.name}", adapter) for model in manifest.models for adapter in model.adapters]
     _check_once("model", [model.name for model in manifest.models])
@@ -335,10 +325,9 @@ class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def position(salt: str, device: str) -> int:
-    """Return the position of a device in the order of a rollout, from 0 to `WHOLE` - 1: a hash of the salt and its id.
-
-    A larger share therefore always includes the devices of a smaller one, new devices get a place, too, and another
-    salt gives another order.
+    """Return a device's position in the order of a rollout, from 0 to `WHOLE` - 1: a hash of the salt and its id. A
+    larger share thus includes the devices of a smaller one, new devices have a place, and another salt gives another
+    order.
     """
     return int.from_bytes(hashlib.sha256(f"{salt}:{device}".encode()).digest(), "big") % WHOLE
 
@@ -349,16 +338,13 @@ def in_share(plan: RolloutPlan, device: str) -> bool:
 
 
 def assigned_bundle(plan: RolloutPlan, device: str, running: str | None) -> str | None:
-    """Return the id of the bundle that a device should run.
+    """Return the id of the bundle that a device should run, now `running` (None: the factory's files).
 
     1. A pin names the bundle of this device.
     2. A held device keeps its present bundle.
     3. A device in the share gets the new bundle.
     4. The other devices get the old bundle, which undoes the rollout when the share shrinks; without an old bundle,
-    they keep their present one.
-
-    Args:
-        running: The id of the bundle that the device runs; None: the factory's files.
+       they keep their present one.
     """
     if device in plan.pins:
         return plan.pins[device]  # (1)

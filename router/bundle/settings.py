@@ -133,20 +133,12 @@ SETTINGS: Mapping[str, object] = {**leaves_of(FleetSettings), **_SAMPLE_RATIO}
 
 
 def read_setting(key: str, written: SettingValue) -> SettingValue:
-    """Return a value as a person writes it (``30s``, ``64MiB``) in the type of its key.
-
-    Raises:
-        ValueError: The key is unknown, a fleet may not set it, or the value does not fit it.
-    """
+    """Return a value as a person writes it (``30s``, ``64MiB``) in the type of its key. Raises as `check_setting`."""
     return check_setting(key, without_unit(key, written))
 
 
 def check_setting(key: str, value: SettingValue) -> SettingValue:
-    """Return the value in the type of its key.
-
-    Raises:
-        ValueError: The key is unknown, a fleet may not set it, or the value does not fit it.
-    """
+    """Return the value in the type of its key. Raise ValueError if it does not fit, or a fleet may not set the key."""
     if key not in SETTINGS:
         renamed = find("edge.yaml", key)
         hint = renamed.sentence.removesuffix(".") if renamed and (not renamed.new or renamed.new in SETTINGS) else ""
