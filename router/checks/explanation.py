@@ -225,10 +225,8 @@ def try_draft(policy: Policy, text: str, settings: Iterable[str], now: NowSignal
         settings: Signal values, such as ``device.temperature_c=90``, ``request.tags=private,a`` or ``down=large``;
             later ones win. A signal that is not set, or set to nothing, is absent.
         now: The local time, which `now.*` settings replace.
-
     Raises:
-        ConfigError: A setting has no such key, or no such value.
-        ModelNotFound: `request.model` is not a target's name.
+        ConfigError, ModelNotFound: A setting's key or value, or a `request.model`, does not exist.
     """
     request_fields: dict[str, object] = {"prompt_tokens": max(1, round(len(text) / CHARACTERS_PER_TOKEN))}
     drafted = Request(kind="completion", model="", prompts=(text,))

@@ -75,19 +75,12 @@ NO_ANSWER: Final = Place("no answer")
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """A possible outcome of a request.
+    """A possible outcome of a request. `may_leave`: the decision has a cloud target for a failure or a handoff."""
 
-    Attributes:
-        place: The place where it is answered.
-        rule: The route that decides; "" if none does.
-        left: Whether the request's content goes to the cloud.
-        may_leave: Whether the decision has any cloud target, to which the request may go after a failure or a handoff.
-    """
-
-    place: Place
-    rule: str = ""
+    place: Place  # the place where it is answered
+    rule: str = ""  # the route that decides; "" if none does
     price: Price = FREE
-    left: bool = False
+    left: bool = False  # whether the request's content goes to the cloud
     may_leave: bool = False
 
 

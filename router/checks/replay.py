@@ -32,11 +32,8 @@ _DECIDED: Final = frozenset({"model_not_found", "invalid_value"})  # errors of `
 
 
 def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Policy | None = None) -> ReplayReport:
-    """Return a report of what changes under `new_policy`.
-
-    Args:
-        records: Decision records of one or more devices, each once.
-        old_policy: The policy to compare with; None to compare with the recorded outcomes.
+    """Return a report of what changes under `new_policy` for records, each once, of one or more devices. `old_policy`:
+    to compare with; None: with the recorded outcomes.
     """
     tally = _Tally(new_policy, old_policy)
     for position, record in enumerate(records):
@@ -45,11 +42,8 @@ def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Po
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """The effect of a policy on a request: the lowest and the highest value of its possible outcomes.
-
-    Attributes:
-        on_device: Whether it is answered without the cloud, 0 or 1.
-        usd: Its cost in US dollars.
+    """The effect of a policy on a request: lowest and highest value of its possible outcomes. `on_device`: whether it
+    is answered without the cloud, 0 or 1; `usd`: its cost in US dollars.
     """
 
     on_device: tuple[float, float]

@@ -160,27 +160,18 @@ class ObservedTarget(msgspec.Struct, frozen=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
-    """The effect that a policy would have had.
-
-    Attributes:
-        policy: The new policy, name@revision.
-        old: The policy it is compared with; "" for what was recorded.
-        requests: Number of replayed records.
-        undecided: The number of requests that were refused before a decision (rate, queue); they are not replayed.
-        leaving: Every request that stayed on the device and would leave it, in the order of the records.
-        unchanged: Requests that stay where they were.
-        moves: All known outcomes, those that moved first, largest first.
-        unknown: Unknown outcomes, largest first.
+    """The effect that a policy would have had. `leaving`: the requests that stayed on the device and would leave it, in
+    order.
     """
 
-    policy: str
-    old: str
-    requests: int
-    undecided: int
+    policy: str  # the new policy, name@revision
+    old: str  # the policy it is compared with; "" for what was recorded
+    requests: int  # number of replayed records
+    undecided: int  # the number of requests that were refused before a decision (rate, queue); they are not replayed
     leaving: tuple[LeavingRequest, ...]
-    unchanged: int
-    moves: tuple[Move, ...]
-    unknown: tuple[UnknownOutcome, ...]
+    unchanged: int  # requests that stay where they were
+    moves: tuple[Move, ...]  # all known outcomes, those that moved first, largest first
+    unknown: tuple[UnknownOutcome, ...]  # unknown outcomes, largest first
     cost: CostChange
     latency: LatencyChange
     targets: tuple[ObservedTarget, ...]

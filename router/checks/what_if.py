@@ -33,37 +33,26 @@ _MAX_TEXT = 256  # characters of a text that is set
 
 
 class RecordedSignal(msgspec.Struct, frozen=True):
-    """A signal of a record.
-
-    Attributes:
-        values: All possible values, if they are known.
-        value: The recorded value; None: absent, or not computed.
-        unrecorded: Whether the signal was not computed, so that its value is unknown rather than absent.
-        named: Whether a rule of the policy names it.
-    """
+    """A signal of a record."""
 
     name: str
     type: SignalType
     unit: str
     meaning: str
-    values: tuple[str, ...]
-    value: Value | tuple[str, ...] | None
-    unrecorded: bool
-    named: bool
+    values: tuple[str, ...]  # all possible values, if they are known
+    value: Value | tuple[str, ...] | None  # the recorded value; None: absent, or not computed
+    unrecorded: bool  # whether the signal was not computed, so that its value is unknown rather than absent
+    named: bool  # whether a rule of the policy names it
 
 
 class Redecided(msgspec.Struct, frozen=True):
-    """The policy's decision for the request.
-
-    Attributes:
-        decisions: The possible decisions, several if a signal is unknown; None stands for a refusal.
-        hangs_on: The unknown signals that the decision depends on.
-        cached: Whether the cache may answer, or keep the answer; None if unknown.
+    """The policy's decision for the request. `decisions`: the possible ones, as a signal may be unknown; None: a
+    refusal.
     """
 
     decisions: tuple[Decision | None, ...]
-    hangs_on: tuple[str, ...]
-    cached: bool | None
+    hangs_on: tuple[str, ...]  # the unknown signals that the decision depends on
+    cached: bool | None  # whether the cache may answer, or keep the answer; None if unknown
 
 
 class WhatIf(msgspec.Struct, frozen=True):
@@ -78,13 +67,8 @@ class WhatIf(msgspec.Struct, frozen=True):
 
 
 def what_if(policy: Policy, record: DecisionRecord, changes: Mapping[str, object]) -> WhatIf:
-    """Decide `record` under `policy`, once with its own signals and once with `changes`.
-
-    Args:
-        changes: Signal names and their new values; None makes a signal absent.
-
-    Raises:
-        InvalidRequest: A change names an unknown signal, or a value that the signal cannot have.
+    """Decide `record` under `policy`, once with its own signals and once with `changes`, of which None makes a signal
+    absent. Raises InvalidRequest for an unknown signal, or a value that it cannot have.
     """
     named = policy.route_needs.signals | policy.constraint_needs.signals | policy.cache_needs.signals
     return WhatIf(
