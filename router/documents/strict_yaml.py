@@ -203,10 +203,8 @@ _BRACKETS = {"while parsing a flow sequence": ("[", "]"), "while parsing a flow 
 
 
 def explain(error: MarkedYAMLError, text: str) -> tuple[str, Mark | None]:
-    """Return the reason why a text is not YAML, the correction, and the location. For an unknown problem this is
-    PyYAML's message.
-
-    PyYAML's own messages describe its parser, not the file.
+    """Return why a text is not YAML, with the correction, and where; PyYAML's message, which describes its parser and
+    not the file, for an unknown problem alone.
     """
     problem, context = error.problem or "", error.context or ""
     mark, start = error.problem_mark, error.context_mark
