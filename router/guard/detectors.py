@@ -23,14 +23,9 @@ Expired = Callable[[], bool]
 
 
 def find(text: str, regions: Sequence[str] = (), expired: Expired = lambda: False) -> list[Found]:
-    """Return the values in a text, in order, without overlaps.
-
-    Args:
-        regions: Regions (ISO 3166, `DE`) whose national telephone numbers are found without a word before them.
-        expired: Asked before each costly candidate.
-
-    Raises:
-        TimeoutError: `expired` returned True.
+    """Return the values in a text, in order, without overlaps. `regions` (ISO 3166, `DE`): their national telephone
+    numbers are found without a word before them. Raises TimeoutError once `expired`, asked before each costly
+    candidate.
     """
     found: list[Found] = []
     for start, end in find_keys(text):

@@ -43,12 +43,8 @@ UNKNOWN = GuardFacts(tuple(sorted(PII_CLASSES)), 1, 1)
 
 
 class Detector:
-    """Finds values in texts, each text once.
-
-    Args:
-        regions: See `detectors.find`.
-        model: Model that finds names and addresses; None: they are not found.
-        expired: Function that returns whether there is no time left.
+    """Finds values in texts, each text once. `regions`, `expired`: see `detectors.find`; `model` finds names and
+    addresses; None: they are not found.
     """
 
     def __init__(

@@ -73,11 +73,8 @@ def mask(request: Request, classes: Collection[str], detector: Detector) -> Mask
 
 
 class Restorer:
-    """Puts values in place of their placeholders in the chunks of one answer, also of those that chunks cut.
-
-    Args:
-        values: Values by placeholder.
-        is_json: Whether the answer's text is JSON.
+    """Replaces placeholders by their `values` in the chunks of one answer, also those that chunks cut. `is_json`:
+    whether the answer's text is JSON.
     """
 
     def __init__(self, values: dict[str, str], *, is_json: bool = False) -> None:

@@ -18,9 +18,8 @@ _BYTES: Final = frozenset({"file_data", "file_id"})  # keys of a file whose valu
 
 
 def with_texts(request: Request, change: Change) -> Request:
-    """Return the request with other texts: messages, calls, tools, prompts, formats, and the fields that are passed on.
-
-    Names of tools and roles are not texts, nor are audio, images and the bytes of files (`has_unread`).
+    """Return the request with other texts: messages, calls, tools, prompts, formats, and fields that are passed on; not
+    the names of tools and roles, nor audio, images and the bytes of files (`has_unread`).
     """
     return _replaced(
         request,
