@@ -60,10 +60,8 @@ class JobFields(msgspec.Struct, frozen=True):
 
 
 def split_body(body: bytes) -> tuple[JobFields, bytes]:
-    """Return our fields, and the body without them. The endpoint's parser reports other faults of the body.
-
-    Raises:
-        InvalidRequest: The body is not a JSON object, repeats a key, or one of our fields is invalid or misspelt.
+    """Return our fields, and the body without them. Raise InvalidRequest if the body is not a JSON object, repeats a
+    key, or one of our fields is invalid or misspelt. The endpoint's parser reports other faults.
     """
     body = body.removeprefix(BOM)
     whole = load(body)
@@ -94,13 +92,9 @@ _PARSERS: Final[Mapping[Endpoint, Callable[[bytes, RoutingHints], Request]]] = {
 
 
 def body_digest(headers: str, body: bytes) -> str:
-    """Return the digest of everything that must be equal in requests with the same Idempotency-Key.
-
-    JSON is compared in its canonical form: the order of keys, spaces, escapes and a byte order mark make no difference.
-
-    Args:
-        headers: The routing hints of the headers.
-        body: The body as it was sent. A body that is not JSON is compared by its bytes.
+    """Return the digest of everything that must be equal in requests with the same Idempotency-Key: the hints of the
+    headers and the body, if it is JSON in canonical form, so that order of keys, spaces, escapes and a byte order mark
+    do not matter.
     """
     with contextlib.suppress(ValueError, RecursionError):
         body = msgspec.json.encode(msgspec.json.decode(body.removeprefix(BOM)), order="sorted")
@@ -108,9 +102,8 @@ def body_digest(headers: str, body: bytes) -> str:
 
 
 def is_same_request(known: str, digest: str) -> bool:
-    """Return whether a request with this digest is the same as the one known under its key.
-
-    Digests of an earlier release cover the body's bytes and cannot be compared, so the key alone decides.
+    """Return whether a request of this digest is the one known under its key. An earlier release's digest is of the
+    body's bytes and cannot be compared, so the key alone decides.
     """
     return known == digest or (digest.startswith(_CANONICAL) and not known.startswith(_CANONICAL))
 
@@ -135,14 +128,9 @@ def encode_job_answer(
     answer: Sequence[Chunk] | CachedAnswer | Embeddings,
     temperature: float | None = None,
 ) -> bytes:
-    """Encode a whole answer. Raises CausewayError.
-
-    Args:
-        body: The accepted body, of which a Response object repeats fields.
-        job: The job's id, from which the answer's id is made.
-        created: Unix time in seconds at which the run began.
-        elapsed_s: The time since then.
-        temperature: Temperature of the model if the request sets none; None: unknown.
+    """Encode a whole answer. Raises CausewayError. A Response object repeats fields of the accepted `body`; the
+    answer's id is made from the job's; the run began at `created` (Unix time), `elapsed_s` ago. `temperature`: the
+    model's, if the request sets none; None: unknown.
     """
     if isinstance(answer, Embeddings):
         return encode_embeddings(request, answer, model)
@@ -189,11 +177,7 @@ class _StoredAnswer(msgspec.Struct):
 
 
 def answer_text(result: bytes) -> str:
-    """Return the text of an answer that has only one choice; "" for an answer with several.
-
-    Args:
-        result: The body of a chat completion or completion; b"" if there is none.
-    """
+    """Return the text of a chat completion or completion that has only one choice; "" for any other, and for b""."""
     choices = msgspec.json.decode(result, type=_StoredAnswer).choices if result else []
     if len(choices) != 1:
         return ""
