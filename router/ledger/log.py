@@ -128,10 +128,9 @@ class Log:
 
     Attributes:
         start, frontier: The trees of the records whose files were deleted for space, and of all records.
-        leaves: The hashes of the records here.
-        since: Time of the first record here, Unix seconds.
-        items: Requests that left or arrived, by epoch and number.
-        receipts: Epoch and number here, and the position in a gateway's log.
+        leaves, since: The hashes of the records here, and the time of the first, Unix seconds.
+        items, receipts: Requests that left or arrived, by epoch and number; receipts, with the position in a gateway's
+            log.
         faults: Changes, each with its file and lines.
     """
 
@@ -201,13 +200,8 @@ class Log:
 
 
 def read_log(files: Iterable[tuple[str, bytes]], verify: Verify) -> Log:
-    """Read a log and check it by itself. What follows its last tree head was being written, and is ignored.
-
-    Args:
-        files: Name and content of each file, the oldest first.
-
-    Raises:
-        ValueError: This is not a log.
+    """Check a log by itself: `files` with name and content, the oldest first. The text after its last tree head was
+    being written, and is ignored. Raises ValueError if this is not a log.
     """
     log = Log(verify)
     for name, content in files:

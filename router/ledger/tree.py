@@ -12,14 +12,8 @@ from .proofs import EMPTY, node_hash
 
 
 class Frontier:
-    """A tree that only grows, as the roots of its perfect subtrees: at most one for each bit of `size`.
-
-    Args:
-        size: Number of leaves.
-        hashes: Roots of the perfect subtrees, the largest first.
-
-    Raises:
-        ValueError: The number of hashes does not match the size.
+    """A tree of `size` leaves that only grows, as the roots of its perfect subtrees, the largest first: at most one for
+    each bit of `size`, else ValueError is raised.
     """
 
     def __init__(self, size: int = 0, hashes: Sequence[bytes] = ()) -> None:
@@ -58,11 +52,8 @@ class Frontier:
 
 
 class Tree:
-    """The leaves of a log from `start` on, and the frontier of the deleted ones before them, for roots and proofs.
-
-    Args:
-        start: Frontier of the leaves that are not there.
-        leaves: The hashes of the leaves from `start.size` on.
+    """The leaves of a log from `start` on, the frontier of the deleted ones before them, for roots and proofs.
+    `leaves`: hashes.
     """
 
     def __init__(self, start: Frontier, leaves: Sequence[bytes]) -> None:
