@@ -16,16 +16,9 @@ _PLACES = ("targets.NAME.price.of", "tenants.prices[].of")
 
 
 def with_prices(text: str, file: str, table: str, find: Callable[[str], Mapping[str, str]]) -> Rewritten:
-    """Return the text with the prices of each model that it names; comments and layout stay.
-
-    Args:
-        text: A policy, or a gateway's configuration.
-        file: Its path, for messages.
-        table: The name and version of the table, which are written, too.
-        find: Returns the prices of a model by their keys; raises LookupError with what to do instead.
-
-    Raises:
-        ConfigError: The file cannot be read, or the table has no such model; names file, line and key.
+    """Return a policy's or gateway's text with the prices of each model that it names; comments and layout stay.
+    `table`: name and version, which are written, too; `find`: the prices by their keys, or LookupError with what to do
+    instead. ConfigError names file, line and key: it cannot be read, or the table has no such model.
     """
     try:
         tree = read_yaml(text, file)

@@ -26,12 +26,8 @@ Decoder = msgspec.msgpack.Decoder[Any] | msgspec.json.Decoder[Any]
 
 
 def with_new_names(record: DecisionRecord, data: bytes, before: Decoder) -> DecisionRecord:
-    """Return the record in `data`, with the fields that it has under previous names.
-
-    Args:
-        record: The record as it was decoded from `data`.
-        data: The encoded record.
-        before: A decoder of `RecordBefore` for the same encoding.
+    """Return the record that was decoded from `data`, with the fields that it has there under previous names. `before`:
+    decodes `RecordBefore`.
     """
     if _NAMES_BEFORE not in data:
         return record

@@ -50,11 +50,8 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Rewritten(msgspec.Struct, frozen=True):
-    """A text with the present names.
-
-    Attributes:
-        changes: The replacements by line; empty if the text has no old names.
-        left: The names that must be changed by hand, as sentences with file and line.
+    """A text with the present names. `changes`: the replacements by line; `left`: the names that must be changed by
+    hand, as sentences with file and line.
     """
 
     text: str
@@ -81,13 +78,8 @@ class Edit(msgspec.Struct, frozen=True, order=True):
 
 
 def rewrite(text: str, file: str, kind: DocumentKind) -> Rewritten:
-    """Return a text with the present names. A text without previous names is returned unchanged.
-
-    Args:
-        file: Its path, for messages.
-
-    Raises:
-        ConfigError: The document cannot be read, or a key cannot be replaced; names file, line and key.
+    """Return a text with the present names. `file`: its path, for messages. ConfigError names file, line and key: the
+    document cannot be read, or a key cannot be replaced.
     """
     lines = text.splitlines(keepends=True)
     left: tuple[str, ...] = ()
