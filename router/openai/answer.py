@@ -29,12 +29,8 @@ EVENT_END: Final = b"}\n\n"
 
 class AnswerEncoder:
     """Encodes one answer to one request: either `whole`, or `start`, then `chunk` for each chunk, then `end`.
-
-    An unfinished answer is never encoded as finished: `coalesce`, which prepares `whole`, raises StreamBroken, and
-    `end` returns an error event without ``[DONE]``.
-
-    Args:
-        created: Unix time in seconds.
+    `created`: Unix s. An unfinished answer is never encoded as finished: `coalesce`, which prepares `whole`, raises
+    StreamBroken, and `end` returns an error event without ``[DONE]``.
     """
 
     def __init__(self, request: Request, answer_id: str, model: str, created: int) -> None:
@@ -468,13 +464,8 @@ def decode_chunks(data: bytes) -> tuple[Chunk, ...]:
 
 
 class CachedAnswer:
-    """A finished answer that can be delivered many times, each time with its own id and time.
-
-    A hit costs the joining of a few byte strings. A replay streams each choice as one piece: the timing of the tokens
-    is not kept.
-
-    Raises:
-        StreamBroken: The chunks are not a finished answer.
+    """A finished answer that can be delivered many times, each with its own id and time, for the joining of a few byte
+    strings. A replay streams each choice as one piece. Raises StreamBroken if the chunks are not a finished answer.
     """
 
     def __init__(self, request: Request, model: str, chunks: Iterable[Chunk]) -> None:
@@ -529,12 +520,8 @@ class CachedAnswer:
 
 
 def coalesce(chunks: Iterable[Chunk]) -> tuple[tuple[Chunk, ...], Usage]:
-    """Merge a streamed answer into one finished chunk per choice, by index, and the usage of all choices.
-
-    If no usage was reported, the streamed tokens are counted.
-
-    Raises:
-        StreamBroken: A choice has no finish_reason, or there is no choice.
+    """Merge a streamed answer into one finished chunk per choice, by index, and the usage of all choices; without a
+    report of it the tokens are counted. Raises StreamBroken if a choice has no finish_reason, or there is no choice.
     """
     choices: dict[int, list[Chunk]] = {}
     usage: Usage | None = None

@@ -22,11 +22,7 @@ _MAX_BOUNDARY = 70  # RFC 2046
 
 
 def check_form(content_type: str | None, content_encoding: str | None) -> None:
-    """Check the headers of these names; None: the header is absent.
-
-    Raises:
-        UnsupportedMediaType: The headers do not declare a form, or the body is compressed.
-    """
+    """Raise UnsupportedMediaType unless the headers of these names (None: absent) declare an uncompressed form."""
     if content_type is None:
         raise UnsupportedMediaType(f"The body has no type. Send `Content-Type: {_FORM}`.")
     if content_type.partition(";")[0].strip().lower() != _FORM:
@@ -35,11 +31,7 @@ def check_form(content_type: str | None, content_encoding: str | None) -> None:
 
 
 def parse_form(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
-    """Return the fields of a whole form, names with their values.
-
-    Raises:
-        InvalidRequest: It is malformed, or has too many fields.
-    """
+    """Return the fields of a form, names with values. Raises InvalidRequest if it is malformed, or too long."""
     delimiter = b"\r\n--" + _boundary(content_type)
     _preamble, *fields = (b"\r\n" + body).split(delimiter, _MAX_FIELDS + 1)
     if not fields:
@@ -144,11 +136,8 @@ class Transcript(msgspec.Struct, frozen=True):
 
 
 def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionRequest:
-    """Check the fields of the form, names with their values.
-
-    Raises:
-        InvalidRequest: Names the field that is missing, unknown, repeated or wrong.
-        UnsupportedFeature: The request is valid, but this server does not offer it.
+    """Check the fields of the form, names with their values. InvalidRequest names a missing, unknown, repeated or wrong
+    one; UnsupportedFeature: this server does not offer it.
     """
     values: dict[str, bytes] = {}
     granularities: set[bytes] = set()
@@ -186,9 +175,8 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
 
 
 def encode_transcript(transcript: Transcript, request: TranscriptionRequest) -> bytes:
-    """Return the body of the answer: JSON, the plain words with a newline, or subtitles with a cue per segment.
-
-    Formats: https://www.w3.org/TR/webvtt1/ for `vtt`; SubRip for `srt`.
+    """Return the answer's body: JSON, the plain words with a newline, or subtitles with a cue per segment: SubRip for
+    `srt`, https://www.w3.org/TR/webvtt1/ for `vtt`.
     """
     form = request.format
     if form == "text":
@@ -333,11 +321,8 @@ class WireSpeech(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_speech(body: bytes) -> SpeechRequest:
-    """Parse and validate a speech request; without `response_format` it asks for WAV.
-
-    Raises:
-        InvalidRequest: Names the key that is wrong.
-        UnsupportedFeature: The request is valid, but this server does not offer it.
+    """Parse and validate a speech request; `response_format` is WAV by default. InvalidRequest names the wrong key;
+    UnsupportedFeature: the request is valid, but this server does not offer it.
     """
     try:
         wire = validate(load(body), WireSpeech, _ADVICE)

@@ -132,14 +132,7 @@ def text_chat(body: bytes, hints: RoutingHints) -> TextChat | None:
 
 
 def parse_chat(body: bytes, hints: RoutingHints) -> Request:
-    """Parse and validate a chat request.
-
-    Args:
-        hints: The routing hints from the request's headers.
-
-    Raises:
-        InvalidRequest: Names the key that is wrong.
-    """
+    """Parse and validate a chat request, with the routing hints of its headers. InvalidRequest names the wrong key."""
     plain = text_chat(body, hints)
     return general_chat(body, hints) if plain is None else plain.request
 

@@ -59,10 +59,8 @@ def _choices(wire: WireCompletion) -> int:
 
 
 def prompts_of(wire: str | list[str | int | list[int]], field: str, *, empty_text: bool) -> Prompts:
-    """Return the prompts of a text, several texts, token ids (one prompt), or several lists of token ids.
-
-    Raises:
-        InvalidRequest: Text and token ids are mixed, or a prompt is empty (an empty text is valid if `empty_text`).
+    """Return the prompts of a text, several texts, token ids (one prompt), or several lists of token ids. Raises
+    InvalidRequest if both are mixed, or a prompt is empty (an empty text is valid if `empty_text`).
     """
     if isinstance(wire, str):
         wire = [wire]
@@ -106,9 +104,8 @@ class TokenOffsets:
 
 
 def _echo_length(chunk: Chunk) -> int:
-    """Return the length of the text before the tokens, which is an echoed prompt without tokens.
-
-    A stop string may have cut the last token's text.
+    """Return the length of the text before the tokens, an echoed prompt without tokens. A stop string may have cut the
+    last token's text.
     """
     tokens = b"".join(map(_bytes_of, chunk.logprobs)).decode(errors="replace")
     for cut in range(len(tokens)):

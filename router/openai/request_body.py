@@ -63,12 +63,8 @@ _HEADER: Final = "x-causeway-"
 
 
 def check_media_type(content_type: str | None, content_encoding: str | None) -> None:
-    """Check the headers of these names; None: the header is absent.
-
-    A body without a type is refused, because a browser sends it for any page without a CORS preflight.
-
-    Raises:
-        UnsupportedMediaType: The headers do not declare JSON, or the body is compressed.
+    """Raise UnsupportedMediaType unless the headers of these names (None: absent) declare uncompressed JSON. A body
+    without a type is refused, because a browser sends it for any page without a CORS preflight.
     """
     if content_type is None:
         raise UnsupportedMediaType(f"The body has no type. Send `Content-Type: {_JSON}`.")
@@ -85,11 +81,8 @@ def check_encoding(content_encoding: str | None) -> None:
 
 
 def load(body: bytes) -> JSONObject:
-    """Decode the body, with or without a byte order mark (RFC 8259, section 8.1, lets a parser ignore it).
-
-    Raises:
-        InvalidJSON: It is not JSON.
-        InvalidRequest: It is JSON, but not an object.
+    """Decode the body, with or without a byte order mark (a parser may ignore it: RFC 8259, section 8.1). Raises
+    InvalidJSON; InvalidRequest if it is not an object.
     """
     body = body.removeprefix(BOM)
     if not body.strip():
@@ -109,13 +102,8 @@ def load(body: bytes) -> JSONObject:
 
 
 def validate(document: JSONObject, kind: type[T], advice: Mapping[str, str] = _ADVICE) -> T:
-    """Convert the document to the struct `kind`.
-
-    Args:
-        advice: The advice for a wrong value, by field; advice for OpenAI's fields is the default.
-
-    Raises:
-        InvalidRequest: The document does not fit; `param` is written as by OpenAI.
+    """Convert the document to the struct `kind`. Raises InvalidRequest with OpenAI's `param` and the `advice` for a
+    wrong value, by field; that for OpenAI's fields is the default.
     """
     try:
         return msgspec.convert(document, kind, str_keys=True)
@@ -138,14 +126,8 @@ def too_deep() -> InvalidJSON:
 def generation_fields(
     wire: WireGeneration, document: JSONObject, known: frozenset[str], hints: RoutingHints
 ) -> dict[str, Any]:
-    """Return the fields of a `Request` that chats, completions and responses share.
-
-    Args:
-        known: The fields of this kind of request.
-        hints: The routing hints from the request's headers.
-
-    Raises:
-        InvalidRequest: Names the key that is wrong.
+    """Return the fields of a `Request` that chats, completions and responses share. `known`: the fields of this kind of
+    request; `hints`: those of its headers. InvalidRequest names the wrong key.
     """
     return {
         "model": wire.model,
@@ -190,9 +172,7 @@ def includes_usage(wire: WireGeneration) -> bool:
 
 def merge_hints(header: RoutingHints, body: WireRoutingHints | None) -> RoutingHints:
     """Combine the hints of headers and body: tags add up, the shorter deadline and the narrower preference apply.
-
-    Raises:
-        InvalidRequest: The preferences contradict each other, so applying either would widen the other.
+    Raises InvalidRequest if the preferences contradict each other, so applying either would widen the other.
     """
     if body is None:
         return header
@@ -226,12 +206,7 @@ def other_kinds(types: Iterable[str]) -> str:
 
 def narrowed_tools(tools: Sequence[Tool], names: Mapping[int, str | None], param: str) -> tuple[Tool, ...]:
     """Return the tools with these names, in the order of `tools`; the others are hidden from the model and its target.
-
-    Args:
-        names: Names of functions, by their place in the list `param`; None for an entry without a name.
-
-    Raises:
-        InvalidRequest: A name is not one of the tools.
+    Names are by their place in the list `param`, None without one. Raises InvalidRequest if one is not a tool's.
     """
     known = {tool.name for tool in tools}
     for at, name in names.items():
@@ -250,15 +225,8 @@ def no_such_tools(kinds: str) -> UnsupportedFeature:
 
 
 def tool_choice_of(choice: str | None, name: str | None, param: str, tools: Sequence[Tool], kinds: str) -> ToolChoice:
-    """Return the choice among the tools of a request.
-
-    Args:
-        choice: The mode: none, auto, required or function; None is auto.
-        name: The name of the chosen function, found at the path `param`.
-        kinds: The kinds of tools that are not functions.
-
-    Raises:
-        InvalidRequest: There is no such tool.
+    """Return the choice among a request's tools. `choice` is none, auto (also None), required or function, whose `name`
+    is at the path `param`; `kinds`: kinds of tools that are not functions. Raises InvalidRequest without such a tool.
     """
     if choice == "required" and kinds and not tools:
         raise no_such_tools(kinds)
@@ -284,9 +252,8 @@ def tool_choice_of(choice: str | None, name: str | None, param: str, tools: Sequ
 
 
 def extra_of(document: JSONObject, known: frozenset[str]) -> str:
-    """Return the fields that we do not interpret, as canonical JSON, "" for none.
-
-    A name that looks like one of ours is refused, because it would be sent to the target and have no effect here.
+    """Return the fields that we do not interpret, as canonical JSON, "" for none. One that looks like ours is refused:
+    it would be sent to the target and have no effect here.
     """
     if document.keys() <= known:
         return ""
@@ -300,12 +267,9 @@ def extra_of(document: JSONObject, known: frozenset[str]) -> str:
 
 
 def check_field_names(unknown: Iterable[str], known: frozenset[str]) -> None:
-    """Refuse the first unknown field of the body that looks like a known field or a routing hint. A misspelt
-    `temperature` would be passed on, and misspelt `tags` would be lost. Other unknown names are allowed. Raises
-    UnknownField.
-
-    Args:
-        known: The fields of this kind of request. Pass the same set each time, since results are cached for it.
+    """Raise UnknownField for the first unknown field that looks like a known field or a routing hint: a misspelt
+    `temperature` would be passed on, and misspelt `tags` lost. `known`: the fields of this kind of request; pass the
+    same set each time, since results are cached for it.
     """
     for name in unknown:
         problem = _field_problem(name[:64], known)

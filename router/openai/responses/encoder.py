@@ -26,14 +26,9 @@ _PIECE: Final = re.compile(r"\s{25}|\s{0,24}+\S{1,24}+(?:\s|(?=\S))")
 
 
 class ResponseEncoder:
-    """Encodes one answer to one request: either `whole`, or `start`, then `chunk` for each chunk, then `end`.
-
-    It has the methods of `AnswerEncoder`, and never encodes an unfinished answer as finished either.
-
-    Args:
-        created: Unix time in seconds.
-        elapsed_s: Function that returns the time since `created`.
-        temperature: Temperature of the model if the request sets none; None: unknown, OpenAI's is repeated.
+    """Encodes one answer to one request, with the methods of `AnswerEncoder`; an unfinished one never as finished
+    either. `created`: Unix s; `elapsed_s`: time since then; `temperature`: the model's, if the request sets none; None:
+    OpenAI's.
     """
 
     def __init__(
@@ -238,12 +233,8 @@ def replay(accepted: Mapping[str, object], response: Mapping[str, object], after
     """Encode the events of a response in the background, as far as it has come, without those up to number `after`.
 
     The numbers depend on the response alone, so that a client continues with any connection: a text comes in pieces,
-    which are the same while it grows. Other items come as a whole, once the response has ended.
-
-    Args:
-        accepted: The response as it was accepted.
-        response: The response as it is now.
-        text: The text of its first item so far, while it is made.
+    which are the same while it grows. Other items come as a whole, once the response has ended. `accepted` is the
+    response as it was accepted, `response` as it is now; `text` is its first item so far, while it is made.
     """
     events, status = _Events(), str(response["status"])
     for name in ("created", "queued"):

@@ -221,16 +221,8 @@ class ResponseEcho(msgspec.Struct, frozen=True):
 
 
 def parse_response(body: bytes, hints: RoutingHints) -> tuple[Request, ResponseEcho]:
-    """Parse and validate a request for a response.
-
-    Args:
-        hints: The routing hints from the request's headers.
-
-    Returns:
-        The request, which is a chat, and the fields that its answer repeats.
-
-    Raises:
-        InvalidRequest: Names the key that is wrong.
+    """Parse a request for a response, a chat, with its headers' hints; return it with the fields that its answer
+    repeats. InvalidRequest names the wrong key.
     """
     return parse_document(load(body), hints)
 

@@ -63,27 +63,17 @@ class WireItems(msgspec.Struct):
 
 
 class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A turn as it is stored.
-
-    Attributes:
-        chain: The ids of the turns before it, the oldest first. Turns of a conversation have none.
-        accepted: The Response object of one in the background as it was accepted.
-        response: The Response object; null for items that a client added.
-        pending: Whether the answer of one in the background has not been read from its job yet.
-        private: Whether it must not leave this device.
-        tags: Tags that bind to regions what continues it.
-        user: The end user that its request names.
-    """
+    """A turn as it is stored."""
 
     id: str
-    chain: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()  # the ids of the turns before it, the oldest first. Turns of a conversation have none.
     input: tuple[Raw, ...] = ()
-    accepted: Raw = Raw(b"null")
-    response: Raw = Raw(b"null")
-    pending: bool = False
-    private: bool = False
-    tags: tuple[str, ...] = ()
-    user: str = ""
+    accepted: Raw = Raw(b"null")  # the Response object of one in the background as it was accepted
+    response: Raw = Raw(b"null")  # the Response object; null for items that a client added
+    pending: bool = False  # whether the answer of one in the background has not been read from its job yet
+    private: bool = False  # whether it must not leave this device
+    tags: tuple[str, ...] = ()  # tags that bind to regions what continues it
+    user: str = ""  # the end user that its request names
 
     @property
     def items(self) -> Iterator[JSONObject]:
@@ -120,24 +110,19 @@ class StateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a response whose state was resolved.
-
-    Attributes:
-        document: The request with its whole conversation as input, and without state.
-        resolved: Whether items of other turns are part of it.
-        tags: Tags of the turns that it continues, which bind it to regions.
-        required: Whether the client was promised that the response is stored, so that an answer that is not is a fault.
+    """A request for a response whose state was resolved. `required`: the client was promised that the response is
+    stored, so that it is a fault if it is not.
     """
 
     id: str
-    document: JSONObject
-    resolved: bool
+    document: JSONObject  # the request with its whole conversation as input, and without state
+    resolved: bool  # whether items of other turns are part of it
     request: StateRequest
     chain: tuple[str, ...]
     input: tuple[Raw, ...]
     store: bool
     private: bool
-    tags: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()  # tags of the turns that it continues, which bind it to regions
 
     @property
     def body(self) -> bytes:
@@ -230,15 +215,8 @@ def read_state(body: bytes) -> StateRequest:
 def resolve(
     request: StateRequest, turn_id: str, history: Iterable[StoredTurn], named: Iterable[StoredTurn], *, store: bool
 ) -> Turn:
-    """Return the turn of a request.
-
-    Args:
-        history: The turns that it continues, the oldest first.
-        named: The turns of the items that its input names.
-        store: Whether it is stored.
-
-    Raises:
-        InvalidRequest: An item that the input names is not there, or a turn has not ended.
+    """Return the turn of a request that continues the turns of `history`, the oldest first, and names items of `named`.
+    Raises InvalidRequest if such an item is not there, or a turn has not ended.
     """
     turns, others = list(history), list(named)
     known = {str(item.get("id")): item for turn in others for item in turn.items}

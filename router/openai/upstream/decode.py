@@ -358,14 +358,9 @@ def _plain(body: bytes) -> list[Chunk]:
 
 
 def decode_answer(body: bytes, request_id: str = "") -> list[Chunk]:
-    """Decode a whole answer: one chunk per choice; the last one, or a further one, has the usage if it is reported.
-
-    Args:
-        request_id: Makes the generated ids of tool calls unique.
-
-    Raises:
-        CloudUnreadable: The body is not an answer.
-        CloudFailed: The body reports an error, or that the server gave up.
+    """Decode a whole answer: one chunk per choice; the last one, or a further one, has the usage if it is reported. Ids
+    of tool calls are made unique by `request_id`. Raises CloudUnreadable; CloudFailed if the server reports an error,
+    or gave up.
     """
     if plain := _plain(body):
         return plain
@@ -398,9 +393,8 @@ class _ChoiceEnd(msgspec.Struct):
 
 
 class StreamDecoder:
-    """Decodes streamed answers: call `feed` with the data of each event, then `finish` at the end of the bytes.
-
-    Finish reasons and usage are returned once, as the last chunks.
+    """Decodes streamed answers: `feed` with each event's data, then `finish` at the end of the bytes. Finish reasons
+    and usage are returned once, as the last chunks.
     """
 
     def __init__(self, request_id: str = "", choices: int = 1) -> None:
@@ -424,12 +418,7 @@ class StreamDecoder:
         return len(self._ends) >= self._choices and self._seen == self._ends.keys()
 
     def feed(self, event_data: bytes) -> list[Chunk]:
-        """Return the chunks of an event.
-
-        Raises:
-            CloudUnreadable: The data is not an answer.
-            CloudFailed: The data reports an error, or that the server gave up.
-        """
+        """Return the chunks of an event. Raises CloudUnreadable; CloudFailed if the event reports an error."""
         if self.done:
             return []
         if self._template is not None and (text := self._template.text(event_data)):

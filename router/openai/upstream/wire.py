@@ -126,12 +126,8 @@ def _texts(request: Request) -> list[_UpstreamMessage] | None:
 
 
 def encode_request(request: Request, model: str, *, stream: bool | None = None, ask_usage: bool = True) -> bytes:
-    """Encode the body of the upstream request.
-
-    Args:
-        model: The model's name at the server.
-        stream: Whether to request a stream; None: as the client does.
-        ask_usage: Whether to send `stream_options`, which some servers refuse.
+    """Encode the body of the upstream request. `model`: its name at the server; `stream`: None: as the client does;
+    `ask_usage`: whether to send `stream_options`, which some servers refuse.
     """
     stream = request.stream if stream is None else stream
     if (texts := _texts(request)) is not None:
@@ -166,11 +162,7 @@ def encode_request(request: Request, model: str, *, stream: bool | None = None, 
 
 
 def exchange_model(encoded: bytes, request: Request, model: str, *, ask_usage: bool = True) -> bytes:
-    """Return what `encode_request` would, but for the order of its fields, from the body of a chat of texts alone.
-
-    Args:
-        encoded: The client's body (`TextChat`).
-    """
+    """Return what `encode_request` would, but for the fields' order, from the client's body (`TextChat`)."""
     if model != request.model:
         encoded = _model(model) + encoded[len(_model(request.model)) :]
     return encoded[:-1] + _STREAMED if request.stream and ask_usage else encoded
@@ -294,12 +286,8 @@ _BROKEN: Final = ("abort", "error", "cancelled", "insufficient_system_resource",
 
 
 def read_answer(data: bytes, phase: Phase) -> JSONObject:
-    """Decode an answer, or an event of a stream.
-
-    Raises:
-        CloudUnreadable: The bytes are not a JSON object.
-        CloudFailed: The object reports an error.
-        InvalidRequest: The error is about the request.
+    """Decode an answer, or an event of a stream. Raises CloudUnreadable unless it is a JSON object; if it reports an
+    error, CloudFailed, or InvalidRequest if that is about the request.
     """
     try:
         answer = _decode(data.removeprefix(_BOM))
@@ -349,11 +337,7 @@ def text(value: object) -> str:
 
 
 def content_of(message: JSONObject, phase: Phase) -> tuple[str, str, str | None]:
-    """Return text, reasoning and refusal of a message, whose content may be a part, or a list of parts.
-
-    Raises:
-        CloudUnreadable: The content is something else.
-    """
+    """Return a message's text, reasoning and refusal. Raise CloudUnreadable unless its content is text or parts."""
     content = message.get("content")
     if isinstance(content, dict):
         content = [content]
@@ -381,12 +365,8 @@ def _thought_of(part: JSONObject) -> str:
 
 
 def finish_of(reason: object, phase: Phase) -> tuple[FinishReason | None, str]:
-    """Return OpenAI's finish reason and a note for the record, or (None, "") while the choice continues.
-
-    An unknown reason counts as `stop`, with a note.
-
-    Raises:
-        CloudFailed: The server reports that it gave up.
+    """Return OpenAI's finish reason and a note for the record, or (None, "") while the choice continues. An unknown
+    reason counts as `stop`, with a note. Raises CloudFailed if the server reports that it gave up.
     """
     if not isinstance(reason, str):
         return None, ""
