@@ -46,11 +46,7 @@ def count_parts(request: Request, kind: Modality) -> int:
 
 
 def first_part(request: Request, kinds: Collection[Modality] = ()) -> tuple[str, Modality]:
-    """Return the place of the first part that is not text, ``messages[0].content[1]``, and its kind; "" for none.
-
-    Args:
-        kinds: Kinds of parts to skip.
-    """
+    """Return place (``messages[0].content[1]``) and kind of the first part but text and `kinds`; "" without one."""
     for at, index, _, kind in _parts(request):
         if kind != "text" and kind not in kinds:
             return f"messages[{at}].content[{index}]", kind
@@ -65,11 +61,8 @@ def text_bytes(request: Request, body_bytes: int) -> int:
 
 
 def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tuple[FoundPart, ...]:
-    """Return the parts of these kinds, decoded from base64.
-
-    Raises:
-        InvalidRequest: A part is not base64, or there are more than `at_most` parts of all kinds.
-        UnsupportedFeature: A part is given by a URL of the network.
+    """Return the parts of these kinds, decoded from base64. Raises InvalidRequest if a part is not base64, or there are
+    more than `at_most` parts of all kinds; UnsupportedFeature if a part is given by a URL of the network.
     """
     places = [place for place in _parts(request) if place[3] != "text"]
     if len(places) > at_most:
@@ -198,15 +191,9 @@ def fuse(
     transcripts: Transcripts = "written",
     markers: Markers = _NO_MARKERS,
 ) -> Request:
-    """Return the request with its parts of these kinds as text.
-
-    Args:
-        transcripts: The form of a message that is only audio.
-        markers: Markers of parts that reach the model as soft tokens, of any kind.
-
-    Raises:
-        InvalidRequest: The last message is only audio, without speech.
-        EncoderFailed: The last message has no content left.
+    """Return the request with its parts of these kinds as text. `transcripts`: the form of a message that is only
+    audio; `markers` stand for parts that reach the model as soft tokens. Raises InvalidRequest if the last message is
+    only audio, without speech; EncoderFailed if it has no content left.
     """
     last = len(request.messages) - 1
     content = request.messages[last].content

@@ -95,11 +95,7 @@ class NamedFiles:
         return found
 
     def check_size(self, files: Mapping[str, Upload], body_bytes: int, max_bytes: int) -> int:
-        """Return the minimum size of the body with its files in base64.
-
-        Raises:
-            BodyTooLarge: The size is more than `max_bytes`; names the part that exceeds it.
-        """
+        """Return the body's minimum size with files in base64. BodyTooLarge names the part that exceeds `max_bytes`."""
         size = body_bytes
         for reference in self.references:
             size += 4 * -(-files[reference.id].bytes // 3)
@@ -123,10 +119,8 @@ class NamedFiles:
             self._document["causeway"] = {**routing, "tags": merged.tags, "prefer": merged.prefer}
 
     def inline(self, files: Mapping[str, Upload], contents: Mapping[str, bytes]) -> bytes:
-        """Return the body with the bytes of its files in place of their ids. Call it only once.
-
-        Raises:
-            InvalidRequest: A part needs an image, and its file is not one.
+        """Return the body with its files in place of their ids. Call it once. Raises InvalidRequest if an image is
+        none.
         """
         encoded = {name: base64.b64encode(data).decode() for name, data in contents.items()}
         for reference in self.references:
@@ -141,11 +135,7 @@ def largest_file(max_body_bytes: int) -> int:
 
 
 def named_files(body: bytes) -> NamedFiles | None:
-    """Return the files that a body names; None if it names none.
-
-    Raises:
-        InvalidRequest: The body is not a JSON object, or repeats a key.
-    """
+    """Return the files that a body names, if any. Raise InvalidRequest if it is not a JSON object, or repeats a key."""
     if FILE_MARK not in body:
         return None
     found = NamedFiles(load(body))
@@ -255,14 +245,8 @@ class UploadTerms(msgspec.Struct, frozen=True):
 
 
 def parse_upload_terms(fields: Mapping[str, str], purposes: Collection[str], max_ttl_s: float) -> UploadTerms:
-    """Return the terms of an upload: the fields of OpenAI's `POST /v1/files` other than the file.
-
-    Args:
-        fields: The fields of the form, without the file.
-        max_ttl_s: The maximum time for which a file is kept.
-
-    Raises:
-        InvalidRequest: A field is invalid or missing.
+    """Return the terms of an upload: the fields of OpenAI's `POST /v1/files` other than the file, which is kept for at
+    most `max_ttl_s`. Raises InvalidRequest.
     """
     names = ", ".join(purposes)
     purpose = fields.get("purpose", "")
