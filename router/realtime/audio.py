@@ -24,11 +24,8 @@ class BufferEmpty(InvalidRequest, code="input_audio_buffer_commit_empty"):
 
 
 class AudioBuffer:
-    """The audio that was appended and is not yet committed. Positions are bytes since the session began.
-
-    Args:
-        max_s: Maximum length of audio in seconds; 0 if the session does not accept audio.
-        refusal: The message to the client if the session does not accept audio.
+    """The audio that was appended and is not committed, at most `max_s`; positions are bytes since the session began.
+    `refusal`: the message to the client of a session without audio.
     """
 
     def __init__(self, max_s: float, refusal: str) -> None:
@@ -72,11 +69,7 @@ class AudioBuffer:
         return bytes(self._pcm[start - self.start : end - self.start])
 
     def wav(self, end: int | None = None) -> str:
-        """Return the audio up to this position, or all of it, as a WAV file in base64.
-
-        Raises:
-            BufferEmpty: The audio is too short.
-        """
+        """Return the audio, up to this position, as a WAV file in base64. Raise BufferEmpty if it is too short."""
         if end is None:
             return self._wav(bytes(self._pcm), "audio")
         return base64.b64encode(self.file(end)).decode()
@@ -92,11 +85,8 @@ class AudioBuffer:
             self.start = position
 
     def read(self, encoded: object, param: str) -> str:
-        """Return the audio of an item as a WAV file in base64.
-
-        Raises:
-            UnsupportedFeature: The session does not accept audio.
-            InvalidRequest: The data is not audio, or too short or too long.
+        """Return an item's audio as a WAV file in base64. Raises UnsupportedFeature if the session does not accept
+        audio; InvalidRequest if the data is not audio, or too short or too long.
         """
         self.check_open(param.rpartition(".")[0])
         if not isinstance(encoded, str):

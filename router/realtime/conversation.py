@@ -62,11 +62,7 @@ class ConversationItem(msgspec.Struct, frozen=True):
 
 
 class Conversation:
-    """The items of a conversation.
-
-    Args:
-        max_bytes: Maximum size of all items together, without their audio.
-    """
+    """The items of a conversation. `max_bytes`: maximum size of all items together, without their audio."""
 
     def __init__(self, max_items: int, max_bytes: int, max_clips: int = 0, max_audio_bytes: int = 0) -> None:
         self._max_items = max_items
@@ -94,12 +90,8 @@ class Conversation:
         return self._items[at - 1].id if at else None
 
     def insert(self, item: ConversationItem, after: str | None = None) -> None:
-        """Add an item, at the end or after another one.
-
-        Raises:
-            InvalidRequest: The conversation has an item with this id.
-            NotFound: It has no item `after`.
-            ConversationFull: The item alone is too large.
+        """Add an item, at the end or after another one. Raises InvalidRequest if its id is taken; NotFound without
+        `after`; ConversationFull if the item alone is too large.
         """
         if item.id in self:
             raise InvalidRequest(f"The conversation has an item {item.id!r}. Send another `id`.", param="item.id")
@@ -176,11 +168,7 @@ class Conversation:
 
 
 def read_item(document: JSONObject, item_id: str, audio: AudioBuffer, param: str = "item") -> ConversationItem:
-    """Check an item of a client. `item_id`: the id of an item without one; `audio`: the reader of its audio.
-
-    Raises:
-        InvalidRequest: A field is wrong; the message names it.
-    """
+    """Check an item of a client, with `item_id` unless it has its own. InvalidRequest names the wrong field."""
     item_id_sent = document.get("id")
     if item_id_sent is not None and not (isinstance(item_id_sent, str) and 1 <= len(item_id_sent) <= 64):
         raise InvalidRequest(f"`{param}.id` must be a string of 1 to 64 characters.", param=f"{param}.id")
@@ -215,11 +203,8 @@ def spoken_answer(item_id: str, text: str, status: str) -> ConversationItem:
 def make_item(
     item_id: str, fields: JSONObject, status: str, clips: Mapping[int, str] = MappingProxyType({})
 ) -> ConversationItem:
-    """Create an item with these fields.
-
-    Args:
-        status: One of in_progress, completed and incomplete.
-        clips: WAV in base64, by place in the content; the client's own audio is not sent back.
+    """Create an item. `status`: in_progress, completed or incomplete; `clips`: WAV in base64, by place in the content,
+    as the client's own audio is not sent back.
     """
     head = {"id": item_id, "object": "realtime.item", "status": status}
     if not clips:
@@ -273,13 +258,8 @@ ANYTHING: Final[JSONObject] = {"type": "message", "role": "user", "content": "."
 
 
 def build_request(settings: RealtimeSettings, items: Sequence[object], hints: RoutingHints) -> tuple[Request, int]:
-    """Return the request of a response, in the form of `POST /v1/responses`, and its size as a body of HTTP.
-
-    Args:
-        items: The items of the conversation, or the response's own.
-
-    Raises:
-        InvalidRequest: A field is wrong; the message names it.
+    """Return the request of a response to these items, in the form of `POST /v1/responses`, and its size as a body of
+    HTTP. InvalidRequest names the wrong field.
     """
     if not items:
         raise MissingField("The conversation is empty. Create an item, or send `input`.", param="input")
@@ -301,10 +281,8 @@ def build_request(settings: RealtimeSettings, items: Sequence[object], hints: Ro
 
 
 def with_items(hints: RoutingHints, items: Sequence[ConversationItem]) -> RoutingHints:
-    """Return the hints of a request with these items: their tags together, and the narrowest preference.
-
-    Raises:
-        InvalidRequest: The preferences contradict each other, or there are too many tags.
+    """Return the hints of a request with these items: all their tags, and the narrowest preference. Raises
+    InvalidRequest if the preferences contradict each other, or there are too many tags.
     """
     for prefer in {item.prefer for item in items if item.prefer is not None}:
         hints = merge_hints(hints, WireRoutingHints(prefer=prefer))
@@ -312,9 +290,8 @@ def with_items(hints: RoutingHints, items: Sequence[ConversationItem]) -> Routin
 
 
 def narrowed(before: WireRoutingHints | None, update: WireRoutingHints | None) -> WireRoutingHints | None:
-    """Return the hints of a session after an update, which adds tags and narrows the preference.
-
-    The deadline is replaced by that of the update. Raises InvalidRequest as `with_items` does.
+    """Return the hints of a session after an update, which adds tags, narrows the preference and replaces the deadline.
+    Raises InvalidRequest as `with_items`.
     """
     if before is None:
         return update

@@ -25,11 +25,7 @@ class EventsLost(InvalidRequest, status=410, code="events_lost"):
 
 
 class EventLog:
-    """Events in the order of their numbers, which start at 1: first the sent ones, then the unsent ones.
-
-    Args:
-        replay_bytes: Maximum size of the sent events that are kept.
-    """
+    """Events by number, from 1: the sent ones, of which `replay_bytes` are kept, and then the unsent ones."""
 
     def __init__(self, replay_bytes: int) -> None:
         self._replay_bytes = replay_bytes
@@ -60,10 +56,8 @@ class EventLog:
         return data
 
     def rewind(self, after: int) -> None:
-        """Make all events after number `after`, the last event that the client has, unsent again; drop earlier ones.
-
-        Raises:
-            EventsLost: Some of them are no longer kept, or there is no such event.
+        """Make all events after number `after`, the client's last, unsent again; drop earlier ones. Raises EventsLost
+        if some are no longer kept, or there is no such event.
         """
         newest_sent = self.last - len(self._unsent)
         oldest_sent = newest_sent - len(self._sent)
@@ -88,9 +82,8 @@ def encode_refusal(error: CausewayError) -> bytes:
 
 
 class CloseCode(IntEnum):
-    """The close codes of a session, besides those of the protocol itself (1002, 1007, 1009).
-
-    Codes from 4000 on are free for applications (RFC 6455, 7.4.2).
+    """The close codes of a session, besides the protocol's own (1002, 1007, 1009); from 4000 on they are free (RFC
+    6455, 7.4.2).
     """
 
     GOING_AWAY = 1001

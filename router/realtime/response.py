@@ -27,25 +27,17 @@ _CUT: Mapping[str, str] = {"length": "max_output_tokens", "content_filter": "con
 
 @dataclass(eq=False, repr=False)
 class ResponseStream:
-    """A response from `response.created` to `response.done`. Every response ends in `_end`.
-
-    Attributes:
-        id: The id of the response, from which the ids of its items are derived.
-        emit: Adds an event, by its type and fields, to the session's log.
-        conversation: The conversation to which the items are added; None: the response is outside the conversation.
-        echo: Fields of the response that repeat those of the client's request.
-        on_end: A function that is called once, after the last event.
-        hints: The hints of the request, which the items keep.
-        spoken: Whether the response is spoken, so that its text is the transcript of its audio.
+    """A response from `response.created` to `response.done`. Every response ends in `_end`. Its items are added to the
+    `conversation`, unless it is outside one (None).
     """
 
-    id: str
-    emit: Emit
+    id: str  # the id of the response, from which the ids of its items are derived
+    emit: Emit  # adds an event, by its type and fields, to the session's log
     conversation: Conversation | None
-    echo: JSONObject
-    on_end: Callable[[], None]
-    hints: RoutingHints
-    spoken: bool = False
+    echo: JSONObject  # fields of the response that repeat those of the client's request
+    on_end: Callable[[], None]  # a function that is called once, after the last event
+    hints: RoutingHints  # the hints of the request, which the items keep
+    spoken: bool = False  # whether the response is spoken, so that its text is the transcript of its audio
 
     def __post_init__(self) -> None:
         self.ended = False

@@ -96,16 +96,10 @@ class NothingToCancel(InvalidRequest, code="response_cancel_not_active"):
 
 
 class RealtimeSession:
-    """The state of a session, and the events for its client in `log`.
-
-    Args:
-        session_id: The id by which the same client resumes the session.
-        model: The model's name, or `auto`.
-        hints: The routing hints of the request's headers.
-        new_id: Makes the ids of responses, which are also the ids of their decisions.
-        no_audio: The message to a client that sends audio to a session without `limits.max_audio_s`: why it is refused,
-            and what to do.
-        hold_audio: Reserves memory. Called with the size of all audio before it grows; may raise CausewayError.
+    """The state of a session, and the events for its client in `log`. The client resumes it by `session_id`; `model` is
+    a name or `auto`; `new_id` makes the ids of responses and their decisions; `no_audio` says why audio is refused
+    without `limits.max_audio_s`, and what to do; `hold_audio` reserves memory for all audio before it grows, and may
+    raise CausewayError.
     """
 
     def __init__(
@@ -206,11 +200,7 @@ class RealtimeSession:
             self._emit("conversation.item.input_audio_transcription.delta", {**place, "delta": delta})
 
     def detected(self, detection: DetectSpeech, probabilities: Sequence[float], state: bytes) -> list[Effect]:
-        """Process the probability of speech in each window of audio. Returns the actions for the caller, in order.
-
-        Args:
-            state: The detector's state, for the next windows.
-        """
+        """Return the actions, in order, after windows with these probabilities of speech. `state`: the detector's."""
         effects: list[Effect] = []
         for change in self._spoken.judged(detection, probabilities, state):
             try:
@@ -298,10 +288,8 @@ class RealtimeSession:
 
     def _update(self, event: SessionUpdate) -> None:
         """Apply the known fields, then report the others, since clients may send further fields of OpenAI's sessions.
-
-        Raises:
-            UnsupportedFeature: Some fields are unknown. The others were applied, and `session.updated` was sent.
-            InvalidRequest: A field has a wrong value; nothing was applied.
+        Raises UnsupportedFeature for these, after `session.updated`; InvalidRequest for a wrong value, when nothing is
+        applied.
         """
         update, others = known_fields(event.session, type(self._settings), "session")
         others += self._without_audio(update)

@@ -25,9 +25,6 @@ Change = Literal["started", "stopped"]
 class TurnDetector:
     """Detects the start and end of turns from the probability of speech in each window of audio. Time is counted in
     windows, never by a clock, because a client may send audio faster or slower than it was spoken.
-
-    Args:
-        settings: Threshold, and length of the silence that ends a turn.
     """
 
     def __init__(self, settings: ServerVAD) -> None:
@@ -84,9 +81,7 @@ class TurnEnded(msgspec.Struct, frozen=True):
 
 class SpokenInput:
     """The audio that is not an item yet, with the state of turn detection and partial transcripts.
-
-    Args:
-        partial_interval_s: Length of new audio between two partial transcripts; 0: there are none.
+    `partial_interval_s`: length of new audio between two partial transcripts; 0: there are none.
     """
 
     def __init__(self, audio: AudioBuffer, next_item_id: Callable[[], str], partial_interval_s: float = 0.0) -> None:
@@ -109,11 +104,7 @@ class SpokenInput:
             self._judged_to = self._audio.end
 
     def append(self, encoded: str) -> DetectSpeech | None:
-        """Append audio. Returns the windows in which to detect speech.
-
-        Raises:
-            InvalidRequest, BufferFull: The audio was not accepted.
-        """
+        """Append audio; return the windows in which to detect speech. Raises InvalidRequest or BufferFull."""
         if self._turns is None:
             self._audio.append(encoded)
             return None
@@ -158,11 +149,7 @@ class SpokenInput:
         return self._certain.take(transcript) if partial.item_id == self._item_id else ""
 
     def whole(self) -> tuple[str, str]:
-        """Return the id of the item that all of the audio becomes, and the audio as a WAV file in base64.
-
-        Raises:
-            BufferEmpty: The audio is too short.
-        """
+        """Return the id of the item that all audio becomes, and its WAV file in base64. Raises BufferEmpty."""
         wav = self._audio.wav()
         return self._item_id or self._next_item_id(), wav
 

@@ -169,10 +169,8 @@ def supported(document: JSONObject, where: str) -> JSONObject:
 def known_fields(
     document: JSONObject, fields: type[msgspec.Struct], where: str
 ) -> tuple[JSONObject, list[UnsupportedFeature]]:
-    """Return the known fields, those of the nested audio settings included, and an error for each unknown one.
-
-    Raises:
-        UnknownField: An unknown field looks like a misspelt one.
+    """Return the known fields, with nested audio settings, and an error for each unknown one. Raise UnknownField if one
+    looks like a misspelt field.
     """
     names = {field.encode_name for field in msgspec.structs.fields(fields)}
     reasons = UNSUPPORTED if fields is RealtimeSettings else UNSUPPORTED_AUDIO
