@@ -48,11 +48,8 @@ class AiohttpConnection(RequestHandler):
         self.plain = plain
 
     def take_over(self, transport: asyncio.Transport, received: bytes, close_at: float) -> None:
-        """Begin with the bytes that the connection has received.
-
-        Args:
-            received: The bytes of unanswered requests.
-            close_at: The time (of the loop) at which the connection is closed unless its next head has arrived.
+        """Begin with the received bytes of unanswered requests. At `close_at`, the loop's time, the connection is
+        closed unless its next head has arrived.
         """
         transport.set_protocol(self)
         self.connection_made(transport)

@@ -18,11 +18,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def is_shared(folder: Path, own: re.Pattern[str]) -> bool:
-    """Return whether every account may write to a folder, as in /tmp. So has a new volume, but it is empty.
-
-    Args:
-        own: Names of our files.
-    """
+    """Return whether a folder is shared, as /tmp: sticky, as a new volume is, and with files that are not our `own`."""
     try:
         names = os.listdir(folder)  # noqa: PTH208 - names alone
         return bool(folder.stat().st_mode & stat.S_ISVTX) and not all(map(own.fullmatch, names))
@@ -31,14 +27,9 @@ def is_shared(folder: Path, own: re.Pattern[str]) -> bool:
 
 
 def close_to_others(folder: Path, own: re.Pattern[str]) -> Iterator[OSError]:
-    """Remove the permissions of other accounts from a folder, our files in it, and everything below them. Earlier
-    versions left some files readable. Files of other accounts stay as they are; links are not followed.
-
-    Args:
-        ours: The names of our files. Other files keep their permissions, since the folder may be a home folder.
-
-    Yields:
-        An error for each file whose permissions cannot be changed.
+    """Remove the permissions of other accounts from a folder, our files in it, and everything below them, as earlier
+    versions left some readable; yield an error for each file that fails. Files of other accounts, or names that are not
+    our `own`, stay as they are, since it may be a home folder; links are not followed.
     """
     for path, folders, files, at in os.fwalk(folder, follow_symlinks=False):
         if Path(path) == folder:
@@ -83,22 +74,13 @@ def file_version(path: Path) -> tuple[int, int, int] | None:
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file by rename, so that readers see either the old or the new content.
-
-    Raises:
-        OSError: The file was not changed, and no partial file is left; the error names the file.
-    """
+    """Write a file by rename: a reader sees the old or the new content. OSError names the file, which is unchanged."""
     path.parent.mkdir(0o755 if mode & 0o077 else 0o700, parents=True, exist_ok=True)
     _put(_partial(path, mode, lambda file: file.write(content)), path)
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file.
-
-    Raises:
-        FileExistsError: The file already exists; nothing was changed.
-        OSError: The file was not written, and no partial file is left; the error names the file.
-    """
+    """Write a new file. OSError names it: FileExistsError, or it was not written, and no partial file is left."""
     partial = _partial(path, mode, lambda file: file.write(content))
     try:
         os.link(partial, path)

@@ -170,9 +170,8 @@ class HttpResponse:
             self._connection.offer_chunks(take)
 
     def ends_with(self, data: bytes) -> bool:
-        """Return whether the last received bytes, `data`, end with a chunk: an event, and the end of the line after it.
-
-        Had the chunk not ended, `data` would end with the event.
+        """Return whether the last received bytes, `data`, end with a chunk, that is, an event and the end of the line
+        after it; else they would end with the event.
         """
         last = self._pieces[-1] if self._pieces else b""
         return last.endswith(b"\n\n") and data.endswith(b"\r\n") and data[:-2].endswith(last)
@@ -211,12 +210,7 @@ class HttpResponse:
         return self.take() if self.complete and self._inflater is None else None
 
     async def read(self) -> bytes:
-        """Wait for bytes and return them; b"" at the end of the body.
-
-        Raises:
-            TimeoutError: The bound of the answer has passed.
-            MalformedError, TruncatedError: The body is broken.
-        """
+        """Wait for bytes; return b"" at the end. Raises TimeoutError; MalformedError or TruncatedError."""
         while True:
             while not self._pieces:
                 if self.error is not None:
@@ -591,14 +585,9 @@ _OTHER_ADDRESS_S: Final = 0.25  # delay until the next address of a name is also
 
 
 class HttpClient:
-    """A pool of connections to one server. Call `close` when done.
-
-    Args:
-        url: URL of the server, `http://HOST[:PORT]` or `https://…`, with an encoded host; path and query are ignored.
-        tls: TLS settings for `https`.
-        limit: Maximum number of connections.
-        connect_timeout_s: Maximum time for DNS, connection and TLS together.
-        idle_s: Time after which an unused connection is closed.
+    """A pool of at most `limit` connections to one server; `close` it. `url`: `http://HOST[:PORT]` or `https://…`, with
+    an encoded host; path and query are ignored. DNS, connection and TLS together may take `connect_timeout_s`; an
+    unused connection is closed after `idle_s`.
     """
 
     def __init__(
@@ -657,10 +646,8 @@ class HttpClient:
             lines: The lines of the headers (`field_lines`), without Host and Content-Length.
             until: The time by which the answer must be complete, unless its `bound` is moved (the loop's clock, s).
             begun: The response of the same request, which was sent by `begin`.
-
         Raises:
-            HttpClientError: There is no answer.
-            TimeoutError: There was no answer in time.
+            HttpClientError, TimeoutError: There is no answer, or none in time.
         """
         data = self._message(method, target, lines, body) if begun is None else begun.sent
         while True:

@@ -98,11 +98,8 @@ class ConnectionStats(msgspec.Struct, frozen=True):
 
 
 class ConnectionTable:
-    """The connections of an address. Decides which one is closed to make room for a new one (3).
-
-    Args:
-        address: The kind, tcp or unix, for metrics and messages.
-        monotonic: The clock, seconds.
+    """The connections of an address. Decides which one is closed to make room for a new one (3). `address`: tcp or
+    unix, for metrics and messages; `monotonic`: the clock, seconds.
     """
 
     def __init__(self, address: str, max_connections: int, monotonic: Callable[[], float]) -> None:
@@ -184,24 +181,15 @@ class ConnectionTable:
 
 
 class Address(msgspec.Struct, frozen=True):
-    """An address of a listener.
+    """An address of a listener."""
 
-    Attributes:
-        connections: The connections of the address.
-        origins: The web pages that may send requests to it.
-        key: The configuration key of the address, for errors.
-        host: The TCP host, with `port`; port 0: any free port.
-        socket: The path of a Unix socket, instead of host and port.
-        tls: The TLS of the TCP address; None: none.
-    """
-
-    connections: ConnectionTable
-    origins: WebOrigins
-    key: str
-    host: str = ""
+    connections: ConnectionTable  # the connections of the address
+    origins: WebOrigins  # the web pages that may send requests to it
+    key: str  # the configuration key of the address, for errors
+    host: str = ""  # the TCP host, with `port`; port 0: any free port
     port: int = 0
-    socket: str = ""
-    tls: TlsContext | None = None
+    socket: str = ""  # the path of a Unix socket, instead of host and port
+    tls: TlsContext | None = None  # the TLS of the TCP address; None: none
 
 
 class DirectWork(Protocol):
@@ -574,14 +562,11 @@ class Listener:
     Args:
         handle: Answers a request; may raise only CancelledError. It takes plain requests if there are `plain` ones.
         read_timeout_s: Maximum time for a head to arrive, and between two requests.
-        plain: Method and path of the requests that are answered without aiohttp if they are plain ones.
+        plain: Method and path of plain requests that are answered without aiohttp; then an attribute, by request line.
         wall_clock: Unix time in seconds, for the dates of certificates.
         direct: Answers plain requests in callbacks where it can, once their head was admitted.
-
     Attributes:
-        plain: Method and path by request line.
-        connections: The open connections.
-        turns: The turns of requests for streams.
+        connections, turns: The open connections, and the turns of requests for streams.
     """
 
     def __init__(

@@ -89,11 +89,7 @@ class LateRegistry:
 
 
 class SampleCollector(Collector):
-    """A collector of numbers that other components own.
-
-    Args:
-        read: A function that returns the numbers; called at each scrape.
-    """
+    """A collector of numbers that other components own; `read` returns them at each scrape."""
 
     def __init__(self, read: Callable[[], Iterable[Sample]]) -> None:
         self._read = read
@@ -230,13 +226,9 @@ class ModelMetrics:
         ttft_s: float | None = None,
         tokens: int = 0,
     ) -> None:
-        """Count one request.
-
-        Args:
-            models: The model that the request names, and the one that answered; the caller bounds both.
-            error: The error's code; "" if there is an answer.
-            ttft_s: Seconds to the first token; None if there was none.
-            tokens: Tokens that arrived, for the time of each one after the first.
+        """Count one request. `models`: the one that it names and the one that answered; the caller bounds both.
+        `error`: the code, "" if there is an answer. `ttft_s`: time to the first of `tokens`, if any, for the time of
+        each one after it.
         """
         labels = (OPERATIONS[kind], *models)
         sizes = self._sizes.get(labels)

@@ -125,11 +125,8 @@ def attempt_attributes(attempt: AttemptRecord) -> Attributes:
 
 
 def export_fault(status: int, location: str = "") -> str:
-    """Return why a collector did not accept an empty export of traces, and what to do; "" if it did.
-
-    Args:
-        status: HTTP status of the collector's answer.
-        location: The target of a redirect.
+    """Return why a collector did not accept an empty export of traces, and what to do; "" if its `status` says that it
+    did. `location`: target of a redirect.
     """
     if 200 <= status < 300:
         return ""
@@ -149,10 +146,8 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class SpanExport:
-    """An exporter to `config.endpoint`. Headers and certificates come from the ``OTEL_EXPORTER_OTLP_*`` variables.
-
-    Args:
-        ids: The generator of span ids; None: random ids.
+    """An exporter to `config.endpoint`, with the headers and certificates of ``OTEL_EXPORTER_OTLP_*``. `ids`: the
+    generator of span ids; None: random ids.
     """
 
     def __init__(self, config: TracingConfig, service: str, scope: str, ids: IdGenerator | None = None) -> None:

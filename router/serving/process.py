@@ -94,9 +94,8 @@ def refuse(program: str, message: str) -> NoReturn:
 
 
 def ask(program: str, question: str, *, yes: bool) -> None:
-    """Ask for confirmation, unless `--yes` was given, before an action that cannot be undone.
-
-    Exits with status 1 if the answer is no, and with 2 if there is no terminal to ask at.
+    """Ask for confirmation, unless `--yes` was given, before an action that cannot be undone. Exits with status 1 for
+    no, and with 2 without a terminal to ask at.
     """
     if yes:
         return
@@ -129,15 +128,9 @@ def run_fast(main: Coroutine[None, None, T]) -> T:
 def option(
     name: str, meaning: str, kind: Any = None, default: Any = None, *, to: str = "", **more: Any
 ) -> Callable[[Command], Command]:
-    """Declare an option of a command.
-
-    Args:
-        name: Its flags, such as ``--port`` or ``--restart/--no-restart``.
-        meaning: Its help.
-        kind: A type of click; None: as the default, or text.
-        default: Value without the option, which the help shows.
-        to: Name of the command's parameter, if it is another one.
-        more: Further arguments of `click.option`.
+    """Declare an option of a command: its flags, such as ``--port`` or ``--restart/--no-restart``, and its help.
+    `kind`: a type of click; None: the default's, or text; `default` is shown by the help; `to`: the parameter, if it
+    has another name; `more`: further arguments of `click.option`.
     """
     shown = more.pop("show_default", default not in (None, ""))
     if default is not None:
@@ -178,10 +171,8 @@ class ProgramGroup(click.Group):
 
 
 def migrate_file(path: Path, kind: DocumentKind) -> Rewritten:
-    """Rewrite a file by rename if it has names of before, and keep a copy of it as `FILE.before`.
-
-    Raises:
-        ConfigError: The file cannot be read or written, or a name cannot be replaced; the file is as it was.
+    """Rewrite a file by rename if it has previous names, and keep a copy as `FILE.before`. Raises ConfigError if the
+    file cannot be read or written, or a name cannot be replaced; the file is as it was.
     """
     from ..migrate.rewrite import rewrite  # on demand: other commands need neither YAML nor signals
 
@@ -189,10 +180,8 @@ def migrate_file(path: Path, kind: DocumentKind) -> Rewritten:
 
 
 def rewrite_file(path: Path, change: Callable[[str], Rewritten]) -> Rewritten:
-    """Rewrite a file by rename if `change` changes its text, and keep a copy of it as `FILE.before`.
-
-    Raises:
-        ConfigError: The file cannot be read or written, or `change` raised it; the file is as it was.
+    """Rewrite a file by rename if `change` changes its text, and keep a copy as `FILE.before`. Raises ConfigError if
+    the file cannot be read or written, or `change` raised it; the file is as it was.
     """
     from ..migrate.rewrite import BEFORE
 

@@ -61,10 +61,9 @@ class TextSink(Protocol):
 
 
 def text_sink_of(reply: object, index: int) -> TextSink | None:
-    """Return what takes the texts of a choice that has begun, until another chunk of it; None: `send` does.
-
-    A reply that may take text without its being decoded has a method `text_sink`, which is looked up here because
-    `isinstance` of a Protocol takes 4 µs in Python 3.11.
+    """Return what takes the texts of a choice that has begun, until another chunk of it; None: `send` does. A reply
+    with a method `text_sink` may take text that is not decoded; it is looked up because `isinstance` of a Protocol
+    takes 4 µs in Python 3.11.
     """
     text_sink: Callable[[int], TextSink | None] | None = getattr(reply, "text_sink", None)
     return None if text_sink is None else text_sink(index)
@@ -183,11 +182,8 @@ class SharedAnswer(Generic[P, R]):
         self._wake()
 
     async def read(self, subscriber: R, deadline: float) -> P | None:
-        """Return the subscriber's next piece, None after the last.
-
-        Raises:
-            Exception: The subscriber's interruption, or the answer's fault.
-            DeadlineExceeded: The deadline (monotonic, s) passed.
+        """Return the subscriber's next piece, None after the last. Raises its interruption, the answer's fault, or, at
+        the deadline (monotonic, s), DeadlineExceeded.
         """
         while True:
             if subscriber.interruption is not None:

@@ -85,10 +85,8 @@ def allowed_methods(methods: str) -> str:
 
 
 def combined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers by lower-case name: list headers are joined, others have their first value.
-
-    Raises:
-        InvalidRequest: A header with a single value comes twice with different values.
+    """Return the headers by lower-case name: lists joined, of others the first value. Raises InvalidRequest if a header
+    with a single value comes twice with different values.
     """
     headers: dict[str, str] = {}
     for written, value in lines:
@@ -118,11 +116,7 @@ def read_authorization(http: HttpExchange) -> str:
 
 
 def read_credential(http: HttpExchange) -> str:
-    """Return the header `Authorization`, or the key in `x-api-key` in its form; "" if both are missing.
-
-    Raises:
-        InvalidRequest: There are two credentials that differ.
-    """
+    """Return `Authorization`, or `x-api-key` in its form; "": neither. Raises InvalidRequest if they differ."""
     authorization = read_authorization(http)
     keys = http.headers.getall("x-api-key", ())
     if not keys or not (key := one_value("x-api-key", keys).strip()):
@@ -140,11 +134,7 @@ def members(lines: Iterable[str]) -> list[str]:
 
 
 def read_tags(text: str, name: str = TAGS) -> tuple[str, ...]:
-    """Return the tags of a list, as `folded_tags`. Raises InvalidRequest, because a malformed tag may protect privacy.
-
-    Args:
-        name: The name of the list in the error.
-    """
+    """Return the tags of list `name`, as `folded_tags`. Raise InvalidRequest: a malformed tag may protect privacy."""
     tags = members([text])
     if len(tags) > MAX_TAGS or not all(_TAG.fullmatch(tag) for tag in tags):
         rule = f"at most {MAX_TAGS} tags of at most 64 characters, without spaces and control characters"
@@ -220,17 +210,9 @@ def arrived_body(http: HttpExchange, max_bytes: int) -> bytes | None:
 
 
 async def receive_body(http: AiohttpRequest, max_bytes: int, timeout_s: float, hold: Callable[[int], None]) -> bytes:
-    """Receive a body that is still arriving; stop as soon as it is too long.
-
-    Args:
-        hold: Sets the number of bytes that are reserved in memory; raises if there is no room.
-
-    Raises:
-        BodyTooLarge: The body has more than `max_bytes`.
-        RequestTimeout: The body did not arrive within `timeout_s`.
-        InvalidRequest: The transfer encoding is malformed.
-        ClientGone: The client disconnected.
-        CausewayError: An error of `hold`.
+    """Receive a body that is still arriving; stop as soon as it is too long. `hold` sets the number of bytes that are
+    reserved in memory, or raises a CausewayError. Raises BodyTooLarge, RequestTimeout, ClientGone; InvalidRequest if
+    the transfer encoding is malformed.
     """
     from aiohttp.web import RequestPayloadError
 
@@ -291,15 +273,8 @@ def check_upload(http: AiohttpRequest) -> int:
 
 
 async def read_upload(http: AiohttpRequest, write: WriteFile, piece_s: float) -> UploadForm:
-    """Read an upload and pass the file's bytes to `write`, which bounds their number.
-
-    Args:
-        piece_s: Longest time in which nothing arrives.
-
-    Raises:
-        InvalidRequest: It is malformed.
-        RequestTimeout: It did not arrive in time.
-        ClientGone: The client disconnected.
+    """Read an upload and pass the file's bytes to `write`, which bounds their number. Raises InvalidRequest,
+    ClientGone; RequestTimeout if nothing arrives for `piece_s`.
     """
     from aiohttp.http import HttpProcessingError
     from aiohttp.web import RequestPayloadError
@@ -387,16 +362,10 @@ class PlainTransport(Protocol):
 
 
 class PlainRequest:
-    """A plain request over HTTP/1.1, whose body has arrived and whose connection is kept open.
-
-    Attributes:
-        head: The head, which many requests of the connection share.
-        headers: The headers without `Content-Length`, each name once.
-        body: The whole body.
-        remote: The address of the client; None over a Unix socket.
-        cors: The CORS headers of the answer.
-        output_size: The number of written bytes of the answer.
-        begun: The handler's work on this request before a task was made for it; None if there was none.
+    """A plain request over HTTP/1.1, whose body has arrived and whose connection is kept open. Many requests share
+    `head`; `headers` are without `Content-Length`, each name once. `remote`: the client's address; None over a Unix
+    socket. `cors`: headers of the answer, of which `output_size` bytes are written. `begun`: the handler's work before
+    a task was made.
     """
 
     __slots__ = ("begun", "body", "cors", "head", "headers", "method", "output_size", "path", "protocol", "remote")
@@ -469,11 +438,8 @@ _OTHER: Final = frozenset(
 
 
 class KnownHead:
-    """A head that was read before and may come again, with another length of the body.
-
-    Args:
-        before: Its bytes before the digits of Content-Length; all of them if there is no body.
-        after: Its bytes after them; b"" if there is no body.
+    """A head that was read before and may come again with another length of the body. `before`: its bytes before the
+    digits of Content-Length, or all of them if there is no body; `after`: its bytes after them.
     """
 
     __slots__ = ("_after", "_before")
@@ -501,11 +467,8 @@ class KnownHead:
 
 
 class PlainHead(KnownHead):
-    """A parsed head: method and path of the request line, and `headers` without `Content-Length`.
-
-    Attributes:
-        cors: The CORS headers of the answers, once the listener has admitted a request with this head.
-        facts: The handler's reading of the head, for the next request with it.
+    """A parsed head: method and path of the request line, and `headers` without `Content-Length`. `cors`: the CORS
+    headers of answers, once the listener has admitted it; `facts`: the handler's reading, for the next request with it.
     """
 
     __slots__ = ("cors", "facts", "headers", "method", "path")
@@ -520,11 +483,8 @@ class PlainHead(KnownHead):
 
 
 def read_head(data: bytes, lines: Mapping[bytes, tuple[str, str]]) -> PlainHead | None:
-    """Return the head at the beginning of `data`; None if it is incomplete, or must be read by aiohttp.
-
-    Args:
-        data: Bytes of a connection.
-        lines: The method and the path of each request line, with its CRLF. (1).
+    """Return the head at the beginning of `data`; None if it is incomplete, or must be read by aiohttp. `lines`: method
+    and path by request line, with its CRLF (1).
     """
     end, start = data.find(b"\r\n\r\n", 0, _MAX_BYTES), data.find(b"\r\n") + 2
     known = lines.get(data[:start])

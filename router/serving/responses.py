@@ -288,11 +288,7 @@ class HttpReplyWriter(Generic[Head]):
         return response
 
     async def fail(self, error: CausewayError, headers: Mapping[str, str]) -> WholeResponse | WrittenResponse:
-        """Return a response with the error's status and object, or, after the first byte, end the stream with an error.
-
-        Args:
-            headers: The headers of a response with the error object.
-        """
+        """Return a response with the error and `headers`; after the first byte, end the stream with the error."""
         self._failed = True
         if self._stream is None:
             return refusal(self.http, error, self.id, headers)
@@ -355,11 +351,7 @@ class HttpReplyWriter(Generic[Head]):
 
 @dataclass(eq=False, slots=True)
 class WholeResponse:
-    """A response that is complete, such as an error.
-
-    Attributes:
-        keep_alive: Whether the connection may be kept.
-    """
+    """A response that is complete, such as an error. `keep_alive`: whether the connection may be kept."""
 
     body: bytes = b""
     status: int = 200
@@ -562,16 +554,9 @@ class EventTexts:
 
 class TextExchange:
     """Passes chunks of an upstream that are one event of text alone on to a stream, each in one step: it compares the
-    bytes around the text, exchanges them for those of the stream, and checks that the text is a JSON string.
-
-    Args:
-        template: The upstream's event, as it is sent.
-        around: The bytes before and after the text in the stream's events.
-        connection: The stream's.
-
-    Attributes:
-        tokens: The number of texts that were passed on; the caller resets it.
-        left_bytes: The number of bytes that may still be taken; the caller sets it.
+    bytes around the text with the upstream's `template`, exchanges them for those of the stream (`around`), and checks
+    that the text is a JSON string. The caller resets `tokens`, the number of texts that went on, and sets `left_bytes`,
+    the bytes that may still be taken.
     """
 
     __slots__ = ("_after", "_connection", "_end", "_heads", "around", "left_bytes", "template", "tokens")
@@ -641,10 +626,8 @@ def send_plain(http: PlainRequest, lines: str, body: bytes) -> None:
 
 
 async def answer_plain(http: PlainRequest, response: ServerResponse) -> bool:
-    """Write what is left of the answer to a plain request. Raises ConnectionError when the client has left.
-
-    Returns:
-        Whether the connection is kept.
+    """Write the rest of the answer to a plain request; return whether the connection is kept. Raise ConnectionError
+    when the client has left.
     """
     if isinstance(response, WholeResponse):
         cors = {} if _ORIGIN in http.headers else http.cors  # `_head` has them of a page

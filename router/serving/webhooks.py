@@ -92,26 +92,19 @@ class WebhookQueue(Protocol[Webhook]):
 
 @dataclass(eq=False, repr=False)
 class WebhookSender(Generic[Webhook]):
-    """A sender of due webhooks. It owns an HTTP client: call `close`.
-
-    Attributes:
-        observe: Counts and traces attempts.
-        change: Waits until a webhook may be due, at most the given seconds.
-        resolver: A replacement of DNS in tests.
-        tls: Trusted authorities; None: the system's.
-        clock: A replacement of the time of the claim in tests; unix time, s.
-        rng: Returns uniform random numbers in [0, 1).
+    """A sender of due webhooks; `close` its HTTP client. `change`: waits, at most so many seconds, until one may be
+    due.
     """
 
     queue: WebhookQueue[Webhook]
     config: WebhookConfig
     _: KW_ONLY
-    observe: Observe[Webhook] | None = None
+    observe: Observe[Webhook] | None = None  # counts and traces attempts
     change: Callable[[float], Awaitable[object]] = asyncio.sleep
-    resolver: AbstractResolver | None = None
-    tls: ssl.SSLContext | None = None
-    clock: Callable[[], float] | None = None
-    rng: Callable[[], float] = random.random
+    resolver: AbstractResolver | None = None  # a replacement of DNS in tests
+    tls: ssl.SSLContext | None = None  # trusted authorities; None: the system's
+    clock: Callable[[], float] | None = None  # a replacement of the time of the claim in tests; unix time, s
+    rng: Callable[[], float] = random.random  # returns uniform random numbers in [0, 1)
 
     def __post_init__(self) -> None:
         """Check the configuration. Raises ConfigError for an invalid `allowed_networks`."""
@@ -250,9 +243,8 @@ class WebhookSender(Generic[Webhook]):
 
 
 def _guarded_socket_factory(allowed: tuple[Network, ...]) -> Callable[[aiohttp.AddrInfoType], socket.socket]:
-    """Return a socket factory for aiohttp that raises OSError for a forbidden address.
-
-    aiohttp calls it for each address right before connecting, so no name is resolved between check and connection.
+    """Return aiohttp's socket factory, which raises OSError for a forbidden address. It is called for each address
+    right before connecting, so no name is resolved between check and connection.
     """
 
     def open_socket(info: aiohttp.AddrInfoType) -> socket.socket:

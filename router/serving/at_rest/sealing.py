@@ -45,11 +45,7 @@ def key_id_of(stored: bytes) -> str:
 
 
 class Sealer:
-    """Seals and opens values with keys that have ids. `cryptography`, some megabytes, is imported with the first one.
-
-    Args:
-        keys: The keys, 32 bytes each, by id.
-    """
+    """Seals and opens values with keys of 32 bytes, by id. The first one imports `cryptography`, some megabytes."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._keys = dict(keys)
@@ -71,10 +67,7 @@ class Sealer:
         return head + nonce + cipher.encrypt(nonce, data, _bound(head, place))
 
     def open(self, stored: bytes, *place: str) -> bytes:
-        """Open a value that was sealed for the same place, with a key that is known.
-
-        Raises RecordUnreadable: it was modified, or was sealed for another place, or the key is unknown.
-        """
+        """Open a value sealed for the same place, with a known key. RecordUnreadable: also if it was modified."""
         from cryptography.exceptions import InvalidTag
 
         try:

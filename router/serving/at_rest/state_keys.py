@@ -65,13 +65,8 @@ class _OpenKeys(NamedTuple):
 
 
 class StateKeys:
-    """The keys of one state folder, for all threads.
-
-    Args:
-        folder: The state folder.
-        key_file: File of the owner's key; "": the one of `keys.json`, or that beside the folder.
-        environ: Environment variables, with systemd's folder of credentials.
-        wall_clock: Unix time, seconds.
+    """The keys of one state folder, for all threads. `key_file`: the owner's key; "": the one of `keys.json`, or that
+    beside the folder; `environ` names systemd's folder of credentials; `wall_clock`: Unix time, seconds.
     """
 
     def __init__(
@@ -135,11 +130,8 @@ class StateKeys:
     # --- keys --------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Read the keys, if the folder has any. Keys are made with the first content.
-
-        Raises:
-            ConfigError: The owner's key is another one, or is missing; nothing was changed.
-            OSError: The keys cannot be read.
+        """Read the folder's keys, which are made with the first content. Raises ConfigError if the owner's key is
+        another one or missing; nothing was changed; OSError if they cannot be read.
         """
         self._load(make=False)
 
@@ -371,8 +363,7 @@ def _master_of(secret: bytes, salt: bytes, where: str) -> bytes:
 
 
 def _wrap(master: bytes, name: str, key: bytes) -> bytes:
-    """Encrypt a key, or decrypt it: XOR with a pad that no other name and no other salt has. The code authenticates it.
-
+    """Encrypt or decrypt a key: XOR with a pad that no other name or salt has, and a code that authenticates it.
     AES-GCM would need `cryptography`, some megabytes, in a daemon that has no content yet.
     """
     pad = hashlib.blake2b(name.encode(), key=master[:KEY_BYTES], digest_size=KEY_BYTES, person=b"causeway wrap")

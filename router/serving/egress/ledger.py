@@ -41,13 +41,8 @@ _FILES: Final = 16  # into which `max_bytes` is divided
 
 
 class EgressLedger:
-    """A log that this process alone writes.
-
-    Args:
-        folder: Folder of the logs, each in a folder of its name.
-        role: device or gateway.
-        name: The device's name in its fleet; "" for others.
-        key_file: PEM file of the Ed25519 key that signs; one is created if there is none.
+    """A log that this process alone writes, in a folder of its name below `folder`. `role`: device or gateway; `name`:
+    the device's in its fleet; "" for others; `key_file`: PEM of the Ed25519 key that signs, made if there is none.
     """
 
     def __init__(self, folder: Path, role: str, config: EgressLedgerConfig, key_file: Path, name: str = "") -> None:
@@ -67,11 +62,8 @@ class EgressLedger:
         self._file, self._lock = -1, -1
 
     def start(self) -> None:
-        """Open the log and commit the beginning of an epoch. Blocks for an fsync or two.
-
-        Raises:
-            ConfigError: Another process writes to the log, or the key is not one. If the disk fails, requests go on
-                without a ledger, and `problem` says so.
+        """Open the log and commit the beginning of an epoch, an fsync or two. Raises ConfigError if another process
+        writes to it, or the key is not one. If the disk fails, requests go on without a ledger, and `problem` says so.
         """
         try:
             self._key = self._read_key()

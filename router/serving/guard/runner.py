@@ -23,11 +23,7 @@ _T = TypeVar("_T")
 
 
 class GuardRunner:
-    """Runs the detectors.
-
-    Args:
-        model: Model that finds names and addresses; None: they are not found.
-    """
+    """Runs the detectors. `model`: model that finds names and addresses; None: they are not found."""
 
     def __init__(self, model: TextModel | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
@@ -35,9 +31,7 @@ class GuardRunner:
 
     async def facts(self, request: Request, settings: GuardSettings, *, unread: bool = False) -> GuardFacts:
         """Return what a request contains. Never raises: a request that cannot be read counts as `on_failure` says.
-
-        Args:
-            unread: Whether a part of the request could not be read as text.
+        `unread`: whether a part of the request could not be read as text.
         """
         try:
             found = await self._within(request, settings, lambda detector: facts_of(request, detector))

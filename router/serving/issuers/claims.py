@@ -29,24 +29,17 @@ _SCOPES: Final = ("chat", "jobs")  # of a token whose issuer tells none
 
 
 class TokenIdentity(msgspec.Struct, frozen=True):
-    """Identity of a verified token.
-
-    Attributes:
-        device: Name of the subject, with a digest of subject and issuer, so that no device and no subject of another
-            issuer has it.
-        scopes: All its scopes, known or not.
-        regions: Regions to which its requests are bound; None: it is not bound.
-        token_id: Its `jti`, or a digest of the token.
-        issued: Unix seconds.
+    """Identity of a verified token. `device`: name of the subject, with a digest of subject and issuer, so that no
+    device and no other issuer's subject has it.
     """
 
     tenant: str
     device: str
-    scopes: frozenset[str]
-    regions: tuple[str, ...] | None
+    scopes: frozenset[str]  # all its scopes, known or not
+    regions: tuple[str, ...] | None  # regions to which its requests are bound; None: it is not bound
     priority: Priority
-    token_id: str
-    issued: float
+    token_id: str  # its `jti`, or a digest of the token
+    issued: float  # Unix seconds
 
 
 def check_claims(

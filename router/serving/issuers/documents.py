@@ -56,12 +56,7 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
 
 
 class IssuerDocuments:
-    """Reads the documents of one issuer.
-
-    Args:
-        issuer: The issuer's URL.
-        tls: TLS context; True: the system's CAs.
-    """
+    """Reads the documents of one issuer, a URL. `tls`: True: the system's CAs."""
 
     def __init__(self, issuer: str, tls: ssl.SSLContext | bool = True) -> None:
         self.issuer = issuer

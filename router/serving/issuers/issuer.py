@@ -32,19 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class Issuer:
-    """An issuer and its keys. Call `refresh` or `watch`, and `close`.
-
-    Args:
-        where: Its configuration key.
-        folder: Folder of the copy; None: no copy.
-
-    Attributes:
-        keys: The keys in use.
-        revision: Number of changes of the keys.
-        last_error: Why the last reading failed; "" if it did not.
-
-    Raises:
-        ConfigError: `ca_file` cannot be used.
+    """An issuer and its keys. Call `refresh` or `watch`, and `close`. `where`: its configuration key; `folder` keeps a
+    copy of the keys, unless it is None. `revision`: number of changes of the `keys` in use; `last_error`: why the last
+    reading failed; "" if it did not. Raises ConfigError if `ca_file` cannot be used.
     """
 
     def __init__(self, config: IssuerConfig, where: str, folder: Path | None = None) -> None:
@@ -92,10 +82,8 @@ class Issuer:
         read.set()
 
     async def newer(self, is_known: Callable[[], bool]) -> bool:
-        """Wait until the keys were read again, or `is_known`, but at most some seconds (2). Return whether they were.
-
-        Raises:
-            IdentityUnavailable: Too many tokens wait.
+        """Wait until the keys were read again, or `is_known`, but at most some seconds (2); return whether they were.
+        Raises IdentityUnavailable if too many tokens wait.
         """
         if self._waiting >= _MAX_WAITING:
             raise IdentityUnavailable("Too many tokens with unknown keys wait for their issuer.", retry_after_s=5.0)

@@ -33,18 +33,9 @@ Identity = TypeVar("Identity")
 
 
 class IssuerTokens(Generic[Identity]):
-    """Verifies tokens of the configured issuers.
-
-    Args:
-        issuers: The issuers.
-        identify: Turns what a token says into the identity that is kept. Raises CausewayError.
-        folder: Folder of copies of the keys; None: no copies.
-        skew_s: Accepted clock difference to an issuer.
-        max_lifetime_s: Maximum lifetime of a token.
-        wall_clock: Unix seconds.
-
-    Raises:
-        ConfigError: An issuer cannot be used.
+    """Verifies tokens of the configured issuers. `identify` turns what a token says into the identity to keep, or
+    raises CausewayError. `folder` keeps copies of the keys; None: no copies. `skew_s`: accepted clock difference;
+    `max_lifetime_s`: a token's longest lifetime. Raises ConfigError if an issuer cannot be used.
     """
 
     def __init__(
@@ -70,11 +61,8 @@ class IssuerTokens(Generic[Identity]):
         self._refused: OrderedDict[bytes, None] = OrderedDict()
 
     async def ready(self, authorization: str) -> None:
-        """Wait for newer keys of the issuer, if none of its keys has signed the token of this header.
-
-        Raises:
-            AuthenticationFailed: The token has no valid header.
-            IdentityUnavailable: Too many tokens wait.
+        """Wait for newer keys of the issuer, if none of its keys has signed the token of this header. Raises
+        AuthenticationFailed if the header is invalid; IdentityUnavailable if too many tokens wait.
         """
         token = _bearer(authorization)
         digest = _digest(token)
@@ -94,12 +82,9 @@ class IssuerTokens(Generic[Identity]):
                     self._refused.popitem(last=False)
 
     def verify(self, authorization: str) -> Identity | None:
-        """Return the identity of a bearer token; None if the token is of none of the issuers.
-
-        Raises:
-            AuthenticationFailed: The token is refused.
-            IdentityUnavailable: The keys of its issuer cannot be read.
-            PermissionDenied: Its tenant is not configured for its issuer.
+        """Return the identity of a bearer token; None if it is none of the issuers'. Raises AuthenticationFailed;
+        IdentityUnavailable if the issuer's keys cannot be read; PermissionDenied if its tenant is not configured for
+        it.
         """
         token = _bearer(authorization)
         if not token:

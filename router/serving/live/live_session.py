@@ -43,13 +43,10 @@ _FRAMES_PER_TURN = 16  # frames of a flooding peer before other tasks run
 
 
 class RealtimeSocket:
-    """A WebSocket connection: the handshake, frames in and out, and the treatment of a peer that does not read. Frames
-    are written directly to the transport: an event costs one write and no turn of the event loop.
-
-    Args:
-        tasks: The parent of the task that closes the connection.
-        max_frame_bytes: Maximum size of a message; a larger one closes the connection (1009).
-        ping_s: Time between two pings; a peer that does not answer within half of it is disconnected.
+    """A WebSocket connection: the handshake, frames in and out, and a peer that does not read. Frames are written
+    directly to the transport: an event costs one write and no turn of the event loop. A message of more than
+    `max_frame_bytes` closes it (1009), in a task of `tasks`; so does a ping, one each `ping_s`, without an answer
+    within half of that.
     """
 
     def __init__(
@@ -152,32 +149,21 @@ UNSENT_BYTES = 64 * 1024
 
 
 class SessionClient(msgspec.Struct, frozen=True):
-    """The client of a connection.
+    """The client of a connection."""
 
-    Attributes:
-        owner: The session's owner, the only one who may resume it.
-        share: The caller to whose share of the sessions it counts.
-        hints: Its routing hints.
-    """
-
-    owner: str
-    share: str
-    hints: RoutingHints
+    owner: str  # the session's owner, the only one who may resume it
+    share: str  # the caller to whose share of the sessions it counts
+    hints: RoutingHints  # its routing hints
 
 
 Client = TypeVar("Client", bound=SessionClient)
 
 
 class SessionRequests(Protocol[Client]):
-    """The requests of a session, implemented by its server.
+    """The requests of a session, implemented by its server."""
 
-    Attributes:
-        client: The client of its current or last connection; replaced when another connection resumes the session.
-        detect: The speech detector; None: the session does not detect turns.
-    """
-
-    client: Client
-    detect: Detect | None
+    client: Client  # the client of its current or last connection; replaced when another connection resumes the session
+    detect: Detect | None  # the speech detector; None: the session does not detect turns
 
     async def answer(self, live: LiveSession[Client], start: StartResponse) -> None:
         """Answer a response like any other request. Raises CausewayError."""
@@ -200,21 +186,13 @@ class SessionRequests(Protocol[Client]):
 
 @dataclass(eq=False, repr=False)
 class LiveSession(Generic[Client]):
-    """A session with its connection and its running response.
+    """A session with its connection and its running response. `answering`: a context, entered for each answer."""
 
-    Attributes:
-        session: The state, and the events for the client.
-        requests: The requests of the session.
-        tasks: The parent of its tasks, which outlive a connection.
-        answering: A context that is entered for the time of each answer.
-        now: The monotonic clock, in seconds.
-    """
-
-    session: RealtimeSession
-    requests: SessionRequests[Client]
-    tasks: anyio.abc.TaskGroup
+    session: RealtimeSession  # the state, and the events for the client
+    requests: SessionRequests[Client]  # the requests of the session
+    tasks: anyio.abc.TaskGroup  # the parent of its tasks, which outlive a connection
     answering: Callable[[LiveSession[Client]], AbstractContextManager[None]]
-    now: Callable[[], float]
+    now: Callable[[], float]  # the monotonic clock, in seconds
 
     def __post_init__(self) -> None:
         self.changed_at = self.now()
@@ -404,19 +382,14 @@ _PIECE_BYTES = 9600  # a fifth of a second
 
 @dataclass(eq=False, repr=False)
 class SessionReply(Generic[Head]):
-    """A reply that passes an answer to a response of a session.
-
-    Attributes:
-        response: The response.
-        flush: Sends the session's new events; waits while the client is far behind.
-        describe: Returns the fields about an answer in `response.done`, those of the ``x-causeway-*`` headers.
-        speak: Returns the audio of a text, 16-bit PCM at 24 kHz; None: the answer is text.
+    """A reply that passes an answer to a response of a session. `describe`: the fields about an answer in
+    `response.done`, those of the ``x-causeway-*`` headers.
     """
 
-    response: ResponseStream
-    flush: Callable[[], Awaitable[None]]
+    response: ResponseStream  # the response
+    flush: Callable[[], Awaitable[None]]  # sends the session's new events; waits while the client is far behind
     describe: Callable[[Head], dict[str, object]]
-    speak: Speak | None = None
+    speak: Speak | None = None  # returns the audio of a text, 16-bit PCM at 24 kHz; None: the answer is text
 
     async def commit(self, head: Head) -> None:
         self.response.commit(self.describe(head))

@@ -75,11 +75,7 @@ class _Deleted(msgspec.Struct):
 
 @dataclass(eq=False, repr=False)
 class StoredResponseApi:
-    """The handlers.
-
-    Args:
-        max_streams: Maximum number of clients that follow responses; one client may have half of it.
-    """
+    """The handlers. `max_streams`: maximum number of clients that follow responses; one client may have half of it."""
 
     stored: StoredResponses
     max_streams: int = 64
@@ -95,11 +91,8 @@ class StoredResponseApi:
         served: Callable[[], bool],
         bind: BindItems,
     ) -> ServerResponse:
-        """Handle a request of `PATHS`.
-
-        Args:
-            served: Function that returns whether a stream may go on; it may raise CausewayError.
-            bind: Function that binds the items that the request adds.
+        """Handle a request of `PATHS`. `served`: returns whether a stream may go on, and may raise CausewayError;
+        `bind`: binds the items that the request adds.
         """
         kind, *names = http.path.split("/")[2:]
         method = served_method(http.method, http.headers)

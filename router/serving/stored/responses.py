@@ -43,29 +43,23 @@ _decode_conversation = msgspec.json.Decoder(StoredConversation).decode
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class StoredResponses:
-    """The state of responses. Every method acts for one client, `owner`, alone.
-
-    Args:
-        by_default: Whether a response is stored if its request does not say.
-        region: Region of this gateway, outside which nothing is read that is bound to regions; None: not checked.
-        new_id: Function that returns 24 random hexadecimal digits.
+    """The state of responses. Every method acts for one client, `owner`, alone. `region`: this gateway's: what is bound
+    to others is not read; None: not checked.
     """
 
     store: StateStore
     jobs: BackgroundJobs
-    by_default: bool
+    by_default: bool  # whether a response is stored if its request does not say
     region: str | None = None
     wall_clock: Callable[[], float] = time.time
-    new_id: Callable[[], str] = lambda: secrets.token_hex(12)
+    new_id: Callable[[], str] = lambda: secrets.token_hex(12)  # function that returns 24 random hexadecimal digits
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def begin(self, body: bytes, owner: str, key: str = "", elsewhere: ReadHistory | None = None) -> Turn:
-        """Resolve what a body names. Raises InvalidRequest, NotFound, or the store's own errors.
-
-        Args:
-            key: The client's Idempotency-Key: two requests for a response in the background with it are the same.
-            elsewhere: Reads the response that the request continues if it is not stored here.
+        """Resolve what a body names. Two requests in the background with the same Idempotency-Key (`key`) are one.
+        `elsewhere`: reads a response that is not stored here. Raises InvalidRequest, NotFound, or the store's own
+        errors.
         """
         request = read_state(body)
         store = (self.by_default if request.store is None else request.store) or request.background
@@ -91,10 +85,8 @@ class StoredResponses:
     async def keep(
         self, owner: str, turn: Turn, response: bytes, *, private: bool = False, tags: Iterable[str] = ()
     ) -> bool:
-        """Store a turn with its Response object. Return False if that failed and the client was not promised it.
-
-        Args:
-            tags: Tags that bind to regions what continues it.
+        """Store a turn with its Response object and the `tags` that bind to regions what continues it. Return False if
+        that failed and the client was not promised it.
         """
         try:
             await self.put(owner, turn.stored(response, private=private, tags=tags))
@@ -107,12 +99,8 @@ class StoredResponses:
     async def accept(
         self, owner: str, turn: Turn, echo: ResponseEcho, model: str, start: StartJob, tags: Iterable[str] = ()
     ) -> None:
-        """Store a response that a job will make, then accept the job. Raises as `start` does, and nothing is stored.
-
-        Args:
-            model: The model that the request names.
-            start: Accepts the job.
-            tags: Tags that bind to regions what continues it.
+        """Store a response that a job will make, then `start` the job. Raises as that does, and nothing is stored.
+        `model`: the one that the request names; `tags`: as for `keep`.
         """
         fields = msgspec.json.decode(echo.fields, type=JSONObject)
         response = {

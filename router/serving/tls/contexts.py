@@ -29,18 +29,15 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
     """PEM files of a context.
 
     Attributes:
-        where: Configuration key of the section, for errors.
-        cert_file: Own certificate, followed by those between it and the CA; "" for none.
-        key_file: Private key of `cert_file`.
         ca_file: Trusted CAs. "": the system's for a client, no client certificates for a server. It may hold revocation
             lists (CRL), too; peers' certificates are then checked against them.
         is_renewed: The certificate is issued while the process runs: without a valid one there is none for the moment.
         cert_key, key_key, ca_key: Names of the configuration keys below `where`.
     """
 
-    where: str
-    cert_file: str = ""
-    key_file: str = ""
+    where: str  # configuration key of the section, for errors
+    cert_file: str = ""  # own certificate, followed by those between it and the CA; "" for none
+    key_file: str = ""  # private key of `cert_file`
     ca_file: str = ""
     is_renewed: bool = False
     cert_key: str = "cert_file"
@@ -55,16 +52,12 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 class TlsContext(ssl.SSLContext):
     """A context whose handshakes use the files as they are now (1, 2).
 
-    Attributes:
-        files: The files.
-        fault: Why the files' last change is not in use; "" if it is.
-
     Raises:
         ConfigError: A file cannot be used; the message names it.
     """
 
-    files: TlsFiles
-    fault: str
+    files: TlsFiles  # the files
+    fault: str  # why the files' last change is not in use; "" if it is
 
     def __init__(
         self, protocol: int, *, files: TlsFiles, alpn: Sequence[str] = (), clock: Callable[[], float] = time.monotonic

@@ -15,16 +15,14 @@ class PeerCertificate(msgspec.Struct, frozen=True):
     """A verified certificate of a peer.
 
     Attributes:
-        uris: Its names of the kind URI, such as a SPIFFE ID.
         organization, common_name: Of its subject; "" for none.
-        serial: Serial number, in hex.
         begins, ends: Its validity, Unix seconds.
     """
 
-    uris: tuple[str, ...]
+    uris: tuple[str, ...]  # its names of the kind URI, such as a SPIFFE ID
     organization: str
     common_name: str
-    serial: str
+    serial: str  # serial number, in hex
     begins: float
     ends: float
 

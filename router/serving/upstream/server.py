@@ -63,9 +63,8 @@ class FixedToken(msgspec.Struct, frozen=True):
 
 
 class KeyFile:
-    """A bearer token in a file, on one line, which is read again when the file changes (`Credentials`).
-
-    A file that can no longer be read leaves the token as it was.
+    """A bearer token in a file, on one line, read again when the file changes (`Credentials`); one that can no longer
+    be read leaves it.
     """
 
     certificate_file = ""
@@ -135,11 +134,8 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenAIServer:
-    """Sends requests to one server. Call `start` first, and `close` when done.
-
-    Args:
-        address: Base URL of the server, and settings of the connections.
-        credentials: Token source: read for each request, and renewed once after a 401.
+    """Sends requests to one server: its base URL and the settings of the connections. Call `start` first, and `close`
+    when done. `credentials`: read for each request, and renewed once after a 401.
     """
 
     def __init__(self, address: ServerAddress, credentials: Credentials, observer: ServerObserver) -> None:
@@ -155,11 +151,7 @@ class OpenAIServer:
         self._tls: TlsContext | None = None
 
     def start(self) -> None:
-        """Prepare the client, or a new one in its place, without connecting.
-
-        Raises:
-            ConfigError: A file of `tls` cannot be used.
-        """
+        """Prepare a new client without connecting. Raise ConfigError if a file of `tls` cannot be used."""
         if self._tls is None and (self._url.scheme == "https" or self._address.tls.paths):
             self._tls = client_tls(self._address.tls)
         self._client = HttpClient(
@@ -193,11 +185,7 @@ class OpenAIServer:
     def begin_request(
         self, request: Request, model: str, until: float, lines: HeaderLines, encoded: bytes = b""
     ) -> HttpResponse | None:
-        """Send a request, as `begin` does; the response is for `post`, `post_stream` or for callbacks.
-
-        Args:
-            encoded: The client's body, of a chat of texts alone (`TextChat`).
-        """
+        """Send a request as `begin` does, for `post`, `post_stream` or callbacks. `encoded`: the `TextChat`'s body."""
         if encoded:
             body = exchange_model(encoded, request, model, ask_usage=self._asks_usage)
         else:
@@ -208,15 +196,8 @@ class OpenAIServer:
         self, method: str, target: str, until: float, *, body: bytes | None = None, lines: str = ""
     ) -> HttpResponse:
         """Send a request. Return a response of any status but 401 of a stale token; the caller must release it.
-
-        Args:
-            target: Path and query, encoded.
-            until: Deadline of the response, the loop's clock; its `bound` may be moved.
-            lines: Further header lines (`field_lines`).
-
-        Raises:
-            HttpClientError: There is no answer.
-            TimeoutError: There was no answer in time.
+        `target`: path and query, encoded; `until`: its deadline, the loop's clock, while `bound` is not moved; `lines`:
+        further headers (`field_lines`). Raises HttpClientError or TimeoutError.
         """
         response = await self._sent(method, target, until, body, lines)
         if response.status == 401 and await self._renewed(self._sent_token, until):
@@ -282,13 +263,8 @@ class OpenAIServer:
         lines: HeaderLines = "",
         begun: HttpResponse | None = None,
     ) -> HttpResponse:
-        """Send a request of this kind. Return a response with status 200, its body unread; the caller must release it.
-
-        Args:
-            begun: Its response, if it was sent by `begin`.
-
-        Raises:
-            BackendError, InvalidRequest: There is no such response (`responses`).
+        """Send a request of this kind, unless `begin` has `begun` it. Return a response with status 200, its body
+        unread; the caller must release it. Raises BackendError or InvalidRequest (`responses`).
         """
         response = await self.send(call, "POST", self._paths[kind], until, body=body, lines=lines, begun=begun)
         if response.status != 200:
@@ -337,11 +313,8 @@ class OpenAIServer:
 
 
 class StreamReader:
-    """Reads a streamed answer: server-sent events → chunks.
-
-    Args:
-        until: Deadline of the first chunk, monotonic seconds; the request's deadline is that of the rest.
-        pause_s: Maximum time between two pieces of the rest.
+    """Reads a streamed answer: server-sent events → chunks. `until`: deadline of the first chunk, monotonic seconds;
+    that of the rest is the request's; `pause_s`: maximum time between two pieces of the rest.
     """
 
     def __init__(self, response: HttpResponse, call: UpstreamCall, until: float, *, pause_s: float = math.inf) -> None:
@@ -362,11 +335,8 @@ class StreamReader:
         self._error: Exception | None = None
 
     async def next(self) -> Sequence[Chunk]:
-        """Return the next chunks; none after the last.
-
-        Raises:
-            CloudTimeout, StreamBroken: The answer is late, or stops before its end.
-            CloudUnreadable, CloudFailed: The bytes are not an answer, or report an error.
+        """Return the next chunks; none after the last. Raises CloudTimeout; StreamBroken if the answer stops before its
+        end; CloudUnreadable, CloudFailed if the bytes are not an answer, or report an error.
         """
         if self._error is not None:
             raise self._error
