@@ -99,11 +99,7 @@ class ToolCallParser:
         return self._calls > 0
 
     def feed(self, text: str) -> Result:
-        """Add text and return the decided text and calls.
-
-        Raises:
-            StreamBroken: The arguments of a partly returned call are not JSON.
-        """
+        """Add text; return the decided text and calls. Raise StreamBroken if a begun call's arguments are not JSON."""
         if not self._names:
             return text, ()
         out: list[str] = []
@@ -124,14 +120,9 @@ class ToolCallParser:
         return "".join(out), tuple(calls)
 
     def finish(self, *, cut: bool = False) -> Result:
-        """Return the held-back text, which did not become a call, at the end of the answer.
-
-        Args:
-            cut: Whether the answer reached its token limit. A JSON call is then returned as far as it came, if its
-                arguments have begun, and what follows a control token of a call is not text.
-
-        Raises:
-            StreamBroken: A partly returned call has no end, and the answer was not cut.
+        """Return the held-back text, which did not become a call, at the end of the answer. `cut`: it reached its token
+        limit: a JSON call whose arguments have begun is returned as far as it came, and text after a call's control
+        token is not text. Raises StreamBroken if a partly returned call has no end otherwise.
         """
         held, self._held = self._held, ""
         calls: list[ToolCallDelta] = []

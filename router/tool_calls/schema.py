@@ -108,19 +108,15 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 def answer_schema(request: Request, *, calls_only: bool = False, form: ToolFormat = PLAIN) -> str:
-    """Return the JSON schema as text, "" if the answer is unconstrained.
+    """Return the JSON schema as text, "" if the answer is unconstrained. Raises InvalidGrammar if one is nested too
+    deeply.
 
     1. A call is required, or `calls_only` and no response format: one of the callable tools.
     2. Tools may be called, and the text has a schema: the text or a call.
     3. Only a response format: its schema.
 
-    Args:
-        calls_only: Whether the model answers with calls of functions that it was trained on; the request's own tools
-            take precedence.
-        form: The form of the model's calls.
-
-    Raises:
-        InvalidGrammar: A schema is nested too deeply to be embedded.
+    `calls_only`: the model answers with calls of functions that it was trained on; the request's own tools take
+    precedence.
     """
     tools = _callable_tools(request)
     text_schema = _text_schema(request)
@@ -198,10 +194,8 @@ def _call(tool: Tool, name: str, definitions: list[str], key: str) -> str:
 
 
 def _embedded(schema: str, name: str, definitions: list[str]) -> str:
-    """Return `schema` for use inside another one.
-
-    References start at the schema's own root. A schema with references is therefore moved to ``#/$defs/<name>``, and
-    its references are rewritten.
+    """Return `schema` for use inside another one. References start at its own root, so that one with references is
+    moved to ``#/$defs/<name>``, and they are rewritten.
     """
     if '"$ref"' not in schema:
         return schema

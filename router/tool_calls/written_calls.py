@@ -73,11 +73,7 @@ class _Scanner:
 
 
 class BracketScanner(_Scanner):
-    """A scanner that finds the end of a bracketed Python expression in pieces of text. Each character is scanned once.
-
-    Args:
-        marks: The pattern of the language's brackets and quotes.
-    """
+    """Finds the end of a bracketed Python expression in pieces of text. `marks`: pattern of brackets and quotes."""
 
     def __init__(self, marks: re.Pattern[str] = _PYTHON_MARKS) -> None:
         super().__init__()
