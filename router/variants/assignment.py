@@ -14,12 +14,8 @@ _WHOLE: Final = 1 << 64
 
 
 def unit_of(request: Request, sticky: Sticky, device: str) -> str:
-    """Return what stays with one model.
-
-    Args:
-        request: The request; `hints.client` is its client.
-        sticky: The kind of unit.
-        device: The name of this device; "" at a gateway, where it is the client.
+    """Return what stays with one model: the unit of this kind. `device`: this device's name; "" at a gateway, where it
+    is the client (`hints.client`).
     """
     client = request.hints.client
     if sticky == "device":
@@ -33,16 +29,9 @@ def unit_of(request: Request, sticky: Sticky, device: str) -> str:
 
 
 def assign(place: str, unit: str, variants: Sequence[VariantConfig], share_of: Callable[[VariantConfig], float]) -> str:
-    """Return the model of the variant that answers a unit; "" for the target's or tier's own model.
-
-    Each variant has an order of units of its own: a larger share of it always includes the units of a smaller one. The
-    first variant of the list whose share includes the unit answers it.
-
-    Args:
-        place: The name of the target or tier.
-        unit: See `unit_of`.
-        variants: The variants, in the order of the file.
-        share_of: Returns the share in force, in percent.
+    """Return the model of the variant that answers a unit (`unit_of`); "" for that of the target or tier `place`
+    itself. Each variant has an order of units: a larger share (`share_of`, percent) includes the units of a smaller
+    one. The first variant of the list whose share includes the unit answers it.
     """
     for variant in variants:
         share = share_of(variant)

@@ -83,11 +83,8 @@ class Trial:
         return new
 
     def share_counts(self, fields: Mapping[str, str]) -> bool:
-        """Take over the sums and the verdict of all processes; return whether the state changed.
-
-        Args:
-            fields: Sums by the keys of `Counts`, with `state` and `reason` of the first verdict if there is one. What
-                was counted since `take_new` is not in them.
+        """Take over the sums of all processes, by the keys of `Counts`, but for those since `take_new`, and the first
+        verdict's `state` and `reason`; return whether the state changed.
         """
         for name, arms in self.arms.items():
             for arm, tally in enumerate(arms):
@@ -132,11 +129,8 @@ class Trial:
 
 
 class Trials:
-    """The trials of one process.
-
-    Args:
-        device: The name of this device; "" at a gateway.
-        decided: Called with each trial whose state has changed.
+    """The trials of one process. `device`: this device's name, "" at a gateway; `decided`: called with each trial whose
+    state has changed.
     """
 
     def __init__(self, device: str = "", decided: Callable[[Trial], None] = lambda _: None) -> None:

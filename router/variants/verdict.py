@@ -44,15 +44,10 @@ class ShareDifference:
 
 
 def half_width(variance: float, effect: float, confidence: float) -> float:
-    """Return half the width of the normal-mixture confidence sequence.
-
-    Args:
-        variance: Variance of the estimated difference at this look.
-        effect: Standard deviation of the mixture. The interval is narrowest for differences of about this size.
-        confidence: Confidence of all looks together, such as 0.95.
-
-    Returns:
-        √(V (V + τ²) / τ² · ln((V + τ²) / (V α²))) for the variance V, the effect τ and the error probability α.
+    """Return half the width of the normal-mixture confidence sequence, √(V (V + τ²) / τ² · ln((V + τ²) / (V α²))), for
+    the variance V of the difference at this look, the mixture's standard deviation τ (`effect`; the interval is
+    narrowest for differences of about this size), and α, the error probability of all looks together (1 -
+    `confidence`).
     """
     mixed = variance + effect**2
     return math.sqrt(variance * mixed / effect**2 * math.log(mixed / (variance * (1 - confidence) ** 2)))
@@ -65,23 +60,17 @@ def difference(canary: float, control: float, variance: float, effect: float, co
 
 
 def variance_of_shares(*arms: tuple[float, float]) -> float:
-    """Return the variance of a difference of shares of independent requests. One event and one other request are added
-    (Agresti and Caffo, The American Statistician 54, 2000), so that it is not 0 without events.
-
-    Args:
-        arms: Events and requests of both sides.
+    """Return the variance of a difference of shares of independent requests: events and requests of both sides. One
+    event and one other request are added (Agresti and Caffo, The American Statistician 54, 2000), so that it is never
+    0.
     """
     smoothed = [((events + 1) / (requests + 2), requests) for events, requests in arms]
     return sum(share * (1 - share) / requests for share, requests in smoothed)
 
 
 class Tally:
-    """Events among the answers of one arm, by group of units, so that the answers of one user or one conversation
-    may depend on each other: a unit is always in the same group.
-
-    Args:
-        events: Events by group; a bad answer is 1, a score of 0.7 is 0.3.
-        answers: Answers by group.
+    """Events (a bad answer is 1, a score of 0.7 is 0.3) and answers of one arm by group of units, so that the answers
+    of one user or conversation may depend on each other: a unit is always in the same group.
     """
 
     GROUPS: Final = 64
@@ -122,20 +111,15 @@ class MetricVerdict:
 
 
 def judge_metric(variant: Tally, baseline: Tally, metric: VerdictMetric, least: int, metrics: int) -> MetricVerdict:
-    """Judge a metric of a variant.
+    """Judge a metric of a variant against the `baseline` that it may replace, over the same time.
 
     1. Either arm has fewer than `least` answers: inconclusive.
     2. The variant is worse by more than the margin, and worse with a confidence that spends `FALSE_STOP` evenly over
-       the metrics: fail.
+       the `metrics`: fail.
     3. It is worse by at most the margin with `PASS_CONFIDENCE`: pass.
     4. Otherwise inconclusive.
 
     The variance is that of independent answers, times the larger dispersion that the groups of both arms show.
-
-    Args:
-        baseline: The answers of the model that it may replace, over the same time.
-        least: The minimum of answers.
-        metrics: The number of metrics.
     """
     (events, answers), (other_events, others) = variant.total, baseline.total
     if min(answers, others) < least:  # (1)
