@@ -12,9 +12,12 @@ Phase = Literal["connect", "send", "first_token", "stream"]
 
 
 class CausewayError(Exception):
-    """An internal fault; the base of all errors that a client can see. The message tells people what is wrong, where,
-    and what to do. `param`: path of the request's offending key, if any; `retry_after_s`: the value of `Retry-After`,
-    if known.
+    """An internal fault; the base of all errors that a client can see.
+
+    Args:
+        message: The text for people: what is wrong, where, what to do.
+        param: The path of the offending key in the request, if any.
+        retry_after_s: The value of `Retry-After`, in seconds, if known.
     """
 
     status: ClassVar[int] = 500
