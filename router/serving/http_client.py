@@ -508,16 +508,16 @@ class HttpConnection(asyncio.Protocol):
         self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
+        self._end(is_whole=False)  # perhaps cut off by an attacker (RFC 9112, 9.8)
 
-    def _end(self) -> None:
+    def _end(self, *, is_whole: bool = True) -> None:
         """Handle the server's close, which completes only an answer without a declared length."""
         response = self._response
         if response is None and not self.served:
             self._has_ended = True  # its request is yet to come, and fails
         elif response is None or not response.status:
             self._fail(DisconnectedError(begun=self._bare_bytes > 0))
-        elif response.has_length:
+        elif response.has_length or not is_whole:
             self._fail(TruncatedError("The connection ended within the body."))
         else:
             response.complete, self._keeps_alive = True, False
@@ -700,12 +700,15 @@ class HttpClient:
 
     def released(self, connection: HttpConnection) -> None:
         """Take back a connection whose answer is complete."""
+        connection.idle_since = connection.loop.time()
+        if self._waiters and not self._is_usable(connection):
+            connection.close()  # the request that waits opens another
+            return
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(connection)
                 return
-        connection.idle_since = connection.loop.time()
         self._idle.append(connection)
         if self._sweep is None:
             self._sweep = connection.loop.call_later(self._idle_s, self._close_idle)

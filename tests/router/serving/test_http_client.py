@@ -35,7 +35,7 @@ REST = b"Content-Length: 5\r\n\r\nhello"
 HELLO = OK + REST
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 LINES = "Content-Type: application/json\r\n"
-CLOSE, RESET = "close", "reset"
+CLOSE, RESET, CUT = "close", "reset", "cut"
 Reply = Sequence[bytes | str]
 
 
@@ -62,6 +62,8 @@ class Server:
                         raw: socket.socket = writer.get_extra_info("socket")
                         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                         writer.transport.abort()
+                    if piece == CUT:  # TCP ends, and TLS does not
+                        writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
                     if isinstance(piece, str):
                         return
                     writer.write(piece)
@@ -222,6 +224,7 @@ async def test_a_head_is_not_known_by_an_answer_with_a_surplus() -> None:
         ([compressed(b"br", b"hello")], MalformedError),
         ([OK + b"Content-Length: 9\r\n\r\nhello", CLOSE], TruncatedError),
         ([OK + b"Content-Length: 9\r\n\r\nhello", RESET], TruncatedError),
+        ([OK + b"\r\nhello", RESET], TruncatedError),
         ([OK + b"Content-Length: 9\r\n\r\nhello"], TimeoutError),
         ([CHUNKED + b"5\r\nhello\r\n", CLOSE], TruncatedError),
         ([CHUNKED.replace(b"chunked", b"Chunked") + b"5\r\nhello\r\n", CLOSE], TruncatedError),
@@ -483,22 +486,46 @@ async def test_a_connection_that_ends_as_it_is_handed_on_makes_room_for_another(
     client.close()
 
 
-async def test_a_connection_under_old_certificates_is_not_ready(tmp_path: Path) -> None:
-    now, certificates = [0.0], Certificates(tmp_path)
+@asynccontextmanager
+async def tls_client_of(server: Server, folder: Path, now: Sequence[float] = (0.0,)) -> AsyncIterator[HttpClient]:
+    """A client with one connection, which trusts `ca.pem` in the folder."""
+    certificates = Certificates(folder)
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.load_cert_chain(certificates.server, certificates.server_key)
-    listener = await asyncio.start_server(Server([HELLO]).serve, "127.0.0.1", 0, ssl=ours)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=ours)
     files = TlsFiles(where="", ca_file=str(certificates.ca))
     trusting = TlsContext(ssl.PROTOCOL_TLS_CLIENT, files=files, alpn=HTTP1, clock=lambda: now[0])
     url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     client = HttpClient(url, tls=trusting, limit=1, connect_timeout_s=30.0, idle_s=60.0)
     async with listener:
-        await ask(client)
-        assert client.is_ready
-        os.utime(certificates.ca, (1.0, 1.0))
+        yield client
+        client.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_connection_under_old_certificates_is_not_used_again(tmp_path: Path, *, waits: bool) -> None:
+    """Nor is it handed on to a request that waits for it."""
+    now, server = [0.0], Server([OK + b"Content-Length: 5\r\n\r\n"], [HELLO])
+    async with tls_client_of(server, tmp_path, now) as client:
+        first = await client.request("GET", "/", "", soon())
+        waiting = [asyncio.ensure_future(ask(client))] if waits else []
+        await asyncio.sleep(0)
+        os.utime(tmp_path / "ca.pem", (1.0, 1.0))
         now[0] = 1e6
+        server.writers[0].write(b"hello")
+        assert await body_of(first) == b"hello"
         assert not client.is_ready
-    client.close()
+        assert await (waiting[0] if waits else ask(client)) == (200, b"hello")
+        assert len(server.writers) == 2
+
+
+async def test_an_answer_without_a_length_is_whole_only_if_tls_ends_too(tmp_path: Path) -> None:
+    """The end of TCP alone may be an attacker's."""
+    server = Server([OK + b"\r\nhello", CLOSE], [OK + b"\r\nhello", CUT])
+    async with tls_client_of(server, tmp_path) as client:
+        assert await ask(client) == (200, b"hello")
+        with pytest.raises(TruncatedError):
+            await ask(client)
 
 
 async def test_an_unread_answer_is_not_taken_from_the_server() -> None:
