@@ -355,13 +355,13 @@ class Connection(asyncio.Protocol):
         if self.task is None and self.direct is None:
             if not asks_for_stream(data) or self._listener.turns.take(self):
                 self._begin(self._received + data if self._received else data)
-            else:
-                self._received += data
-        elif not self._ends or self._is_moving:
-            self._received += data
-            if len(self._received) > _AHEAD_BYTES and not self.reading_paused and self.transport is not None:
-                self.reading_paused = True
-                self.transport.pause_reading()
+                return
+        elif self._ends and not self._is_moving:
+            return
+        self._received += data
+        if len(self._received) > _AHEAD_BYTES and not self.reading_paused and self.transport is not None:
+            self.reading_paused = True
+            self.transport.pause_reading()
 
     def begin_turn(self) -> bool:
         """Begin the request that waits for its turn, if it still does. Return whether it did."""

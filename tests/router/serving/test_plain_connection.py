@@ -365,3 +365,13 @@ async def test_a_stream_that_waits_for_its_turn_is_whole_when_the_rest_comes() -
     for _ in range(3):
         await asyncio.sleep(0)
     assert burst.begun == [0, 1, 2, 3, 4, 4]
+
+
+async def test_what_is_sent_ahead_while_a_stream_waits_for_its_turn_waits_outside() -> None:
+    burst = _Burst()
+    for wire in burst.wires[:5]:
+        wire.receive(STREAM)
+    burst.wires[4].receive(STREAM * 1_000)
+    assert not burst.wires[4].reads
+    await until(lambda: burst.begun.count(4) == 1_001)
+    assert burst.wires[4].reads
