@@ -89,9 +89,16 @@ def log_loop_errors(loop: asyncio.AbstractEventLoop) -> None:
     loop.set_exception_handler(_log_loop_error)
 
 
-def _log_loop_error(_: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+_logged: dict[str, int] = {}  # in which second (of the loop's clock) an error of the system was logged last
+
+
+def _log_loop_error(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
     error = context.get("exception")
     what = str(context.get("message", "")).partition("(")[0][:80]
+    if isinstance(error, OSError):  # without free files asyncio reports thousands at once
+        before, _logged[what] = _logged.get(what), int(loop.time())
+        if before == _logged[what]:
+            return
     log.error("The event loop: %s.", what, exc_info=error if isinstance(error, BaseException) else None)
 
 

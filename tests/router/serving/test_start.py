@@ -82,3 +82,66 @@ async def test_certificates_are_read_once_and_checked_when_the_client_first_conn
     server.close()
     status = 200 if trusted else "untrusted"
     assert json.loads(asked.stdout) == [0, status, status, 1]
+
+
+UNHANDLED = """
+import asyncio, gc, sys, threading
+from causeway_server.router.serving.logs import start_log
+from causeway_server.router.serving.process import run_fast
+
+def breaks(text):
+    raise KeyError(text)
+
+async def fails(text):
+    raise ValueError(text)
+
+async def main():
+    asyncio.get_running_loop().call_soon(breaks, sys.argv[1])
+    task = asyncio.ensure_future(fails(sys.argv[1]))
+    await asyncio.sleep(0)
+    del task
+    gc.collect()
+    thread = threading.Thread(target=breaks, args=(sys.argv[1],))
+    thread.start()
+    thread.join()
+    raise RuntimeError(sys.argv[1])
+
+start_log("info", "text")
+run_fast(main())
+"""
+
+
+def test_errors_that_no_code_handles_are_logged_without_their_messages() -> None:
+    """Of the loop, of a forgotten task, of a thread, and that which ends the process."""
+    ended = subprocess.run(
+        [sys.executable, "-c", UNHANDLED, "secret prompt"], capture_output=True, text=True, check=False
+    )
+    assert "secret prompt" not in ended.stderr
+    assert [ended.stderr.count(name) for name in ("KeyError", "ValueError", "RuntimeError")] == [2, 1, 1]
+
+
+WITHOUT_FILES = """
+import asyncio, resource, socket
+from causeway_server.router.serving.addresses import BACKLOG
+from causeway_server.router.serving.logs import log_loop_errors, start_log
+
+async def main():
+    loop = asyncio.get_running_loop()
+    log_loop_errors(loop)
+    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, backlog=BACKLOG)
+    client = socket.socket()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, client.fileno() + 1))
+    client.connect(server.sockets[0].getsockname())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+start_log("info", "text")
+asyncio.run(main())
+"""
+
+
+def test_a_process_without_free_files_says_so_once_a_second() -> None:
+    """asyncio's loop reports it as often as there may be clients in the socket's queue."""
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_FILES], capture_output=True, text=True, check=False)
+    assert ended.stderr.count("The event loop: socket.accept.") in (1, 2)  # seconds
+    assert ended.returncode == 0
