@@ -15,7 +15,7 @@ from causeway_server.router.openai.responses.request import ResponseEcho, parse_
 from causeway_server.router.openai.responses.state import StoredTurn, Turn, names_state
 from causeway_server.router.parts.uploads import FILE_MARK
 from causeway_server.router.residency import region_tags, regions_of
-from causeway_server.router.serving.request import TAGS, AiohttpRequest, HttpExchange, read_authorization, read_tags
+from causeway_server.router.serving.request import TAGS, AiohttpRequest, HttpExchange, read_credential, read_tags
 from causeway_server.router.serving.responses import Handler, KeepResponse, ServerResponse
 from causeway_server.router.serving.stored.api import StoredResponseApi, check_method, methods_of
 from causeway_server.router.session_tags import tags_of_session
@@ -78,7 +78,7 @@ class GatewayResponses:
     async def parse(self, http: HttpExchange, entry: LedgerEntry) -> ParsedResponse:
         """Authenticate, read and parse a request, with its state resolved. Raises CausewayError."""
         admission, stored, turn = self._admission, self.api.stored, None
-        principal = admission.caller(read_authorization(http), entry, http)
+        principal = admission.caller(read_credential(http), entry, http)
         headers = read_headers(http.headers.items())
         body, compacts = await admission.read(http, principal), http.path == COMPACT_PATH
         body = compaction_request(body) if compacts else body

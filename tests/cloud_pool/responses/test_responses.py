@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
@@ -15,7 +16,7 @@ from causeway_server.router.openai.responses.compaction import Compacted
 from tests.cloud_pool.jobs.conftest import until
 from tests.redis_server import RedisServer
 
-from .conftest import StoringGateway
+from .conftest import TOKENS, StoringGateway
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 ANSWER = "cloud says so"
@@ -38,6 +39,19 @@ async def test_a_response_is_stored_by_default_and_goes_on(gateway: StoringGatew
     with pytest.raises(openai.NotFoundError) as refused:
         await client.responses.create(model="large", input="three", previous_response_id=second.id)
     assert first.id in refused.value.message
+
+
+async def test_a_key_in_anthropics_header_is_the_caller_at_every_path(gateway: StoringGateway) -> None:
+    """And two different keys are refused."""
+    url, key, other = gateway.app.url, {"x-api-key": TOKENS["till"]}, {"Authorization": f"Bearer {TOKENS['kiosk']}"}
+    async with aiohttp.ClientSession() as http:
+        async with http.post(f"{url}/responses", headers=key, json={"model": "large", "input": "one"}) as made:
+            assert made.status == 200
+            name = (await made.json())["id"]
+        async with http.get(f"{url}/responses/{name}", headers=key) as read:
+            assert read.status == 200
+        async with http.post(f"{url}/responses", headers=key | other, json={"model": "large", "input": "one"}) as two:
+            assert two.status == 400
 
 
 async def test_nothing_is_stored_if_the_client_says_so(gateway: StoringGateway) -> None:
