@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from causeway_server.router.config import ListenerTls
 from causeway_server.router.serving.tls.connection import TlsConnection, connect
@@ -20,7 +24,9 @@ from tests.certificates import Authority
 
 
 class Echo(asyncio.Protocol):
-    """Sends what it receives. `raise` makes it fail, `close` makes it close, `fill` makes it write until it pauses."""
+    """Sends what it receives, except for `quiet`. `raise` makes it fail, `close` makes it close, `fill` makes it write
+    until it pauses.
+    """
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -32,7 +38,8 @@ class Echo(asyncio.Protocol):
         self.transport = cast("TlsConnection", transport)
 
     def data_received(self, data: bytes) -> None:
-        self.transport.write(data)
+        if data != b"quiet":
+            self.transport.write(data)
         if data.endswith(b"raise"):
             raise LookupError("of the protocol")
         if data == b"close":
@@ -110,8 +117,10 @@ class Site:
     def trusting(self) -> TlsContext:
         return client_tls(TlsFiles(where="", ca_file=str(self.ca.file)))
 
-    async def peer(self) -> Peer:
+    async def peer(self, key_log: Path | None = None) -> Peer:
         made = Peer(self.ca, *await asyncio.open_connection("127.0.0.1", self.port))
+        if key_log is not None:
+            made.tls.context.keylog_filename = str(key_log)
         await made.call(made.tls.do_handshake)
         made.echo = await self._made.get()
         return made
@@ -232,6 +241,66 @@ async def test_keys_are_updated_and_not_negotiated_again(
     assert (b"hello" in printed) == is_answered
     process.stdin.close()
     await process.communicate()
+
+
+class Records:
+    """Records of a client after its handshake: OpenSSL's demands for new keys (RFC 8446, 4.6.3) are not in Python.
+
+    Args:
+        log: The peer's key log. The cipher is TLS_AES_256_GCM_SHA384, Python's default.
+    """
+
+    def __init__(self, log: Path) -> None:
+        line = next(line for line in log.read_text().splitlines() if line.startswith("CLIENT_TRAFFIC_SECRET_0 "))
+        self._secret = bytes.fromhex(line.split()[2])
+
+    def demand(self) -> bytes:
+        """Return a demand. What follows has the next keys (7.2)."""
+        record = self.first(b"\x18\x00\x00\x01\x01", b"\x16")
+        self._secret = self._expanded(b"traffic upd", 48)
+        return record
+
+    def first(self, content: bytes, kind: bytes = b"\x17") -> bytes:
+        """Return the first record under the present keys (5.2, 7.3)."""
+        head = b"\x17\x03\x03" + (len(content) + 17).to_bytes(2, "big")
+        return head + AESGCM(self._expanded(b"key", 32)).encrypt(self._expanded(b"iv", 12), content + kind, head)
+
+    def _expanded(self, label: bytes, size: int) -> bytes:
+        info = size.to_bytes(2, "big") + bytes([6 + len(label)]) + b"tls13 " + label + b"\0"
+        return HKDFExpand(hashes.SHA384(), size, info).derive(self._secret)
+
+
+KEY_UPDATE = b"\x17\x03\x03\x00\x16"  # the head of a record with one
+
+
+@pytest.mark.parametrize("follows", [b"", b"quiet"])
+async def test_tls_answers_by_itself_whether_data_follow_or_not(site: Site, tmp_path: Path, follows: bytes) -> None:
+    """OpenSSL answers a demand as it reads the next record."""
+    peer = await site.peer(tmp_path / "keys")
+    records = Records(tmp_path / "keys")
+    peer.writer.write(records.demand() + records.demand() + (records.first(follows) if follows else b""))
+    async with asyncio.timeout(20):
+        await peer.reader.readuntil(KEY_UPDATE)
+
+
+@pytest.mark.slow
+async def test_a_peer_that_makes_tls_answer_and_does_not_read_is_cut_off(site: Site, tmp_path: Path) -> None:
+    peer = await site.peer(tmp_path / "keys")
+    records, transport = Records(tmp_path / "keys"), peer.echo.transport
+    peer.writer.transport.pause_reading()  # type: ignore[attr-defined]  # it can
+    for one, option in ((peer.writer, socket.SO_RCVBUF), (transport, socket.SO_SNDBUF)):
+        one.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, 4096)
+    most = 0
+    for _ in range(30):
+        peer.writer.write(b"".join(records.demand() for _ in range(1000)))
+        await asyncio.sleep(0)
+        with contextlib.suppress(ConnectionError):
+            await peer.writer.drain()
+        most = max(most, transport.get_write_buffer_size())
+        if peer.echo.lost.done():
+            break
+    assert peer.echo.lost.done()
+    assert most < 2**19
 
 
 async def test_a_client_learns_that_the_handshake_failed(site: Site) -> None:
