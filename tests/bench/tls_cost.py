@@ -95,9 +95,14 @@ def main() -> None:
         print(f"{base_us:.0f} us of processor time a request without TLS")
         print(table(("daemon", "times"), [(name, _interval(rounds, name)) for name in daemons]), flush=True)
         if arguments.envoy:
-            print(
-                f"TLS to the client: {_interval(rounds, 'TLS to the client', f'{ENVOY}, TLS to the client')} x Envoy's"
-            )
+            for name, peer in ((PLAIN, ENVOY), ("TLS to the client", f"{ENVOY}, TLS to the client")):
+                print(f"{name}: {_interval(rounds, name, peer)} x Envoy's")
+            added = [
+                (one["TLS to the client"] - one[PLAIN], one[f"{ENVOY}, TLS to the client"] - one[ENVOY])
+                for one in rounds
+            ]
+            ours, theirs = (statistics.median(each) for each in zip(*added, strict=True))
+            print(f"TLS to the client adds {ours:.1f} us, and {theirs:.1f} us to Envoy's")
 
 
 def _interval(rounds: list[dict[str, float]], name: str, base: str = PLAIN) -> str:
