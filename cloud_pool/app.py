@@ -492,9 +492,7 @@ class App(msgspec.Struct, frozen=True):
         return self.operator.url
 
     async def start(self) -> None:
-        """Start the background tasks and listen. Raises ConfigError for an unavailable address or keys of another
-        layout.
-        """
+        """Start the background tasks and listen. Raises ConfigError for the address or keys of another layout."""
         if self.arrivals is not None:
             self.arrivals.ledger.start()
         await self.runtime.start()

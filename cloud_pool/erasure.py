@@ -482,9 +482,7 @@ class StoreFailed(CausewayError):
 async def opened(
     jobs: JobsConfig, redis_of_all: RedisAddress, cache: CacheConfig, identity: IdentityConfig
 ) -> AsyncIterator[Erasure]:
-    """Open these sections' stores for a `with` block. Raises ConfigError (no Redis of jobs, bad address) or
-    StoreFailed.
-    """
+    """Open these sections' stores for a `with` block. Raises ConfigError (no Redis of jobs), StoreFailed."""
     settings = with_shared_redis(jobs, redis_of_all)
     if not settings.redis:
         reason = "Name the Redis of jobs, which stores the progress (--redis or --config); it must not be a cluster."
