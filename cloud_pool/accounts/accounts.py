@@ -83,9 +83,7 @@ class Accounts(msgspec.Struct, frozen=True):
         )
 
     async def prepare(self) -> None:
-        """Read keys and revocations before the first request: at most 3 s. Raises ConfigError for keys of another
-        layout.
-        """
+        """Read keys and revocations before the first request, in 3 s. Raises ConfigError for another layout."""
         if self.fleet is not None:
             with anyio.move_on_after(_PREPARE_S):
                 await self.fleet.refresh()

@@ -252,9 +252,7 @@ class ApiKeys:
 
 
 def _within(asked: Grants, own: Grants) -> Grants:
-    """Return a key's grants, with at most its maker's priority. Raises PermissionDenied for other names than its
-    maker's.
-    """
+    """Return a key's grants, with at most its maker's priority. Raises PermissionDenied beyond its maker's."""
     lists: dict[str, tuple[str, ...] | None] = {}
     for name in _LISTS:
         wanted, allowed = getattr(asked, name), getattr(own, name)

@@ -134,9 +134,7 @@ class Authenticator(msgspec.Struct, frozen=True):
         return Principal(tenant, device, self.static_scopes, token_id=token_id, issued=certificate.begins)
 
     def check_again(self, principal: Principal) -> None:
-        """Check an accepted caller again while its answer is sent. Raises AuthenticationFailed if the token was
-        revoked.
-        """
+        """Check an accepted caller again while its answer is sent. Raises AuthenticationFailed if revoked."""
         if principal.token_id and self.revocations is not None:
             self.revocations.check_again(principal.owner, principal.token_id, principal.issued)
 

@@ -132,9 +132,7 @@ class TenantsConfig(msgspec.Struct, frozen=True, dict=True, forbid_unknown_field
         return next((each for each in self.prices if each.tier == tier), FREE) if self.prices else FREE
 
     def check(self, models: Mapping[str, str], region: str) -> None:
-        """Raise ConfigError for double or unknown names, prices without numbers, and regions (of `models`) never served
-        here.
-        """
+        """Raise ConfigError for doubled or unknown names, prices without numbers, or regions never served here."""
         tenants, tiers = [each.name for each in self.overrides], [each.tier for each in self.prices]
         for key, names in (("overrides", tenants), ("prices", tiers)):
             for index, name in enumerate(names):
