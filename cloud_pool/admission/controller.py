@@ -64,9 +64,7 @@ class Permit:
             self.on_revoked()
 
     async def granted(self) -> None:
-        """Wait until the permit is granted; after Preempted, again at the head. Raises like
-        `AdmissionController.acquire`.
-        """
+        """Wait until the permit is granted; after Preempted, at the head again. Raises as `acquire` does."""
         while self.grant is not None:
             grant, self.grant = self.grant, None
             await self._admission.wait(self._ticket, grant)

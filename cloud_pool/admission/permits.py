@@ -182,9 +182,7 @@ class PermitAllocator:
     # --- reserved permits and preemption -----------------------------------------------------------------------------
 
     def reserve(self, limit: int, now: float, jobs: int = 0) -> int:
-        """Return how many permits of `limit` are reserved, with those of `jobs`, but for one that every request may
-        have.
-        """
+        """Return how many permits of `limit` are reserved. Those of `jobs` are, too, except for one."""
         are_priorities_mixed = now - min(self._urgent_at, self._other_at) <= _PRESENT_S
         if not are_priorities_mixed and len(self._tenants) < 2:
             return 0

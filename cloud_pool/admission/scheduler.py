@@ -157,9 +157,7 @@ class AdmissionScheduler:
         return moved
 
     def leave(self, ticket: Ticket, now: float, used: float | None = None) -> list[Ticket]:
-        """Remove a ticket that has ended, failed or left; return those admitted now. `used`: its sequence's tokens, if
-        known.
-        """
+        """Remove a ticket that has ended, failed or left; return those admitted now. `used`: its tokens, if known."""
         self._tick(now)
         if ticket.state is TicketState.WAITING:
             self._waiting.remove(ticket)
@@ -174,9 +172,7 @@ class AdmissionScheduler:
         return self._fill(now)
 
     def first_token(self, ticket: Ticket, now: float, seconds: float | None) -> list[Ticket]:
-        """Record a first token, `seconds` after the hand-over to Triton (None: not reliable); return the tickets
-        admitted now.
-        """
+        """Record a first token, `seconds` after the hand-over (None: not reliable); return the admitted tickets."""
         if ticket.state is not TicketState.PENDING:
             return []
         self._tick(now)
