@@ -74,9 +74,7 @@ class LaneProducer:
         return name in self._ended
 
     async def publish(self, message: OutgoingMessage) -> None:
-        """Publish a message and wait for the commit; a cancelled wait does not stop it. Raises BrokerUnavailable,
-        MessageTooLarge.
-        """
+        """Publish a message and wait for its commit, even if cancelled. Raises BrokerUnavailable, MessageTooLarge."""
         if self.failed:
             raise _ended_early()
         ended = self._ended.get(message.id)
