@@ -156,9 +156,7 @@ class SharedCache:
         return self._keys.key(request, tier, tenant)
 
     async def find_stale(self, request: Request, tenant: str) -> CachedAnswer | None:
-        """Return the last answer to the request if younger than `ttl_s` + `stale_if_error_s`. Bounded in time; never
-        raises.
-        """
+        """Return the last answer if younger than `ttl_s` + `stale_if_error_s`. Bounded in time; never raises."""
         key = self.key(request, tenant)
         if key is None:
             return None
