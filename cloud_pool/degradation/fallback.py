@@ -67,9 +67,7 @@ class FallbackStep(msgspec.Struct, frozen=True):
     trial: bool = False  # whether a variant is tried before the tier's own model; its faults are not the tier's
 
     def reason(self, failed: Mapping[str, Stress]) -> str:
-        """Return `requested`, or each skipped tier with its stress, `failed` since the plan included: "large=slow;
-        medium=saturated".
-        """
+        """Return `requested`, or each skipped tier with its stress, even of late: "large=slow; medium=saturated"."""
         if not self.skipped:
             return REQUESTED
         return "; ".join([f"{name}={failed.get(name) or stress or 'saturated'}" for name, stress in self.skipped])
@@ -272,9 +270,7 @@ class TierFallback:
         return self._tiers[tier].breaker.retry_after_s(self._clock())
 
     def on_first_token(self, tier: str, seconds: float) -> None:
-        """Record the first token, `seconds` after the hand-over to Triton: the wait before does not show the tier's
-        speed.
-        """
+        """Record the first token, `seconds` after the hand-over: waits before do not show the tier's speed."""
         now, known = self._clock(), self._tiers[tier]
         known.breaker.success(now)
         known.first_token_at = now
@@ -329,9 +325,7 @@ class TierFallback:
         return self._clock() - self._tiers[tier].first_token_at
 
     def _observe(self, name: str, priority: Priority, now: float) -> TierSnapshot:
-        """Return the snapshot for this priority: under stress the least urgent one present moves first, and comes back
-        last.
-        """
+        """Return the snapshot for this priority: the least urgent one present moves first, and comes back last."""
         self._tiers[name].arrived_at[priority] = now
         self._tiers[name].arrivals[priority].add(now)
         view = self._snapshot(name, priority, now)

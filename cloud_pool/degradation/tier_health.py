@@ -171,9 +171,7 @@ def _stepped_up(tier_health: TierHealth, share: float, stepped_at: float, now: f
 
 
 def offer_share(tier_health: TierHealth, position: float) -> tuple[bool, TierHealth]:
-    """Return whether the next request, of a caller at `position` (0 to 1), is part of the share, and the health after
-    it.
-    """
+    """Return whether the next request of a caller at `position`, 0 to 1, is in the share, and the health after it."""
     share, credit = tier_health.share, tier_health.credit
     if share >= 1.0 or share <= 0.0:
         return share > 0.0, tier_health
