@@ -173,9 +173,7 @@ class FirstTokenLatency:
         return tuple(self._endpoints)
 
     def first_token(self, endpoint: str, seconds: float, now: float) -> None:
-        """Record a first token, `seconds` after its attempt began; a new endpoint displaces those without a recent
-        sample.
-        """
+        """Record a first token, `seconds` after its attempt began; drop endpoints without a recent sample."""
         if endpoint not in self._endpoints:
             self._endpoints = {address: one for address, one in self._endpoints.items() if one.window.count(now)}
             self._endpoints[endpoint] = _EndpointLatency()
@@ -221,9 +219,7 @@ class EndpointAttempt:
         self._clock = clock
 
     def send(self) -> tuple[OpenAIUpstream, HttpCall] | None:
-        """Send the request without waiting, and return server and call, or None; `deltas` can go on from it at any
-        time.
-        """
+        """Send the request without waiting, and return server and call, or None; `deltas` can go on from it."""
         upstream = self._lease.upstream
         if not isinstance(upstream, OpenAIUpstream) or (call := upstream.begin(self.request)) is None:
             return None

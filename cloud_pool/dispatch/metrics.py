@@ -14,9 +14,7 @@ from .pool import Pool
 
 
 class DispatchMetrics:
-    """The metrics of dispatchers and endpoints, collected at each scrape: removed endpoints leave no series (DNS lists
-    ever new).
-    """
+    """The metrics of dispatchers and endpoints, collected at each scrape: removed endpoints leave no series."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._pools: Mapping[str, Pool] = {}
