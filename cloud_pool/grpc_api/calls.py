@@ -79,9 +79,7 @@ class GenerateCalls(msgspec.Struct):
         self.idle.set()
 
     async def generate(self, chunks: AsyncIterable[Any], call: Any, certificate: PeerCertificate | None = None) -> None:
-        """Handle one call of a client with this verified `certificate`. Every error becomes a status with HTTP's
-        message.
-        """
+        """Handle one call of a client with this certificate. Every error becomes a status with HTTP's message."""
         headers = dict(reversed(_lines(call)))  # of a name that comes twice, the first value
         incoming = _IncomingCall(call, headers, read_request_id(headers), chunks, certificate)
         REQUEST.set(incoming.request_id)
