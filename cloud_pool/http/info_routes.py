@@ -109,9 +109,7 @@ class InfoRoutes(msgspec.Struct):
         return body_response(b'{"status":"ok"}')
 
     async def readyz(self, http: HttpExchange) -> ServerResponse:
-        """Answer 200 if an inference succeeds on an endpoint, else 503. Without a token it names no tier (`operator`
-        does).
-        """
+        """Answer 200 if an inference succeeds on an endpoint, else 503. Without a token it names no tier."""
         if not self.draining and await self.readiness.ready():
             return body_response(b'{"ready":true}')
         return body_response(b'{"ready":false}', 503)

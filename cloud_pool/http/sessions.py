@@ -60,9 +60,7 @@ class GatewayClient(SessionClient, frozen=True):
 
 
 class GatewaySessions(msgspec.Struct, frozen=True):
-    """The gateway's side of live sessions. Without `parts` no tier is an encoder, without `detect` no turns are
-    detected.
-    """
+    """The gateway's side of live sessions. Without `parts` there are no encoders, without `detect` no turns."""
 
     config: SessionConfig
     authenticator: Authenticator
