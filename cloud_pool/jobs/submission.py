@@ -128,9 +128,7 @@ class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmissionParser:
-    """Parses and checks submissions for `tiers`, by name and alias, and puts them at the tiers of their `sessions`, if
-    on.
-    """
+    """Parses and checks submissions for `tiers` (by name and alias), and puts them at their sessions' tiers."""
 
     def __init__(
         self,
@@ -222,9 +220,7 @@ class SubmissionParser:
         check_parts(request, (*encoders_of(self._tiers.values()), *native))
 
     def check(self, request: Request, allowed: AllowedTiers) -> None:
-        """Check what would fail in the run. Raises InvalidRequest, ModelNotFound, ModelNotAllowed or
-        UnsupportedFeature.
-        """
+        """Check what would fail later. Raises InvalidRequest, ModelNotFound, ModelNotAllowed, UnsupportedFeature."""
         tier = find_tier(self._tiers, request.model, allowed)
         check_supported(request)
         tier.check_ability(request.kind)

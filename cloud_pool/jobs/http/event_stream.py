@@ -158,9 +158,7 @@ class EventReader:
                 yield delta
 
     def _delta(self, start: int, text: str) -> bytes:
-        """Encode the part of a text from `start` that the client lacks; return b"" if there is none, or a gap before
-        it.
-        """
+        """Encode the part of a text from `start` that the client lacks; b"" if there is none, or a gap before."""
         known = self.last.characters - start
         if not 0 <= known < len(text):
             return b""

@@ -87,9 +87,7 @@ def acceptance(principal: Principal, kind: AcceptedKind, name: str, tier: str, c
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A path, whose `pattern` may hold one group (the handler's id), handlers by method, and `scopes`, one of which a
-    token needs.
-    """
+    """A path (`pattern` may hold the handler's id), its handlers by method, and `scopes`: a token needs one."""
 
     pattern: re.Pattern[str]
     methods: Mapping[str, OwnedHandler]

@@ -75,9 +75,7 @@ class JobResult(msgspec.Struct, frozen=True):
 
 
 def job_run_of(record: JobRecord, deadline: float, receipt: RunReceipt | None = None) -> JobRun:
-    """Return a job's run with its request as sent. `deadline`: monotonic s; `receipt`: see `execute`. Raises
-    InvalidRequest.
-    """
+    """Return a job's run with its request as sent. `deadline`: monotonic seconds. Raises InvalidRequest."""
     hints = RoutingHints(client=record.owner, tags=record.tag_list)
     request = parse_job_request(record.endpoint, record.body, hints)
     return JobRun(
@@ -216,9 +214,7 @@ class RunReports:
         return await self.until_stored(lease.record.id, lambda: self._report_once(lease, result, bill))
 
     async def until_stored(self, job: str, report: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the result of `report`, which is repeated on JobStoreUnavailable: the answer is worth more than the
-        slot.
-        """
+        """Return the result of `report`, repeated while Redis is away: the answer is worth more than the slot."""
         while True:
             try:
                 # Shielded: a report that is cut off may have been accepted all the same.
