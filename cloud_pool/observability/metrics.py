@@ -1,6 +1,4 @@
-"""The gateway's Prometheus metrics, one registry for all rooms, and its loop's lost time. Callers choose no label
-values.
-"""
+"""The gateway's Prometheus metrics, one registry for all rooms, and the lag of its loop. Callers choose no labels."""
 
 from __future__ import annotations
 
