@@ -38,9 +38,7 @@ FORGETS = PartMemory(0)
 
 
 class TierBranch:
-    """Reads parts of one kind with a tier, for one request (a `Branch`). A tier's CausewayError causes its
-    WorkerFailed.
-    """
+    """Reads parts of one kind with a tier, for one request (a `Branch`). WorkerFailed has the tier's error."""
 
     def __init__(
         self,
@@ -172,9 +170,7 @@ class RequestParts:
         return msgspec.structs.replace(context, tier=self._tier("audio"))
 
     def check_native(self, request: Request, native: Collection[Modality]) -> None:
-        """Check the parts that a model gets itself: nothing is fetched, and few. Raises InvalidRequest, naming the
-        part.
-        """
+        """Check parts that a model gets itself: few, and nothing is fetched. Raises InvalidRequest for a part."""
         find_parts(request, tuple(native), self._config.max_parts)
 
     async def read(self, context: RequestContext, native: Collection[Modality] = ()) -> ReadParts:
