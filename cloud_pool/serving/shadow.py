@@ -32,9 +32,7 @@ _COPY_S: Final = 60.0
 
 
 class ShadowCopies(msgspec.Struct, frozen=True):
-    """The copies of requests; a private request gets none. `running`: the `id` of the chunks that each copy is compared
-    with.
-    """
+    """The copies of requests, but of private ones. `running`: the `id` of the chunks that each is compared with."""
 
     variants: TierVariants
     tasks: TaskGroup
