@@ -81,18 +81,14 @@ class ContentCipher:
         return key_id in self._sealer
 
     def seal(self, data: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
-        """Seal a value and return the bytes to store. `owner`: its tenant is part of the place; `name`: of job or file,
-        and part.
-        """
+        """Seal a value and return the bytes to store. `owner`, `name` (of job or file, and part): its place."""
         key_id = self.sealing_key
         if not key_id:
             return data
         return self._sealer.seal(key_id, data, kind, tenant_of(owner), *name)
 
     def open(self, stored: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
-        """Open a value that was sealed for the same place. Raises ContentKeyMissing, or RecordUnreadable for other
-        values.
-        """
+        """Open a value that was sealed for the same place. Raises ContentKeyMissing or RecordUnreadable."""
         if not stored.startswith(MAGIC):
             return stored
         key_id = key_id_of(stored)
@@ -145,9 +141,7 @@ def read_keys(path: Path) -> tuple[ContentKey, ...]:
 
 
 def rotate_keys(path: Path, after_s: float, now: float) -> ContentKey:
-    """Add a key to a file (mode 0600) by rename; it seals after `after_s`, a file's first one at once. Raises
-    ConfigError.
-    """
+    """Add a key to a file (mode 0600), which seals after `after_s`, the first one at once. Raises ConfigError."""
     known = read_keys(path) if path.exists() else ()
     key = ContentKey(secrets.token_hex(4), now + after_s if known else now, secrets.token_bytes(KEY_BYTES))
     try:

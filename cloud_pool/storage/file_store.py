@@ -139,9 +139,7 @@ class FileStore:
         return msgspec.convert(plain, StoredFile, strict=False)
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20, purpose: str = "") -> list[StoredFile]:
-        """Return files of `owner`, newest first, from `after` on (unknown: the newest). Others of `purpose` cost time,
-        too.
-        """
+        """Return files of `owner`, newest first, from `after` on; an unknown one starts at the newest."""
         rows = as_list(await self.db.run("file_page", self.db.time, owner, after, limit, purpose))
         return [self._stored_file(as_fields(row)) for row in rows]
 

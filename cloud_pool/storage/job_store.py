@@ -167,9 +167,7 @@ class JobStore:
     async def read_answer(
         self, job: str, owner: str, check: Callable[[JobRecord], object] = lambda _: None
     ) -> tuple[JobRecord, bytes]:
-        """Return a job and the body of its answer, if any. Raises as `get`, `check` (before the read) and
-        `read_result`.
-        """
+        """Return a job and the body of its answer, if any. Raises as `get`, `check` and `read_result`."""
         record = await self.get(job, owner)
         check(record)
         return record, await self.read_result(job, owner) if record.state is JobState.SUCCEEDED else b""

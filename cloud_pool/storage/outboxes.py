@@ -86,9 +86,7 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
         return deliveries
 
     async def finish(self, delivery: WebhookDelivery, outcome: DeliveryOutcome, delay_s: float = 0.0) -> bool:
-        """Record an outcome: delivered, failed, disabled, or retried after `delay_s`. False if another worker claimed
-        it.
-        """
+        """Record an outcome (`delay_s`: of a retry). Return False if another worker has claimed the delivery."""
         disabled_ms = int(self._config.disable_after_410_s * 1000)
         arguments = (self._db.time, delivery.id, delivery.fence, outcome, int(delay_s * 1000), disabled_ms)
         breaker = (BREAKER_FAILURES, int(BREAKER_PAUSE_S * 1000))

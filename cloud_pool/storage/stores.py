@@ -100,9 +100,7 @@ class JobStores(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, config: JobsConfig, clock: Callable[[], float] | None = None) -> JobStores:
-        """Build the stores; they connect on first use. Raises ConfigError. `clock`: of tests in place of Redis's, Unix
-        s.
-        """
+        """Build the stores, which connect on first use. Raises ConfigError. `clock`: for tests, Unix seconds."""
         return cls.over(RedisClient(config, SCRIPTS, replicated=REPLICATED, clock=clock), config)
 
     @classmethod
