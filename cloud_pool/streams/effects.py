@@ -45,9 +45,7 @@ class KnownEffect(msgspec.Struct, frozen=True):
 
 
 class EffectStore:
-    """The effects of one pipeline. Every method raises JobStoreUnavailable. `owner`: this process, if it needs the
-    lease.
-    """
+    """The effects of one pipeline. Every method raises JobStoreUnavailable. `owner`: its lease needs one."""
 
     def __init__(
         self, database: RedisClient, name: str, owner: str, *, ttl_s: float, cipher: ContentCipher = NO_CIPHER
