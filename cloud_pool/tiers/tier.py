@@ -374,9 +374,7 @@ AllowedTiers = frozenset[str] | None
 
 
 def allowed_tiers(tiers: Mapping[str, Tier], tenants: Collection[str], tokens: Collection[str] | None) -> AllowedTiers:
-    """Return the tiers that are on both the lists (names or aliases) of a caller's tenant (none: all) and token (None:
-    all).
-    """
+    """Return the tiers on both the list of a caller's tenant (none: all) and that of its token (None: all)."""
     if not tenants and tokens is None:
         return None
     lists = [names for names in (tenants or None, tokens) if names is not None]
