@@ -127,9 +127,7 @@ class _Count(msgspec.Struct):
 
 
 class OpenAIUpstream:
-    """A client of one server (`inference.Upstream`). `credentials`: token source; `clock`: the event loop's, monotonic
-    s.
-    """
+    """A client of one server (`inference.Upstream`). `clock`: the event loop's, monotonic seconds."""
 
     def __init__(
         self, url: str, config: UpstreamConfig, credentials: Credentials, clock: Callable[[], float] = time.monotonic
@@ -151,9 +149,7 @@ class OpenAIUpstream:
         self._skip_until: dict[str, float] = {}  # time until which a model is skipped, from Retry-After
 
     async def generate(self, request: InferenceRequest, call: HttpCall | None = None) -> AsyncGenerator[Delta, None]:
-        """Yield the deltas of one sequence; the `call` of `begin` goes on. Closing stops the server. Raises
-        CausewayError.
-        """
+        """Yield the deltas of one sequence; `call` of `begin` goes on. Closing stops it. Raises CausewayError."""
         if call is None:
             if request.deadline - self._clock() <= 0.0:
                 raise DeadlineExceeded("The time for this request is over.")
@@ -186,9 +182,7 @@ class OpenAIUpstream:
     # --- a call in callbacks, which `generate` can go on with at any time ---------------------------------------------
 
     def begin(self, request: InferenceRequest) -> HttpCall | None:
-        """Send a request for a stream on an idle connection, and return the call; None, undone, if it would have to
-        wait.
-        """
+        """Send a request for a stream on an idle connection, and return the call; None if it would have to wait."""
         asked = request.openai
         if asked is None or request.model in self._skip_until:
             return None

@@ -171,9 +171,7 @@ class TritonClient:
             raise
 
     async def probe(self, model: str, timeout_s: float = PROBE_S, *, embed: bool = False, repairs: bool = True) -> None:
-        """Run a tiny inference, which alone proves that a model works; `embed`, `repairs` as below. Raises
-        CausewayError.
-        """
+        """Run a tiny inference, the only proof that a model works; `repairs`: as `generate`. Raises CausewayError."""
         request = InferenceRequest(
             model=model,
             prompt="a",
@@ -338,9 +336,7 @@ class TritonClient:
         return next((entry.state for entry in index.models if entry.name == model), "")
 
     async def _load(self, model: str) -> None:
-        """Load the model, with retries, as no other process does. Raises CallFailed if Triton is gone: it loads it
-        itself.
-        """
+        """Load the model, with retries, as no other process does. Raises CallFailed if Triton is gone."""
         load = RepositoryModelLoadRequest(model_name=model).SerializeToString()
         for pause_s in (*self._pauses_s, None):
             try:

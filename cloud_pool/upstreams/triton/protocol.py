@@ -1,6 +1,4 @@
-"""The messages of inference.proto, from its compiled form: tritonclient's stubs need gRPC and numpy, the gateway
-neither.
-"""
+"""The messages of inference.proto, from its compiled form: tritonclient's stubs import gRPC and numpy."""
 
 from __future__ import annotations
 

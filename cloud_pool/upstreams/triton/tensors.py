@@ -36,9 +36,7 @@ class DeltaReader(Protocol):
 
 
 class TensorFormat(Protocol):
-    """The tensors of one kind of model. `stop_s`: time for a call to stop when asked (`to_cancel_request`); 0: it
-    cannot be.
-    """
+    """The tensors of one kind of model. `stop_s`: time for a call to stop when asked; 0: it cannot be asked."""
 
     @property
     def stop_s(self) -> float: ...
