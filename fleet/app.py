@@ -189,9 +189,7 @@ def _openapi(routes: Sequence[ApiRoute]) -> ApiRoute:
 
 
 def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorApi:
-    """Build sign-in, controller and routes for operators; the first start makes the bootstrap token. Raises
-    ConfigError.
-    """
+    """Build sign-in, controller and routes for operators, and the bootstrap token. Raises ConfigError."""
     folder, store, clock = settings.folder, plane.store, plane.clock
     doc = read_operators(folder)
     file = settings.state_dir / BOOTSTRAP_FILE
