@@ -149,9 +149,7 @@ def holders(
 
 
 def sign_fleet(checked: CheckedFleet, keys: Mapping[Path, CryptoSigner]) -> bool:
-    """Sign a fleet's changes, and say what is published; whether nothing lacks a signature. Raises ConfigError,
-    OSError.
-    """
+    """Sign a fleet's changes, and say what is published; return whether all is. Raises ConfigError, OSError."""
     folder = checked.folder
     from ..trust.keys import read_trust
     from ..trust.offline import sign_offline, signed_manifests
@@ -220,9 +218,7 @@ def valid_fleet(folder: Path) -> CheckedFleet:
 
 
 def load_signers(paths: Sequence[Path], passphrase_file: Path | None) -> dict[Path, CryptoSigner]:
-    """Read private keys, asking for passphrases that no file has. Raises KeyInvalid, or OSError for the passphrase's
-    file.
-    """
+    """Read private keys, asking for passphrases unless a file has them. Raises KeyInvalid, or OSError."""
     from ..trust.keys import is_encrypted, load_signer
 
     secret = passphrase_file.read_bytes().strip() if passphrase_file else None
