@@ -32,9 +32,7 @@ RECORDS = "records"
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check's problems, which reject a bundle, or why it could not be made. `notes`: for people; `predictions`: of
-    its policy.
-    """
+    """A check's problems, which reject a bundle, or why it was not made; `notes` are for people."""
 
     problems: tuple[str, ...] = ()
     unproven: str = ""
