@@ -48,9 +48,7 @@ class OperatorsDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_operators(folder: Path) -> OperatorsDoc:
-    """Read `operators.yaml`; without one, only the bootstrap token signs in. Raises ConfigError, naming the first
-    fault.
-    """
+    """Read `operators.yaml`; without one, only the bootstrap token signs in. Raises ConfigError."""
     path = folder / OPERATORS_FILE
     if not path.exists():
         return OperatorsDoc(version=1)
