@@ -56,9 +56,7 @@ def policy_files(paths: tuple[Path, ...]) -> list[Path]:
 
 
 def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPolicy:
-    """Check a policy file; an unreadable one is a problem, too. Never raise. `readable`: its devices' signals, if
-    known.
-    """
+    """Check a policy file, which may be unreadable. Never raise. `readable`: signals of devices, if known."""
     try:
         # Invalid UTF-8 becomes U+FFFD, which keys and names must not contain, so that the problem gets a location.
         text = path.read_bytes().decode("utf-8", "replace")
