@@ -69,9 +69,7 @@ class Prediction(msgspec.Struct, frozen=True):
     devices: float  # effective number of devices that sent records
 
     def interval(self, devices: float = math.inf, requests: float = math.inf) -> tuple[float, float]:
-        """Return the 90 % interval of what `devices` (effective, may be infinite) show over `requests` (or labels) in
-        all.
-        """
+        """Return the 90 % interval of what so many devices show over so many requests, for quality over labels."""
         draw = abs(1.0 / devices - 1.0 / self.devices)
         error = _quantile(self.devices - 1.0) * math.sqrt(self.between * draw + self.within + self.each / requests)
         most = math.inf if self.name == "usd" else 1.0
