@@ -92,9 +92,7 @@ class ControlPlane:
             await anyio.sleep(_TIDY_S)
 
     async def tidy(self, monotonic: float) -> None:
-        """Delete old rows, unless the wall clock has stepped recently. Raises StoreUnavailable. `monotonic`: that
-        clock, s.
-        """
+        """Delete old rows, unless the wall clock has stepped recently against `monotonic`. Raises StoreUnavailable."""
         now = self.clock()
         if not self._steady.holds(now, monotonic):
             return

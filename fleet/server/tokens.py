@@ -49,9 +49,7 @@ class ReportKeys:
         return self._key(device, str(int(ends)))
 
     def check(self, device: str, mac: str, path: str, body: bytes, now: float) -> None:
-        """Check the header `MAC_HEADER` of a message with these bytes. Raises SignatureInvalid, TokenExpired. `now`:
-        Unix s.
-        """
+        """Check the header `MAC_HEADER` of a message. Raises SignatureInvalid, TokenExpired. `now`: Unix s."""
         key = self._key(device, mac.partition(".")[0])
         if not hmac.compare_digest(mac.encode(errors="replace"), mac_header(key, path, body).encode(errors="replace")):
             raise SignatureInvalid(f"The message is not authenticated by a key of {device!r}.")

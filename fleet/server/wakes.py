@@ -128,9 +128,7 @@ class Polls:
         return poll in self._idle
 
     def park(self, http: web.Request, device: str, cohort: str, wait_s: float) -> None:
-        """Take the request's connection from aiohttp, whose task ends; return only if it has left or the share is used
-        up.
-        """
+        """Take the connection from aiohttp and end its task; return only if it has left or its share is used up."""
         handler, transport = http.protocol, http.transport
         if transport is None:
             return
@@ -202,9 +200,7 @@ def _answer(status: int, headers: Mapping[str, str], body: bytes) -> PollAnswer:
 
 
 class Wakes:
-    """Wakes parked polls: it knows each cohort's generation, and the polls that wait for the next. `clock`: Unix
-    seconds.
-    """
+    """Wakes parked polls: knows each cohort's generation, and the polls that wait for the next."""
 
     def __init__(self, store: Store, clock: Callable[[], float], connections: Connections) -> None:
         self._store = store
