@@ -108,9 +108,7 @@ async def list_rollouts(
 
 
 async def working_rollouts(connection: AsyncConnection) -> tuple[list[RolloutRecord], tuple[str, ...]]:
-    """Return active rollouts and each cohort's newest begun one, and the faults of unreadable ones (their cohorts
-    pause).
-    """
+    """Return active rollouts and each cohort's newest begun one, and the faults of unreadable ones."""
     newest = select(func.max(rollouts.c.created)).where(rollouts.c.begun).group_by(rollouts.c.cohort)
     chosen = select(*_COLUMNS).where(or_(rollouts.c.state.not_in(ENDED), rollouts.c.created.in_(newest)))
     return _readable((await connection.execute(chosen.order_by(*_NEWEST))).all())
