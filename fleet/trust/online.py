@@ -69,9 +69,7 @@ def publish_online(
 def publish_freshness(
     trust: Trust, folder: PublishedFolder, signers: Sequence[CryptoSigner], now: datetime, min_version: int = 0
 ) -> int:
-    """Sign snapshot and timestamp (return its version), with the arguments of `publish_online`. Raises
-    OnlineKeyMissing.
-    """
+    """Sign snapshot and timestamp; return the latter's version. As `publish_online`. Raises OnlineKeyMissing."""
     snapshot_version, timestamp_version = folder.next_versions()
     meta = {f"{role}.json": _meta(folder, role) for role in ("targets", ROLLOUT)}
     version = max(snapshot_version, min_version)
