@@ -28,9 +28,7 @@ def has_mtmd() -> bool:
 
 
 class Projector(msgspec.Struct, frozen=True):
-    """A checked projector, identified by `digest`, with the memory of its process. Paths are resolved: links may
-    vanish.
-    """
+    """A checked projector, identified by `digest`, and its process's memory. Paths are resolved."""
 
     path: Path
     digest: str
