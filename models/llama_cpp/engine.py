@@ -52,9 +52,7 @@ class Engine:
         on_failure: OnFailure | None = None,
         planner: DraftPlanner | None = None,
     ) -> None:
-        """Prepare an engine; `start` loads the model. `planner` chooses drafts (`options.prompt_lookup`); None: as they
-        pay.
-        """
+        """Prepare an engine; `start` loads the model. `planner` chooses drafts; None: one that drafts if it pays."""
         self._options = options
         self._emit = emit
         self._on_failure = on_failure

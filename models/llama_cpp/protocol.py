@@ -103,8 +103,8 @@ class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def marker(self) -> str:
-        """The vectors' marker in the prompt's text, derived from them alone: a client's own text is one of its own or
-        plain.
+        """The marker that stands for the vectors in the prompt's text. It is derived from the vectors alone, so a
+        marker that a client writes in its text is either one of its own request's or plain text.
         """
         digest = hashlib.blake2b(self.vectors, digest_size=16)
         if self.runs:

@@ -61,9 +61,7 @@ class GrammarCompiler:
             return self._tokenizer
 
     def compile(self, grammar: str, *, keep: bool = True) -> GrammarState:
-        """Return a grammar's initial state; it is Lark, or JSON of `LLMatcher`. `keep` caches it. Raises
-        InvalidGrammar.
-        """
+        """Return a grammar's initial state, of Lark or `LLMatcher`'s JSON; `keep` caches it. Raises InvalidGrammar."""
         matcher = self._kept(grammar).deep_copy() if keep else self._matcher(grammar)
         return GrammarState(matcher, self._vocabulary)
 

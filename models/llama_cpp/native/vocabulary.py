@@ -141,9 +141,7 @@ class Vocabulary:
         return [*pieces, unmarked[start:]]
 
     def _named(self, model: bindings.Pointer, kind: str, token: int) -> str:
-        """Return a token's text for templates, "" if unnamed (llama.cpp's own default 11 is a common word of many
-        models).
-        """
+        """Return a token's text for templates, "" if unnamed: llama.cpp's default, 11, is a common word."""
         key = f"tokenizer.ggml.{kind}_token_id".encode()
         found = native.llama_model_meta_val_str(model, key, self._buffer, _PIECE_BYTES)
         return self.name(token) if found >= 0 else ""

@@ -126,9 +126,7 @@ class Adapters:
                 self._problems[file.name] = error.message
 
     def find(self, name: str) -> Adapter | None:
-        """Return a job's adapter; None for "", the model alone. Raises ModelNotFound, or EngineUnavailable if not
-        loaded.
-        """
+        """Return a job's adapter; None for "", the model alone. Raises ModelNotFound, or EngineUnavailable."""
         if not name:
             return None
         if name in self._problems:

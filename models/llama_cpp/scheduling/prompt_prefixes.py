@@ -270,9 +270,7 @@ class PromptPrefixes:
         return min(max(common, default=0), len(sequence.pending_tokens) - 1)
 
     def restore(self, source: PrefixSource, slot: SequenceSlot, position: int) -> int:
-        """Restore a saved prefix, before `position`, into a new slot; return its tokens. Those of a running slot are
-        there.
-        """
+        """Restore a saved prefix, up to `position`, into a new slot; return its tokens (a running slot has them)."""
         if source.saved is None or self._cache is None:
             return source.tokens
         return self._cache.restore(source.saved, slot, source.tokens, position)

@@ -235,8 +235,8 @@ class Scheduler:
         return self._add_drafts(running), []
 
     def build_soft_batch(self) -> int:
-        """Write the prompts' next soft tokens into the context; return their rows. Vectors that attend to each other
-        are alone.
+        """Write the prompts' next soft tokens into the context's batch for soft tokens; return the number of rows.
+        Vectors that attend to each other get a batch of their own.
         """
         self._chunks.clear()
         self.soft_whole = False
