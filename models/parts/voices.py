@@ -71,9 +71,7 @@ class _Inference(msgspec.Struct, frozen=True):
 
 
 class VoiceSettings(msgspec.Struct, frozen=True):
-    """The content of `VOICE.onnx.json` that synthesis needs. `phoneme_id_map`: ids by code point of IPA or
-    `vowel_clusters`.
-    """
+    """The content of `VOICE.onnx.json`. `phoneme_id_map`: ids by code point of IPA or `vowel_clusters`."""
 
     audio: _Audio
     espeak: _Espeak
@@ -120,9 +118,7 @@ def voice_memory_bytes(size_bytes: int) -> int:
 
 
 def read_settings(file: Path) -> VoiceSettings:
-    """Read a voice's JSON file. Raises ArtifactNotFound, or ArtifactError, with the path, for another or unsupported
-    kind.
-    """
+    """Read a voice's JSON file. Raises ArtifactNotFound, or ArtifactError, with the path, for another kind."""
     try:
         if file.stat().st_size > _MAX_SETTINGS_BYTES:
             raise ArtifactError(
@@ -190,9 +186,7 @@ def list_voices(model_dirs: Sequence[Path] = ()) -> tuple[Artifact, ...]:
 
 
 def voice_of(artifact: Artifact) -> Voice:
-    """Return the voice of an artifact, whose weights are checked when they are loaded. Raises ArtifactError for its
-    settings.
-    """
+    """Return the voice of an artifact, whose weights are checked when loaded. Raises ArtifactError."""
     manifest = artifact.manifest
     path = artifact.folder / SETTINGS
     try:

@@ -41,9 +41,7 @@ _TRANSCRIPTS = 10
 
 
 class _Whisper(WhisperModel):  # type: ignore[misc]  # the package has no types
-    """Whisper with one encoding per clip, where faster-whisper has two (language, words). `words`: of a command, or
-    None.
-    """
+    """Whisper with one encoding per audio clip; faster-whisper alone makes two. `words`: None if not a command."""
 
     words: WordModel | None = None
     _encoded: tuple[npt.NDArray[np.float32], object] | None = None

@@ -137,9 +137,7 @@ class Memory(Protocol):
 
 
 class PartMemory:
-    """A cache of the facts of a process's parts: at most `limit`, for `remembered_s` seconds each, by a monotonic
-    `clock`.
-    """
+    """A cache of the facts of a process's parts: at most `limit`, for `remembered_s`, by a monotonic clock."""
 
     def __init__(self, limit: int, remembered_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit

@@ -110,9 +110,7 @@ def soft_tokens_of(model: str, projector: str, read: Sequence[tuple[FoundPart, P
 
 
 def transcript_of(found: Found, seconds: float, *, words: bool = False) -> Transcript:
-    """Return a clip's transcript; times after its end become its end. Raises UnsupportedFeature without times of
-    `words`.
-    """
+    """Return a clip's transcript, its times up to its end. Raises UnsupportedFeature without the times of `words`."""
     timed = tuple(
         TranscriptWord(word.text, min(word.start_s, seconds), min(word.end_s, seconds))
         for segment in found.segments
