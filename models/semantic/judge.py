@@ -192,9 +192,7 @@ class Judge:
     def features(
         self, question: ComparedText, others: Sequence[ComparedText], similarities: Sequence[float]
     ) -> list[list[float]]:
-        """Return FEATURES numbers on `question` and each of `others`: [others, FEATURES]. `similarities`: inner
-        products.
-        """
+        """Return FEATURES numbers on `question` and each of `others`: [others, FEATURES]."""
         p, intents = question.intents, np.array([other.intents for other in others])
         best_p = int(p.argmax())
         log_p = math.log(float(p[best_p]))
