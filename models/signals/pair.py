@@ -80,9 +80,7 @@ class PairHandoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pair's file. `stages`: at least one, by ascending `tokens`; `kinds`: if set, `quality`'s last input is the
-    gain.
-    """
+    """A pair's file. `stages`: at least one, by ascending `tokens`; `kinds`: of prompts, for the gain."""
 
     small: ModelIdentity
     large: ModelIdentity
@@ -100,9 +98,7 @@ class PairEstimator:
     """
 
     def __init__(self, parameters: PairParameters, encoder: Encode, sha256: str = "") -> None:
-        """Keep valid `parameters`; `sha256` is of their file. Raises ArtifactError without a stage or for wrong
-        weights.
-        """
+        """Check and keep `parameters`; `sha256` is of their file. Raises ArtifactError."""
         inputs = len(prompt_features("", encoder))
         kinds = parameters.kinds
         fits = len(parameters.quality.weights) == inputs + (kinds is not None) and bool(parameters.stages)
@@ -169,9 +165,7 @@ def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path]
 def load_pair_file(
     signal: Artifact, small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path] = ()
 ) -> PairEstimator:
-    """Load one file's signals, as `find_pair`. Raises ArtifactError for other weights, models or encoders, or a bad
-    file.
-    """
+    """Load one file's signals, as `find_pair`. Raises ArtifactError for other weights, models or encoders."""
     large = read_parameters(signal).large
     if large.name not in others:
         raise ArtifactError(f"{signal.path}: calibrated beside {large.name}, which is not a target of this policy")
