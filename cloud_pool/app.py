@@ -869,7 +869,7 @@ def operator_listener(config: Config, routes: OperatorRoutes) -> Listener:
 
 
 async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] | None = None) -> None:
-    """Serve until `stop`, then drain and close; prints one line when ready. Raises ConfigError. `reread`: on SIGHUP."""
+    """Serve until `stop`, then drain and close. Prints one line when it is ready. Raises ConfigError."""
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
         app = build(config, tasks, reread)

@@ -63,7 +63,7 @@ class WorkerAccounts(msgspec.Struct, frozen=True):
 
 
 class WorkerRuntime:
-    """The worker and its connections to Redis and webhook receivers. `clock`: of tests in place of Redis's, Unix s."""
+    """The worker and its connections to Redis and webhook receivers. `clock`: Unix seconds, in place of Redis's."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ _TYPES = {
 
 
 def gateway_document(served: Collection[str] | None = None) -> dict[str, Any]:
-    """Build the document of the paths in `served` (without a Redis there are no jobs); None for all."""
+    """Build the document of the `served` paths; None: all (without a Redis a gateway has no jobs)."""
     api = _api()
     return openapi_document(
         "Causeway gateway",
