@@ -70,7 +70,9 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self._check_sequences(request)
 
     def check_regions(self, region: str, models: Mapping[str, str], where: str) -> None:
-        """Raise ConfigError if a gateway in `region` can answer no request of the tenant, unless it is to refuse it."""
+        """Raise ConfigError if a gateway in `region` could answer no request of the tenant. One in another region is
+        meant to refuse them.
+        """
         regions = regions_of(region_tags(self.regions))
         if not region:
             raise ConfigError("Set `identity.region`: without it this gateway is outside every region.", where=where)

@@ -89,7 +89,7 @@ class LocalLimits:
         self._reserved: dict[str, tuple[Reservation, float]] = {}  # by id, with when it ends (monotonic, s)
 
     def take(self, reservation: Reservation, ends_at: float, day: str, now: float) -> tuple[Exhausted, float]:
-        """Take a request, its tokens and its cost, all or nothing; return what is exhausted, and the wait in s."""
+        """Take a request, its tokens and its cost, all or nothing. Return what is exhausted, and the wait in s."""
         self._begin_day(day)
         others = sum(each.pico_usd for each, _ in self._reserved.values() if each.id != reservation.id)
         budget = (self._pico_usd_per_day - self._used_pico_usd) * self._share - self._spent_pico_usd
