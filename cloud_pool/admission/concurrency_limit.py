@@ -256,8 +256,8 @@ class ConcurrencyLimit:
     def _cut(
         self, now: float, value: int, summary: WindowSummary, base_s: float | None, vain: LimitTrial | None = None
     ) -> None:
-        """Lower the limit and start a trial; `base_s` None: the base is in doubt. A large cut in vain is followed by a
-        second one before it counts: a queue that still builds up hides the relief.
+        """Lower the limit and start a trial; `base_s` None: the base is in doubt. A large cut without effect is
+        followed by a second one before it counts, because a queue that was still building up hides the relief.
         """
         before = self.value
         self._set(now, value)
