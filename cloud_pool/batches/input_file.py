@@ -284,7 +284,10 @@ async def check_input(
     limits: BatchConfig,
     renew_lease: Callable[[], Awaitable[None]],
 ) -> InputCheck:
-    """Return the finished check, calling `renew_lease` each second. Raises JobStoreUnavailable or FileContentLost."""
+    """Return the finished check. Raises JobStoreUnavailable or FileContentLost.
+
+    `renew_lease` is called before each part; reading a part takes at most a second.
+    """
     check = InputCheck(
         batch.endpoint, body_check(parser, batch), max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes
     )
