@@ -148,7 +148,7 @@ class _Subject:
 
 
 def headers_of(message: Msg) -> dict[str, str]:
-    """Return a message's headers, of a name's lines the last: with `fast-mail-parser` nats-py returns lists."""
+    """Return a message's headers; of several lines of a name (with `fast-mail-parser`: a list) the last."""
     headers: Mapping[str, str | list[str]] = message.headers or {}
     return {name: value if isinstance(value, str) else value[-1] for name, value in headers.items()}
 
