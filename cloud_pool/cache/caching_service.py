@@ -135,7 +135,7 @@ log = logging.getLogger(__name__)
 
 
 class CachingService:
-    """Answers requests from the cache (None: always straight) or the service, and owns this gateway's generations."""
+    """Answers requests from the cache or the service, and owns this gateway's generations. `cache` None: no cache."""
 
     def __init__(self, cache: SharedCache | None, generate: Generate) -> None:
         self._cache = cache
