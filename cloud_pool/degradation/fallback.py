@@ -67,7 +67,7 @@ class FallbackStep(msgspec.Struct, frozen=True):
     trial: bool = False  # whether a variant is tried before the tier's own model; its faults are not the tier's
 
     def reason(self, failed: Mapping[str, Stress]) -> str:
-        """Return `requested`, or each skipped tier with its stress, even of late: "large=slow; medium=saturated"."""
+        """Return `requested`, or skipped tiers and their stress, `failed` included: "large=slow; medium=saturated"."""
         if not self.skipped:
             return REQUESTED
         return "; ".join([f"{name}={failed.get(name) or stress or 'saturated'}" for name, stress in self.skipped])

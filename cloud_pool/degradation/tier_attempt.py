@@ -110,7 +110,7 @@ class TierAttempt:
             self.leave()
 
     def begin_now(self, context: RequestContext, build_requests: BuildRequests, key: bytes) -> EndpointAttempt | None:
-        """Do what `begin` does for one sequence, as far as it need not wait; None: `begin` must do the rest."""
+        """Begin one sequence without waiting, and return the attempt, yet to be sent; None: `begin` does the rest."""
         now, scheduler = self._clock(), self._admission.scheduler
         left_s = context.deadline - now
         if left_s <= 0.0 or not scheduler.has_room:
