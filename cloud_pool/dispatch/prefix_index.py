@@ -42,7 +42,7 @@ def prompt_blocks(request: InferenceRequest) -> tuple[int, ...]:
 
 
 def _pieces(request: Request) -> Iterator[str]:
-    """Yield a request's texts in the order of templates, without lengths, which differ before the texts do."""
+    """Yield a request's texts in the order in which templates render them. Lengths would differ before the texts."""
     if request.tools:
         yield _encoded(request.tools)
     for message in request.messages:
@@ -62,7 +62,7 @@ def _encoded(value: object) -> str:
 
 
 class PrefixIndex:
-    """The blocks of a tier's endpoints. `max_tokens`: tokens for which each one's KV cache has room."""
+    """The blocks of a tier's endpoints. `max_tokens`: room of each one's KV cache."""
 
     def __init__(self, max_tokens: int = KV_CACHE_TOKENS) -> None:
         self._max_blocks = max_tokens // BLOCK_TOKENS
@@ -70,7 +70,7 @@ class PrefixIndex:
         self._blocks: dict[str, OrderedDict[int, None]] = {}  # by address; the most recently used block last
 
     def cached_tokens(self, blocks: Sequence[int]) -> Mapping[str, int]:
-        """Return how many tokens of a prompt each endpoint has, if any.
+        """Return how many tokens of a prompt each endpoint has; endpoints that have none are left out.
 
         A block is always used with those before it, and before them, so that it is evicted first: bisection finds the
         last one.
