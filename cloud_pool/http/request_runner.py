@@ -207,7 +207,7 @@ class RequestRunner(msgspec.Struct):
         billing: Billing,
         reply: ClientReply[AnswerHead] | None = None,
     ) -> Iterator[None]:
-        """Settle a request's one outcome, as the block ends. Raises CausewayError.
+        """Determine and settle a request's one outcome from how the block ends. Raises CausewayError.
 
         `reply` tells whether the client has the whole answer; None: not before the end of the block.
         """

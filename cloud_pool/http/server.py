@@ -454,7 +454,7 @@ def gateway_listener(
 
 
 def allowed_connections(most: int) -> int:
-    """Raise the process's file limit; return how many connections, at most `most`, half of its files allow."""
+    """Raise the process's file limit; return the connections that half of its files allow, at most `most`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2 * most:
         log.warning("This process may open only %d files: %d connections.", hard, hard // 2)

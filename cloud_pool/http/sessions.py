@@ -60,7 +60,7 @@ class GatewayClient(SessionClient, frozen=True):
 
 
 class GatewaySessions(msgspec.Struct, frozen=True):
-    """The gateway's side of live sessions. Without `parts` there are no encoders, without `detect` no turns."""
+    """The gateway's side of live sessions. `parts` None: no encoders; `detect` None: no turns are detected."""
 
     config: SessionConfig
     authenticator: Authenticator
