@@ -38,7 +38,7 @@ FORGETS = PartMemory(0)
 
 
 class TierBranch:
-    """Reads parts of one kind with a tier, for one request (a `Branch`). WorkerFailed has the tier's error."""
+    """Reads one kind of part with a tier, for one request (a `Branch`). The tier's error is WorkerFailed's cause."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class RequestParts:
         return msgspec.structs.replace(context, tier=self._tier("audio"))
 
     def check_native(self, request: Request, native: Collection[Modality]) -> None:
-        """Check parts that a model gets itself: few, and nothing is fetched. Raises InvalidRequest for a part."""
+        """Check the parts that a model gets itself: a bounded number, and nothing is fetched. Raises InvalidRequest."""
         find_parts(request, tuple(native), self._config.max_parts)
 
     async def read(self, context: RequestContext, native: Collection[Modality] = ()) -> ReadParts:
