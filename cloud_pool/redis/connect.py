@@ -55,7 +55,7 @@ def client_fault(error: Exception, client: redis.asyncio.Redis | None) -> str:
 
 
 def redis_fault(error: Exception, address: str) -> str:
-    """Describe a RedisError, OSError or TimeoutError of a call; its text may be Redis's own. `address`: no password."""
+    """Describe a RedisError, OSError or TimeoutError of a call. `address`: without a password; "" if unknown."""
     name = f"Redis at {address}" if address else "Redis"
     if isinstance(error, BusyLoadingError):
         return f"{name} is still loading its data: {error}"
@@ -97,7 +97,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 async def eviction_fault(client: redis.asyncio.Redis) -> str:
-    """Return why a Redis (or any primary) may evict keys, and the fix; "" if it does not. Raises RedisError.
+    """Return why a Redis, or a cluster's primary, may evict keys, and the fix; "" if it does not. Raises RedisError.
 
     INFO is used because managed services that refuse CONFIG allow it.
     """
