@@ -78,7 +78,7 @@ class PromotableReplicas:
         self._asked_at = float("-inf")
 
     async def required(self, at_least: int) -> int:
-        """Return how many replicas must confirm a write: with Sentinels all that are up. Raises ReplicasUnknown."""
+        """Return how many replicas must confirm a write: `at_least`, with Sentinels all. Raises ReplicasUnknown."""
         if self._pool is None or not at_least:
             return at_least
         async with self._lock:
