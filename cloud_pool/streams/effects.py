@@ -45,7 +45,7 @@ class KnownEffect(msgspec.Struct, frozen=True):
 
 
 class EffectStore:
-    """The effects of one pipeline. Every method raises JobStoreUnavailable. `owner`: its lease needs one."""
+    """The effects of one pipeline. Methods raise JobStoreUnavailable. `owner`: this process, if it needs the lease."""
 
     def __init__(
         self, database: RedisClient, name: str, owner: str, *, ttl_s: float, cipher: ContentCipher = NO_CIPHER
