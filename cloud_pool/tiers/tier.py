@@ -374,7 +374,7 @@ AllowedTiers = frozenset[str] | None
 
 
 def allowed_tiers(tiers: Mapping[str, Tier], tenants: Collection[str], tokens: Collection[str] | None) -> AllowedTiers:
-    """Return the tiers on both the list of a caller's tenant (none: all) and that of its token (None: all)."""
+    """Return the tiers that both the caller's tenant (none: all) and its token (None: all) allow, by name or alias."""
     if not tenants and tokens is None:
         return None
     lists = [names for names in (tenants or None, tokens) if names is not None]
