@@ -226,7 +226,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 def write_repository(folder: Path, models: tuple[ServedModel, ...], *, has_gpu: bool = False) -> None:
-    """Write a folder for each of `models`. `has_gpu`: llama.cpp finds one; then a model is one instance."""
+    """Write a folder for each of `models`. `has_gpu`: llama.cpp finds one; each model is one instance on all GPUs."""
     for model in models:
         target = folder / model.name
         shutil.copytree(TEMPLATES / model.template, target, ignore=shutil.ignore_patterns("__pycache__"))
