@@ -32,7 +32,7 @@ def default_key_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def ensure_key(path: Path) -> str:
-    """Return the key in `path`, made if missing. Raises ConfigError, also if other users can read it."""
+    """Return the key in `path`, making one if there is none. Raises ConfigError, also if others can read it."""
     if path.exists():
         return read_key(path)
     try:
