@@ -179,7 +179,7 @@ class Plans:
             await self._published()
 
     def records_per_hour(self, cohort: str, devices: int) -> float:
-        """Return the records that a device may send: its share, rounded down to a power of two, to change rarely."""
+        """Return the records that a device may send per hour: its share, rounded down to a power of two."""
         rate = self.cohort_doc(cohort).replay.records_per_day / 24.0 / max(1, devices)
         if self._fleet is None or cohort not in self._fleet.cohorts:
             return 0.0  # no signer has agreed to such a cohort
