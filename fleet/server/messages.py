@@ -54,7 +54,7 @@ class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def cloned(self) -> bool:
-        """Whether two machines have this identity: a boot id returns after another one, as after no restart."""
+        """Whether two machines report with this identity: an earlier boot id has returned, which no restart does."""
         return len(set(self.arrivals)) < len(self.arrivals)
 
     def with_report(self, boot: str, seq: int) -> BootHistory | None:
