@@ -76,7 +76,7 @@ async def insert_rollout(connection: AsyncConnection, record: RolloutRecord) -> 
 
 
 async def change_rollout(connection: AsyncConnection, record: RolloutRecord) -> None:
-    """Store a changed rollout. `record.version`: as read; if it has changed meanwhile, raises RolloutChanged."""
+    """Store a changed rollout. Raises RolloutChanged if the stored version is not `record.version` any more."""
     same = and_(rollouts.c.id == record.rollout.id, rollouts.c.version == record.version)
     changed = msgspec.structs.replace(record, version=record.version + 1)
     done = await connection.execute(update(rollouts).where(same).values(_values(changed)))
