@@ -69,7 +69,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The `mmproj` file of a vision model, for one version of its weights: its encoder makes soft tokens."""
+    """The `mmproj` file of a vision model, for one version of its weights: it turns images into soft tokens."""
 
     file: str
     sha256: str

@@ -294,7 +294,7 @@ def read_metadata(path: Path, is_wanted: Callable[[str], bool]) -> dict[str, obj
 
 
 def adapted_architecture(path: Path) -> str:
-    """Return the architecture of the model that a LoRA adapter belongs to. Raises ArtifactError if it is none."""
+    """Return the architecture of the model that a LoRA adapter belongs to. Raises ArtifactError for another file."""
     metadata = read_metadata(path, lambda key: key in _ADAPTER_KEYS)
     kind = metadata.get("adapter.type") or metadata.get("general.type") or "a model"
     if kind != "lora":
@@ -323,7 +323,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 def describe(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufFile:
-    """Describe a GGUF by its first bytes, or by all of them; tensors that a partial header lacks fill the rest.
+    """Describe a GGUF by its first bytes, or all of them. Tensors missing in the header are taken to fill the rest.
 
     `size_bytes`: of the whole file; `where` names it. Raises ArtifactError, also without the network's sizes.
     """
