@@ -65,9 +65,9 @@ def prices(files: tuple[Path, ...], model: str | None) -> None:
 
 
 def price_of(snapshot: DataSnapshot, name: str, *, table: str, now: datetime) -> Mapping[str, str]:
-    """Return the prices of a model by the keys of a price; of prices by the prompt's length the lowest.
+    """Return a model's prices by the keys of a price; where they depend on the prompt's length, the lowest.
 
-    `table`: its name, for messages. Raises LookupError, which says what to write, without a price that counts here.
+    `table`: its name, for messages. Raises LookupError, which says what to write, if it has no price that counts here.
     """
     provider, _, model = name.partition("/")
     try:
