@@ -65,9 +65,10 @@ def read_prompts(files: Sequence[Path]) -> list[EvaluationPrompt]:
 
 
 def read_lines(files: Sequence[Path], parse: Callable[[bytes], Line], example: str) -> list[Line]:
-    """Read JSON lines but blank ones. Raises ArtifactError for refused lines, with file, line and reason, or for none.
+    """Read JSON lines; blank ones are skipped.
 
-    `parse` converts a line, or raises ValueError or DecodeError; `example`: a usable line, for the message.
+    `parse` converts a line, or raises ValueError or DecodeError; `example`: a usable line, for the message. Raises
+    ArtifactError, with file, line and reason, for lines that `parse` refuses, or if there are none.
     """
     found: list[Line] = []
     faults: list[str] = []
