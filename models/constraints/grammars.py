@@ -44,7 +44,7 @@ RUN: %regex """
 
 
 def _call_with(value: dict[str, object] | None) -> str:
-    """Return the grammar of calls whose arguments, if any, have this schema. Texts and lists are bounded, to end."""
+    """Return the grammar of calls, whose arguments have this schema. Bounds end an answer that repeats itself."""
     arguments: dict[str, object] = {"type": "object", "additionalProperties": False}
     if value is not None:
         one = {"$ref": "#/$defs/value"}

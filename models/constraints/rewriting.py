@@ -195,7 +195,7 @@ class Rewriter:
             raise Unenforceable(path, "propertyNames", "only a pattern or an enum of names is supported")
 
     def _resolved_branches(self, branches: Json, discriminator: Json) -> Json:
-        """Replace references by definitions, to see that branches exclude each other; the discriminator is required."""
+        """Replace references by definitions, to see which branches exclude each other. A discriminator is required."""
         if not isinstance(branches, list):
             return branches
         name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
