@@ -203,7 +203,7 @@ class EngineCore:
         logits: NDArray[np.float32],
         out: list[Emission],
     ) -> tuple[int, int]:
-        """Sample the token after each draft token that equals the token sampled at its position, at first `token`.
+        """Sample the token after each draft token that equals the token sampled at its position, first `token`.
 
         Returns the number of draft tokens that are part of the answer and cached, and the last token sampled.
         """

@@ -119,7 +119,7 @@ class SoftTokenIds:
 
 
 class _Span(NamedTuple):
-    """A run in the prompt: its first token's index and position. Behind it, a position is `fewer` than the index."""
+    """A run in the prompt: index and position of its first token. Behind it, positions are `fewer` less."""
 
     start: int
     position: int

@@ -364,7 +364,8 @@ class TunersBySize:
         self._tuners: dict[tuple[bool, int], ThreadTuner] = {}  # by (with a prompt, bits of the number of rows)
 
     def tuner(self, rows: int, *, prompt: bool = False) -> ThreadTuner:
-        """Return the tuner for steps with this number of rows, of which some belong to prompts (`prompt`), or none.
+        """Return the tuner for steps with this number of rows. `prompt`: some of them belong to prompts, which is more
+        work.
 
         Until its first trial is decided, it starts with the highest thread count of tuners of smaller steps.
         """

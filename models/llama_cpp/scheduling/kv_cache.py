@@ -87,7 +87,7 @@ class KVCache:
         return self.total - self.used
 
     def allocate(self, source: SequenceSlot | None = None, shared: int = 0, position: int = 0) -> SequenceSlot:
-        """Open a slot with the first `shared` tokens of `source`; the next one is at `position`. One must be free."""
+        """Open a slot with the first `shared` tokens of `source`, up to `position`. The caller ensures a free one."""
         slot = SequenceSlot(self._free_ids.pop(), source.segments_of_first(shared) if source else [])
         if source is not None and shared:
             bindings.sequence_copy(self._memory, source.id, slot.id, 0, position)

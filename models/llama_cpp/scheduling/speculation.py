@@ -111,7 +111,7 @@ def forced_drafts(decoding: Sequence[Drafting], room: int) -> list[Draft]:
 
 
 class DraftPlanner:
-    """Chooses the drafts of each step that maximise all sequences' expected tokens per second. Counts tokens."""
+    """Chooses the drafts that maximise the expected tokens per second of all sequences together, and counts them."""
 
     def __init__(self) -> None:
         self._costs: dict[int, float] = {}  # seconds of a step by its rows
