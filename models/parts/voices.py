@@ -168,7 +168,7 @@ def worker_spec(path: Path, sha256: str, settings: VoiceSettings, memory_bytes: 
 
 
 def find_voice(name: str, model_dirs: Sequence[Path] = ()) -> Voice | None:
-    """Return the voice called `name`; None if there is none. Raises ArtifactError for a manifest or settings."""
+    """Return the voice called `name`; None if there is none. Raises ArtifactError if it is malformed or altered."""
     if not NAME.fullmatch(name):
         return None
     for root in search_path(model_dirs):

@@ -66,7 +66,7 @@ class WordModel:
         return cls(msgspec.json.decode(path.read_bytes(), type=WordCounts))
 
     def best(self, transcripts: Sequence[tuple[str, float]]) -> int:
-        """Return the index of the likeliest transcript; each has the natural log of the speech model's probability."""
+        """Return the index of the likeliest of `transcripts`, each with the speech model's log probability."""
         return max(range(len(transcripts)), key=lambda at: (self._score(*transcripts[at]), -at))
 
     def log_probability(self, words: Sequence[str]) -> float:
