@@ -111,7 +111,7 @@ class _Bucket:
 
 
 class SemanticIndex:
-    """Finds the key of an earlier request whose question means the same, among `entries` of least recent use."""
+    """Finds the key of an earlier request whose question means the same, among the `entries` used most recently."""
 
     def __init__(self, judge: Judge, entries: int = ENTRIES) -> None:
         self._judge = judge

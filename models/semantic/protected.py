@@ -154,7 +154,7 @@ _ONES = sum(1 << 2 * number for number in range(len(SCALES)))
 
 
 def signature(text: str, found: list[str], harmless: AbstractSet[str]) -> Signature:
-    """Return a text's protected words, equal for texts with the same answer; but for `harmless` ones."""
+    """Return a text's protected words, equal for texts with the same answer. Other words than `harmless` are names."""
     names = _capitalized(text)
     ordered = tuple(
         [word for word in found if word in ORDERED or word in names or (word not in harmless and word not in NEGATIONS)]
