@@ -57,7 +57,7 @@ class ConfidenceCalibrator:
     """Maps the engine's confidence to the probability that the answer is right."""
 
     def __init__(self, parameters: CalibrationParameters) -> None:
-        """Keep valid `parameters`. Raises ArtifactError without a stage, or for a wrong number of weights."""
+        """Check and keep `parameters`. Raises ArtifactError without a stage, or for a wrong number of weights."""
         fits = all(
             len(stage.alone.weights) == INPUT_COUNT and len(stage.joined.weights) == INPUT_COUNT + 1
             for stage in parameters.stages

@@ -100,7 +100,7 @@ class CandidateEstimator:
     """
 
     def __init__(self, parameters: CandidateParameters, encoder: Encode) -> None:
-        """Keep valid `parameters`. Raises ArtifactError if numbers of models, inputs or prompts do not fit together."""
+        """Check and keep `parameters`. Raises ArtifactError if numbers of models, inputs or prompts do not fit."""
         inputs, dimensions = len(prompt_features("", encoder)), len(encoder(""))
         if not parameters.models or not parameters.estimator.fits(len(parameters.models), inputs, dimensions):
             raise ArtifactError(f"estimates of {len(parameters.models)} models do not have {inputs} inputs each")

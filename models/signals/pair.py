@@ -60,7 +60,7 @@ class PairStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KindMixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The small model's expected gain: mean differences (`gains`) by the log odds of a prompt's `kinds`."""
+    """The expected gain of the small model, by a prompt's probable kind: `gains` by the log odds of `kinds`."""
 
     kinds: tuple[LinearLogit, ...]
     gains: tuple[float, ...]
@@ -80,7 +80,7 @@ class PairHandoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pair's file. `stages`: at least one, by ascending `tokens`; `kinds`: of prompts, for the gain."""
+    """A pair's file. `stages`: at least one, by ascending `tokens`. `kinds`: mixture for `quality`'s last input."""
 
     small: ModelIdentity
     large: ModelIdentity
