@@ -94,9 +94,8 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
         )
     if not settings.database:  # SQLite gives the files beside it the same rights.
         os.close(os.open(settings.state_dir / "fleet.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    database = settings.database or f"sqlite:///{settings.state_dir.resolve() / 'fleet.db'}"
     async with AsyncExitStack() as closing_last:
-        store = await Store.open(database, settings.statement_s)
+        store = await Store.open(settings.database or sqlite_url(settings.state_dir), settings.statement_s)
         closing_last.push_async_callback(store.close)
         connections = Connections(files_of_connections(settings.max_files))
         plane = ControlPlane(settings.folder, fleet, store, key, connections=connections, authority=authority)
@@ -126,6 +125,11 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
                 await runner.cleanup()
             finally:
                 tasks.cancel_scope.cancel()
+
+
+def sqlite_url(state_dir: Path) -> str:
+    """Return the URL of SQLite's database in a state folder."""
+    return f"sqlite:///{state_dir.resolve() / 'fleet.db'}"
 
 
 def read_fleet_folder(folder: Path) -> FleetDoc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from datetime import datetime
@@ -50,7 +51,7 @@ SECTIONS = {
     "Write and check": ("init", "lint", "test", "prove", "route", "replay", "schema", "migrate"),
     "Sign": ("keys", "diff", "sign"),
     "Certificates": ("tls",),
-    "Roll out": ("quick", "serve", "apply", "status", "pause", "resume", "accept", "abort"),
+    "Roll out": ("quick", "serve", "downgrade", "apply", "status", "pause", "resume", "accept", "abort"),
     "Devices": ("enroll", "devices", "hold", "pin", "release", "revoke", "erase", "audit"),
 }
 """The commands in the order of `--help`."""
@@ -397,3 +398,28 @@ def serve(
         run_fast(run(settings))
     except CausewayError as error:
         raise click.ClickException(error.message) from error
+
+
+@main.command()
+@click.argument("revision")
+@option("--state-dir", "Folder of the server with SQLite's database.", _Folder, required=True)
+@option("--database", "postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.", default="", metavar="URL")
+def downgrade(revision: str, state_dir: Path, database: str) -> None:
+    """Take the database of a stopped control plane back to REVISION, so that an earlier version starts with it.
+
+    What later revisions added stays for the next upgrade. Exit code: 0 done, 1 not possible, nothing written.
+    """
+    from ..app import sqlite_url
+    from ..store.database import Store
+
+    if not database and not (state_dir / "fleet.db").exists():
+        raise click.ClickException(f"There is no database fleet.db in {state_dir}.")
+
+    async def run() -> None:
+        await (await Store.open(database or sqlite_url(state_dir), downgrade=revision)).close()
+
+    try:
+        asyncio.run(run())
+    except CausewayError as error:
+        raise click.ClickException(error.message) from error
+    click.echo(f"The database has revision {revision}.")

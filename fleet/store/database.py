@@ -19,6 +19,8 @@ import anyio
 import msgspec
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from anyio import to_thread
 from asyncpg import InterfaceError as AsyncpgInterfaceError
 from asyncpg import PostgresError
@@ -84,12 +86,14 @@ class Store:
         self._turn = anyio.Lock() if self.is_sqlite else None
 
     @classmethod
-    async def open(cls, url: str, statement_s: float = STATEMENT_S) -> Store:
-        """Connect, and bring the tables up to date. Raises ConfigError for the URL, or StoreUnavailable.
+    async def open(cls, url: str, statement_s: float = STATEMENT_S, downgrade: str = "") -> Store:
+        """Connect, and bring the tables up to date. Raises ConfigError for the URL or a newer version's
+        database, or StoreUnavailable.
 
         Args:
             url: ``sqlite:///PATH`` or ``postgresql://USER:PASSWORD@HOST/NAME``.
             statement_s: PostgreSQL's limit for a statement, and the maximum wait for a lock or a connection.
+            downgrade: The revision of an earlier version, to which the database is taken back instead.
         """
         engine = _engine(_with_driver(url), statement_s)
         store = cls(engine)
@@ -99,7 +103,7 @@ class Store:
                     await to_thread.run_sync(_try_sqlite, engine.url.database or "")
                 async with engine.connect() as connection:
                     await connection.execution_options(**{_WRITES: True})
-                    await connection.run_sync(_migrate)
+                    await connection.run_sync(_migrate, downgrade)
         except BaseException:
             await engine.dispose()
             raise
@@ -247,12 +251,29 @@ def _translated() -> Iterator[None]:
         raise StoreUnavailable(message, retry_after_s=_RETRY_S) from error
 
 
-def _migrate(connection: Connection) -> None:
-    """Apply the revisions of `migrations` that the database lacks, in one transaction of a connection without one."""
+def _migrate(connection: Connection, downgrade: str) -> None:
+    """Apply the revisions that the database lacks, or undo those after `downgrade`, in a transaction of its own.
+
+    Raises ConfigError: this version does not know the database's revision, or the database has not reached `downgrade`.
+    """
+    config = _alembic_config(connection)
+    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]  # newest first
     with connection.begin():
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
-        command.upgrade(_alembic_config(connection), "head")
+        found = MigrationContext.configure(connection).get_current_revision()
+        if found is not None and found not in known:
+            raise ConfigError(
+                f"The database has revision {found} of a newer version; this one knows {known[0]} and older. Start the "
+                f"newer version, or take the database back with it: causeway-fleet downgrade {known[0]}.",
+                where="--database",
+            )
+        if not downgrade:
+            command.upgrade(config, "head")
+        elif found is not None and downgrade in known[known.index(found) :]:
+            command.downgrade(config, downgrade)
+        else:
+            raise ConfigError(f"The database has revision {found}, not {downgrade} or a later one.", where="REVISION")
 
 
 def _alembic_config(connection: Connection) -> Config:

@@ -96,6 +96,7 @@ HARMLESS = {
     },
     "they refuse to overwrite a file, or keep a copy": {"init", "keys new", "migrate", "tls init"},
     "it keeps the newest heads of the logs that it has compared": {"audit egress"},
+    "it deletes nothing, and the next start undoes it": {"downgrade"},
     "another command undoes them": {"hold", "pause", "pin", "release", "resume"},
     "what they begin or make can be ended: `abort`, `revoke`, the token's expiry": {"accept", "enroll", "quick"},
     "they need a private key, and only add what is newer": {"keys holders", "keys list", "serve", "sign"},

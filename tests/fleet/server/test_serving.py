@@ -95,6 +95,25 @@ async def test_a_taken_port_is_named(fleet_folder: Path) -> None:
     assert b"another program listens there" in errors
 
 
+async def test_the_database_goes_back_to_a_revision_that_an_earlier_version_knows(fleet_folder: Path) -> None:
+    async def downgrade(state_dir: Path, revision: str) -> tuple[int | None, bytes]:
+        words = ("-m", "causeway_server.fleet", "downgrade", revision, "--state-dir", str(state_dir))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+        return process.returncode, output
+
+    state_dir = fleet_folder / "data"
+    code, output = await downgrade(state_dir, "0001")
+    assert (code, b"no database fleet.db in" in output, state_dir.exists()) == (1, True, False)
+    async with running(ServeSettings(fleet_folder, fleet_folder / "keys", state_dir, port=0)):
+        pass
+    assert await downgrade(state_dir, "0001") == (0, b"The database has revision 0001.\n")
+    code, output = await downgrade(state_dir, "0003")
+    assert (code, b"revision 0001, not 0003 or a later one" in output) == (1, True)
+
+
 async def test_a_key_that_others_can_read_is_refused(fleet_folder: Path) -> None:
     (fleet_folder / "data").mkdir()
     key = fleet_folder / "data" / "token-key.jwk"

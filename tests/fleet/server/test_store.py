@@ -9,11 +9,13 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from causeway_server.fleet.store.database import Store
+from causeway_server.fleet.store.database import Store, _with_driver
 from causeway_server.fleet.store.devices import device_history, forget_old_events, write_reports
 from causeway_server.fleet.store.history import DeviceEvent
 from causeway_server.fleet.store.tables import metadata
+from causeway_server.router.errors import ConfigError
 from tests.check.sources import ROOT
 
 pytestmark = pytest.mark.slow
@@ -57,6 +59,44 @@ async def test_an_older_database_gets_what_it_lacks(database: str) -> None:
     await store.close()
     store = await Store.open(database)
     async with store.read() as connection:
+        assert await connection.run_sync(differences) == []
+    await store.close()
+
+
+async def revision_of(database: str, *, write: str = "") -> str:
+    """Return the revision that a database has, after writing another one without opening the store."""
+    engine = create_async_engine(_with_driver(database))
+    async with engine.begin() as connection:
+        if write:
+            await connection.execute(text(f"UPDATE alembic_version SET version_num = '{write}'"))
+        found = str(await connection.scalar(text("SELECT version_num FROM alembic_version")))
+    await engine.dispose()
+    return found
+
+
+async def test_a_database_of_a_newer_version_is_refused_unchanged(database: str) -> None:
+    await (await Store.open(database)).close()
+    await revision_of(database, write="9999")
+    for downgrade in ("", "0001"):
+        with pytest.raises(ConfigError, match=r"revision 9999 of a newer version; this one knows 0004 and older"):
+            await Store.open(database, downgrade=downgrade)
+    assert await revision_of(database) == "9999"
+
+
+async def test_a_database_is_taken_back_and_loses_nothing(database: str) -> None:
+    """An earlier version starts with the revision that it knows; the upgrade finds the later tables and columns."""
+    store = await Store.open(database)
+    async with store.write() as connection:
+        await write_reports(connection, [], [("a", DeviceEvent(1.0, "idle", None, None, "", "", ""))])
+    await store.close()
+    await (await Store.open(database, downgrade="0001")).close()
+    assert await revision_of(database) == "0001"
+    for wrong in ("0004", "unknown"):
+        with pytest.raises(ConfigError, match=f"revision 0001, not {wrong} or a later one"):
+            await Store.open(database, downgrade=wrong)
+    store = await Store.open(database)
+    async with store.read() as connection:
+        assert len(await device_history(connection, "a")) == 1
         assert await connection.run_sync(differences) == []
     await store.close()
 

@@ -18,3 +18,7 @@ def upgrade() -> None:
             op.add_column(table, sa.Column(name, sa.BigInteger(), nullable=False, server_default="0"))
     for name in ("records", "labels"):
         op.get_context().opts["target_metadata"].tables[name].create(bind)
+
+
+def downgrade() -> None:
+    """Earlier versions leave it alone, so it stays for the next upgrade."""
