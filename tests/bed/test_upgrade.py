@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
-import random
 import subprocess
 import zipfile
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from causeway_server.cloud_pool.cli.triton import ENVIRONMENT
 from causeway_server.cloud_pool.redis.keys import ACCOUNTS_LAYOUT, JOBS_LAYOUT
-from tests.cloud_pool.jobs.webhook_receiver import receiving
 
-from .batch_load import BatchLoad
-from .bed import ROOT, running_bed
-from .job_load import JobLoad
-from .kills import LONG, TIERS
-
-SEED = 7
-TOKENS = 60
-JOBS_A_STEP = 12
-PATIENCE_S = 120.0
-ORDER = ("gateway-1", "worker-1", "gateway-2", "worker-2")
+from .bed import ROOT
+from .upgraded_gateways import JOBS_A_STEP, ORDER, roll
 
 
 def git(*arguments: str) -> bytes:
@@ -68,23 +56,6 @@ async def test_a_rolling_upgrade_over_a_backlog_loses_and_doubles_nothing(old_ro
     """After each step old and new gateways accept jobs and batches, which old and new workers run."""
     if not (Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)) / "triton.json").is_file():
         pytest.skip("no Triton environment: `make setup` makes it")
-    with running_bed(TIERS, model="journaled", speed=LONG, root=old_root) as bed:
-        async with receiving() as receiver, aiohttp.ClientSession() as session:
-            token = bed.token("acme")
-            jobs = JobLoad(session, bed.urls, token, receiver, random.Random(SEED))
-            batches = BatchLoad(session, bed.urls, token, random.Random(SEED))
-            for name in (*ORDER, ""):
-                async with asyncio.TaskGroup() as tasks:
-                    for number in range(JOBS_A_STEP):
-                        tasks.create_task(jobs.submit(TIERS[number % len(TIERS)], TOKENS))
-                    tasks.create_task(batches.submit(TIERS[0], TOKENS))
-                if name:
-                    await bed.replace(name)
-            late = await jobs.wait_for_ends(jobs.accepted, PATIENCE_S)
-            assert not late, bed.tails()
-            assert await batches.failures(PATIENCE_S) == []
-            for job in jobs.accepted:
-                await jobs.count_ends(job)
-            assert [(job.status, job.tokens, job.ends, len(job.ids)) for job in jobs.accepted] == [
-                ("succeeded", TOKENS, 1, 1)
-            ] * (JOBS_A_STEP * (len(ORDER) + 1))
+    found = await roll(old_root, [ROOT])
+    assert (found["lost or doubled jobs"], found["faults of batches"]) == (0, [])
+    assert found["jobs"] == JOBS_A_STEP * (len(ORDER) + 1)

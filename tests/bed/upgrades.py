@@ -1,11 +1,14 @@
-"""A device that is upgraded over its jobs from an earlier commit, taken back, and upgraded again.
+"""Device, gateways and control plane are upgraded from an earlier commit under load, taken back, and upgraded again.
 
-    python -m tests.bed.upgrades COMMIT
+    python -m tests.bed.upgrades COMMIT [PART ...]
 
-Each daemon is the command that operators start, on one state folder, and its cloud is the gateway's `/v1/jobs` in
-memory. Clients submit jobs all the time, each with an `Idempotency-Key` until it is acknowledged, so that some are in
-flight at each change. The configuration is rewritten by `migrate`. Going back, the earlier daemon either starts or
-refuses; then the folder must be as it was. It has to finish its jobs before the next upgrade: router/UPGRADING.md.
+The device: each daemon is the command that operators start, on one state folder, and its cloud is the gateway's
+`/v1/jobs` in memory. Clients submit jobs all the time, each with an `Idempotency-Key` until it is acknowledged, so that
+some are in flight at each change. The configuration is rewritten by `migrate`. Going back, the earlier daemon either
+starts or refuses; then the folder must be as it was. It has to finish its jobs before the next upgrade:
+router/UPGRADING.md.
+
+The others: `upgraded_gateways`, which needs Triton's environment, and `upgraded_fleet`, on SQLite and on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.fleet.server.postgres import make_postgres
 from tests.tool import run_tool
 
+from . import upgraded_fleet, upgraded_gateways
 from .bed import ROOT
 from .outbox import POLICY, Client, Daemon, TimedCloud, all_states
 
@@ -167,12 +172,36 @@ async def run(commit: str, folder: Path) -> dict[str, object]:
         await cloud.stop()
 
 
+async def run_part(part: str, commit: str, folder: Path) -> dict[str, object]:
+    """Return what was seen of a part."""
+    if part == "device":
+        return await run(commit, folder)
+    old = source_of(commit, folder / "old")
+    if part == "gateways":
+        return await upgraded_gateways.roll(old, [ROOT, old, ROOT])
+    server = make_postgres() if part == "fleet-postgresql" else None
+    try:
+        return await upgraded_fleet.run(old, folder, server.database() if server else "")
+    finally:
+        if server:
+            server.stop()
+            server.remove()
+
+
+PARTS = ("device", "gateways", "fleet-sqlite", "fleet-postgresql")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bed.upgrades", description=__doc__)
     parser.add_argument("commit")
-    with tempfile.TemporaryDirectory() as folder:
-        for name, value in asyncio.run(run(parser.parse_args().commit, Path(folder))).items():
-            print(f"{name}: {value}")
+    parser.add_argument("parts", nargs="*", default=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}; all")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - {*PARTS}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; give some of {', '.join(PARTS)}")
+    for part in options.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, value in asyncio.run(run_part(part, options.commit, Path(folder))).items():
+                print(f"{part}: {name}: {value}", flush=True)
     return 0
 
 

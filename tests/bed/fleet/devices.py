@@ -92,6 +92,7 @@ class SimulatedDevice:
         self.woken = 0.0
         self.connected = 0.0
         self.requests = 0
+        self.acknowledged = 0  # requests in telemetry that the control plane acknowledged
         self.failures: list[str] = []
         self.behaviour = behaviour
         self._http = http
@@ -243,6 +244,7 @@ class SimulatedDevice:
             try:
                 await self._signed_post("/v1/telemetry", message)
                 began = ended
+                self.acknowledged += requests
             except (aiohttp.ClientError, TimeoutError, OSError, Refused) as error:
                 self.failures.append(f"telemetry: {error}")
             await asyncio.sleep(self.behaviour.telemetry_interval_s)
