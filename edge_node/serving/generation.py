@@ -660,12 +660,7 @@ async def _deliver_whole(
     if generation.semantic_check is not None:
         _refuse_degraded(generation)
     pieces = [piece for chunk in chunks for piece in attempt.receive(chunk, now)]
-    for piece in (*pieces, *attempt.finish(now)):
-        if not generation.committed:
-            generation.committed = True
-            await reply.commit(generation.head())
-        if (slow := _send(generation, piece, reply)) is not None:
-            await slow
+    await _deliver(generation, (*pieces, *attempt.finish(now)), reply)
 
 
 async def _deliver(generation: Generation, pieces: tuple[Piece, ...], reply: Reply[AnswerHead]) -> None:

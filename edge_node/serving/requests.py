@@ -18,8 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
@@ -79,26 +79,6 @@ BUFFER_BYTES = 1 << 20
 _NO_USAGE = Usage()
 _SMOOTHING = 0.2  # weight of the newest duration in the moving average
 _MAX_RETRY_S = 60.0
-
-
-class EdgePermit:
-    """A permit of `Admission`: held from entering the context to leaving it."""
-
-    __slots__ = ("_admission", "_client", "_deadline", "_rank", "_started")
-
-    def __init__(self, admission: Admission, deadline: float, client: str, rank: int) -> None:
-        self._admission = admission
-        self._deadline = deadline
-        self._client = client
-        self._rank = rank
-        self._started = 0.0
-
-    async def __aenter__(self) -> None:
-        await self._admission.acquire(self._deadline, self._client, self._rank)
-        self._started = asyncio.get_running_loop().time()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._admission.release(asyncio.get_running_loop().time() - self._started)
 
 
 class Admission:
@@ -162,11 +142,19 @@ class Admission:
 
     # --- permits -----------------------------------------------------------------------------------------------------
 
-    def permit(self, deadline: float, client: str = "", rank: int = 1) -> EdgePermit:
-        """Return one permit, the right to run one generation; entering it waits until `deadline`. `rank`: of `rank_of`.
-        Raises QueueFull, with the time to retry, also if another client's request displaced this one; DeadlineExceeded.
+    @asynccontextmanager
+    async def permit(self, deadline: float, client: str = "", rank: int = 1) -> AsyncIterator[None]:
+        """Hold one permit, the right to run one generation, in the block; wait for it until `deadline`.
+
+        `rank_of` gives the rank. Raises QueueFull, with the time to retry, also if another client's request displaced
+        this one; DeadlineExceeded.
         """
-        return EdgePermit(self, deadline, client, rank)
+        await self.acquire(deadline, client, rank)
+        started = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            self.release(asyncio.get_running_loop().time() - started)
 
     def try_acquire(self) -> bool:
         """Take a permit, without a context, and return True, if there is one now."""
