@@ -194,7 +194,6 @@ def _build_backends(
     part_encoders: PartEncoders | None,
     credentials: CloudCredentials | None,
 ) -> Backends:
-    """Construct the backends that generate answers, and the signals about them."""
     config = device.config
     egress = make_egress_ledger(config, device.state_dir)
     clouds = make_clouds(config.cloud_configs, credentials, egress)
@@ -378,7 +377,6 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
 
 
 def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
-    """Construct the HTTP API of all these parts, the console and the inspection."""
     config, reader, policies = device.config, parts.reader, parts.policies
     inspection = Inspection(
         service=parts.service,

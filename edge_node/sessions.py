@@ -84,9 +84,7 @@ class DeviceSessions(msgspec.Struct, frozen=True):
     tracing: RequestTracer | None
 
     async def client(self, http: AiohttpRequest, authorization: str) -> DeviceClient:
-        """Return the client of a connection. Raises AuthenticationFailed, IdentityUnavailable, PermissionDenied or
-        InvalidRequest.
-        """
+        """Return the client of a connection. Raises as `RequestReader.identify`, or InvalidRequest."""
         await self.reader.ready(authorization)
         hints = routing_hints(http.headers, self.reader.identify(authorization, http))
         return DeviceClient(
