@@ -167,9 +167,7 @@ def check_adapters(file: ModelFile, architecture: str) -> None:
 
 
 def check_projector(file: ModelFile) -> None:
-    """Turn a black image into soft tokens, lest the projector's first load be with a client's image. Raises
-    ModelUnusable, also without Pillow.
-    """
+    """Turn a black image into soft tokens, lest a client's image be the first. Raises ModelUnusable."""
     if file.projector is None:
         return
     name = f"The projector of {file.model.name}"

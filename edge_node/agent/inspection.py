@@ -53,9 +53,7 @@ class UpdateCheckResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """A model of the bundle with its verified files on this device; `adapters` and `signals` in the order of the
-    model's.
-    """
+    """A model of the bundle with its verified files here; `adapters` and `signals` in the order of the model's."""
 
     model: BundleModel
     path: str

@@ -61,9 +61,7 @@ class Host(Protocol):
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
-    """Settings of the agent. `check_interval_s`: interval between two checks. `retry_s`: wait after a refusal, doubled
-    up to `check_interval_s`.
-    """
+    """Settings of the agent. After a refusal it waits for `retry_s`, doubled each time up to `check_interval_s`."""
 
     check_interval_s: float = 900.0
     retry_s: float = 30.0

@@ -276,7 +276,6 @@ class FleetConnection:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _report(self, report: AgentReport) -> StatusReply:
-        """Send a status report and return the reply. Raises FleetError."""
         async with self._reporting:
             try:
                 reply = await self.plane.status(self._status(report))

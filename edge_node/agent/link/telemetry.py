@@ -116,9 +116,7 @@ class TelemetryLog:
     async def send(
         self, post: Callable[[Telemetry], Awaitable[None]], is_revoked: Callable[[FleetRefused], bool]
     ) -> None:
-        """Send the waiting messages until the control plane refuses one (FleetError); they keep waiting if
-        `is_revoked`.
-        """
+        """Send the messages until the control plane refuses one (FleetError); if it `is_revoked`, they keep waiting."""
         while (message := self.next()) is not None:
             try:
                 await post(message)
