@@ -61,9 +61,7 @@ class Engine(Backend, Protocol):
 
 @dataclass(eq=False, repr=False)
 class EnginePool:
-    """The `Backend` of the location `edge`. `weights` identifies a model's version, for example by the hash of its
-    weights.
-    """
+    """The `Backend` of the location `edge`. `weights` identifies a model's version, such as by the weights' hash."""
 
     make: Callable[[str], Engine]  # factory for the engine of a model; may raise ArtifactError
     weights: Callable[[str], str] = lambda _: ""
