@@ -207,7 +207,6 @@ def _summary(answer: Answer) -> Text:
 
 
 def _answer_document(answer: Answer) -> dict[str, object]:
-    """Return the document that ``--format json`` prints for an answer."""
     return {
         "text": answer.text,
         "finish_reason": answer.finish_reason,

@@ -58,7 +58,6 @@ def _print_summary(config: Config, app: App) -> None:
 
 
 def _print_ready(config: Config, app: App) -> None:
-    """Print the ready line that programs wait for."""
     click.echo(f"ready url={_url(config, app)}" if app.port else f"ready socket={config.server.socket}")
 
 

@@ -70,7 +70,7 @@ class ChildProcess:
         self._end = asyncio.create_task(self._watch())
 
     async def ready(self, timeout_s: float) -> dict[str, str]:
-        """Return the pairs of the line ``ready key=value …`` on stdout. Raise ChildProcessEnded after `timeout_s`."""
+        """Return the pairs of the line ``ready key=value …`` on stdout. Raises ChildProcessEnded."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self._ready)

@@ -91,9 +91,7 @@ def read_vllm(path: Path, port: int) -> Vllm:
 
 
 def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> str:
-    """Return the policy of `small` on the device and `large` in the cloud. Without a calibration the handoff compares
-    the device's raw confidence.
-    """
+    """Return the policy of both models. Without a calibration the handoff compares the device's raw confidence."""
     template = Template(Path(__file__).with_name("pair.yaml").read_text(encoding="utf-8"))
     if handoff is None:
         return template.substitute(small=small, large=large, comment=_RAW, handoff=_RAW_HANDOFF)
@@ -104,9 +102,9 @@ def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> s
 def choose_models(
     config: Config, small: str | None, large: str | None, *, with_cloud: bool, vllm: Vllm | None = None
 ) -> StartedModels:
-    """Find the models of the policy, or of the pair `small` and `large`, whose handoff is its calibration's; with
-    `vllm` the large one is that. Raises ArtifactError if a model is not on this machine; PolicyError, also if a name
-    cannot be used in a policy; OSError if its file cannot be read.
+    """Find the models of the policy, or of the pair `small` and `large`, which gets the handoff that it was calibrated
+    for; with `vllm` the large model is vLLM's. Raises ArtifactError if a model is not on this machine; PolicyError,
+    also if a name cannot be used in a policy; OSError if its file cannot be read.
     """
     large = vllm.description.model if vllm is not None else large
     is_pair = small is not None or large is not None
