@@ -122,7 +122,6 @@ def make_agent(
 
 
 def _link_of(connection: FleetConnection, config: FleetConfig) -> FleetLink:
-    """Return the parts of the connection that the agent uses."""
     trial = TrialSettings(
         least_s=config.trial_s, least_requests=config.trial_requests, longest_s=max(config.trial_s, config.trial_max_s)
     )
@@ -293,9 +292,7 @@ def _with_value(section: _Section, key: str, value: SettingValue) -> _Section:
 
 @dataclass(eq=False, repr=False)  # the configuration may contain a key
 class BundleHost:
-    """The daemon as its agent sees it. `model_dirs` has the bundle's folder first; it is changed here and read
-    everywhere.
-    """
+    """The daemon as its agent sees it. `model_dirs`, the bundle's folder first, is changed here and read everywhere."""
 
     parts: Components
     config: Config  # the configuration without a bundle
@@ -358,9 +355,7 @@ class BundleHost:
             raise
 
     async def _load_models(self, policy: Policy, bundle: InstalledBundle | None) -> None:
-        """Load the new models beside the running ones if memory allows, and check their golden prompts. Raises
-        ModelUnusable or GoldenAnswerDiffers.
-        """
+        """Load the new models beside the running ones if memory allows, and check their golden prompts."""
         engines = self.parts.engines
         if engines is None:
             return

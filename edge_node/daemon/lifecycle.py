@@ -286,7 +286,6 @@ class App:
             tasks.cancel_scope.cancel()
 
     async def _announce_ready(self) -> None:
-        """Tell systemd once a target can answer."""
         await self._listening.wait()
         told_at = -math.inf
         while not self.parts.can_answer():  # engines, policy and cloud have no common event
@@ -384,7 +383,6 @@ class SystemdNotifier:
         return self._send("STOPPING=1", status)
 
     def _send(self, state: str, status: str) -> bool:
-        """Send a message; return whether it was delivered."""
         if not self._address:
             return False
         line = "STATUS=" + " ".join(status.split()) if status else ""  # a newline would begin another variable
