@@ -30,9 +30,7 @@ class StartResponseJob(Protocol):
     async def __call__(
         self, http: HttpExchange, hints: RoutingHints, most: Priority, name: str, body: bytes, /
     ) -> None:
-        """Accept the job of the response `name`. `hints`: of the headers; `most`: the highest priority that it may
-        have. Raises CausewayError.
-        """
+        """Accept the job of the response `name`; `most`: its highest priority. Raises CausewayError."""
         ...
 
 
