@@ -66,9 +66,7 @@ class JobRuns:
     new_id: Callable[[], str]
 
     def request(self, claimed: Claimed, target: str) -> Request:
-        """Return the request as it runs now, at `target` if that is set. Raises InvalidRequest if this version refuses
-        it.
-        """
+        """Return the request as it runs now, at a set `target`. Raises InvalidRequest if this version refuses it."""
         job = claimed.job
         left_ms = max(1, int((job.deadline - self.time.now()) * 1000.0))
         hints = RoutingHints(prefer=job.prefer, tags=job.tags, client=job.owner, priority=job.priority)
@@ -81,9 +79,7 @@ class JobRuns:
         )
 
     async def lane(self, request: Request) -> Lane:
-        """Return where the policy would run a job now. A job that cannot be decided is placed on the device, where it
-        fails.
-        """
+        """Return where the policy would run a job now: the device, where it fails, if that cannot be decided."""
         try:
             decision = await self.service.preview(request)
         except CausewayError:

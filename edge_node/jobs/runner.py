@@ -197,9 +197,7 @@ class OutboxRunner:
             self._wake.set()
 
     async def _deliver(self, report: Report) -> bool:
-        """Store the end of a run as soon as the disk accepts it, without repeating it. Return `report`'s result; False:
-        not stored.
-        """
+        """Store the end of a run as soon as the disk accepts it. Return the result of `report`; False: not stored."""
         pause_s = _BACKOFF_S
         while True:
             try:

@@ -57,9 +57,7 @@ T = TypeVar("T")
 def transaction(
     work: Callable[Concatenate[JobOutbox, sqlite3.Connection, P], T],
 ) -> Callable[Concatenate[JobOutbox, P], Coroutine[Any, Any, T]]:
-    """Turn a method that uses the database into a coroutine that returns, or raises, once its work is committed; it
-    also raises JobStoreUnavailable.
-    """
+    """Turn a method into a coroutine that ends once its work is committed, and may raise JobStoreUnavailable."""
 
     @functools.wraps(work)
     async def run(self: JobOutbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -124,9 +122,7 @@ class JobOutbox:
     async def run(
         self, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a method of `replies`, `cancellations` or `webhooks` as a transaction. Raises its errors,
-        JobStoreUnavailable.
-        """
+        """Run a method of `replies`, `cancellations` or `webhooks` as a transaction. Raises JobStoreUnavailable."""
         return await self._file.run(lambda db: work(db, *args, **kwargs))
 
     @transaction
@@ -238,9 +234,7 @@ class JobOutbox:
 
     @transaction
     def recover(self, db: sqlite3.Connection) -> None:
-        """Take back the jobs that ran when the daemon ended, once, before the first claim; one lost too often is a dead
-        letter.
-        """
+        """Take back the jobs that ran when the daemon ended, before the first claim. One lost too often is dead."""
         for (record,) in db.execute(RUNNING).fetchall():
             job = decode_job(record)
             job = msgspec.structs.replace(job, lost=job.lost + 1)
