@@ -297,7 +297,6 @@ class Connection:
 
 
 def _message_of(message: MQTTMessage) -> Message:
-    """Return a message as it was received."""
     properties = message.properties
     user_properties: dict[str, str] = {}
     fault: InvalidRequest | None = None

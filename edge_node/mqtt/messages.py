@@ -28,8 +28,8 @@ _EVENT_PROPERTIES = ("specversion", "causewaytags", "causewaypriority", "expiryt
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was received. `mid`: the packet's number; `expires_s`: seconds until it expires; `properties`: by
-    lower-case name, the user's; `fault`: why the message is unreadable.
+    """A message as it was received. `mid`: the packet's number; `expires_s`: seconds until it expires; `properties`:
+    the user properties by lower-case name; `fault`: why the message is unreadable.
     """
 
     mid: int
