@@ -82,9 +82,7 @@ class RequestTrace:
         return traceparent_of(context.trace_id, self._attempt_span_ids[number], 1)
 
     def end(self, record: DecisionRecord, *, shared: RequestTrace | None = None) -> None:
-        """End the request's span with its attempts' spans; of a `shared` trace, whose generation answered, they are
-        linked.
-        """
+        """End the request's span, with a span per attempt. Those of `shared`, whose generation answered, are linked."""
         if not self._span.is_recording():
             return
         outcome, started_at = record.outcome, record.created - record.outcome.total_ms / 1000.0
