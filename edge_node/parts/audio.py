@@ -99,7 +99,7 @@ class AudioCall(msgspec.Struct, frozen=True):
 
 
 class AudioService:
-    """Transcribes and speaks. `graph`: this device's encoders, if any; `default_deadline_s`: without a named one."""
+    """Transcribes and speaks with the encoders of `graph`, if any. `default_deadline_s`: if a request names none."""
 
     def __init__(
         self,
@@ -131,9 +131,7 @@ class AudioService:
         return await self._run(call, "transcription", requested, SPEECH_MODEL, work, parts)
 
     async def transcribe_live(self, decision_id: str, hints: RoutingHints, audio: bytes) -> Transcript:
-        """Return the transcript of a live session's clip, as `transcribe` does; empty without speech. Raises the
-        client's CausewayError.
-        """
+        """Return the transcript of a live session's clip, as `transcribe` does; empty without speech."""
         call = AudioCall(decision_id, hints, self._clock.monotonic())
         return await self.transcribe(call, TranscriptionRequest(audio, AUTO))
 
@@ -153,9 +151,7 @@ class AudioService:
         return transcript.fact.text
 
     async def say(self, text: str, voice: str, speed: float) -> bytes:
-        """Return the speech of an answer in progress, which has a permit and a record, as `SpokenText.pcm`. Raises the
-        client's CausewayError.
-        """
+        """Return the speech of an answer in progress, which has a permit and a record, as `SpokenText.pcm`."""
         deadline = asyncio.get_running_loop().time() + self._default_deadline_s
         try:
             spoken = await self._speaker.speak(text, voice, speed, deadline)

@@ -113,7 +113,6 @@ class Espeak:
         return program
 
     async def _check_voice(self, program: str, voice: str, others: Sequence[str]) -> None:
-        """Check that the program has a voice. Raises InvalidRequest."""
         if not self._voices:
             listed = await _run((program, "--voices"), b"", asyncio.get_running_loop().time() + _LIST_S)
             self._voices = _voices(listed)
