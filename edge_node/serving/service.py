@@ -625,7 +625,6 @@ class Service:
         )
 
     def _finish_request(self, context: RequestContext, ended: float) -> None:
-        """Record a request."""
         record = context.finish(ended, self.records.clock.unix())
         if context.generation.policy.places:
             group = self.records.variants.group(record.outcome.target, context.request)
