@@ -110,11 +110,9 @@ class SqliteThread:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        """Run the thread's loop, until `close`."""
         raise NotImplementedError
 
     def _prepare(self, database: sqlite3.Connection) -> None:
-        """Prepare a file that was just opened."""
         script = self._script
         if self.keys is not None:
             database.execute("PRAGMA temp_store=MEMORY")  # temporary files would have readable content

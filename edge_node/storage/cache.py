@@ -69,8 +69,6 @@ class _MemoryEntry(NamedTuple):
 
 
 class _DiskAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """A `StoredAnswer` on disk."""
-
     target: str
     model: str
     chunks: bytes = b""
@@ -199,7 +197,6 @@ class AnswerCache(SqliteStore):
         return len(erased)
 
     def _trim_disk(self, database: sqlite3.Connection) -> None:
-        """Evict entries, in the background thread."""
         evict(database, self._disk_limit_bytes, _EVICT)
 
 

@@ -230,7 +230,6 @@ class GroupCommit(SqliteThread):
             self._replace(error)
 
     def _close_undone(self) -> None:
-        """Roll back, and close the file."""
         assert self._database is not None
         try:
             if self._database.in_transaction:

@@ -106,11 +106,7 @@ class PolicyStore:
         return f"the policy could not be copied to {self._last_good}: {error}" if error else ""
 
     def load(self) -> None:
-        """Activate the policy file at start, or the last good policy if the file is invalid.
-
-        Raises:
-            PolicyError: The file is invalid and there is no last good policy.
-        """
+        """Activate the policy file at start, or the last good one if it is invalid. Raises PolicyError without one."""
         try:
             loaded = self._read(self.path)
         except PolicyError as error:
@@ -139,11 +135,7 @@ class PolicyStore:
         return self._read(path).policy
 
     async def follow(self, path: Path) -> None:
-        """Activate another policy file, and watch it from now on.
-
-        Raises:
-            PolicyError: The file is invalid; the active policy and its file stay.
-        """
+        """Activate another policy file, and watch it. A PolicyError leaves the active policy and its file."""
         loaded = await asyncio.to_thread(self._read, path)
         self.path = path
         self._file_version = await asyncio.to_thread(file_version, path)
