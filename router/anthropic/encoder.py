@@ -35,9 +35,7 @@ _REASONS: Final[dict[FinishReason, bytes]] = {
 
 
 class MessageEncoder:
-    """Encodes one answer to one request, with the methods of `AnswerEncoder`; an unfinished one never as finished
-    either.
-    """
+    """Encodes one answer to one request, with the methods of `AnswerEncoder`; never an unfinished one as finished."""
 
     def __init__(self, request: Request, terms: MessageTerms, answer_id: str, model: str) -> None:
         self._id = answer_id
@@ -145,7 +143,6 @@ class MessageEncoder:
     # --- the message -------------------------------------------------------------------------------------------------
 
     def _stop(self, chunk: Chunk) -> None:
-        """Note why the answer stopped."""
         assert chunk.finish_reason is not None  # `coalesce` checked it
         reason, sequence = _REASONS[chunk.finish_reason], b"null"
         if self._refused or chunk.refusal is not None:
