@@ -46,8 +46,6 @@ class _Response(_Written, frozen=True):
 
 
 class _Operation(_Written, frozen=True):
-    """An operation."""
-
     summary: str
     caller: str = "anyone"  # the name of the callers
     body: Content = {}  # the request's body; JSON by default. `beside`: a type that it must match, too.
