@@ -160,9 +160,7 @@ class ObservedTarget(msgspec.Struct, frozen=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
-    """The effect that a policy would have had. `leaving`: the requests that stayed on the device and would leave it, in
-    order.
-    """
+    """The effect that a policy would have had. `leaving`: requests that stayed on the device and would leave it."""
 
     policy: str  # the new policy, name@revision
     old: str  # the policy it is compared with; "" for what was recorded

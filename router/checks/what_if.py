@@ -46,9 +46,7 @@ class RecordedSignal(msgspec.Struct, frozen=True):
 
 
 class Redecided(msgspec.Struct, frozen=True):
-    """The policy's decision for the request. `decisions`: the possible ones, as a signal may be unknown; None: a
-    refusal.
-    """
+    """The policy's decision for the request. `decisions`: the possible ones, if a signal is unknown; None: refused."""
 
     decisions: tuple[Decision | None, ...]
     hangs_on: tuple[str, ...]  # the unknown signals that the decision depends on
