@@ -32,9 +32,7 @@ def log_id(key: bytes) -> str:
 
 
 def commitment(nonce: bytes, body: bytes) -> str:
-    """Return the commitment to the bytes of a request, 64 hex digits. Without the nonce, which no log has, it says
-    nothing about them.
-    """
+    """Return the commitment to a request's bytes, 64 hex digits; it says nothing without the nonce."""
     return hashlib.sha256(nonce + body).hexdigest()
 
 

@@ -52,9 +52,7 @@ class Frontier:
 
 
 class Tree:
-    """The leaves of a log from `start` on, the frontier of the deleted ones before them, for roots and proofs.
-    `leaves`: hashes.
-    """
+    """The hashes of a log's leaves from `start` on, the frontier of those before them, for roots and proofs."""
 
     def __init__(self, start: Frontier, leaves: Sequence[bytes]) -> None:
         self.start, self._leaves, self.size = start.size, leaves, start.size + len(leaves)
