@@ -26,9 +26,7 @@ Decoder = msgspec.msgpack.Decoder[Any] | msgspec.json.Decoder[Any]
 
 
 def with_new_names(record: DecisionRecord, data: bytes, before: Decoder) -> DecisionRecord:
-    """Return the record that was decoded from `data`, with the fields that it has there under previous names. `before`:
-    decodes `RecordBefore`.
-    """
+    """Return the record that was decoded from `data`, with the fields that it has there under previous names."""
     if _NAMES_BEFORE not in data:
         return record
     old: RecordBefore = before.decode(data)
