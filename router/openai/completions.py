@@ -104,9 +104,7 @@ class TokenOffsets:
 
 
 def _echo_length(chunk: Chunk) -> int:
-    """Return the length of the text before the tokens, an echoed prompt without tokens. A stop string may have cut the
-    last token's text.
-    """
+    """Return the length of the echoed prompt before the tokens; a stop string may have cut the last token's text."""
     tokens = b"".join(map(_bytes_of, chunk.logprobs)).decode(errors="replace")
     for cut in range(len(tokens)):
         if chunk.text.endswith(tokens[: len(tokens) - cut]):

@@ -229,8 +229,6 @@ _MESSAGE: Final = frozenset(
 
 
 class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message that has only text."""
-
     content: str
     role: str | None = None
     refusal: None = None
@@ -293,8 +291,6 @@ _decode_plain = msgspec.json.Decoder(_PlainAnswer).decode
 
 
 class _PlainDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A delta that has at most text."""
-
     content: str | None = None
     role: str | None = None
     refusal: None = None
@@ -323,8 +319,6 @@ class _PlainEvent(msgspec.Struct, gc=False):
 
 
 class _UsageEvent(msgspec.Struct, gc=False):
-    """An event of the usage alone."""
-
     choices: Annotated[list[str], msgspec.Meta(max_length=0)]
     usage: _PlainUsage
     error: None = None
