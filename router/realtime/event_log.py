@@ -82,9 +82,7 @@ def encode_refusal(error: CausewayError) -> bytes:
 
 
 class CloseCode(IntEnum):
-    """The close codes of a session, besides the protocol's own (1002, 1007, 1009); from 4000 on they are free (RFC
-    6455, 7.4.2).
-    """
+    """The close codes of a session beside the protocol's; from 4000 on they are free (RFC 6455, 7.4.2)."""
 
     GOING_AWAY = 1001
     NOT_TEXT = 1003

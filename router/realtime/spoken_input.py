@@ -161,7 +161,6 @@ class SpokenInput:
 
     @property
     def _is_longest(self) -> bool:
-        """Return whether the turn has reached its maximum length."""
         return self._judged_to + _WINDOW - self._audio.start > self._audio.max_bytes
 
     def _start(self, windows_before: int) -> TurnStarted:

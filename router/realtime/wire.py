@@ -169,9 +169,7 @@ def supported(document: JSONObject, where: str) -> JSONObject:
 def known_fields(
     document: JSONObject, fields: type[msgspec.Struct], where: str
 ) -> tuple[JSONObject, list[UnsupportedFeature]]:
-    """Return the known fields, with nested audio settings, and an error for each unknown one. Raise UnknownField if one
-    looks like a misspelt field.
-    """
+    """Return the known fields, and an error for each unknown one. Raises UnknownField for what looks misspelt."""
     names = {field.encode_name for field in msgspec.structs.fields(fields)}
     reasons = UNSUPPORTED if fields is RealtimeSettings else UNSUPPORTED_AUDIO
     has = names - reasons.keys()
