@@ -411,9 +411,7 @@ class WrittenResponse:
         """Do nothing for aiohttp, because the head is sent with the first bytes."""
 
     async def write_eof(self) -> None:
-        """Finish the response, after waiting for a slow client, so that the next request waits, too. Raises
-        ConnectionResetError.
-        """
+        """Finish the response once a slow client has read it; the next request waits, too. Raises ConnectionError."""
         try:
             if not self.ended:
                 self.end()
@@ -626,9 +624,7 @@ def send_plain(http: PlainRequest, lines: str, body: bytes) -> None:
 
 
 async def answer_plain(http: PlainRequest, response: ServerResponse) -> bool:
-    """Write the rest of the answer to a plain request; return whether the connection is kept. Raise ConnectionError
-    when the client has left.
-    """
+    """Write the rest of a plain request's answer; return whether the connection is kept. Raises ConnectionError."""
     if isinstance(response, WholeResponse):
         cors = {} if _ORIGIN in http.headers else http.cors  # `_head` has them of a page
         written = PrebuiltResponse(http, header_lines({**response.headers, **cors}), response.body)

@@ -92,9 +92,7 @@ class WebhookQueue(Protocol[Webhook]):
 
 @dataclass(eq=False, repr=False)
 class WebhookSender(Generic[Webhook]):
-    """A sender of due webhooks; `close` its HTTP client. `change`: waits, at most so many seconds, until one may be
-    due.
-    """
+    """A sender of due webhooks; `close` its HTTP client. `change` waits some seconds at most until one is due."""
 
     queue: WebhookQueue[Webhook]
     config: WebhookConfig

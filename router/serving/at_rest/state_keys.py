@@ -174,9 +174,7 @@ class StateKeys:
             self._write(msgspec.structs.replace(stored, keys=stored.keys[-1:]), master)
 
     def change_owner(self, key_file: Path) -> None:
-        """Seal the keys with another owner's key, in a file that is made if it is missing. Raises ConfigError or
-        OSError.
-        """
+        """Seal the keys with another owner's key, whose file is made if missing. Raises ConfigError or OSError."""
         with self._changing() as (stored, master):
             secret = _secret_of(key_file) or _make_secret(key_file)
             salt = secrets.token_bytes(16)
@@ -221,7 +219,6 @@ class StateKeys:
         return self._stored
 
     def _keys(self) -> _OpenKeys:
-        """Return the opened keys. Raises OSError."""
         if (opened := self._open) is None:
             with self._lock:
                 stored, master = self._known(), self._master

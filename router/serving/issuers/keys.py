@@ -95,9 +95,7 @@ def read_issuer(token: str) -> str:
 
 
 def verified_claims(token: str, header: TokenHeader, keys: Sequence[PublicKey]) -> dict[str, Any] | None:
-    """Return the claims of a token that one of the keys has signed, if any. One that names no key is verified if only
-    one can have signed it.
-    """
+    """Return the claims of a token signed by one of the keys; without a key's name, if only one can have signed it."""
     fitting = [key for key in keys if header.alg in key.algorithms and header.kid in (key.kid, None)]
     if header.kid is None and len(fitting) > 1:
         return None

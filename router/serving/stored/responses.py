@@ -206,8 +206,6 @@ class _JobBody(msgspec.Struct):
 
 
 class _JobError(msgspec.Struct):
-    """The error of a Response object."""
-
     message: str
     code: str = "server_error"
 

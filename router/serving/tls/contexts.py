@@ -50,11 +50,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsContext(ssl.SSLContext):
-    """A context whose handshakes use the files as they are now (1, 2).
-
-    Raises:
-        ConfigError: A file cannot be used; the message names it.
-    """
+    """A context whose handshakes use the files as they are now (1, 2). ConfigError names one that cannot be used."""
 
     files: TlsFiles  # the files
     fault: str  # why the files' last change is not in use; "" if it is
@@ -101,7 +97,6 @@ class TlsContext(ssl.SSLContext):
         return [file_version(path) for path in self.files.paths]
 
     def _make(self) -> ssl.SSLContext:
-        """Build a context. Raises ConfigError."""
         files = self.files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -209,7 +204,6 @@ def _date(at: float) -> str:
 
 
 def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
-    """Load certificate and key. Raises ConfigError."""
     where = f"{files.where}.{files.key_key}"
     try:
         context.load_cert_chain(files.cert_file, files.key_file, password=_refuse_passphrase)

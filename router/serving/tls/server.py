@@ -90,8 +90,6 @@ class TlsServer:
 
 
 class _Client(TlsConnection):
-    """A connection of a client."""
-
     def __init__(self, server: TlsServer) -> None:
         super().__init__(server.new_connection, server.context)
         self._server = server

@@ -80,9 +80,7 @@ class TextRelay(Protocol):
     """Takes text of an answer as it arrives, without waking the task that iterates over the chunks."""
 
     def take(self, texts: Sequence[bytes], index: int, /) -> bool:
-        """Pass on texts of choice `index`, each a token and a JSON string; never raise. False: they come from the
-        iterator.
-        """
+        """Pass on texts of choice `index`, each a token and a JSON string; never raise. False: not passed on."""
         ...
 
 

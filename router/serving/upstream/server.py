@@ -63,9 +63,7 @@ class FixedToken(msgspec.Struct, frozen=True):
 
 
 class KeyFile:
-    """A bearer token in a file, on one line, read again when the file changes (`Credentials`); one that can no longer
-    be read leaves it.
-    """
+    """A bearer token in a file, on one line, read again when the file changes (`Credentials`) and can be read."""
 
     certificate_file = ""
 
@@ -220,7 +218,6 @@ class OpenAIServer:
         return self._client.request(method, target, self._token_lines() + lines, until, body, begun)
 
     def _token_lines(self) -> str:
-        """Return the header lines of every request, with the present token."""
         token = self._credentials.token
         if token != self._sent_token:
             self._lines = self._common_lines(token)
