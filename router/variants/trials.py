@@ -129,9 +129,7 @@ class Trial:
 
 
 class Trials:
-    """The trials of one process. `device`: this device's name, "" at a gateway; `decided`: called with each trial whose
-    state has changed.
-    """
+    """The trials of one process on a `device` ("" at a gateway); `decided` gets each whose state has changed."""
 
     def __init__(self, device: str = "", decided: Callable[[Trial], None] = lambda _: None) -> None:
         self._device = device
