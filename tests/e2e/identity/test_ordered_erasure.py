@@ -46,6 +46,8 @@ async def joined(server: Server, folder: Path) -> Device:
             raise FileNotFoundError(path)
         yield answer.content
 
+    while (await server.ask("GET", "/tuf/metadata/timestamp.json")).status == 404:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)  # a stage begins before its metadata are published
     device = Device(folder / "fleet")
     verifier = UpdateVerifier(device.folder / "tuf", identity.root.encode(), fetch, time.monotonic)
     await asyncio.to_thread(verifier.refresh)
