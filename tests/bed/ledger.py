@@ -256,7 +256,7 @@ class Change(NamedTuple):
             return self.at + 1 in lines or (self.kind == "reorder" and self.other + 1 in lines)
         if f"{_own_place(self.log, self.at).replace('-', ' ends before ')}, " in text:
             return True  # what was dropped with the key was the last record before a kill
-        return (bool(self.place) and self.place in text) or "audit before" in text
+        return bool(self.place) and self.place in text
 
 
 def signed_again(log: Written, lines: Sequence[bytes]) -> Written:
