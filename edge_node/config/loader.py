@@ -58,7 +58,7 @@ Layer = Mapping[str, Setting]
 
 
 def coerce(setting: Setting, annotation: object, key: str) -> object:
-    """Return the value (``10m``, ``64MiB``) as the key's type. ConfigError names that, the value and its place."""
+    """Return the value (``10m``, ``64MiB``) as the key's type. ConfigError names type, value and place."""
     value, kind = setting.value, inspect.type_info(annotation)
     kind = kind.type if isinstance(kind, inspect.Metadata) else kind
     if isinstance(value, str):

@@ -351,7 +351,7 @@ class JobIntake:
         self._service = service
 
     async def accept(self, submitted: SubmittedJob) -> Accepted:
-        """Check a job and store it, safe from a power cut. Raises CausewayError if it is invalid, or has no room."""
+        """Check a job and store it, safe from a power cut. CausewayError: it is invalid, or there is no room."""
         job, plain = await self._job(submitted, await self._whole(submitted))
         try:
             return await self._store.accept(job, plain, submitted.reply)

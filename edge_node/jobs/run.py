@@ -66,7 +66,7 @@ class JobRuns:
     new_id: Callable[[], str]
 
     def request(self, claimed: Claimed, target: str) -> Request:
-        """Return the request as it runs now, at a set `target`. Raises InvalidRequest if this version refuses it."""
+        """Return the request as it runs now, at `target` if that is set. InvalidRequest: this version refuses it."""
         job = claimed.job
         left_ms = max(1, int((job.deadline - self.time.now()) * 1000.0))
         hints = RoutingHints(prefer=job.prefer, tags=job.tags, client=job.owner, priority=job.priority)

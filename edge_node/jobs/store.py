@@ -234,7 +234,7 @@ class JobOutbox:
 
     @transaction
     def recover(self, db: sqlite3.Connection) -> None:
-        """Take back the jobs that ran when the daemon ended, before the first claim. One lost too often is dead."""
+        """Take back the jobs that ran when the daemon ended, before any claim. One lost too often is a dead letter."""
         for (record,) in db.execute(RUNNING).fetchall():
             job = decode_job(record)
             job = msgspec.structs.replace(job, lost=job.lost + 1)

@@ -40,7 +40,7 @@ _ANSWER_BYTES = 1500  # approximate
 
 
 class ShadowStore(SpendStore):
-    """The shadow answers of one daemon, and their costs, which `add` adds up; lost at its end without a `directory`."""
+    """The shadow answers of one daemon, and their costs (`add`); without a `directory` a restart loses them."""
 
     def __init__(self, directory: Path | None, clock: Clock, keys: StateKeys | None = None) -> None:
         super().__init__(directory, clock, FILE, SCHEMA, _trim, keys)

@@ -119,7 +119,7 @@ class NamedFiles:
             self._document["causeway"] = {**routing, "tags": merged.tags, "prefer": merged.prefer}
 
     def inline(self, files: Mapping[str, Upload], contents: Mapping[str, bytes]) -> bytes:
-        """Return the body with its files for their ids. Call it once. Raises InvalidRequest if an image is none."""
+        """Return the body with its files in place of ids. Call it once. InvalidRequest: a file is not an image."""
         encoded = {name: base64.b64encode(data).decode() for name, data in contents.items()}
         for reference in self.references:
             head = contents[reference.id][:_HEAD_BYTES]

@@ -80,7 +80,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file. OSError names it: FileExistsError, or it was not written, and no partial file is left."""
+    """Write a new file, or none at all: OSError names it, FileExistsError if it is there already."""
     partial = _partial(path, mode, lambda file: file.write(content))
     try:
         os.link(partial, path)

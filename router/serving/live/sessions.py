@@ -66,7 +66,7 @@ class SessionStats(msgspec.Struct, frozen=True):
 
 
 class Sessions(Generic[Client]):
-    """The owner of all sessions. `host`: the server, authenticates clients and answers; `now`: monotonic seconds."""
+    """The owner of all sessions. `host`, the server, authenticates clients and answers; `now`: monotonic seconds."""
 
     def __init__(self, config: SessionConfig, host: SessionHost[Client], now: Callable[[], float]) -> None:
         self._config = config

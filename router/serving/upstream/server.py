@@ -63,7 +63,7 @@ class FixedToken(msgspec.Struct, frozen=True):
 
 
 class KeyFile:
-    """A bearer token in a file, on one line, read again when the file changes (`Credentials`) and can be read."""
+    """A bearer token in a file of one line, read again when that changes; it stays if it is unreadable."""
 
     certificate_file = ""
 
