@@ -57,8 +57,6 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
         "edge_node.serving.requests:Admission.admit",
         "edge_node.serving.requests:Admission.try_acquire",
         "edge_node.serving.requests:Admission.release",
-        "edge_node.serving.requests:EdgePermit.__aenter__",
-        "edge_node.serving.requests:EdgePermit.__aexit__",
     ),
     "service: hops, deadline": (
         "edge_node.serving.service:Service.answer",
