@@ -9,7 +9,7 @@ const BEFORE = ["draft", "lint", "replay"];
 export function ladder(rollout) {
   const steps = ["checks", ...rollout.stages.map(shareText), "soak"];
   const at = BEFORE.includes(rollout.state) || !rollout.began ? 0 : rollout.state === "done" ? steps.length : rollout.stage + 1;
-  const stopped = ["aborted", "reverting", "reverted"].includes(rollout.state);
+  const stopped = ["draft", "aborted", "reverting", "reverted"].includes(rollout.state);
   return make(
     "ol",
     { class: "ladder", "aria-label": "Stages" },

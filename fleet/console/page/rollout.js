@@ -28,7 +28,7 @@ const ACTIONS = [
   {
     name: "abort",
     label: "Abort",
-    states: ["draft", "lint", "replay", "stage", "soak", "paused", "done"],
+    states: ["lint", "replay", "stage", "soak", "paused", "done"],
     role: "operator",
     danger: true,
     text: "Every device returns to the bundle before, at once and outside of maintenance windows.",

@@ -6,13 +6,13 @@ import { confirm } from "./confirm.js";
 import { facts, make, pill } from "./elements.js";
 import { ago, count, percent } from "./format.js";
 import { ladder } from "./ladder.js";
-import { bundleName, may, statePill } from "./words.js";
+import { bundleName, ENDED, may, statePill } from "./words.js";
 
 const SHADES = ["shade-1", "shade-2", "shade-3", "shade-4"];
 
 export async function rolloutsView(context) {
   const [fleet, rollouts] = await Promise.all([ask("v1/fleet"), ask("v1/rollouts")]);
-  const live = rollouts.filter((each) => !["done", "reverted"].includes(each.state));
+  const live = rollouts.filter((each) => !ENDED.includes(each.state));
   const ended = rollouts.filter((each) => !live.includes(each));
   return make(
     "div",

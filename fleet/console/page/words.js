@@ -3,7 +3,7 @@
 import { make, pill } from "./elements.js";
 
 const KINDS = {
-  draft: "",
+  draft: "bad",
   lint: "accent",
   replay: "accent",
   stage: "accent",
@@ -23,9 +23,12 @@ const KINDS = {
   quarantine: "bad",
 };
 
+// A rollout goes to its checks when it begins: a draft is one that they refused.
+export const ENDED = ["draft", "done", "reverted"];
+
 /** Return a state as a pill. */
 export function statePill(state) {
-  return pill(inPlainWords(state), KINDS[state] ?? "accent");
+  return pill(state === "draft" ? "refused" : inPlainWords(state), KINDS[state] ?? "accent");
 }
 
 /** Return a bundle's id, cut; the whole one is its title. */

@@ -201,7 +201,7 @@ class FleetFixture:
         body = await http.json()
         if body["to_bundle"] not in {bundle(f"b{number}") for number in range(1, 6)}:
             raise NotFound("the role artifacts has signed no such bundle")
-        made = _rollout("r-0110", body["cohort"], "draft", to=body["to_bundle"])
+        made = _rollout("r-0110", body["cohort"], "lint", to=body["to_bundle"])
         self.rollouts = {made["id"]: made, **self.rollouts}
         self.changes.append(("apply", body["cohort"]))
         return web.json_response(made, status=201)
@@ -312,7 +312,7 @@ def _found(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def _is_live(rollout: dict[str, Any]) -> bool:
-    return rollout["state"] not in ("done", "reverted")
+    return rollout["state"] not in ("draft", "done", "reverted")
 
 
 def _devices(random_: random.Random, count: int) -> dict[str, dict[str, Any]]:
@@ -416,7 +416,9 @@ def _rollouts(random_: random.Random) -> dict[str, dict[str, Any]]:
     bad["looks"] = [_look(random_, index, drift=0.05) for index in range(2)]
     done = _rollout("r-0101", "kiosk", "done", to=bundle("b3"), stage=5)
     done["reason"] = "the soak passed"
-    return {each["id"]: each for each in (live, paused, bad, done)}
+    refused = _rollout("r-0103", "lab", "draft", to=bundle("b2"))
+    refused |= {"began": 0.0, "reason": "2 of 4812 recorded requests stayed on the device and would or may leave it"}
+    return {each["id"]: each for each in (live, paused, bad, refused, done)}
 
 
 def _look(random_: random.Random, index: int, *, drift: float, stage: int = 0) -> dict[str, Any]:

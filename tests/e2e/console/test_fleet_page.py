@@ -93,7 +93,10 @@ async def test_cohorts_and_rollouts_are_listed(origin: str, chromium: Browser) -
     async with open_page(chromium, f"{origin}/console") as (page, _):
         await expect(page.locator(".card")).to_have_count(3)
         await expect(page.locator(".card").first).to_contain_text("4,200 devices")
-        await expect(page.locator(".row")).to_have_count(4)
+        await expect(page.get_by_role("region", name="In progress").locator(".row")).to_have_count(2)
+        ended = page.get_by_role("region", name="Ended").locator(".row")
+        await expect(ended).to_have_count(3)
+        await expect(ended.filter(has_text="refused")).to_contain_text("checks, stopped here")
         await expect(page.locator(".row", has_text="paused").locator("[aria-current]")).to_contain_text("25 %")
 
 
@@ -164,7 +167,7 @@ async def test_a_rollout_is_started(origin: str, fleet: FleetFixture, chromium: 
         await expect(page.get_by_role("dialog")).to_contain_text("signed no such bundle")
         await page.get_by_label("Bundle id").fill(bundle("b5"))
         await press(page, ["Enter"])
-        await expect(page.get_by_role("heading", name="lab draft")).to_be_visible()
+        await expect(page.get_by_role("heading", name="lab lint")).to_be_visible()
         assert fleet.changes == [("apply", "lab")]
 
 
