@@ -3,13 +3,15 @@
 GET  /console, /console/FILE     the page: static files, the same for everyone, without an API key
 GET  /console/state              the device at this moment
 POST /console/what-if            {id, signals: {name: value}} → a recorded request, decided again without running it
+POST /console/policy             {policy: TEXT} → a draft's problems, and a replay of the newest decisions under it
 
-The last two need an API key if `server.keys` lists any, as `/v1/decisions` does; the page asks for it. They send no
+The last three need an API key if `server.keys` lists any, as `/v1/decisions` does; the page asks for it. They send no
 CORS headers, so that only the page of this daemon can read them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import platform
 from collections.abc import Mapping
 from functools import partial
@@ -28,6 +30,7 @@ from causeway_server.router.types import Snapshot
 from ..daemon.components import Components
 from ..http.inspection import Readiness
 from ..observability.metrics import RequestCount
+from ..storage.decisions import DecisionQuery
 
 if TYPE_CHECKING:  # most devices are not in a fleet and load none of its code
     from ..agent.agent import Agent
@@ -36,6 +39,7 @@ if TYPE_CHECKING:  # most devices are not in a fleet and load none of its code
 
 PAGE: Final = Path(__file__).parent / "page"
 _ROWS = 20  # rows of the journal: two updates
+_REPLAYED = 500  # the newest decisions, over which a draft is replayed
 
 
 class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,6 +47,12 @@ class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: str
     signals: dict[str, object] = {}
+
+
+class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `/console/policy`. `policy`: the text of a draft; None for the active policy."""
+
+    policy: str | None = None
 
 
 class Console:
@@ -56,12 +66,14 @@ class Console:
     def __init__(self, parts: Components, agent: Agent | None) -> None:
         self._parts = parts
         self._agent = agent
+        self._trying = asyncio.Lock()  # one draft at a time: requests need the processor, too
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
         return {
             **{name: ("GET", partial(file_response, path)) for name, path in page_files(PAGE).items()},
             "/console/state": ("GET", self._read_state),
             "/console/what-if": ("POST", self._what_if),
+            "/console/policy": ("POST", self._try_policy),
         }
 
     async def _read_state(self, http: AiohttpRequest) -> ServerResponse:
@@ -80,6 +92,21 @@ class Console:
         from causeway_server.router.checks.what_if import what_if
 
         return _json(what_if(parts.policies.active, record, question.signals))
+
+    async def _try_policy(self, http: AiohttpRequest) -> ServerResponse:
+        parts = self._parts
+        caller = parts.reader.caller(http)
+        check_media_type(http.headers.get("Content-Type"), http.headers.get("Content-Encoding"))
+        draft = validate(load(await parts.reader.body(http)), Draft)
+        query = DecisionQuery(limit=_REPLAYED, client=caller.reads_decisions_of)
+        records = await parts.decisions.find(query, caller.name)
+        from causeway_server.router.checks.replay import check_draft
+
+        policies = parts.policies
+        text = policies.text if draft.policy is None else draft.policy
+        async with self._trying:
+            _, report = await asyncio.to_thread(check_draft, text, policies.active, records, policies.model_adapters)
+        return _json(report)
 
 
 def _json(value: object) -> ServerResponse:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -82,6 +82,7 @@ class PolicyStore:
     model_temperature: ModelTemperature = lambda _: None
     model_adapters: ModelAdapters = lambda _: None  # function that returns the adapters of an edge target's model
     clouds: tuple[str, ...] = ()  # names of the device's clouds; the first is that of targets `at: cloud`
+    text: str = field(default="", init=False)  # the active policy, as its file has it
     _file_version: tuple[int, int, int] | None = None
     _active: Policy | None = None
     _report: PolicyReport | None = None
@@ -172,7 +173,7 @@ class PolicyStore:
     def _activate(self, loaded: _Loaded, *, refused: str = "") -> None:
         now = self.clock.unix()
         changed = self._active is None or self._active.revision != loaded.policy.revision
-        self._active = loaded.policy
+        self._active, self.text = loaded.policy, loaded.text
         self.on_activate(loaded.policy)
         self._report = PolicyReport(
             file=str(self.path),

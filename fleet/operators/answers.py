@@ -8,7 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from causeway_server.router.bundle.manifest import Name, Sha256
+from causeway_server.router.checks.replay import DraftReport
 
+from ..prover.proof import Proof
 from ..store.history import AuditRow, CohortFigures, DeviceEvent, Happened
 
 Reason = Annotated[str, Meta(max_length=500)]
@@ -51,6 +53,13 @@ class ErasureAnswer(msgspec.Struct, frozen=True):
 class PinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bundle: Sha256
     reason: Reason = ""
+
+
+class PolicyDraft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A draft to try. `bundle`: the signed bundle whose policy it would replace."""
+
+    bundle: Sha256
+    policy: str
 
 
 class NewJoinToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,6 +214,12 @@ class JoinTokenAnswer(msgspec.Struct, frozen=True):
 
 class AuditPage(msgspec.Struct, frozen=True):
     rows: tuple[AuditRow, ...]
+
+
+class ProvedDraft(DraftReport, frozen=True, kw_only=True):
+    """A draft with its proofs, also that no more may leave than under the policy that it would replace."""
+
+    proofs: tuple[Proof, ...]
 
 
 class PolicyPair(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from anyio import to_thread
 
 from causeway_server.router.bundle.manifest import position
 from causeway_server.router.bundle.protocol import ErasureOrder
+from causeway_server.router.checks.replay import check_draft
 from causeway_server.router.errors import InvalidRequest, NotFound
 from causeway_server.router.numbers import whole_number
+from causeway_server.router.policy.compiled import ModelAdapters, Policy, parse_policy
 from causeway_server.router.serving.aiohttp_connection import json_response
 
 from ..controller.forecast import happened, read_evidence
 from ..controller.loop import Controller
 from ..controller.publisher import Publisher
+from ..prover.proof import prove
 from ..rollout.settings import RolloutEvent, is_silent
 from ..rollout.verdict import ROLLED_BACK, SILENT, Verdict
 from ..server.plane import ControlPlane
@@ -39,7 +43,7 @@ from ..store.devices import (
 from ..store.enrolment import new_join_token
 from ..store.generations import advance, revoke
 from ..store.history import CohortFigures, DeviceEvent, Happened
-from ..store.records import cohort_figures
+from ..store.records import StoredRecord, cohort_figures, read_records
 from ..store.rollouts import ENDED, LookRecord, RolloutRecord, list_rollouts, read_looks, read_rollout, working_rollouts
 from .answers import (
     AuditPage,
@@ -56,7 +60,9 @@ from .answers import (
     NewRollout,
     OperatorReason,
     PinRequest,
+    PolicyDraft,
     PolicyPair,
+    ProvedDraft,
     RolloutAnswer,
     RolloutDetail,
     RolloutEventAnswer,
@@ -69,6 +75,7 @@ _ACTIONS = ("revoke", "hold", "release", "pin")
 _MOST = 1000
 _LATER_S = 0.001  # a device carries out no order that is as old as its last one
 RECENT_S = 900.0
+DRAFT_S = 10.0
 _EVENTS: dict[str, tuple[RolloutEvent, Role]] = {
     "pause": (RolloutEvent.PAUSE, "operator"),
     "resume": (RolloutEvent.RESUME, "operator"),
@@ -252,6 +259,16 @@ class OperatorApi(msgspec.Struct, frozen=True):
         texts = [await to_thread.run_sync(policy_text, self.publisher, bundle) for bundle in bundles]
         return json_response(PolicyPair(*texts))
 
+    async def try_policy(self, http: web.Request) -> web.StreamResponse:
+        await self.sign_in.require(http, "operator")
+        draft = decode_body(await read_body(http), PolicyDraft)
+        manifest = await to_thread.run_sync(self.publisher.manifest, draft.bundle)
+        old = parse_policy(await to_thread.run_sync(policy_text, self.publisher, draft.bundle))
+        assert manifest is not None
+        async with self.plane.store.read() as connection:
+            records = await read_records(connection, manifest.cohort)
+        return json_response(await to_thread.run_sync(try_draft, draft.policy, old, records, manifest.adapters.get))
+
 
 def operator_routes(api: OperatorApi) -> list[ApiRoute]:
     """Return the routes of operators, except those of sign-in."""
@@ -268,6 +285,7 @@ def operator_routes(api: OperatorApi) -> list[ApiRoute]:
         ApiRoute("GET", "/v1/rollouts/{id}", api.rollout),
         *(ApiRoute("POST", f"/v1/rollouts/{{id}}/{action}", partial(api.decide, action)) for action in _EVENTS),
         ApiRoute("GET", "/v1/policies/diff", api.policies),
+        ApiRoute("POST", "/v1/policies/try", api.try_policy),
     ]
 
 
@@ -297,6 +315,13 @@ def policy_text(publisher: Publisher, bundle: str) -> str:
     if path is None or not path.is_file():
         raise BundleUnknown(f"Bundle {bundle[:64]} is not signed, or its policy is not at this server.")
     return path.read_text(encoding="utf-8", errors="replace")
+
+
+def try_draft(text: str, old: Policy, records: Sequence[StoredRecord], adapters: ModelAdapters) -> ProvedDraft:
+    """Check a draft, replay records under it, and prove it, in at most `DRAFT_S`: other proofs wait meanwhile."""
+    policy, report = check_draft(text, old, [one.record for one in records], adapters)
+    proofs = () if policy is None else prove(policy, old, all_s=DRAFT_S)
+    return ProvedDraft(**msgspec.structs.asdict(report), proofs=proofs)
 
 
 def _members(record: RolloutRecord, devices: list[Device], now: float) -> dict[str, int]:

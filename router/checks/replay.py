@@ -21,7 +21,9 @@ from typing import Final
 import msgspec
 
 from ..decision.features import request_of
-from ..policy.compiled import Policy
+from ..documents.strict_yaml import Problem, SourceLocation
+from ..errors import PolicyError
+from ..policy.compiled import ModelAdapters, Policy, check_policy, with_adapters
 from ..prices import PICO_USD
 from ..types import DecisionRecord, Request, Usage
 from .possible import CACHE, CONFIDENCE, Expected, Place, PolicyReplay, expected, recorded
@@ -39,6 +41,30 @@ def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Po
     for position, record in enumerate(records):
         tally.add(position, record)
     return tally.report()
+
+
+class DraftReport(msgspec.Struct, frozen=True):
+    """A draft that would replace `old`, as name@revision; with errors it has neither `policy` nor `replay`."""
+
+    text: str
+    old: str
+    problems: tuple[Problem, ...]
+    policy: str = ""
+    replay: ReplayReport | None = None
+
+
+def check_draft(
+    text: str, old: Policy, records: Iterable[DecisionRecord], adapters: ModelAdapters
+) -> tuple[Policy | None, DraftReport]:
+    """Return a draft as a policy (None if it has errors), and what it changes. `adapters`: of the device's models."""
+    policy, problems = check_policy(text, "draft")
+    try:
+        policy = policy and with_adapters(policy, adapters)
+    except PolicyError as error:
+        policy, problems = None, (*problems, Problem(SourceLocation("draft"), error.message))
+    if policy is None:
+        return None, DraftReport(text, _label(old), problems)
+    return policy, DraftReport(text, _label(old), problems, _label(policy), replay(records, policy, old))
 
 
 class Effect(msgspec.Struct, frozen=True):

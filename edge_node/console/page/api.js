@@ -6,17 +6,19 @@ const KEY = "causeway-api-key";
 
 export class Refused extends Error {}
 
-/** Return the JSON of a path; `body` makes it a POST. Ask for the API key where one is needed. */
-export async function ask(path, body) {
+/** Return the JSON of a path; `body` makes it a POST. */
+export const ask = async (path, body) => (await answer(path, body)).json();
+
+/** Return the response of a path. Ask for the API key where one is needed. */
+export async function answer(path, body) {
   for (;;) {
     const response = await send(path, body);
     if (response.status === 401) {
       await askForKey(sessionStorage.getItem(KEY) !== null);
       continue;
     }
-    const answer = await response.json();
-    if (!response.ok) throw new Refused(answer.error.message);
-    return answer;
+    if (!response.ok) throw new Refused((await response.json()).error.message);
+    return response;
   }
 }
 

@@ -72,7 +72,7 @@ export function showRecord(node, record, whatIf, close) {
       decision?.private ? pill("private: stays on the device", "good") : decision?.on_device ? pill("stays on the device", "good") : null,
     ),
     section("Why", decision === null ? make("p", { class: "soft" }, undecided(outcome)) : reasonList(decision.reasons)),
-    outcome.attempts.length ? section("Attempts", attempts(outcome)) : null,
+    section("Hops", hops(record)),
     whatIf,
     section("Request", requestFacts(record, request, outcome)),
   );
@@ -87,37 +87,59 @@ function undecided(outcome) {
   return `The request ended before a decision: ${outcome.error || outcome.status}.`;
 }
 
-function attempts(outcome) {
-  const whole = Math.max(outcome.total_ms, ...outcome.attempts.map((each) => each.started_ms + (each.duration_ms ?? 0)), 0.001);
+/** The way of a request: what it met, when, what it cost and how hot the device was. */
+function hops(record) {
+  const { request, outcome, decision } = record;
+  const [first] = outcome.attempts;
+  const tokens = [record.estimates.prompt_tokens !== null && `${count(record.estimates.prompt_tokens)} tokens`, request.stream && "streamed"];
+  const cache = [outcome.cache, outcome.cache_reason, outcome.cache_age_s !== null && `${figure(outcome.cache_age_s)} s old`];
+  const cost = outcome.usd ? `${money(outcome.usd)}${outcome.estimated ? ", in part estimated" : ""}` : "no cost";
   return make(
     "ol",
     {},
-    outcome.attempts.map((attempt) => {
-      const took = attempt.duration_ms ?? 0;
-      const first = Math.min(attempt.ttft_ms ?? took, took);
-      const scale = (ms) => (100 * ms) / whole;
-      const kind = `bar-${attempt.at}`;
-      const good = attempt.error === "" && attempt.state === "done";
-      return make(
-        "li",
-        { class: "attempt" },
-        make(
-          "div",
-          { class: "attempt-head" },
-          pill(attempt.target, attempt.at),
-          make("span", { class: good ? "soft" : "" }, attempt.state.replaceAll("_", " ")),
-          make("span", { class: "push soft" }, duration(attempt.duration_ms)),
-        ),
-        draw(
-          "svg",
-          { viewBox: "0 0 100 14", preserveAspectRatio: "none", role: "img", "aria-label": lane(attempt) },
-          draw("rect", { class: "lane", x: 0, y: 4, width: 100, height: 6, rx: 1 }),
-          draw("rect", { class: `${kind} waiting`, x: scale(attempt.started_ms), y: 4, width: Math.max(0.6, scale(first)), height: 6 }),
-          draw("rect", { class: kind, x: scale(attempt.started_ms + first), y: 4, width: Math.max(0.6, scale(took - first)), height: 6 }),
-        ),
-        make("p", { class: "quiet" }, attemptNote(attempt)),
-      );
-    }),
+    hop("Request", 0, [request.kind, request.client && `of ${request.client}`, ...tokens]),
+    outcome.status === "rejected" ? hop("Admission", outcome.total_ms, [`refused: ${outcome.error}`]) : hop("Cache", null, cache),
+    decision && hop("Decision", first ? first.started_ms : null, [decidedBy(record), ...heat(record.snapshot.device)]),
+    outcome.attempts.map((attempt) => attemptHop(attempt, outcome)),
+    hop("Outcome", outcome.total_ms, [outcome.status === "ok" ? `answered by ${outcome.target || "the cache"}` : outcome.error || outcome.status, cost]),
+  );
+}
+
+function hop(name, at, notes) {
+  const time = at === null ? null : make("span", { class: "push soft" }, at ? `after ${duration(at)}` : "at 0");
+  return make("li", { class: "hop" }, make("div", { class: "hop-head" }, make("b", {}, name), make("span", { class: "soft" }, notes.filter(Boolean).join(", ")), time));
+}
+
+function heat(device) {
+  return [device.temperature_c === null ? "temperature not readable" : `at ${device.temperature_c.toFixed(1)} °C`, device.throttled && "throttled", device.power_w !== null && `${figure(device.power_w)} W`];
+}
+
+function attemptHop(attempt, outcome) {
+  const whole = Math.max(outcome.total_ms, ...outcome.attempts.map((each) => each.started_ms + (each.duration_ms ?? 0)), 0.001);
+  const took = attempt.duration_ms ?? 0;
+  const first = Math.min(attempt.ttft_ms ?? took, took);
+  const scale = (ms) => (100 * ms) / whole;
+  const kind = `bar-${attempt.at}`;
+  const good = attempt.error === "" && attempt.state === "done";
+  return make(
+    "li",
+    { class: "hop attempt" },
+    make(
+      "div",
+      { class: "hop-head" },
+      make("b", {}, "Attempt"),
+      pill(attempt.target, attempt.at),
+      make("span", { class: good ? "soft" : "" }, attempt.state.replaceAll("_", " ")),
+      make("span", { class: "push soft" }, `took ${duration(attempt.duration_ms)}`),
+    ),
+    draw(
+      "svg",
+      { viewBox: "0 0 100 14", preserveAspectRatio: "none", role: "img", "aria-label": lane(attempt) },
+      draw("rect", { class: "lane", x: 0, y: 4, width: 100, height: 6, rx: 1 }),
+      draw("rect", { class: `${kind} waiting`, x: scale(attempt.started_ms), y: 4, width: Math.max(0.6, scale(first)), height: 6 }),
+      draw("rect", { class: kind, x: scale(attempt.started_ms + first), y: 4, width: Math.max(0.6, scale(took - first)), height: 6 }),
+    ),
+    make("p", { class: "quiet" }, attemptNote(attempt)),
   );
 }
 

@@ -1,11 +1,13 @@
 // The page: asks the device once a second while it is visible, and otherwise not at all.
 
 import { ask, Refused } from "./api.js";
+import { wireAsk } from "./ask.js";
 import { showOverview, showRecord } from "./detail.js";
 import { byId, make, pill, say, show } from "./elements.js";
 import { showFleet } from "./fleet.js";
 import { span } from "./format.js";
 import { DecisionList } from "./list.js";
+import { wirePlayground } from "./policy.js";
 import { History, READINGS, showTiles } from "./tiles.js";
 import { WhatIfEditor } from "./what_if.js";
 
@@ -118,5 +120,9 @@ function wire() {
 }
 
 wire();
+wireAsk((id) => {
+  location.hash = id;
+});
+wirePlayground();
 openFromAddress();
 poll();

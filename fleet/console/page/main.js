@@ -5,7 +5,7 @@ import { auditView } from "./audit.js";
 import { deviceView } from "./device.js";
 import { devicesView } from "./devices.js";
 import { byId, make, say } from "./elements.js";
-import { policiesView } from "./policies.js";
+import { draftView, policiesView } from "./policies.js";
 import { rolloutView } from "./rollout.js";
 import { rolloutsView } from "./rollouts.js";
 import { signInView } from "./sign_in.js";
@@ -15,7 +15,7 @@ const EVERY_MS = 5000;
 const VIEWS = {
   rollouts: [rolloutsView, rolloutView],
   devices: [devicesView, deviceView],
-  policies: [policiesView, policiesView],
+  policies: [policiesView, draftView],
   audit: [auditView, auditView],
 };
 const REFRESHED = [rolloutsView, rolloutView, deviceView];

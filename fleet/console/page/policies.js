@@ -1,12 +1,11 @@
-// The policies of two bundles side by side.
+// The policies of two bundles side by side, and a draft beside the policy of one.
 
-import { ask, withQuery } from "./api.js";
+import { ask, post, withQuery } from "./api.js";
+import { difference, differenceTable } from "./difference.js";
 import { make, show } from "./elements.js";
 import { count } from "./format.js";
-import { sideBySide } from "./line_diff.js";
-import { bundleName } from "./words.js";
-
-const AROUND = 4; // unchanged lines that are shown around a change
+import { Playground } from "./playground.js";
+import { bundleName, may } from "./words.js";
 
 export async function policiesView(context, _id, query) {
   const [fleet, rollouts] = await Promise.all([ask("v1/fleet"), ask("v1/rollouts")]);
@@ -30,58 +29,36 @@ export async function policiesView(context, _id, query) {
     "div",
     { class: "page" },
     make("div", { class: "view-head" }, make("h2", {}, "Policies")),
-    make("div", { class: "filter-bar" }, choice("From", from, (value) => ({ from: value, to })), choice("To", to, (value) => ({ from, to: value }))),
-    from && to ? await difference(from, to) : make("p", { class: "panel hint quiet" }, "No bundle has been rolled out yet."),
+    make("div", { class: "filter-bar" }, choice("From", from, (value) => ({ from: value, to })), choice("To", to, (value) => ({ from, to: value })), to && may(context.session, "operator") ? make("a", { class: "button push", href: `#/policies/${to}` }, "Edit a draft of To") : null),
+    from && to ? await compared(from, to) : make("p", { class: "panel hint quiet" }, "No bundle has been rolled out yet."),
   );
 }
 
-async function difference(from, to) {
+/** A draft beside the policy of a bundle: the control plane checks, replays and proves it. */
+export async function draftView(context, bundle) {
+  const { from: base } = await ask(withQuery("v1/policies/diff", { from: bundle, to: bundle }));
+  const playground = new Playground({
+    base,
+    name: bundleName(bundle),
+    check: (policy) => post("v1/policies/try", { bundle, policy }),
+    next: "A good draft goes into the fleet's folder; causeway-fleet sign and apply roll it out.",
+  });
+  return make(
+    "div",
+    { class: "page" },
+    make("div", { class: "view-head" }, make("div", {}, make("p", {}, make("a", { href: "#/policies" }, "Policies")), make("h2", {}, "Draft of ", bundleName(bundle)))),
+    playground.node,
+  );
+}
+
+async function compared(from, to) {
   const texts = await ask(withQuery("v1/policies/diff", { from, to }));
-  const rows = sideBySide(texts.from.trimEnd(), texts.to.trimEnd());
-  const changed = rows.filter(([, , kind]) => kind === "changed").length;
-  const body = make("tbody", {});
-  const draw = (everything) => show(body, everything ? rows.map(rowOf) : folded(rows));
-  draw(false);
+  const { changed, rows } = difference(texts.from, texts.to);
+  const body = make("tbody", {}, rows());
   const all = make("input", { type: "checkbox" });
-  all.addEventListener("change", () => draw(all.checked));
+  all.addEventListener("change", () => show(body, rows(all.checked)));
   return [
     make("p", { class: "view-head" }, make("span", { class: "soft", role: "status" }, changed ? `${count(changed)} lines differ` : "The policies are the same."), make("label", { class: "push" }, all, " show all lines")),
-    make(
-      "div",
-      { class: "panel scroll", tabindex: "0", role: "region", "aria-label": "Policies side by side" },
-      make(
-        "table",
-        { class: "difference" },
-        make("thead", {}, make("tr", {}, make("th", { scope: "col" }, bundleName(from)), make("th", { scope: "col" }, bundleName(to)))),
-        body,
-      ),
-    ),
+    differenceTable([bundleName(from), bundleName(to)], body),
   ];
-}
-
-function rowOf([left, right, kind]) {
-  const side = (line, change, word) =>
-    make("td", { class: line === null ? "blank" : kind === "same" ? null : change }, line === null ? null : [kind === "same" ? null : make("span", { class: "sr-only" }, `${word}: `), make("code", {}, line || " ")]);
-  return make("tr", {}, side(left, "gone", "removed"), side(right, "fresh", "added"));
-}
-
-/** Leave out long runs of equal lines. */
-function folded(rows) {
-  const near = rows.map((_, index) => rows.slice(Math.max(0, index - AROUND), index + AROUND + 1).some(([, , kind]) => kind === "changed"));
-  const nodes = [];
-  let skipped = 0;
-  const flush = () => {
-    if (skipped) nodes.push(make("tr", {}, make("td", { class: "fold", colspan: "2" }, `${count(skipped)} equal lines`)));
-    skipped = 0;
-  };
-  rows.forEach((row, index) => {
-    if (!near[index]) {
-      skipped += 1;
-      return;
-    }
-    flush();
-    nodes.push(rowOf(row));
-  });
-  flush();
-  return nodes;
 }

@@ -4,7 +4,7 @@ import { ask, post, withQuery } from "./api.js";
 import { stack } from "./charts.js";
 import { confirm } from "./confirm.js";
 import { facts, make, pill } from "./elements.js";
-import { ago, count, percent } from "./format.js";
+import { ago, count, money, percent } from "./format.js";
 import { ladder } from "./ladder.js";
 import { bundleName, ENDED, may, statePill } from "./words.js";
 
@@ -19,6 +19,7 @@ export async function rolloutsView(context) {
     { class: "page" },
     make("h2", { class: "sr-only" }, "Rollouts"),
     fleet.problems.length ? make("ul", { class: "panel block warn" }, fleet.problems.map((text) => make("li", {}, text))) : null,
+    fleetTiles(fleet.cohorts),
     make("section", { "aria-labelledby": "cohorts-title" }, make("h3", { id: "cohorts-title" }, "Cohorts"), make("ul", { class: "cards" }, fleet.cohorts.map((each) => cohortCard(each, context)))),
     make(
       "section",
@@ -29,6 +30,30 @@ export async function rolloutsView(context) {
     ended.length
       ? make("section", { "aria-labelledby": "ended-title" }, make("h3", { id: "ended-title" }, "Ended"), make("ul", { class: "rows" }, ended.map((each) => rolloutRow(each, context))))
       : null,
+  );
+}
+
+/** The whole fleet: devices, share on the device, spend and heat, of all requests under the bundles that devices run. */
+function fleetTiles(cohorts) {
+  const sum = (read, of = cohorts) => of.reduce((total, each) => total + read(each), 0);
+  const measured = cohorts.filter(({ figures }) => figures.requests && figures.on_device !== null);
+  const requests = sum(({ figures }) => figures.requests, measured);
+  const share = requests ? sum(({ figures }) => figures.requests * figures.on_device, measured) / requests : null;
+  const usd = sum(({ figures }) => (figures.requests * (figures.usd ?? 0)) / 1000, measured);
+  const hottest = cohorts.filter(({ figures }) => figures.hottest_c !== null).sort((one, other) => other.figures.hottest_c - one.figures.hottest_c)[0];
+  const tile = (title, value, note) => make("li", { class: "panel tile" }, make("h4", {}, title), make("p", { class: "big" }, value), make("p", { class: "quiet" }, note));
+  return make(
+    "section",
+    { "aria-labelledby": "fleet-title" },
+    make("h3", { id: "fleet-title" }, "Fleet"),
+    make(
+      "ul",
+      { class: "tiles" },
+      tile("Devices", count(sum((each) => each.devices)), `${count(sum((each) => each.recently_seen))} seen lately`),
+      tile("On the device", share === null ? "–" : percent(share, 1), requests ? `of ${count(requests)} requests` : "no request measured yet"),
+      tile("Spend", requests ? money(usd) : "–", requests ? `${money((1000 * usd) / requests)} per 1,000 requests` : "no request measured yet"),
+      tile("Hottest device", hottest ? `${hottest.figures.hottest_c.toFixed(0)} °C` : "–", hottest ? `in ${hottest.name}` : "no temperature is readable"),
+    ),
   );
 }
 

@@ -15,11 +15,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
+from causeway_server.fleet.operators.routes import try_draft
 from causeway_server.fleet.server.files import console_routes
 from causeway_server.fleet.server.routes import errors_as_json
 from causeway_server.router.errors import AuthenticationFailed, CausewayError, InvalidRequest, NotFound
+from causeway_server.router.policy.compiled import parse_policy
 
 TOKEN = "bootstrap-token"
 NOW = time.time()
@@ -128,6 +131,7 @@ class FleetFixture:
             web.post("/v1/join-tokens", self.join_token),
             web.get("/v1/audit", self.list_audit),
             web.get("/v1/policies/diff", self.policies),
+            web.post("/v1/policies/try", self.try_policy),
         ]
 
     def _check(self, http: web.Request) -> None:
@@ -276,6 +280,13 @@ class FleetFixture:
         self._check(http)
         same = http.query["from"] == http.query["to"]
         return web.json_response({"from": POLICY, "to": POLICY if same else NEW_POLICY})
+
+    async def try_policy(self, http: web.Request) -> web.Response:
+        self._check(http)
+        body = await http.json()
+        assert body["bundle"] in {bundle(f"b{number}") for number in range(1, 6)}
+        tried = try_draft(body["policy"], parse_policy(POLICY), (), lambda _: None)
+        return web.Response(body=msgspec.json.encode(tried), content_type="application/json")
 
 
 @web.middleware

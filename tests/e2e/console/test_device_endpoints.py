@@ -76,6 +76,24 @@ async def test_what_if_decides_under_other_signals_and_runs_nothing(device: Devi
     assert "hidden words" not in str(body)
 
 
+async def test_a_draft_is_tried_over_the_callers_own_decisions(tmp_path: Path) -> None:
+    keys = tuple(KeyConfig(name, hashlib.sha256(name.encode()).hexdigest()) for name in ("one", "two"))
+    async with running(tmp_path, server=ServerConfig(port=0, drain_s=1.0, keys=keys)) as device:
+        await device.ask("hidden words", headers={"authorization": "Bearer one"})
+        for name, requests in (("one", 1), ("two", 0)):
+            headers = {"authorization": f"Bearer {name}"}
+            async with device.session.post("/console/policy", json={}, headers=headers) as response:
+                report = await response.json()
+            assert (report["text"], report["problems"]) == (device.parts.policies.text, [])
+            assert report["old"] == report["policy"] != ""
+            assert (report["replay"]["requests"], report["replay"]["unchanged"]) == (requests, requests)
+        async with device.session.post("/console/policy", json={"policy": "version: 2"}, headers=headers) as response:
+            report = await response.json()
+        assert (report["policy"], report["replay"]) == ("", None)
+        assert report["problems"][0]["location"]["path"] == "version"
+        assert (await device.session.post("/console/policy", json={})).status == 401
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [

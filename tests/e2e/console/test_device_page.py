@@ -85,6 +85,54 @@ async def test_a_record_says_why_and_what_each_attempt_did(device: Device, chrom
         await expect(detail.locator(".attempt").first).to_contain_text("confidence 0.100")
 
 
+async def test_a_request_is_asked_and_its_hops_are_shown(device: Device, chromium: Browser) -> None:
+    """The answer is streamed into the page; the record that opens has the hops, the cost and the heat."""
+    async with open_page(chromium, url(device), allowed="503") as (page, _):
+        await tab_to(page, "#prompt")
+        await page.keyboard.type(SECRET)
+        await press(page, ["Enter"])
+        await expect(page.locator("#asked .answer")).not_to_be_empty()
+        await expect(page.locator("#asked")).to_contain_text("edge")
+        hops = page.locator("#detail .hop")
+        await expect(hops).to_have_count(5)
+        for number, text in enumerate(("Request", "Cache", "Decision", "Attempt", "Outcome")):
+            await expect(hops.nth(number)).to_contain_text(text)
+        await expect(hops.nth(2)).to_contain_text(re.compile("edge-first, (at [0-9.]+ °C|temperature not readable)"))
+        await expect(hops.nth(4)).to_contain_text("answered by small, no cost")
+        assert await accessibility_faults(page) == []
+        device.engine.fault = device.cloud.fault = "refuse"
+        await page.locator("#prompt").fill("again")
+        await press(page, ["Enter"])
+        await expect(page.locator("#asked .bad")).to_be_visible()
+
+
+async def test_a_draft_is_checked_compared_and_replayed(device: Device, chromium: Browser) -> None:
+    """Over the decisions of this device; nothing is activated, and proofs are said to run elsewhere."""
+    await ask_some(device)
+    before = device.parts.policies.active.revision
+    async with open_page(chromium, url(device)) as (page, _):
+        await tab_to(page, "#policy-open")
+        await press(page, ["Enter"])
+        draft, results = page.get_by_label("Draft of the policy"), page.locator(".results")
+        text = await draft.input_value()
+        assert text == device.parts.policies.text
+        await draft.fill(text.replace("keep: on_device", "keep: nowhere"))
+        await press(page, ["Control+Enter"])
+        await expect(results).to_contain_text("1 error")
+        await draft.fill(text.replace("'\"private\" in request.tags'", "'\"secret\" in request.tags'"))
+        await page.get_by_role("button", name="Check").click()
+        await expect(results).to_contain_text("test@")
+        await expect(results.locator(".difference")).to_contain_text("secret")
+        await expect(results).to_contain_text("1 would or may leave the device")
+        await expect(page.get_by_role("region", name="Requests that leave the device")).to_contain_text("private-stays")
+        await expect(results).to_contain_text("Proofs run on the control plane")
+        for size in ((1440, 900), (420, 800)):
+            await page.set_viewport_size({"width": size[0], "height": size[1]})
+            assert await accessibility_faults(page) == []
+            assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert device.parts.policies.active.revision == before
+
+
 async def test_another_temperature_changes_the_decision(device: Device, chromium: Browser) -> None:
     """What if it were 90 °C: the daemon decides the recorded request again, and nothing is run."""
     answer = await device.ask(SECRET, tags="kiosk")

@@ -93,6 +93,9 @@ async def test_cohorts_and_rollouts_are_listed(origin: str, chromium: Browser) -
     async with open_page(chromium, f"{origin}/console") as (page, _):
         await expect(page.locator(".card")).to_have_count(3)
         await expect(page.locator(".card").first).to_contain_text("4,200 devices")
+        whole = page.get_by_role("region", name="Fleet")
+        for text in ("5,000", "82.3 %of 144,360 requests", "$59.19$0.41 per 1,000", "78 °Cin kiosk"):
+            await expect(whole).to_contain_text(text)
         await expect(page.get_by_role("region", name="In progress").locator(".row")).to_have_count(2)
         ended = page.get_by_role("region", name="Ended").locator(".row")
         await expect(ended).to_have_count(3)
@@ -184,6 +187,33 @@ async def test_a_join_token_is_shown_once(origin: str, chromium: Browser) -> Non
         await press(page, ["Enter"])
         await expect(page.get_by_role("dialog")).to_be_hidden()
         assert "cwjoin_0123" not in await page.locator("main").inner_text()
+
+
+async def test_a_draft_is_checked_compared_and_proved(origin: str, chromium: Browser) -> None:
+    """By keyboard: an error leads to its line, a request that could leave is the counterexample of a proof."""
+    async with open_page(chromium, f"{origin}/console#/policies") as (page, _):
+        await tab_to(page, "a.button")
+        await press(page, ["Enter"])
+        draft, results = page.get_by_label("Draft of the policy"), page.locator(".results")
+        text = await draft.input_value()
+        await draft.fill(text.replace("device.temperature_c", "device.temprature_c"))
+        await press(page, ["Control+Enter"])
+        await expect(results).to_contain_text("did you mean `device.temperature_c`?")
+        await expect(results).not_to_contain_text("Proof")
+        await page.get_by_role("button", name="line 12:").click()
+        selected = await draft.evaluate("(field) => field.value.slice(field.selectionStart, field.selectionEnd)")
+        assert selected == "    when: device.temprature_c > 85.0"
+        await draft.fill(text.replace('"private" in request.tags', '"secret" in request.tags'))
+        await press(page, ["Control+Enter"])
+        await expect(results).to_contain_text("1 line differs")
+        await expect(results.locator("li", has_text="refuted").first).to_contain_text('"private"')
+        await expect(results).to_contain_text("No recorded request to replay yet")
+        for size in ((1440, 900), (420, 800)):
+            await page.set_viewport_size({"width": size[0], "height": size[1]})
+            assert await accessibility_faults(page) == []
+            assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await page.get_by_role("button", name="Reset").click()
+        assert await draft.input_value() == text
 
 
 async def test_five_thousand_devices_scroll_in_a_bounded_document(

@@ -10,9 +10,12 @@ import pytest
 
 from causeway_server.fleet.app import ServeSettings, running
 from causeway_server.fleet.store.history import AuditRow, first_fault
+from causeway_server.fleet.store.records import add_records
 from causeway_server.fleet.trust.offline import signed_manifests
 from causeway_server.router.bundle.manifest import bundle_id
+from causeway_server.router.bundle.protocol import SampledRecord
 from causeway_server.router.errors import ConfigError
+from tests.fleet.cli.test_replay import records
 from tests.fleet.server.device import sample
 from tests.fleet.trust.signed_fleet import SignedFleet
 
@@ -31,6 +34,7 @@ UNSAFE = (
     ("POST", "/v1/devices/device-0/release", "operator"),
     ("POST", "/v1/devices/device-0/pin", "operator"),
     ("POST", "/v1/join-tokens", "operator"),
+    ("POST", "/v1/policies/try", "operator"),
 )
 SAFE = ("/v1/fleet", "/v1/rollouts", "/v1/rollouts/r1", "/v1/devices", "/v1/devices/device-0", "/v1/audit")
 
@@ -209,6 +213,26 @@ async def test_policies_side_by_side(server: Server) -> None:
     assert texts["from"] == texts["to"] == (server.signed.path / "policies" / "kiosk.yaml").read_text()
     assert (await server.ask("GET", f"/v1/policies/diff?from={bundle}&to=no")).code == "bundle_unknown"
     assert (await server.ask("GET", "/v1/policies/diff")).code == "invalid_value"
+
+
+async def test_a_draft_is_checked_replayed_and_proved(server: Server) -> None:
+    """Over the records of the bundle's cohort, beside the bundle's policy; a draft with errors is only checked."""
+    bundle, (device, *_) = newest(server), await server.enrolled(2)
+    sent = [(device.name, SampledRecord(weight=1.0, record=msgspec.Raw(msgspec.json.encode(one)))) for one in records()]
+    async with server.plane.store.write() as connection:
+        await add_records(connection, sent, 0.0)
+    text = (server.signed.path / "policies" / "kiosk.yaml").read_text()
+    same = await server.post("/v1/policies/try", {"bundle": bundle, "policy": text}, as_="olga")
+    assert (same["old"], same["problems"]) == (same["policy"], [])
+    assert (same["replay"]["requests"], same["replay"]["leaving"]) == (3, [])
+    draft = text.replace("targets:", "targets:\n  large: {at: cloud, model: big}").replace("[small]", "[large, small]")
+    report = await server.post("/v1/policies/try", {"bundle": bundle, "policy": draft}, as_="olga")
+    assert len(report["replay"]["leaving"]) == 3
+    (refuted,) = [one for one in report["proofs"] if one["status"] == "refuted"]
+    assert (refuted["name"], refuted["case"]["expect"]["holds"]) == ("leaves-no-more", "!outcome.leaves")
+    report = await server.post("/v1/policies/try", {"bundle": bundle, "policy": text.replace("small", "a b")})
+    assert (report["policy"], report["replay"], report["proofs"]) == ("", None, [])
+    assert (await server.ask("POST", "/v1/policies/try", {"bundle": "0" * 64, "policy": ""})).code == "bundle_unknown"
 
 
 async def test_the_openapi_document_has_every_route_of_operators(server: Server) -> None:
