@@ -75,7 +75,7 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def check_url(url: str, where: str) -> None:
     """Raise ConfigError for a text that is not the base URL of a server."""
     if "@" in url:
-        raise ConfigError("A URL here has no user and no password: name a `key_file`.", where=where)
+        raise ConfigError("The URL must not hold a user or a password. Name a `key_file` instead.", where=where)
     if not _is_base_url(url):
         raise ConfigError(f"{url!r} is not a URL such as `http://HOST:PORT/v1`, without a final `/`.", where=where)
 

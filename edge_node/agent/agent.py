@@ -329,7 +329,7 @@ class Agent:
     def _check_plan(self) -> None:
         """Raise Withdrawn if the plan now assigns another bundle than the one being installed."""
         if self._wanted != self._row.bundle:
-            raise Withdrawn(f"The plan now assigns {self._wanted}.")
+            raise Withdrawn(f"The plan now assigns the bundle {self._wanted}.")
 
     def _update(self) -> tuple[BundleManifest, str]:
         assert self._manifest is not None

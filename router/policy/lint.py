@@ -235,7 +235,7 @@ class _Checks:
             always = self._constant(f"constraints[{at}]") and self._constant(f"constraints[{index}]")
             if always and earlier.keep == "in_region" and set(earlier.regions).isdisjoint(constraint.regions):
                 yield self.error(
-                    path, f"never agree with `{earlier.name}`, which always binds too: no cloud can answer"
+                    path, f"has no region in common with `{earlier.name}`, which always binds, too: no cloud can answer"
                 )
 
     def lifetimes(self) -> Iterator[Problem]:

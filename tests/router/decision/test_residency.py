@@ -154,7 +154,7 @@ cases:
         (f"{{name: a, keep: in_region, regions: [{'a' * 30}, {'b' * 30}]}}", "at most 54 characters"),
         (
             "{name: a, keep: in_region, regions: [eu]}, {name: b, keep: in_region, regions: [us]}",
-            "never agree with `a`, which always binds too",
+            "has no region in common with `a`, which always binds, too",
         ),
     ],
 )
