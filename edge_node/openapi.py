@@ -20,7 +20,7 @@ from causeway_server.router.types import DecisionRecord, Prefer, Route
 
 from . import daemon_version
 from .backends.backend import CloudJobEnded
-from .console.routes import PAGE, Draft, WhatIfQuestion
+from .console.routes import PAGE, PolicyDraft, WhatIfQuestion
 from .erasure import SignedErasure
 from .files.store import FileFolderUnavailable, StorageFull
 from .http.inspection import Readiness
@@ -34,7 +34,7 @@ _TYPES = {
     **SHARED_TYPES,
     **by_name(CloudJobEnded, DecisionRecord, EdgeJobList, Explanation, FileFolderUnavailable, JobDropped, JobFields),
     **by_name(JobLost, JobNotDead, JobNotEnded, OutboxFull, Readiness, SignedErasure, StorageFull, WebhookRefused),
-    **by_name(Draft, WhatIfQuestion, WireSpeech, file_upload(PartPurpose)),
+    **by_name(PolicyDraft, WhatIfQuestion, WireSpeech, file_upload(PartPurpose)),
     "Job": EdgeJobView,
     "Prefer": Prefer,
     "Route": Route,

@@ -49,7 +49,7 @@ class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signals: dict[str, object] = {}
 
 
-class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PolicyDraft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `/console/policy`. `policy`: the text of a draft; None for the active policy."""
 
     policy: str | None = None
@@ -97,7 +97,7 @@ class Console:
         parts = self._parts
         caller = parts.reader.caller(http)
         check_media_type(http.headers.get("Content-Type"), http.headers.get("Content-Encoding"))
-        draft = validate(load(await parts.reader.body(http)), Draft)
+        draft = validate(load(await parts.reader.body(http)), PolicyDraft)
         query = DecisionQuery(limit=_REPLAYED, client=caller.reads_decisions_of)
         records = await parts.decisions.find(query, caller.name)
         from causeway_server.router.checks.replay import check_draft
