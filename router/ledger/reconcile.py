@@ -114,7 +114,11 @@ def _match_receipts(
     undecided = 0
     for device in devices.values():
         for epoch, seq, place in device.receipts:
-            if place.log not in gateways or (device.id, epoch, seq) in matched:
+            if place.log not in gateways:
+                continue
+            there = gateways[place.log].items.get((place.epoch, place.seq))
+            is_there = there is None or there.claim.startswith(f"{device.id}-{epoch}-{seq}-")
+            if is_there and (device.id, epoch, seq) in matched:
                 continue
             sent = device.items.get((epoch, seq))
             arrived = _find(report, gateways[place.log], place, 0.0 if sent is None else sent.time)

@@ -12,7 +12,8 @@ made:
     roll back                    to a tree head before that of the last audit, with or without the key
 
 With the key, only what the other side knows or what was audited can be found: so the changes are of requests that both
-sides have, or before the last audit.
+sides have, or before the last audit; they exchange two requests; and they do not drop the last one before a kill, which
+makes the marked gap longer by one request.
 
     python -m tests.bench ledger                                          1,000,000 requests, 100 kills, 10,000 changes
     python -m tests.bench ledger --requests 20000 --kills 10 --changes 500
@@ -310,12 +311,15 @@ def draw(rng: random.Random, logs: Sequence[Written], matched: Mapping[str, froz
         return Change(kind, log, rng.choice(heads), with_key, "", 0)
     records = [at for at, line in enumerate(log.lines) if line.startswith(b'["')]
     at = rng.choice(sorted(matched[log.name]) if with_key else records)
-    return Change(kind, log, at, with_key, _place_of(log, at), another(log, at, rng))
+    following = next((log.lines[line] for line in records if line > at), b"")
+    if with_key and kind == "drop" and following.startswith(b'["open"'):
+        return draw(rng, logs, matched)  # the last one before a kill: the marked gap is one request longer
+    return Change(kind, log, at, with_key, _place_of(log, at), another(log, at, rng, b'["item"' if with_key else b'["'))
 
 
-def another(log: Written, at: int, rng: random.Random) -> int:
-    """Return another line that is a record."""
-    return rng.choice([line for line, text in enumerate(log.lines) if text.startswith(b'["') and line != at])
+def another(log: Written, at: int, rng: random.Random, kind: bytes = b'["') -> int:
+    """Return another line that is a record, of a kind."""
+    return rng.choice([line for line, text in enumerate(log.lines) if text.startswith(kind) and line != at])
 
 
 def _place_of(log: Written, at: int) -> str:

@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from causeway_server.router.ledger.log import Closed, Item, Lost
+from causeway_server.router.ledger.log import Closed, Confirmed, Item, Lost
 from causeway_server.router.ledger.reconcile import NotedHead, Report, reconcile
 from tests.bed.ledger import KINDS, Change, Written, another, changed, found_in
 
@@ -101,6 +101,22 @@ def test_a_receipt_of_what_the_gateway_says_it_never_got_is_found() -> None:
     report = audited(None, gateway(9))
     assert report.counts["tampered"] == 3
     assert f"{DEVICE}-{EPOCH}-9 was confirmed as {GATEWAY_EPOCH}-9: {GATEWAY} does not have" in report.found[0]
+
+
+def test_requests_that_change_places_between_epochs_are_found_by_their_receipts() -> None:
+    """The gateway's owner exchanges the first ones of two starts, and signs all again."""
+    other = "dddddddd"
+    ours: list[Record] = [opened("device")]
+    for seq, epoch in enumerate((GATEWAY_EPOCH, other)):
+        ours += [sent(seq), Confirmed((f"{GATEWAY}-{epoch}-0-0-{seq}",))]
+    ours.append(Closed(2000.0, EPOCH))
+    for numbers, faults in (((0, 1), 0), ((1, 0), 2)):
+        theirs: list[Record] = []
+        for number, epoch in zip(numbers, (GATEWAY_EPOCH, other), strict=True):
+            theirs += [opened("gateway", epoch), arrived(0, number=number), Closed(2000.0, epoch)]
+        report = audited(ours, theirs)
+        assert (report.counts["matched"], report.counts["tampered"]) == (2, faults)
+    assert f"{DEVICE}-{EPOCH}-0 was confirmed as {GATEWAY_EPOCH}-0: this is another request" in report.found[0]
 
 
 def test_an_epoch_that_the_log_does_not_know_is_found() -> None:
