@@ -225,12 +225,9 @@ class PermitAllocator:
             return True
         share = limit * tenant.weight / self._weights
         held = tenant.held[ticket.rank]
-        if held < (_CROWDED_SHARE * share if self._is_crowded(now) else share):
+        if held < (_CROWDED_SHARE * share if now - self._crowded_at <= _CROWDED_S else share):
             return True
         return tenant.credits[ticket.rank] >= 0.0 and held < _CREDIT_SHARE * share
-
-    def _is_crowded(self, now: float) -> bool:
-        return now - self._crowded_at <= _CROWDED_S
 
     @property
     def _are_tenants_mixed(self) -> bool:

@@ -310,8 +310,7 @@ class AdmissionScheduler:
             return None
         chosen = firsts[0]
         for below in firsts[1:]:
-            turns = self._turns[below.priority] + self._shares[below.priority]
-            self._turns[below.priority] = min(2.0, turns)
+            self._turns[below.priority] = min(2.0, self._turns[below.priority] + self._shares[below.priority])
             if self._turns[below.priority] >= 1.0 and chosen is firsts[0] and not self._is_pressed(below, now):
                 self._turns[below.priority] -= 1.0
                 chosen = below
