@@ -220,8 +220,7 @@ class BodyMemory:
         self._bytes = FairShare(max_bytes)
         self._requests = FairShare(max_requests)
         if registry is not None:
-            gauge = described(Gauge, registry, "causeway_gateway_body_bytes")
-            gauge.set_function(lambda: self.held_bytes)
+            described(Gauge, registry, "causeway_gateway_body_bytes").set_function(lambda: self.held_bytes)
 
     @property
     def held_bytes(self) -> int:
