@@ -360,14 +360,14 @@ class Pools:
         resolve: Resolver = resolve_dns,
         ejected: Callable[[str, str], None] = lambda tier, code: None,
     ) -> None:
-        self._clients = clients
+        self.clients = clients
         self._updated = asyncio.Event()
         self._dns_refresh_s = settings.dns_refresh_s
         self._discoveries: dict[str, EndpointDiscovery] = {}
-        self._pools: dict[str, Pool] = {}
+        self.by_tier: dict[str, Pool] = {}
         for tier in tiers:
             self._discoveries[tier.tier] = EndpointDiscovery(tier.addresses, resolve)
-            self._pools[tier.tier] = Pool(
+            self.by_tier[tier.tier] = Pool(
                 tier,
                 _client_of(clients, tier),
                 settings=settings,
@@ -376,10 +376,6 @@ class Pools:
                 prefixes=PrefixIndex(settings.kv_cache_tokens),
                 loads=_load_reader(tier.upstream, settings),
             )
-
-    @property
-    def by_tier(self) -> Mapping[str, Pool]:
-        return self._pools
 
     def configured(self, tier: str) -> tuple[EndpointAddress, ...]:
         """Return the tier's configured addresses, with names unresolved."""
@@ -390,21 +386,17 @@ class Pools:
         with anyio.move_on_after(_PREPARE_S):
             await self._refresh_all()
 
-    @property
-    def clients(self) -> UpstreamClients:
-        return self._clients
-
     async def watch(self) -> None:
         """Watch all pools and refresh DNS names, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for pool in self._pools.values():
+            for pool in self.by_tier.values():
                 tasks.start_soon(pool.watch)
             while True:
                 with anyio.move_on_after(self._dns_refresh_s):
                     await self._updated.wait()
                 self._updated.clear()
                 await self._refresh_all()
-                await self._clients.retain(self._used_addresses())
+                await self.clients.retain({one.address for pool in self.by_tier.values() for one in pool.endpoints})
 
     def update_endpoints(self, addresses: Mapping[str, tuple[EndpointAddress, ...]]) -> None:
         """Replace the addresses, by tier; `watch` applies them in its next iteration."""
@@ -414,15 +406,12 @@ class Pools:
         self._updated.set()
 
     async def close(self) -> None:
-        await self._clients.close()
+        await self.clients.close()
 
     async def _refresh_all(self) -> None:
         async with anyio.create_task_group() as tasks:
             for tier, discovery in self._discoveries.items():
-                tasks.start_soon(_refresh, discovery, self._pools[tier])
-
-    def _used_addresses(self) -> set[str]:
-        return {endpoint.address for pool in self._pools.values() for endpoint in pool.endpoints}
+                tasks.start_soon(_refresh, discovery, self.by_tier[tier])
 
 
 def _client_of(clients: UpstreamClients, tier: TierEndpoints) -> Callable[[str], Upstream]:
