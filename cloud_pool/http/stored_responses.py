@@ -90,8 +90,7 @@ class GatewayResponses:
         named = () if turn is None or tags_of_session(hints.tags) else turn.session_tags
         if turn is not None and (turn.tags or named):
             hints = msgspec.structs.replace(hints, tags=folded_tags((*hints.tags, *turn.tags, *named)))
-        parsed = parse_response(whole, hints) if turn is None or whole is not body else turn.parse(hints)
-        request, echo = parsed
+        request, echo = parse_response(whole, hints) if turn is None or whole is not body else turn.parse(hints)
         turn = None if turn is None else self._in_regions(turn, request, principal)
         echo = msgspec.structs.replace(echo if turn is None else turn.echo(echo), compacts=compacts)
         return ParsedResponse(request, echo, turn, len(whole), principal, headers)
