@@ -189,8 +189,7 @@ def encode_parameters(parameters: SamplingParameters) -> bytes:
     """Encode for the tensor; `max_tokens` is always written, because the backend's default of 16 is never intended."""
     if parameters.max_tokens != _UNWRITTEN_MAX_TOKENS:
         return msgspec.json.encode(parameters)
-    document = msgspec.to_builtins(parameters)
-    return msgspec.json.encode({**document, "max_tokens": parameters.max_tokens})
+    return msgspec.json.encode({**msgspec.to_builtins(parameters), "max_tokens": parameters.max_tokens})
 
 
 def decode_parameters(document: bytes | str) -> SamplingParameters:
