@@ -123,8 +123,7 @@ def look(
         return apply(rollout, E.ABORT, now, reason=reason), verdict  # (1)
     if rollout.state is S.PAUSED:
         return rollout, verdict  # (2)
-    stage = settings.window(rollout.stage)
-    if verdict.outcome is VerdictOutcome.PASS and now >= rollout.began + stage.least_s:
+    if verdict.outcome is VerdictOutcome.PASS and now >= rollout.began + settings.window(rollout.stage).least_s:
         following = settings.stages[rollout.stage + 1 :]
         if following and following[0].approval:
             waiting = f"stage {rollout.stage + 2} waits for approval"
