@@ -148,8 +148,7 @@ def layer_bytes(options: EngineOptions) -> list[int]:
 def fitting_layers(sizes: Sequence[int], free_bytes: int) -> int:
     """Return how many layers of `sizes` (bytes, in order) fit, from the last one on, as llama.cpp offloads them."""
     room = int(free_bytes * _USABLE) - _BUFFER_BYTES
-    taken = itertools.accumulate(reversed(sizes))
-    return sum(1 for needed in taken if needed <= room)
+    return sum(1 for needed in itertools.accumulate(reversed(sizes)) if needed <= room)
 
 
 _CGROUP = Path("/sys/fs/cgroup")
