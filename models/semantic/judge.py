@@ -256,8 +256,7 @@ def read_judge(path: Path) -> JudgeFile:
 
 def text_buckets(found: Sequence[str]) -> list[int]:
     """Hash words and word pairs into TEXT_BUCKETS."""
-    padded = ["<", *found, ">"]
-    pairs = [f"{one} {other}" for one, other in pairwise(padded)]
+    pairs = [f"{one} {other}" for one, other in pairwise(["<", *found, ">"])]
     return [zlib.crc32(part.encode()) % TEXT_BUCKETS for part in (*found, *pairs)]
 
 
