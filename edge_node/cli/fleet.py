@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..agent.link.identity import Identity
 
 REFUSED, UNREACHABLE = 1, 3
-RESTART = "Restart the daemon: systemctl restart causeway-edge"
+RESTART = "Start the daemon, or restart it: systemctl restart causeway-edge"
 NO_FLEET = "This device is not in a fleet"
 
 
