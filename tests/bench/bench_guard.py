@@ -1,10 +1,15 @@
-"""The guard's detectors: µs of processor time for a text of 500 characters: prose, dense with numbers, with values."""
+"""The guard's detectors: µs of processor time for a text of 500 characters: prose, dense with numbers, with values.
+
+`python -m tests.bench.bench_guard FILE` measures the prompts of people in a file of JSON lines with "prompt".
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from causeway_server.router.guard.detectors import find
 from tests.bed.pii_texts import texts
@@ -45,8 +50,18 @@ def of_length(*, personal: bool) -> list[str]:
     made = texts(8000, 7, "b")
     filler = [text.text for text in made if not text.values]
     heads = [text.text for text in made if text.values] if personal else filler[::2]
+    return _joined(heads[:TEXTS], filler)
+
+
+def of_people(path: Path) -> list[str]:
+    """Return the prompts of a file, each joined with the next ones to 500 characters."""
+    prompts = [json.loads(line)["prompt"] for line in path.read_bytes().splitlines()]
+    return _joined(prompts, prompts)
+
+
+def _joined(heads: Sequence[str], filler: Sequence[str]) -> list[str]:
     joined: list[str] = []
-    for at, head in enumerate(heads[:TEXTS]):
+    for at, head in enumerate(heads):
         text = head
         while len(text) < CHARACTERS:
             at += 1  # noqa: PLW2901 - walks on through the filler
@@ -68,5 +83,16 @@ def p50(made: Sequence[str]) -> float:
     return sorted(times)[len(times) // 2]
 
 
+def _main() -> None:
+    for path in map(Path, sys.argv[1:]):
+        made = of_people(path)
+        found = sum(bool(find(text)) for text in made)
+        print(
+            Row(f"guard: {len(made)} texts of {path.name}, {found} with values, p50", p50(made), "us", CLEAN_LIMIT_US)
+        )
+    if not sys.argv[1:]:
+        print(*main(), sep="\n")
+
+
 if __name__ == "__main__":
-    sys.exit(run_tool(lambda: print(*main(), sep="\n")))
+    sys.exit(run_tool(_main))
