@@ -83,8 +83,9 @@ demo-invoice: encoders ## Typed and spoken questions about an image, answered by
 bench: ## Set up, then measure against the parts themselves
 	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(or $(ARGS),all)
 
-bench-llm: ## Measure the engine on real weights (0.5B, which it pulls) beside llama_cpp.server and raw llama_decode
+bench-llm: ## Measure the engine on real weights (0.5B, which it pulls) beside llama.cpp's servers and raw llama_decode
 	@$(PREPARE) bench
+	@$(BIN)/python -m pip install -q --require-hashes -r tests/bench/decoding/requirements.txt
 	@$(BIN)/causeway-models pull demo:qwen $(if $(YES),--yes)
 	@exec $(BIN)/python -m tests.bench real-weights $(ARGS)
 

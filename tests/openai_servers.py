@@ -1,4 +1,4 @@
-"""Real servers with OpenAI's HTTP API, as processes of their own: `llama_cpp.server` and vLLM."""
+"""Real servers with OpenAI's HTTP API, as processes of their own: `llama_cpp.server`, llama.cpp's own, and vLLM."""
 
 from __future__ import annotations
 
@@ -93,6 +93,12 @@ def llama_server_command(model: Path, threads: int, name: str = "small") -> list
     flags = [f"--n_threads={threads}", f"--n_threads_batch={threads}", "--n_ctx=2048", "--interrupt_requests=False"]
     server = [sys.executable, "-m", "llama_cpp.server", f"--model={model}", f"--model_alias={name}"]
     return [*server, *flags, "--verbose=False"]
+
+
+def xllamacpp_command(model: Path, threads: int, streams: int) -> list[str]:
+    """Return the command of llama.cpp's own server, by the package xllamacpp, which decodes `streams` side by side."""
+    program = Path(__file__).with_name("bench") / "decoding" / "xllamacpp_server.py"
+    return [sys.executable, str(program), str(model), str(threads), str(streams)]
 
 
 def llama_server(folder: Path, *flags: str) -> OpenAIServer:

@@ -56,7 +56,7 @@ PROGRAMS = {
     "parts": Tool("bench.parts.__main__", "what a request with audio and an image costs"),
     "peers": Tool("bench.peers.__main__", "our edge beside Envoy, vllm-router, SMG, nginx and LiteLLM"),
     "profile": Tool("bench.edge_profile", "how the edge's mechanisms share the processor time of a request"),
-    "real-weights": Tool("bench.decoding.real_weights", "the engine on real weights beside llama_cpp.server"),
+    "real-weights": Tool("bench.decoding.real_weights", "the engine on real weights beside servers of llama.cpp"),
     "simulation": Tool("bench.simulation.__main__", "error rates of the verdict, times of reverts, loads for a fleet"),
     "variants": Tool("bench.simulation.variants", "how soon a worse variant of a model is returned, and an equal one"),
     "voice": Tool("bench.voice.__main__", "spoken commands on the device"),

@@ -1,10 +1,11 @@
 """`python -m tests.bench.decoding.real_weights` (`make bench-llm`): the engine on a model of the demonstration.
 
-Our engine as the daemon starts it, threads chosen by itself, beside raw `llama_decode` and `python -m
-llama_cpp.server` with every core; the contestants take turns in each round, and each figure is the median of the
-rounds' own ratios. Keeps the table as a section of tests/bench/RESULTS.md.
+Our engine as the daemon starts it, threads chosen by itself, beside raw `llama_decode`, `python -m llama_cpp.server`
+and llama.cpp's own server of today (package xllamacpp), each with every core; the contestants take turns in each round,
+and each figure is the median of the rounds' own ratios. Keeps the table as a section of tests/bench/RESULTS.md; of
+another model (`--model`) it prints the rows beside the others only.
 
-A round's prompts are new to every contestant and the same for all: llama_cpp.server keeps the KV cache of its last
+A round's prompts are new to every contestant and the same for all: the servers keep the KV cache of their last
 request, so that a prompt that comes again costs it one token, while raw `llama_decode` decodes all of it. What a prompt
 costs that comes again has a row of its own.
 """
@@ -13,14 +14,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import importlib.metadata
 import itertools
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import psutil
@@ -36,12 +40,13 @@ from ..results import RESULTS, cells, machine, with_section
 from ..rows import Row
 from . import constrained, embeddings
 from .raw import Raw
-from .servers import LlamaServer, OurEngine, llama_server, our_engine
+from .servers import HttpServer, OurEngine, ShortAnswer, llama_server, our_engine, xllamacpp_server
 
 MODEL = "qwen-05b"
 STREAMS = 4
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 48  # of prompts at most
 RESTARTS = 3
+TRIES = 20  # of a round whose answers are not whole
 SYSTEM_WORDS = 480  # about 500 tokens with the template's own
 TEXT = """The harbour lies on the north side of the island. Every morning at six the first boats leave it, long before
 the market opens, and they come back in the early afternoon with what the night has left in the nets. In winter, when
@@ -54,6 +59,7 @@ _TITLE = "## Real weights"
 
 
 Pair = tuple[float, float]
+T = TypeVar("T")
 
 
 class Speeds(msgspec.Struct, frozen=True):
@@ -62,6 +68,14 @@ class Speeds(msgspec.Struct, frozen=True):
     raw: float
     ours: float
     server: float
+    xllamacpp: float
+
+
+class Contestants(msgspec.Struct, frozen=True):
+    raw: Raw
+    ours: OurEngine
+    server: HttpServer
+    xllamacpp: HttpServer
 
 
 class OneStream(msgspec.Struct, frozen=True):
@@ -90,43 +104,60 @@ class Prompts:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison")
-    rounds: int = parser.parse_args().rounds
+    parser.add_argument("--model", default=MODEL, help="name of an added model; default: %(default)s")
+    arguments = parser.parse_args()
+    rounds: int = arguments.rounds
     try:
-        path = find_artifact(MODEL).path
+        path = find_artifact(arguments.model).path
     except ArtifactError as error:
         sys.exit(f"{error}\nPull it: causeway-models pull demo:qwen")
     load = psutil.getloadavg()[0]
-    rows = asyncio.run(_measure(path, rounds))
+    rows = asyncio.run(_measure(path, rounds, features=arguments.model == MODEL))
     table = Table("what", "measured", "limit", "", "behind it")
     for row in rows:
         table.add_row(*cells(row), style="red" if row.holds is False else None)
     Console(soft_wrap=True).print(table)
-    RESULTS.write_text(with_section(RESULTS.read_text(), _TITLE, _section(rows, rounds, load)))
+    if arguments.model == MODEL:
+        RESULTS.write_text(with_section(RESULTS.read_text(), _TITLE, _section(rows, rounds, load)))
     return 1 if any(row.holds is False for row in rows) else 0
 
 
-async def _measure(path: Path, rounds: int) -> list[Row]:
+async def _measure(path: Path, rounds: int, *, features: bool) -> list[Row]:
+    """Return the rows beside the other contestants, and those of the engine's own features if they are asked for."""
     cores = len(os.sched_getaffinity(0))
     raw, prompts = Raw(path, cores, STREAMS, PROMPT_TOKENS + ANSWER_TOKENS), Prompts()
-    async with llama_server(path, cores) as server:
-        async with our_engine(path, EngineConfig()) as ours:
-            one = [await _one_stream(raw, ours, server, prompts) for _ in range(rounds + 1)][1:]
-            many = [await _speeds(raw, ours, server, prompts.take(STREAMS), ANSWER_TOKENS) for _ in range(rounds)]
-            first, again = await _first_tokens(ours, 0), await _first_tokens(ours, 0)
-            repeated, opened = await _lookup(path, ours, rounds)
-            held = await constrained.measure(ours, rounds)
-        async with our_engine(path, EngineConfig(context_tokens=embeddings.CONTEXT)) as ours:
-            held.append(await embeddings.measure(ours))
-        restarted = [await _after_restart(path, number) for number in range(1, RESTARTS + 1)]
-    raw.close()
+    rows = list[Row]()
+    async with our_engine(path, EngineConfig()) as ours:
+        async with llama_server(path, cores) as server, xllamacpp_server(path, cores, STREAMS) as today:
+            sides = Contestants(raw, ours, server, today)
+            one = [await _whole(_one_stream, sides, prompts) for _ in range(rounds + 1)][1:]
+            many = [await _whole(_streams, sides, prompts) for _ in range(rounds)]
+        raw.close()
+        if features:
+            rows += await _features(path, ours, rounds)
     new, decoding = [one_round.new for one_round in one], [one_round.decoding for one_round in one]
     return [
         _ratio("one stream / llama_cpp.server", new, lambda r: r.ours / r.server, 1.0),
         _ratio("the same from first token to last", decoding, lambda r: r.ours / r.server, 1.0),
         _ratio("the same prompt again", [one_round.again for one_round in one], lambda r: r.ours / r.server, 1.0),
+        _ratio("one stream / xllamacpp", new, lambda r: r.ours / r.xllamacpp, 1.0),
+        _ratio("the same from first token to last", decoding, lambda r: r.ours / r.xllamacpp, 1.0),
         _ratio("one stream / raw llama_decode", new, lambda r: r.ours / r.raw, 0.95),
         _ratio(f"{STREAMS} streams / raw llama_decode at batch {STREAMS}", many, lambda r: r.ours / r.raw, 0.95),
         _ratio(f"{STREAMS} streams / llama_cpp.server's aggregate", many, lambda r: r.ours / r.server, 1.3),
+        _ratio(f"{STREAMS} streams / xllamacpp's aggregate", many, lambda r: r.ours / r.xllamacpp, 1.0),
+        *rows,
+    ]
+
+
+async def _features(path: Path, ours: OurEngine, rounds: int) -> list[Row]:
+    first, again = await _first_tokens(ours, 0), await _first_tokens(ours, 0)
+    repeated, opened = await _lookup(path, ours, rounds)
+    held = await constrained.measure(ours, rounds)
+    async with our_engine(path, EngineConfig(context_tokens=embeddings.CONTEXT)) as long:
+        held.append(await embeddings.measure(long))
+    restarted = [await _after_restart(path, number) for number in range(1, RESTARTS + 1)]
+    return [
         _lookup_row("prompt lookup on / off, a text repeated with one change", repeated, 1.5),
         _lookup_row("prompt lookup on / off, an open question", opened, 0.97),
         _first_token_row("first token behind a system prompt seen before / first time", [(first, again)]),
@@ -135,12 +166,24 @@ async def _measure(path: Path, rounds: int) -> list[Row]:
     ]
 
 
-async def _one_stream(raw: Raw, ours: OurEngine, server: LlamaServer, prompts: Prompts) -> OneStream:
-    """The prompt that comes again follows its first answer at once: it is the last one that the server saw."""
-    first = await _speeds(raw, ours, server, prompts.take(1), 1)
+async def _whole(measure: Callable[[Contestants, Prompts], Awaitable[T]], sides: Contestants, prompts: Prompts) -> T:
+    """Return the first of up to TRIES rounds in which every answer was whole: a small model ends some of its own."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(ShortAnswer):
+            return await measure(sides, prompts)
+    return await measure(sides, prompts)
+
+
+async def _streams(sides: Contestants, prompts: Prompts) -> Speeds:
+    return await _speeds(sides, prompts.take(STREAMS), ANSWER_TOKENS)
+
+
+async def _one_stream(sides: Contestants, prompts: Prompts) -> OneStream:
+    """The prompt that comes again follows its first answer at once: it is the last one that the servers saw."""
+    first = await _speeds(sides, prompts.take(1), 1)
     prompt = prompts.take(1)
-    new = await _speeds(raw, ours, server, prompt, ANSWER_TOKENS)
-    again = await _speeds(raw, ours, server, prompt, ANSWER_TOKENS)
+    new = await _speeds(sides, prompt, ANSWER_TOKENS)
+    again = await _speeds(sides, prompt, ANSWER_TOKENS)
     return OneStream(new, again, Speeds(*map(_decoding, msgspec.structs.astuple(first), msgspec.structs.astuple(new))))
 
 
@@ -149,11 +192,12 @@ def _decoding(first: float, whole: float) -> float:
     return (ANSWER_TOKENS - 1) / (ANSWER_TOKENS / whole - 1 / first)
 
 
-async def _speeds(raw: Raw, ours: OurEngine, server: LlamaServer, prompts: Sequence[str], tokens: int) -> Speeds:
+async def _speeds(sides: Contestants, prompts: Sequence[str], tokens: int) -> Speeds:
     return Speeds(
-        raw=await asyncio.to_thread(raw.run, [raw.tokens(prompt) for prompt in prompts], tokens),
-        ours=await ours.run(prompts, tokens, whole=True),
-        server=await server.run(prompts, tokens, whole=True),
+        raw=await asyncio.to_thread(sides.raw.run, [sides.raw.tokens(prompt) for prompt in prompts], tokens),
+        ours=await sides.ours.run(prompts, tokens, whole=True),
+        server=await sides.server.run(prompts, tokens, whole=True),
+        xllamacpp=await sides.xllamacpp.run(prompts, tokens, whole=True),
     )
 
 
@@ -184,8 +228,10 @@ async def _after_restart(path: Path, system: int) -> tuple[float, float]:
 
 
 def _ratio(name: str, rounds: list[Speeds], ratio: Callable[[Speeds], float], limit: float) -> Row:
-    raw, ours, server = (statistics.median(getattr(r, side) for r in rounds) for side in ("raw", "ours", "server"))
-    note = f"ours {ours:.1f}, raw {raw:.1f}, server {server:.1f} tokens/s"
+    sides = {
+        side: statistics.median(getattr(r, side) for r in rounds) for side in ("ours", "raw", "server", "xllamacpp")
+    }
+    note = f"{', '.join(f'{side} {speed:.1f}' for side, speed in sides.items())} tokens/s"
     return Row(name, statistics.median(map(ratio, rounds)), "x", limit, "higher", note)
 
 
@@ -208,7 +254,8 @@ def _section(rows: list[Row], rounds: int, load: float) -> str:
         f"Command: `make bench-llm`, {datetime.now(UTC):%Y-%m-%d}.",
         f"Machine: {machine()}; load before the run {load:.1f}.",
         f"Qwen2.5-Coder-0.5B-Instruct, Q4_K_M; answers of {ANSWER_TOKENS} tokens, medians of {rounds} rounds in which",
-        "the contestants take turns. The engine chooses its threads by itself, the others use every core.",
+        "the contestants take turns. The engine chooses its threads by itself, the others use every core; xllamacpp",
+        f"{importlib.metadata.version('xllamacpp')} is llama.cpp's own server with {STREAMS} slots.",
         "",
         "All contestants get the same prompts, 15 to 17 tokens that none has seen, as a user's next question is.",
         "`llama_cpp.server` keeps the KV cache of its last request: the same prompt in each round would cost it one",

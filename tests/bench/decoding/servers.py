@@ -1,4 +1,4 @@
-"""Our engine as the daemon runs it, and `llama_cpp.server`, behind one interface: answers at the same time."""
+"""Our engine as the daemon runs it, and servers of llama.cpp, behind one interface: answers at the same time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import aiohttp
@@ -16,10 +17,14 @@ from causeway_server.edge_node.backends.backend import BackendRequest
 from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
 from causeway_server.edge_node.config.schema import EngineConfig
 from causeway_server.router.types import Message, Request, Sampling, Target
-from tests.openai_servers import OpenAIServer, llama_server_command, running
+from tests.openai_servers import OpenAIServer, llama_server_command, running, xllamacpp_command
 
 START_S = 120.0
 GREEDY = Sampling(temperature=0.0)
+
+
+class ShortAnswer(RuntimeError):
+    """An answer ended before it had as many tokens as the others; such a round compares nothing."""
 
 
 class Client:
@@ -32,14 +37,14 @@ class Client:
             whole: each answer must have as many.
 
         Raises:
-            RuntimeError: an answer ended before; such a round compares nothing.
+            ShortAnswer: an answer ended before.
         """
         started = time.perf_counter()
         made = await asyncio.gather(*(self.answer(prompt, tokens) for prompt in prompts))
         elapsed_s = time.perf_counter() - started
         short = [prompt for prompt, number in zip(prompts, made, strict=True) if number != tokens]
         if whole and short:
-            raise RuntimeError(f"{type(self).__name__} ended the answers to {short} before {tokens} tokens")
+            raise ShortAnswer(f"{type(self).__name__} ended the answers to {short} before {tokens} tokens")
         return sum(made) / elapsed_s
 
     async def answer(self, prompt: str, tokens: int) -> int:
@@ -77,8 +82,8 @@ class OurEngine(Client):
         return first_s
 
 
-class LlamaServer(Client):
-    """`python -m llama_cpp.server`."""
+class HttpServer(Client):
+    """A server with OpenAI's completions."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -107,14 +112,21 @@ async def our_engine(
         await backend.close()
 
 
-@contextlib.asynccontextmanager
-async def llama_server(path: Path, threads: int) -> AsyncIterator[LlamaServer]:
+def llama_server(path: Path, threads: int) -> AbstractAsyncContextManager[HttpServer]:
     """Run llama_cpp.server on the same compiled llama.cpp."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = llama_server_command(path, threads)
-        with running(OpenAIServer("llama_cpp.server", "small", command, Path(folder))) as server:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(START_S)) as session:
-                yield LlamaServer(session, f"{server.url}/completions")
+    return _http_server("llama_cpp.server", llama_server_command(path, threads))
+
+
+def xllamacpp_server(path: Path, threads: int, streams: int) -> AbstractAsyncContextManager[HttpServer]:
+    """Run llama.cpp's own server as the package xllamacpp has it."""
+    return _http_server("xllamacpp", xllamacpp_command(path, threads, streams))
+
+
+@contextlib.asynccontextmanager
+async def _http_server(name: str, command: Sequence[str]) -> AsyncIterator[HttpServer]:
+    with tempfile.TemporaryDirectory() as folder, running(OpenAIServer(name, "small", command, Path(folder))) as server:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(START_S)) as session:
+            yield HttpServer(session, f"{server.url}/completions")
 
 
 def backend_request(request: Request) -> BackendRequest:
