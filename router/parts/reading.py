@@ -17,6 +17,7 @@ import msgspec
 
 from ..errors import EncoderFailed, InvalidRequest, MissingField, UnsupportedFeature
 from ..types import AudioPart, Fact, FilePart, ImagePart, Modality, Part, Request, TextPart, Transcripts
+from .numbers import spell_numbers
 from .uploads import NO_AUDIO_DATA, NOT_READ_HERE, PREFIX
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.ASCII)
@@ -205,7 +206,7 @@ def fuse(
         if type(parts) is not tuple:
             continue
         if len(parts) == 1 and "audio" in kinds and isinstance(parts[0], AudioPart) and fact and fact.text:
-            words = spoken_form(fact.text) if transcripts == "spoken" else fact.text
+            words = spoken_form(fact.text, fact.language) if transcripts == "spoken" else fact.text
             messages[at] = msgspec.structs.replace(message, content=words)
         else:
             fused = tuple(_fused(part, (at, index), facts, kinds, markers) for index, part in enumerate(parts))
@@ -259,15 +260,19 @@ _KEPT = "'.,:"  # within words and numbers: don't, 3.5, 6:30
 _OUTSIDE = re.compile(r"(?<![^\W\d_])'|'(?![^\W\d_])|(?<!\d)[.,:]|[.,:](?!\d)")
 
 
-def spoken_form(text: str) -> str:
+def spoken_form(text: str, language: str = "") -> str:
     """Return the words of a transcript in lower case, with single spaces; the text itself if it has no words. A model
     that was trained on this form (`transcripts: spoken` in its manifest) misreads another's "Wake me up at 6:30 a.m.!".
+
+    Args:
+        language: ISO 639-1, "" if it is not known. English numbers become words.
     """
     lower = text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     joined = _DOTTED.sub(lambda match: re.sub(r"[.\s]", "", match[0]) + " ", lower)
     named = _SIGN.sub(lambda match: _SIGNS[match[0]], joined)
     plain = "".join(" " if _is_mark(character) else character for character in named)
-    return " ".join(_OUTSIDE.sub(" ", plain).split()) or text
+    words = " ".join(_OUTSIDE.sub(" ", plain).split()) or text
+    return spell_numbers(words) if language == "en" else words
 
 
 def _is_mark(character: str) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from causeway_server.router.parts.reading import spoken_form
 
 _WEIGHT = 0.3  # of this model's log probability beside that of the speech model
-_PER_WORD = 0.5  # for each word, since every word makes a text less probable
+_PER_WORD = 1.0  # for each word, since every word makes a text less probable
 START, END = "<s>", "</s>"
 _UNSEEN_WORDS = 20_000
 
@@ -65,9 +65,15 @@ class WordModel:
         """Read a file of counts."""
         return cls(msgspec.json.decode(path.read_bytes(), type=WordCounts))
 
-    def best(self, transcripts: Sequence[tuple[str, float]]) -> int:
-        """Return the index of the likeliest of `transcripts`, each with the speech model's log probability."""
-        return max(range(len(transcripts)), key=lambda at: (self._score(*transcripts[at]), -at))
+    def best(self, transcripts: Sequence[tuple[str, float]]) -> tuple[int, float]:
+        """Return the index of the likeliest transcript, and its probability among those that differ in words; each has
+        the natural log of the speech model's probability.
+        """
+        spoken = [spoken_form(text, self.language) for text, _ in transcripts]
+        scores = [self._score(text, heard) for text, (_, heard) in zip(spoken, transcripts, strict=True)]
+        best = max(range(len(scores)), key=lambda at: (scores[at], -at))
+        likeliest = dict(sorted(zip(spoken, scores, strict=True), key=lambda one: one[1]))  # of each text
+        return best, 1.0 / sum(math.exp(score - scores[best]) for score in likeliest.values())
 
     def log_probability(self, words: Sequence[str]) -> float:
         """Return the natural log of the probability of these words and the end after them."""
@@ -75,7 +81,7 @@ class WordModel:
         return sum(math.log(self._probability(*padded[at - 2 : at + 1])) for at in range(2, len(padded)))
 
     def _score(self, text: str, heard: float) -> float:
-        words = spoken_form(text).split()
+        words = text.split()
         return heard + _WEIGHT * self.log_probability(words) + _PER_WORD * len(words)
 
     def _probability(self, first: str, second: str, word: str) -> float:

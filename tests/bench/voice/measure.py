@@ -103,7 +103,7 @@ async def measure(app: App, session: aiohttp.ClientSession, row: Row, voice: str
     return Spoken(
         TranscribedRow(row, voice, heard.text, heard.confidence),
         words=len(words_of(row.text)),
-        word_errors=word_errors(row.text, spoken_form(heard.text)),
+        word_errors=word_errors(row.text, spoken_form(heard.text, heard.language)),
         typed_exact=score_answer(text_of(typed), row).exact,
         spoken_exact=score_answer(text_of(spoken), row).exact,
         total_s=total_s,

@@ -29,8 +29,28 @@ def test_a_transcript_becomes_what_was_said(written: str, spoken: str) -> None:
     assert spoken_form(written) == spoken
 
 
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("Wake me at 6:30, or at 7am", "wake me at six thirty or at seven am"),
+        ("12.30pm, 12:05 and 8:00", "twelve thirty pm twelve oh five and eight"),
+        ("April 20, the 21st, the 5th and the 12th", "april twenty the twenty first the fifth and the twelfth"),
+        ("530, 100, 1300 and 2005", "five hundred and thirty one hundred thirteen hundred and two thousand and five"),
+        (
+            "in 1999, in 1905, 90%, 3.5 degrees",
+            "in nineteen ninety nine in nineteen oh five ninety percent three point five degrees",
+        ),
+        ("mp3, 5551234, 1,000 and 192.168.1.1", "mp3 5551234 1,000 and 192.168.1.1"),
+    ],
+)
+def test_english_numbers_are_said_in_words(written: str, spoken: str) -> None:
+    assert spoken_form(written, "en") == spoken
+    assert spoken_form(written, "de") == spoken_form(written)
+
+
 @settings(max_examples=30)
 @given(st.text())
 def test_the_spoken_form_of_a_spoken_form_is_the_same(text: str) -> None:
-    once = spoken_form(text)
-    assert spoken_form(once) == once
+    for language in ("", "en"):
+        once = spoken_form(text, language)
+        assert spoken_form(once, language) == once

@@ -41,7 +41,7 @@ class TranscribedRow(msgspec.Struct, frozen=True):
     @property
     def as_heard(self) -> Row:
         """The row with the transcript's words, in the spoken form that models read."""
-        return msgspec.structs.replace(self.row, text=spoken_form(self.heard))
+        return msgspec.structs.replace(self.row, text=spoken_form(self.heard, _LANGUAGE))
 
 
 def spoken_commands(corpus: Corpus) -> list[Row]:

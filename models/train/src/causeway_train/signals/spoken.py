@@ -107,7 +107,7 @@ def count_words(texts: Iterable[str], language: str) -> WordCounts:
     """Count the words of texts in their spoken form."""
     counts: tuple[Counter[str], ...] = (Counter(), Counter(), Counter())
     for text in texts:
-        words = [START, START, *spoken_form(text).split(), END]
+        words = [START, START, *spoken_form(text, language).split(), END]
         for at in range(2, len(words)):
             for length, counter in enumerate(counts, start=1):
                 counter[" ".join(words[at + 1 - length : at + 1])] += 1
