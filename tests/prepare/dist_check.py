@@ -23,6 +23,8 @@ from .progress import StepFailed, run
 BOUND_S = 60.0  # from the install to the first answer
 OURS = ("causeway_router", "causeway_sdk", "llama_cpp_python")
 _ANSWER = re.compile(r"^wake me up at six am +edge +small ")
+MORE = {"debian": debian}
+"""What words in ARGS add. Each asks before anything is fetched."""
 STATE = Path(".local", "state", "causeway")
 
 
@@ -38,11 +40,12 @@ def fetch(places: Places, wishes: list[str]) -> Path:
     """Fetch the packages that our wheels need, without ours, into the cache. Returns the folder."""
     hand = places.cache / "dist-packages"
     flags: list[str | Path] = ["-q", "--only-binary=:all:", "--find-links", hand, "-d", hand]
-    run(
-        [sys.executable, "-m", "pip", "download", *flags, *wishes],
-        log=places.logs / "dist-fetch.log",
-        advice=NETWORK_ADVICE,
-    )
+    download = [sys.executable, "-m", "pip", "download", *flags, *wishes]
+    log = places.logs / "dist-fetch.log"
+    try:
+        run([*download, "--no-index"], log=log)  # a second time needs no network
+    except StepFailed:
+        run(download, log=log, advice=NETWORK_ADVICE)
     for name in OURS:
         for path in hand.glob(f"{name}-*"):
             path.unlink()
@@ -88,7 +91,11 @@ def leftovers(home: Path) -> list[str]:
 
 
 def main() -> None:
-    places = find_places(os.environ)
+    places, more = find_places(os.environ), sys.argv[1:]
+    if unknown := set(more) - MORE.keys():
+        raise StepFailed(f"ARGS={' '.join(sorted(unknown))} is unknown.", f"Give some of: {' '.join(MORE)}.")
+    for name in more:
+        MORE[name].ask(places)
     wishes = wheels(places)
     hand = fetch(places, wishes)
     with tempfile.TemporaryDirectory() as folder:
@@ -101,8 +108,8 @@ def main() -> None:
     if taken > BOUND_S:
         raise StepFailed("The first answer took too long.")
     print(f"removal leaves {STATE} alone")
-    if sys.argv[1:] == ["debian"]:
-        debian.check(places)
+    for name in more:
+        MORE[name].check(places)
 
 
 if __name__ == "__main__":
