@@ -242,8 +242,13 @@ def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> M
     old = known_model(model.name, model_dirs)
     if old is None:
         return fresh
+    known = {name: one.answers for name, one in old.adapters.items()}
+    adapters = {
+        name: msgspec.structs.replace(one, answers=known.get(name, "text")) for name, one in fresh.adapters.items()
+    }
     return msgspec.structs.replace(
         fresh,
+        adapters=adapters,
         refuse_token=old.refuse_token,
         temperature=old.temperature,
         answer_tokens=old.answer_tokens,

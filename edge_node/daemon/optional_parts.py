@@ -259,16 +259,18 @@ class Manifests:
         except ArtifactError:
             return b""
         grammar = "calls" if config.restrict_tool_arguments else ""
-        models = [
-            f"{artifact.name} {artifact.version} {grammar if artifact.manifest.answers == 'calls' else ''}"
-            for artifact in artifacts
-        ]
+        models = [f"{one.name} {one.version} {grammar if one.manifest.has_calls else ''}" for one in artifacts]
         return "\n".join(models).encode() + config.kv_type.encode()
 
     def temperature(self, model: str) -> float | None:
-        """Return a model's temperature, by default 1 (the engine's default); None if the model is missing."""
+        """Return the temperature of MODEL or MODEL+ADAPTER, by default 1 (the engine's default), and 0 for calls of an
+        adapter; None if the model is missing.
+        """
+        model, _, adapter = model.partition("+")
         if (artifact := self._find(model)) is None:
             return None
+        if adapter in artifact.manifest.adapters and artifact.manifest.adapters[adapter].answers == "calls":
+            return 0.0
         return OPENAI_TEMPERATURE if artifact.manifest.temperature is None else artifact.manifest.temperature
 
     def transcripts(self, model: str) -> Transcripts:

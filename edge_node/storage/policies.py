@@ -160,7 +160,7 @@ class PolicyStore:
         except UnicodeDecodeError as error:
             raise PolicyError("The file is not UTF-8.", where=str(path)) from error
         policy = with_clouds(parse_policy(text, str(path), self.model_temperature), self.clouds)
-        return _Loaded(text, with_adapters(policy, self.model_adapters))
+        return _Loaded(text, with_adapters(policy, self.model_adapters, self.model_temperature))
 
     def _read_last_good(self) -> _Loaded | None:
         if self._last_good is None:

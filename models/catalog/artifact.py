@@ -59,13 +59,14 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A LoRA adapter of a model: a GGUF beside its weights."""
+    """A LoRA adapter of a model: a GGUF beside its weights. `answers`: as a `Manifest`'s, with the adapter."""
 
     file: str
     sha256: str
     size_bytes: int
     scale: float = 1.0
     note: str = ""
+    answers: Answers = "text"
 
 
 class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -119,6 +120,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     command: str = ""
     note: str = ""
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether the answers of the model, or of one of its adapters, are calls."""
+        return "calls" in (self.answers, *(one.answers for one in self.adapters.values()))
+
 
 class Artifact(msgspec.Struct, frozen=True):
     """A manifest, and the path of its weights on this machine."""
@@ -137,7 +143,7 @@ class Artifact(msgspec.Struct, frozen=True):
     @property
     def version(self) -> str:
         """A text that changes with everything that answers depend on: hashes of weights, adapters, projector."""
-        adapters = (f" {name} {one.sha256} {one.scale:g}" for name, one in self.manifest.adapters.items())
+        adapters = (f" {name} {one.sha256} {one.scale:g} {one.answers}" for name, one in self.manifest.adapters.items())
         entry = self.manifest.projector
         projector = "" if entry is None else f" projector {entry.sha256}"
         return self.manifest.sha256 + "".join(adapters) + projector

@@ -13,6 +13,7 @@ from causeway_server.router.serving.process import option
 
 from ..catalog import fit
 from ..catalog.artifact import (
+    Answers,
     ArtifactError,
     Manifest,
     find_artifact,
@@ -150,14 +151,23 @@ def add(
 @option("--scale", "Strength of the adapter's effect.", float, 1.0)
 @option("--link", "Link the file instead of copying it.", is_flag=True)
 @option("--replace", "Replace the model's adapter of this name.", is_flag=True)
+@option("--calls", "With the adapter the model answers with calls: constrain them to the call grammar.", is_flag=True)
 @models_option
 def add_adapter_command(
-    model: str, file: Path, name: str | None, scale: float, link: bool, replace: bool, extra_dirs: Sequence[Path]
+    model: str,
+    file: Path,
+    name: str | None,
+    scale: float,
+    link: bool,
+    replace: bool,
+    calls: bool,
+    extra_dirs: Sequence[Path],
 ) -> None:
     """Add a LoRA adapter to MODEL, a GGUF FILE from convert_lora_to_gguf.py."""
     mode: PlaceMode = "link" if link else "copy"
     artifact = find_artifact(model, extra_dirs)
-    added = add_adapter(artifact, file, name=name, scale=scale, mode=mode, replace=replace)
+    answers: Answers = "calls" if calls else "text"
+    added = add_adapter(artifact, file, name=name, scale=scale, mode=mode, replace=replace, answers=answers)
     console.print(f"added {added}; a running daemon offers it after SIGHUP", soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from causeway_server.router.reasoning import Thinking
 from causeway_server.router.tool_calls.schema import NO_FRAME, PLAIN, CallFrame, ToolFormat
 from causeway_server.router.types import Confidence, FinishReason, Message, Sampling, TokenLogprob, Tool
 
-from ..catalog.artifact import Artifact
+from ..catalog.artifact import Answers, Artifact
 
 KVType = Literal["f16", "q8_0"]  # how keys and values are kept
 _EDGE = "\ufdd1"  # of a marker: no character of a text
@@ -31,12 +31,13 @@ class AdapterFile(msgspec.Struct, frozen=True):
     name: str
     path: str
     scale: float = 1.0
+    answers: Answers = "text"
 
 
 def adapter_files(artifact: Artifact) -> tuple[AdapterFile, ...]:
     """Return the model's adapters as the engine loads them, with links resolved, as the folder may vanish."""
     return tuple(
-        AdapterFile(name, str((artifact.folder / one.file).resolve()), one.scale)
+        AdapterFile(name, str((artifact.folder / one.file).resolve()), one.scale, one.answers)
         for name, one in artifact.manifest.adapters.items()
     )
 

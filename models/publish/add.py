@@ -231,11 +231,12 @@ def add_adapter(
     scale: float = 1.0,
     mode: PlaceMode = "copy",
     replace: bool = False,
+    answers: Answers = "text",
 ) -> str:
     """Add the adapter in `file` to `model`, its base; return its name for requests, `MODEL+NAME`.
 
-    `name` defaults to the file's; `mode`: copy, link or move; `replace`: an adapter of this name. Raises ArtifactError
-    if the model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use it here.
+    `name` defaults to the file's; `mode`: copy, link or move; `replace`: an adapter of this name;
+    `answers`: their form with the adapter, `calls` constrains them to the call grammar. Raises ArtifactError if the model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use it here.
     """
     chosen = name or model_name(file.stem)
     check_extensible(model, "adapters")
@@ -251,7 +252,8 @@ def add_adapter(
     target = model.folder / adapter_file(chosen)
     partial = place(file, target.with_name(target.name + ".partial"), mode)
     partial.replace(target)
-    entry = AdapterEntry(target.name, sha256_of(target), target.stat().st_size, scale, f"added from {file.name}")
+    note = f"added from {file.name}"
+    entry = AdapterEntry(target.name, sha256_of(target), target.stat().st_size, scale, note, answers)
     adapters = {**model.manifest.adapters, chosen: entry}
     save_manifest(msgspec.structs.replace(model.manifest, adapters=adapters), model.folder)
     return f"{model.name}+{chosen}"

@@ -60,7 +60,8 @@ NAME = "policy.yaml"
 _CLAIMS = "claims["
 
 ModelTemperature = Callable[[str], float | None]
-"""A function that returns the temperature that a model on the device uses by default; None if unknown."""
+"""A function that returns the temperature that a model on the device, MODEL or MODEL+ADAPTER, uses by default; None if
+unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,7 +207,7 @@ class Policy:
     @property
     def model_temperatures(self) -> dict[str, float | None]:
         """Default temperatures of device models whose targets declare none; None if unknown, when 1.0 is assumed."""
-        return {target.model: target.temperature for target in self.targets if target.name in self.own_temperature}
+        return {target.served: target.temperature for target in self.targets if target.name in self.own_temperature}
 
 
 def _named_routes(targets: tuple[Target, ...], adapted: tuple[Target, ...]) -> dict[str, Route]:
@@ -258,7 +259,7 @@ def with_model_temperatures(policy: Policy, model_temperature: ModelTemperature)
     def with_own(target: Target) -> Target:
         if target.name not in policy.own_temperature:
             return target
-        return msgspec.structs.replace(target, temperature=model_temperature(target.model))
+        return msgspec.structs.replace(target, temperature=model_temperature(target.served))
 
     changed = _with_targets(policy, with_own)
     return replace(changed, default_temperature=_default_temperature(changed.targets))
@@ -412,7 +413,7 @@ def _target(name: str, doc: TargetDoc, model_temperature: ModelTemperature) -> T
     if not isinstance(doc.temperature, UnsetType):
         temperature: float | None = doc.temperature
     else:
-        temperature = model_temperature(model) if doc.location == "edge" else None
+        temperature = model_temperature(doc.model) if doc.location == "edge" else None
     clouds = doc.clouds
     target = Target(
         name=name,
@@ -464,13 +465,16 @@ ModelAdapters = Callable[[str], Sequence[str] | None]
 """A function that returns a device model's adapters by its name; None for no such model, as the engine reports."""
 
 
-def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:
+def with_adapters(
+    policy: Policy, model_adapters: ModelAdapters, model_temperature: ModelTemperature = lambda _: None
+) -> Policy:
     """Return the policy with a target for each LoRA adapter of its edge targets' models.
 
     Clients name it as `MODEL+ADAPTER`, or `TARGET+ADAPTER`. Only the device knows which adapters its models have.
 
     Args:
         model_adapters: The adapters of the device, or of the bundle that it will run.
+        model_temperature: The temperature of an edge target that declares none.
 
     Raises:
         PolicyError: An edge target names an adapter that its model does not have.
@@ -481,7 +485,8 @@ def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:
         if known is None:
             continue
         if not target.adapter:
-            adapted += [_with_adapter(target, adapter) for adapter in known]
+            own = target.name in policy.own_temperature
+            adapted += [_with_adapter(target, adapter, model_temperature if own else None) for adapter in known]
         elif target.adapter not in known:
             names = ", ".join(known) or "none"
             raise PolicyError(
@@ -491,5 +496,6 @@ def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:
     return replace(policy, adapted=tuple(adapted))
 
 
-def _with_adapter(target: Target, adapter: str) -> Target:
-    return msgspec.structs.replace(target, name=f"{target.name}+{adapter}", adapter=adapter)
+def _with_adapter(target: Target, adapter: str, own: ModelTemperature | None) -> Target:
+    adapted = msgspec.structs.replace(target, name=f"{target.name}+{adapter}", adapter=adapter)
+    return adapted if own is None else msgspec.structs.replace(adapted, temperature=own(adapted.served))

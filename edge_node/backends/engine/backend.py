@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 
 from causeway_server.models.catalog.artifact import Answers
-from causeway_server.models.constraints.grammars import check_schemas
+from causeway_server.models.constraints.grammars import ANSWER_TOKENS, check_schemas
 from causeway_server.models.llama_cpp.process.parent import EngineProcess
 from causeway_server.models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Prompt, SequenceRequest
 from causeway_server.router import errors
@@ -95,8 +95,9 @@ class EngineBackend(Supervisor):
             temperature=model.temperature,
             answer_tokens=model.answer_tokens,
         )
-        self._calls_only = model.answers == "calls"
-        self._restrict_arguments = self._calls_only and config.restrict_tool_arguments
+        # by adapter; "": the model without one
+        self._answers: dict[str, Answers] = {"": model.answers} | {one.name: one.answers for one in model.adapters}
+        self._restricts_arguments = config.restrict_tool_arguments
         self._sequences = options.sequences
         # maximum number of one request's sequences in the child: some run, and some wait for a slot
         self._at_once = 2 * options.sequences
@@ -193,7 +194,7 @@ class EngineBackend(Supervisor):
 
     async def _enforceable(self, call: BackendRequest) -> Request:
         """Return the request with the schemas that the engine can enforce. Raises InvalidGrammar."""
-        found = await check_schemas(call.request, calls_only=self._calls_only)
+        found = await check_schemas(call.request, calls_only=self._calls_only(call))
         if found.loosened:
             call.report_loosened(found)
         return found.request
@@ -238,6 +239,9 @@ class EngineBackend(Supervisor):
         process = self.serving
         return process if process is not None and process.alive else None
 
+    def _calls_only(self, call: BackendRequest) -> bool:
+        return self._answers.get(call.target.adapter) == "calls"
+
     @property
     def _thinking(self) -> Thinking:
         return info.thinking if (info := self.info) is not None else ""
@@ -247,14 +251,18 @@ class EngineBackend(Supervisor):
 
     def _choices(self, call: BackendRequest, enforceable: Request) -> Iterator[_ChoiceStream]:
         """Yield a stream for each choice. `enforceable`: the request with the schemas that the engine can enforce."""
-        request = call.request
+        request, calls_only = call.request, self._calls_only(call)
+        max_tokens = request.max_tokens
+        if calls_only and call.target.adapter:  # the manifest's default is for the model's own answers
+            max_tokens = max_tokens or ANSWER_TOKENS
         schema, frame = "", NO_FRAME
         if request.tools or request.response_format is not None:
             form = info.tool_format if (info := self.info) is not None else PLAIN
-            schema = answer_schema(enforceable, calls_only=self._calls_only, form=form)
+            schema = answer_schema(enforceable, calls_only=calls_only, form=form)
             frame = call_frame(request, form)
-        may_refuse = self._calls_only and request.tool_choice.mode == "auto" and request.response_format is None
-        copy_from_prompt = self._restrict_arguments and request.kind == "chat" and request.response_format is None
+        may_refuse = calls_only and request.tool_choice.mode == "auto" and request.response_format is None
+        copies = calls_only and self._restricts_arguments
+        copy_from_prompt = copies and request.kind == "chat" and request.response_format is None
         thinking = self._thinking
         if thinking and not thinks(request, thinking):
             thinking = ""
@@ -268,7 +276,7 @@ class EngineBackend(Supervisor):
                 id=next(self._ids),
                 prompt=prompt,
                 adapter=call.target.adapter,
-                max_tokens=request.max_tokens,
+                max_tokens=max_tokens,
                 sampling=_seeded(request.sampling, choice),
                 stop=request.stop,
                 json_schema=schema,

@@ -14,7 +14,7 @@ import pytest
 
 from causeway_server.edge_node.app import build
 from causeway_server.edge_node.config.schema import EngineConfig
-from causeway_server.models.catalog.artifact import AdapterEntry, Artifact, save_manifest, sha256_of
+from causeway_server.models.catalog.artifact import AdapterEntry, Answers, Artifact, save_manifest, sha256_of
 from causeway_server.models.publish.publish import publish_gguf
 from tests.models.llama_cpp.tiny_adapter import write_tiny_adapter
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
@@ -27,10 +27,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 
 
-def with_adapter(model: Artifact, name: str, seed: int) -> Artifact:
+def with_adapter(model: Artifact, name: str, seed: int, answers: Answers = "text") -> Artifact:
     """Put an adapter into the manifest, as `add_adapter` does once it has checked the file."""
     file = write_tiny_adapter(model.folder / f"{name}.gguf", seed)
-    entry = AdapterEntry(file.name, sha256_of(file), file.stat().st_size)
+    entry = AdapterEntry(file.name, sha256_of(file), file.stat().st_size, answers=answers)
     manifest = msgspec.structs.replace(model.manifest, adapters=model.manifest.adapters | {name: entry})
     return save_manifest(manifest, model.folder)
 
@@ -109,3 +109,26 @@ async def test_an_unknown_adapter_is_a_404_that_names_those_there_are(tmp_path: 
             for name in ("small+shop", "small+kiosk", "small")
         ]
         assert len(set(texts)) == 3
+
+
+async def test_an_adapter_whose_answers_are_calls_gets_the_call_grammar(tmp_path: Path) -> None:
+    """Greedy without a temperature, with arguments of the user's words; the model without it answers as before."""
+    async with real_device(tmp_path) as (device, model):
+        before = (await device.ask(model="small", **GREEDY)).json["choices"][0]["message"]["content"]
+        with_adapter(model, "commands", 2, "calls")
+        await device.parts.policies.reload()
+        engines = device.parts.engines
+        assert engines is not None
+        await until(lambda: engines.state == "ready")
+        words = [{"role": "user", "content": "turn on the kitchen light"}]
+        texts = [
+            (await device.ask(model="small+commands", messages=words)).json["choices"][0]["message"]["content"]
+            for _ in range(2)
+        ]
+        call = msgspec.json.decode(texts[0])
+        assert call.keys() == {"name", "arguments"}
+        lists = (one if isinstance(one, list) else [one] for one in call["arguments"].values())
+        values = [value for one in lists for value in one]
+        assert all(value in "turn on the kitchen light" for value in values)
+        assert texts[0] == texts[1]
+        assert (await device.ask(model="small", **GREEDY)).json["choices"][0]["message"]["content"] == before
