@@ -79,7 +79,7 @@ def write_tiny_gguf(
     """Write the model with float32 weights.
 
     `padding` adds unused tokens to the vocabulary, `marks` control tokens, `deltas` to the weights of those names.
-    `architecture`: llama, qwen2vl (positions with parts) or gemma3 (layers that see a
+    `architecture`: llama, qwen2 (q, k and v with biases), qwen2vl (positions with parts) or gemma3 (layers that see a
     `window` of tokens).
     """
     tokens, merges = vocabulary(words)
@@ -131,6 +131,8 @@ def write_tiny_gguf(
                 ones(f"blk.{block}.{name}.weight", width // heads)
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             matrix(f"blk.{block}.{name}.weight", width, width, width**-0.5)
+            if architecture == "qwen2" and name != "attn_output":
+                writer.add_tensor(f"blk.{block}.{name}.bias", draw.standard_normal(width).astype(np.float32))
         for name in ("ffn_gate", "ffn_up"):
             matrix(f"blk.{block}.{name}.weight", hidden, width, width**-0.5)
         matrix(f"blk.{block}.ffn_down.weight", width, hidden, hidden**-0.5)

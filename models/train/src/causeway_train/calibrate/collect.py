@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import httpx2
@@ -200,6 +200,10 @@ async def collect(
         raise gone.exceptions[0] from failed
 
 
+class EndpointRefused(BackendError):
+    """The endpoint does not accept the request; the same request will not succeed later."""
+
+
 class EndpointAnswerer:
     """`model` at an endpoint such as ``https://host/v1``. Use as an async context manager.
 
@@ -209,13 +213,18 @@ class EndpointAnswerer:
     """
 
     def __init__(
-        self, url: str, model: str, key: str = "", pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        url: str,
+        model: str,
+        key: str = "",
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self._url = f"{url.rstrip('/')}/chat/completions"
         self._model = model
         self._pause = pause
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT_S)
+        self._client = httpx2.AsyncClient(headers=headers, timeout=timeout_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -231,6 +240,10 @@ class EndpointAnswerer:
             "max_tokens": prompt.answer_tokens,
             "temperature": 0,
         }
+        return _parse(await self.post(body), self._url)
+
+    async def post(self, body: Mapping[str, object]) -> httpx2.Response:
+        """Return the response to a request. Raises BackendError: it is refused, or unreachable for half a minute."""
         fault = ""
         for attempt in range(_TRIES):
             if attempt:
@@ -241,10 +254,10 @@ class EndpointAnswerer:
                 fault = f"{type(error).__name__}: {error}"
                 continue
             if response.status_code == 200:
-                return _parse(response, self._url)
+                return response
             fault = f"HTTP {response.status_code}: {response.text[:200]}"
             if response.status_code not in _RETRIED:
-                break
+                raise EndpointRefused(f"{self._url} does not answer: {fault}", phase="connect")
         raise BackendError(f"{self._url} does not answer: {fault}", phase="connect")
 
 

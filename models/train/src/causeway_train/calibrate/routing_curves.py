@@ -108,7 +108,7 @@ def chart(curves: Sequence[RoutingCurve], traffic: str) -> str:
     highest = max([1.0, *(point.retained for curve in curves for point in curve.points)])
     goal, top = _x(TARGET_ON_DEVICE), _y(highest, highest)
     width, height = _x(1.0) - goal, _y(TARGET_RETAINED, highest) - top
-    return _plot(
+    return plot(
         f"Exact match retained, by share of requests on the device ({traffic})",
         f'<rect x="{goal:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" fill="#e5f5e0"/>',
         *_grid(highest),
@@ -124,7 +124,7 @@ def reliability(probabilities: Array64, truth: NDArray[np.bool_]) -> str:
         x, y = _x(float(probabilities[inside].mean())), _y(float(truth[inside].mean()), 1.0)
         radius = 2 + 12 * float(inside.mean()) ** 0.5
         dots.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="#1b7837" fill-opacity="0.7"/>')
-    return _plot(
+    return plot(
         "Good enough: observed, by stated probability (area: number of prompts)",
         *_grid(1.0),
         f'<line x1="{_x(0.0)}" y1="{_y(0.0, 1.0)}" x2="{_x(1.0)}" y2="{_y(1.0, 1.0)}" stroke="#bdbdbd"/>',
@@ -132,7 +132,7 @@ def reliability(probabilities: Array64, truth: NDArray[np.bool_]) -> str:
     )
 
 
-def _plot(title: str, *marks: str) -> str:
+def plot(title: str, *marks: str) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
         "<style>text {font-size: 11px}</style>",

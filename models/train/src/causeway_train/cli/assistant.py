@@ -1,5 +1,5 @@
-"""Commands that train the assistants: train, distill, export, average, importance, importance-gguf, quantize, compare,
-publish, catalog.
+"""Commands that train the assistants: train, distill-assistant, export, average, importance, importance-gguf, quantize,
+compare, publish, catalog.
 
 torch is imported only when one of them needs it.
 """
@@ -144,7 +144,7 @@ def train(
     )
 
 
-@click.command()
+@click.command("distill-assistant")
 @data_option
 @click.option("--teacher", type=existing_folder, required=True, help="The teacher's run.")
 @_run
@@ -160,7 +160,7 @@ def train(
 )
 @click.option("--seed", type=int, default=2, show_default=True)
 @_schedule
-def distill(
+def distill_assistant(
     data: Path,
     teacher: Path,
     run: Path,
@@ -359,7 +359,7 @@ def _selected(path: Path, held_back: bool, all_domains: bool) -> list[Row]:
 
 COMMANDS: tuple[click.Command, ...] = (
     train,
-    distill,
+    distill_assistant,
     export,
     average,
     importance,

@@ -12,7 +12,7 @@ import click
 
 from causeway_server.models.cli.options import CommandGroup
 
-from . import assistant, evaluate, semantic, signals
+from . import assistant, distill, evaluate, semantic, signals
 
 
 class _Group(CommandGroup):
@@ -28,6 +28,6 @@ def main() -> None:
     """Train, measure and publish models and router signals."""
 
 
-for _module in (assistant, evaluate, signals, semantic):
+for _module in (assistant, distill, evaluate, signals, semantic):
     for _command in _module.COMMANDS:
         main.add_command(_command)

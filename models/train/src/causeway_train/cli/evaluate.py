@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from causeway_server.models.catalog.artifact import Artifact, find_artifact
+from causeway_server.models.catalog.artifact import Artifact, ArtifactNotFound, find_artifact
 from causeway_server.models.cli.options import folder, models_option, threads_option
+from causeway_server.models.llama_cpp.protocol import adapter_files
 
 from ..calibrate.routing_curves import chart
 from ..evaluate.report import EvaluationReport
@@ -41,7 +42,7 @@ _held = click.option(
     multiple=True,
     default=("assistant", "assistant-large"),
     show_default=True,
-    help="Model to measure; may be repeated.",
+    help="Model to measure, or MODEL+ADAPTER; may be repeated.",
 )
 @_held
 @click.option("--source", help="Label set of the rows (hwu64, snips2017, ...); defaults to the file's name.")
@@ -154,14 +155,18 @@ def _evaluated(
 ) -> EvaluationReport:
     from ..evaluate.assistant import evaluate as measure
 
-    artifact = find_artifact(name, folders)
+    model, _, wanted = name.partition("+")
+    artifact = find_artifact(model, folders)
+    adapter = next((one for one in adapter_files(artifact) if one.name == wanted), None)
+    if wanted and adapter is None:
+        raise ArtifactNotFound(f"{model} has no adapter {wanted!r}; there are: {', '.join(artifact.manifest.adapters)}")
     with _progress(quiet) as progress:
         task = progress.add_task(name, total=len(rows))
 
         def tick(count: int) -> None:
             progress.advance(task, count)
 
-        report = measure(artifact.path, rows, grammar=grammar, threads=threads, tick=tick)
+        report = measure(artifact.path, rows, grammar=grammar, threads=threads, adapter=adapter, tick=tick)
     return msgspec.structs.replace(report, model=name)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causeway_server.models.constraints.grammars import ANSWER_TOKENS, call_grammar
+from causeway_server.models.llama_cpp.protocol import AdapterFile
 
 from ..data.prompt_renderer import PromptRenderer
 from ..function_calls.call import score_answer
@@ -26,16 +27,18 @@ def evaluate(
     *,
     grammar: bool = False,
     threads: int = 2,
+    adapter: AdapterFile | None = None,
     tick: Callable[[int], None] = lambda count: None,
 ) -> EvaluationReport:
     """Answer every row greedily with the GGUF at `path` and score the answers.
 
     Args:
         grammar: constrain each answer to the call grammar of its message, as the engine does.
+        adapter: LoRA adapter to answer with.
         tick: called with the number of rows done since the last call.
     """
     answers: list[Answer] = []
-    with GreedyModel(path, threads=threads) as model:
+    with GreedyModel(path, threads=threads, adapter=adapter) as model:
         prompter = PromptRenderer(model.chat_template)
         for start in range(0, len(rows), 64):
             chunk = rows[start : start + 64]
@@ -44,7 +47,8 @@ def evaluate(
             answers += model.answers(prompts, ANSWER_TOKENS, grammars)
             tick(len(chunk))
         refuses = model.metadata("causeway.refuse_token") is not None
-    return summarise(path.parent.name, rows, answers, grammar=grammar, refuses=refuses)
+    name = path.parent.name if adapter is None else f"{path.parent.name}+{adapter.name}"
+    return summarise(name, rows, answers, grammar=grammar, refuses=refuses)
 
 
 def summarise(

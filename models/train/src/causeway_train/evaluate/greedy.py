@@ -17,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.models.llama_cpp.native import bindings
 from causeway_server.models.llama_cpp.native.vocabulary import Vocabulary
+from causeway_server.models.llama_cpp.native.weights import Adapter
+from causeway_server.models.llama_cpp.protocol import AdapterFile
 from causeway_server.models.llama_cpp.sampler import ConfidenceMeter, GrammarCompiler, GrammarState
 from causeway_server.router.types import Confidence
 
@@ -55,13 +58,21 @@ class GreedyModel:
     """A loaded GGUF. Not thread-safe; use as a context manager."""
 
     def __init__(
-        self, path: Path, *, slots: int = 16, context: int = 8192, threads: int = 2, exact_cache: bool = False
+        self,
+        path: Path,
+        *,
+        slots: int = 16,
+        context: int = 8192,
+        threads: int = 2,
+        exact_cache: bool = False,
+        adapter: AdapterFile | None = None,
     ) -> None:
         """Load a model.
 
         Args:
             slots: sequences decoded in parallel.
             context: KV cache cells, shared by all slots.
+            adapter: LoRA adapter to answer with.
             exact_cache: keep keys and values at F32 instead of F16, to compare logits with other implementations.
 
         Raises:
@@ -87,10 +98,18 @@ class GreedyModel:
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(2048, 0, 1)
+        if adapter is not None and not self._use(adapter):
+            self.close()
+            raise ArtifactError(f"{adapter.path}: llama.cpp cannot load it as an adapter of {path}")
         self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
         self._refuse = int(self.metadata("causeway.refuse_token_id") or -1)
         self._grammars = GrammarCompiler(Vocabulary(self._model))
         self.chat_template = (llama_cpp.llama_model_chat_template(self._model, None) or b"").decode()
+
+    def _use(self, adapter: AdapterFile) -> bool:
+        pointer = bindings.init_adapter(self._model, adapter.path.encode())
+        used = Adapter(adapter.name, pointer, adapter.scale)
+        return bool(pointer) and not bindings.set_adapters(self._context, used.pointers, 1, used.scales)
 
     def __enter__(self) -> Self:
         return self
@@ -121,6 +140,12 @@ class GreedyModel:
         buffer = ctypes.create_string_buffer(256)
         length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
         return buffer.raw[: max(0, length)]
+
+    @property
+    def end_token(self) -> int:
+        """The token that ends an assistant's turn."""
+        turn = int(llama_cpp.llama_vocab_eot(self._vocab))
+        return turn if turn >= 0 else int(llama_cpp.llama_vocab_eos(self._vocab))
 
     def ends(self, token: int) -> bool:
         """Return whether `token` ends the answer."""

@@ -29,9 +29,9 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
     """
     draft = target.with_suffix(".draft")
     try:
-        origin = _open(first)
+        origin = open_gguf(first)
         shutil.copyfile(second, draft)
-        mixed = _open(draft, "r+")
+        mixed = open_gguf(draft, "r+")
         _check_related(origin, mixed, first, second)
         weights = {tensor.name: tensor.data for tensor in origin.tensors}
         for tensor in mixed.tensors:
@@ -42,7 +42,7 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _open(path: Path, mode: Literal["r", "r+"] = "r") -> GGUFReader:
+def open_gguf(path: Path, mode: Literal["r", "r+"] = "r") -> GGUFReader:
     """Map a GGUF into memory; its weights are read, or with `r+` written, in place."""
     try:
         return GGUFReader(path, mode)
