@@ -235,8 +235,9 @@ def add_adapter(
 ) -> str:
     """Add the adapter in `file` to `model`, its base; return its name for requests, `MODEL+NAME`.
 
-    `name` defaults to the file's; `mode`: copy, link or move; `replace`: an adapter of this name;
-    `answers`: their form with the adapter, `calls` constrains them to the call grammar. Raises ArtifactError if the model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use it here.
+    `name` defaults to the file's; `mode`: copy, link or move; `replace`: an adapter of this name; `answers`: their form
+    with the adapter, `calls` constrains them to the call grammar. Raises ArtifactError if the model cannot have
+    adapters, the name is taken or not valid, or llama.cpp cannot use it here.
     """
     chosen = name or model_name(file.stem)
     check_extensible(model, "adapters")
