@@ -36,7 +36,7 @@ from causeway_train.distill.teacher import (  # noqa: E402
     TeacherToken,
     ask_all,
 )
-from causeway_train.distill.trainer import AdapterPlan, AdapterTrainer, Example  # noqa: E402
+from causeway_train.distill.trainer import AdapterPlan, AdapterTrainer, LearnedAnswer  # noqa: E402
 from causeway_train.evaluate.greedy import GreedyModel  # noqa: E402
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf  # noqa: E402
 
@@ -299,7 +299,7 @@ def test_probabilities_are_learned_where_the_tokens_are_the_same(student: Path) 
 
 def test_the_teacher_s_probabilities_are_what_is_learned(tmp_path: Path, student: Path) -> None:
     """With a weight of 1 the label has no effect: the student finds both tokens equally likely."""
-    example = Example((1, 2, 3), (60,), (((60, 0.5), (61, 0.5)),))
+    example = LearnedAnswer((1, 2, 3), (60,), (((60, 0.5), (61, 0.5)),))
     plan = AdapterPlan(
         1e6, 60, 4, learning_rate=0.03, batch_rows=1, soft_weight=1.0, report_minutes=1e6, warmup_steps=1
     )

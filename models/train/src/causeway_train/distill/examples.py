@@ -13,7 +13,7 @@ from ..data.prompt_renderer import PromptRenderer
 from ..evaluate.greedy import GreedyModel
 from ..function_calls.dataset import is_held_out
 from .teacher import TeacherAnswer, TeacherAnswers, TeacherToken
-from .trainer import Example
+from .trainer import LearnedAnswer
 
 SPLIT_SEED = "causeway-distill"
 FINISHED = ("stop", "tool_calls")
@@ -62,14 +62,14 @@ class ExampleEncoder:
     def __exit__(self, *_: object) -> None:
         self._model.close()
 
-    def encode(self, question: str, answer: TeacherAnswer) -> Example | None:
+    def encode(self, question: str, answer: TeacherAnswer) -> LearnedAnswer | None:
         """Return the example; None if it is too long."""
         prompt = tuple(self._model.tokenize(self._renderer.user(question)))
         text = answer.text.strip()
         tokens = (*self._model.tokenize(text, special=False), self._end)
         if len(prompt) + len(tokens) > self._longest:
             return None
-        return Example(prompt, tokens, tuple(self._soft(tokens, answer.tokens)))
+        return LearnedAnswer(prompt, tokens, tuple(self._soft(tokens, answer.tokens)))
 
     def _soft(self, tokens: Sequence[int], teacher: Sequence[TeacherToken]) -> Iterator[tuple[tuple[int, float], ...]]:
         """Yield the teacher's probabilities at each token, if it cuts the answer into the same tokens."""
@@ -88,7 +88,7 @@ class ExampleEncoder:
 
 def make_examples(
     prompts: Sequence[EvaluationPrompt], answers: Mapping[str, TeacherAnswers], encoder: ExampleEncoder, least: float
-) -> list[Example]:
+) -> list[LearnedAnswer]:
     """Return the examples of the prompts that have an answer to learn."""
     chosen = ((prompt, agreed(prompt, answers[prompt.id], least)) for prompt in prompts if prompt.id in answers)
     made = (encoder.encode(prompt.question, answer) for prompt, answer in chosen if answer is not None)

@@ -63,7 +63,7 @@ class LoRALinear(nn.Module):
         return full + functional.linear(low, (self.b * self.scale).to(x.dtype))
 
 
-class Layer(nn.Module):
+class StudentLayer(nn.Module):
     """One transformer layer."""
 
     attention_norm: Tensor
@@ -151,8 +151,8 @@ class Student(nn.Module):
         for index in range(self.shape.layers):
             start = f"blk.{index}."
             own = {name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)}
-            layers.append(Layer(self.shape, own, rank if index >= first_layer else 0, scale))
-        self.blocks: Sequence[Layer] = layers
+            layers.append(StudentLayer(self.shape, own, rank if index >= first_layer else 0, scale))
+        self.blocks: Sequence[StudentLayer] = layers
         self._registered = nn.ModuleList(layers)
         half = torch.arange(0, self.shape.head_width, 2, dtype=torch.float32) / self.shape.head_width
         self._frequencies = self.shape.rope_base**-half

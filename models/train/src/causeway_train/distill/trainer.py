@@ -27,7 +27,7 @@ CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 MAX_STEP_S = 120.0  # a longer step is counted as this long: the machine slept or the run was paused
 
 
-class Example(msgspec.Struct, frozen=True):
+class LearnedAnswer(msgspec.Struct, frozen=True):
     """A prompt and the answer to learn, in tokens of the student.
 
     `soft`: for each token of the answer the teacher's likeliest tokens with their probabilities; empty where the
@@ -126,8 +126,8 @@ class AdapterTrainer:
 
     def run(
         self,
-        examples: Sequence[Example],
-        held: Sequence[Example] = (),
+        examples: Sequence[LearnedAnswer],
+        held: Sequence[LearnedAnswer] = (),
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         """Train until the plan's minutes or epochs are used, the earlier of both.
@@ -156,7 +156,7 @@ class AdapterTrainer:
                     losses.clear()
                     last = time.monotonic()  # the report is not training time
 
-    def loss_of(self, examples: Sequence[Example], prefix: Sequence[int]) -> float:
+    def loss_of(self, examples: Sequence[LearnedAnswer], prefix: Sequence[int]) -> float:
         """Return the averaged adapter's mean loss per token of the answers."""
         with torch.no_grad(), self.averaged():
             sums = [self._loss(prefix, part) for part in _parts(examples, math.ceil(len(examples) / 32))]
@@ -165,7 +165,7 @@ class AdapterTrainer:
     def _done(self, examples: int) -> float:
         return max(self.spent_s / (60 * self.plan.minutes), self.rows / (self.plan.epochs * examples))
 
-    def _batch(self, examples: Sequence[Example]) -> list[Example]:
+    def _batch(self, examples: Sequence[LearnedAnswer]) -> list[LearnedAnswer]:
         """Return the next rows of an order that depends only on seed and epoch, so that a resumed run continues it."""
         epoch, start = divmod(self.rows, len(examples))
         order = list(range(len(examples)))
@@ -173,11 +173,11 @@ class AdapterTrainer:
         return [examples[index] for index in order[start : start + self.plan.batch_rows]]
 
     def _train_step(
-        self, prefix: Sequence[int], batch: Sequence[Example], done: float, workers: ThreadPoolExecutor
+        self, prefix: Sequence[int], batch: Sequence[LearnedAnswer], done: float, workers: ThreadPoolExecutor
     ) -> float:
         tokens = sum(len(one.answer) for one in batch)
 
-        def work(part: Sequence[Example]) -> tuple[float, tuple[Tensor, ...]]:
+        def work(part: Sequence[LearnedAnswer]) -> tuple[float, tuple[Tensor, ...]]:
             loss = self._loss(prefix, part) / tokens
             return loss.item(), torch.autograd.grad(loss, self._parameters)
 
@@ -196,7 +196,7 @@ class AdapterTrainer:
                 mean.lerp_(one, share)
         return sum(loss for loss, _ in results)
 
-    def _loss(self, prefix: Sequence[int], part: Sequence[Example]) -> Tensor:
+    def _loss(self, prefix: Sequence[int], part: Sequence[LearnedAnswer]) -> Tensor:
         """Return the sum of the losses of the answers' tokens."""
         start = len(prefix)
         rows = [[*one.prompt[start:], *one.answer] for one in part]
@@ -226,7 +226,7 @@ class AdapterTrainer:
                 one.copy_(new)
 
 
-def shared_prefix(examples: Sequence[Example]) -> tuple[int, ...]:
+def shared_prefix(examples: Sequence[LearnedAnswer]) -> tuple[int, ...]:
     """Return the tokens with which all prompts begin, less the last token of the shortest."""
     first = examples[0].prompt
     length = min(common_prefix_of(first, one.prompt) for one in examples)
@@ -238,15 +238,15 @@ def common_prefix_of(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at in range(length) if one[at] != other[at]), length)
 
 
-def _soft(example: Example) -> Sequence[tuple[tuple[int, float], ...]]:
+def _soft(example: LearnedAnswer) -> Sequence[tuple[tuple[int, float], ...]]:
     return example.soft or [()] * len(example.answer)
 
 
-def _parts(examples: Sequence[Example], count: int) -> list[Sequence[Example]]:
+def _parts(examples: Sequence[LearnedAnswer], count: int) -> list[Sequence[LearnedAnswer]]:
     """Split into `count` parts of rows of similar length, with similar numbers of tokens."""
     ordered = sorted(examples, key=lambda one: len(one.prompt) + len(one.answer))
     total = sum(len(one.prompt) + len(one.answer) for one in ordered)
-    parts: list[list[Example]] = [[] for _ in range(count)]
+    parts: list[list[LearnedAnswer]] = [[] for _ in range(count)]
     tokens = 0
     for one in ordered:
         parts[min(count - 1, tokens * count // total)].append(one)
