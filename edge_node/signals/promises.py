@@ -20,6 +20,8 @@ from causeway_server.router.types import PromiseSignals
 
 log = logging.getLogger(__name__)
 
+_SET_ASIDE = 16  # promises whose evidence is kept for their return
+
 
 class Promises:
     """The kept promises by route.
@@ -40,7 +42,7 @@ class Promises:
             weights: Returns the hash of an edge model's files.
             pairs: Hashes of calibrated signals, by edge model.
         """
-        self._earlier |= {record.identity: record for record in self.records}
+        self._earlier = {record.identity: record for record in self.records[-_SET_ASIDE:]}
         models = [
             f"{one.model} {weights(one.model)} {pairs.get(one.model, '')}" for one in policy.targets if one.at == "edge"
         ]
@@ -62,12 +64,13 @@ class Promises:
             record = self._earlier.get(kept.record.identity)
             if record is not None and not kept.record.answers:
                 self._kept[name] = KeptPromise(kept.promise, record)
-        self._earlier = {}
         self._publish()
 
     @property
     def records(self) -> list[PromiseRecord]:
-        return [kept.record for kept in self._kept.values()]
+        """The evidence to store, with the newest of promises that are set aside, which may come back."""
+        used = {kept.record.identity: kept.record for kept in self._kept.values()}
+        return [*(one for identity, one in self._earlier.items() if identity not in used), *used.values()]
 
     def draw(self, route: str, confidence: float | None, rng: random.Random, *, on_device: bool) -> PromiseDraw | None:
         """Count a complete answer; return its draw if it is to be labelled.
