@@ -506,7 +506,7 @@ async def use_device(url: str, seed: int, answers: Counter[int], requests_per_s:
                 "model": "auto",
                 "messages": [{"role": "user", "content": text}],
                 "temperature": 0,
-                "max_tokens": 16,
+                "max_tokens": 64,  # a promise compares whole answers only
             }
             try:
                 answer = await http.post("/v1/chat/completions", json=body)
