@@ -252,9 +252,10 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         if price is FREE or not (self.prompt_tokens or self.completion_tokens or self.audio_ms):
             return 0
         prompt, known, answer, request, second = price.rates
-        cached = min(self.cached_tokens, self.prompt_tokens)
-        tokens = (self.prompt_tokens - cached) * prompt + cached * known + self.completion_tokens * answer
-        return tokens + request + round(self.audio_ms * second / 1000)
+        cost = self.prompt_tokens * prompt + self.completion_tokens * answer + request
+        if self.cached_tokens:
+            cost += min(self.cached_tokens, self.prompt_tokens) * (known - prompt)
+        return cost + round(self.audio_ms * second / 1000) if self.audio_ms else cost
 
 
 class Confidence(msgspec.Struct, frozen=True, gc=False):
@@ -403,7 +404,7 @@ ReasonCode = Literal[
     "constraint_held",
     "constraint_excluded",  # a constraint excludes a target
     "region_excluded",  # the request is bound to regions, and the target is in none of them
-    "budget_excluded",  # the answer could cost more than what is left of the policy's budget
+    "budget_excluded",  # the answer could cost more than what is left of the policy's budgets
     "preference_excluded",  # the client's preference excludes a target
     "preference_ordered",  # the client's preference moves a target forward
     "target_scored",  # `best_of`: the target's score, and the estimates that it is made of
@@ -508,6 +509,9 @@ class DeviceSignals(msgspec.Struct, frozen=True, gc=False):
     cpu: float | None = None  # busy share of all cores, 0..1
     power_w: float | None = None
     battery: float | None = None  # charge, 0..1
+    battery_wh: float | None = None  # what the batteries hold when full, as they say
+    discharging: bool | None = None  # whether a battery feeds the device
+    throttles_c: float | None = None  # lowest temperature at which the kernel slows the processor down
 
 
 class EdgeSignals(msgspec.Struct, frozen=True, gc=False):
@@ -532,6 +536,17 @@ class SpendSignals(msgspec.Struct, frozen=True, gc=False):
     usd_month: float | None = None
     usd_left: float | None = None  # of the policy's budget of the day, less what requests in flight may cost
     price: float | None = None  # what a dollar of the budget must gain in quality
+
+
+class EnergySignals(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The energy that answers take, for a policy that paces battery or heat. None: unknown, or no such policy."""
+
+    price: float | None = None  # what a watt-hour must gain in quality
+    limit: str = ""  # what sets the price: battery, heat
+    wh_left: float | None = None  # of the battery, for answers until the policy's hour
+    token_wh: float | None = None  # of a token that the device generates, watt-hours
+    cloud_wh: float | None = None  # of a cloud's answer, watt-hours
+    throttles_in_s: float | None = None  # forecast at the present draw; None: it will not
 
 
 class NowSignals(msgspec.Struct, frozen=True, gc=False):
@@ -583,6 +598,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     uncalibrated: frozenset[str] = frozenset()
     clouds: dict[str, CloudSignals] = {}
     promises: dict[str, PromiseSignals] = {}
+    energy: EnergySignals = EnergySignals()
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

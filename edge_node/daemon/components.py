@@ -177,6 +177,7 @@ def read_samples(parts: Components) -> Iterator[Sample]:
     """Yield the samples of `/metrics`, read from the components at each scrape."""
     yield from _admission_samples(parts)
     yield from _device_samples(parts.signals.device)
+    yield from parts.signals.energy.samples()
     yield from _storage_samples(parts)
     yield from _backend_samples(parts)
     yield from _connection_samples(parts)

@@ -128,6 +128,7 @@ class App:
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             await parts.spend.load()
+            await parts.signals.energy.load()
             if parts.admission.budgets is not None:
                 await parts.admission.budgets.load()
             await parts.service.sessions.store.load()

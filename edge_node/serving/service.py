@@ -27,7 +27,7 @@ import msgspec
 
 from causeway_server.router.anthropic.replies import UNCOUNTED
 from causeway_server.router.decision.attempts import AttemptSequence
-from causeway_server.router.decision.candidates import choices, most_usd
+from causeway_server.router.decision.candidates import most_usd, scores
 from causeway_server.router.decision.decide import (
     CachePlanner,
     RequestMemo,
@@ -37,7 +37,7 @@ from causeway_server.router.decision.decide import (
     until_first_cloud,
     without_down,
 )
-from causeway_server.router.decision.pacing import steps_of
+from causeway_server.router.decision.pacing import finite, steps_of
 from causeway_server.router.decision.sessions import NO_SESSION
 from causeway_server.router.errors import (
     AllAttemptsFailed,
@@ -149,8 +149,7 @@ class Service:
         self._policy = policy
         reads = policy.guard or policy.priced or not policy.reads_only_features or self.on_demand.record_all
         keeps_samples = any(rule.allow_sampled for rule in policy.cache)
-        paced = policy.budget_usd is not None
-        self.direct_policy = None if reads or paced or policy.places or keeps_samples else policy
+        self.direct_policy = None if reads or policy.paced or policy.places or keeps_samples else policy
         self.records.variants.use(policy)
         self._planner = CachePlanner(scope)
         self.sources.semantic.activate(policy)
@@ -510,7 +509,7 @@ class Service:
                 await self._decide(generation)
             decision = generation.decision
             assert decision is not None
-            if generation.policy.budget_usd is not None:
+            if generation.policy.paced:
                 self._reserve(generation, decision)
             if generation.session is not None:
                 await written(self.sessions.bind(generation.session, generation))
@@ -566,11 +565,19 @@ class Service:
         generation.reserved_usd = sum(most_usd(target, request, estimates) for target in dear.values())
         spend.reserved_usd += generation.reserved_usd
         weights = next((route.best_of for route in generation.policy.routes if route.name == decision.rule), None)
+        snapshot = generation.snapshot
         if weights is not None:
             dropped = {reason.target for reason in decision.reasons if reason.code == "budget_excluded"}
             found = (target for target in generation.policy.compared if target.key in dropped)
-            targets = tuple(dict.fromkeys((*(plan.target for plan in decision.attempts), *found)))
-            spend.offer(steps_of(choices(targets, weights, request, estimates, estimates.session or NO_SESSION)))
+            listed = dict.fromkeys((*(plan.target for plan in decision.attempts), *found))
+            targets = tuple([target for target in listed if snapshot.down.isdisjoint((target.key, target.name))])
+            session = estimates.session or NO_SESSION
+            costs = scores(targets, "", weights, request, (snapshot, estimates), [], session)
+            usd_price, wh_price = finite(snapshot.spend.price), finite(snapshot.energy.price)
+            if generation.policy.budget_usd is not None:
+                spend.offer(steps_of((score - wh_price * wh, usd) for score, usd, wh, _ in costs))
+            if generation.policy.paces_energy:
+                self.signals.energy.offer(steps_of((score - usd_price * usd, wh) for score, usd, wh, _ in costs))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -615,6 +622,8 @@ class Service:
             self.records.variants.count(generation)
         if generation.policy.compared:
             self.on_demand.observe(attempts)
+        if generation.policy.paces_energy:
+            self.signals.energy.answered(attempts, ended)
         self.records.metrics.generation_finished(
             generation.request,
             attempts,

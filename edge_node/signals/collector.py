@@ -32,6 +32,7 @@ from causeway_server.router.types import (
 
 from ..backends.cloud.backend import Clouds
 from ..clock import Clock
+from .energy import EnergyBudget
 
 if TYPE_CHECKING:
     from ..backends.engine.engines import EnginePool
@@ -70,6 +71,7 @@ class SignalCollector:
 
     def __post_init__(self) -> None:
         self.device = DeviceSignals()  # the last readings
+        self.energy = EnergyBudget(self.spend)
         self.feedback: dict[Location, Ewma] = {}  # clients' scores
         self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
         self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
@@ -86,8 +88,10 @@ class SignalCollector:
 
     def sample(self) -> None:
         """Read the device signals and the spending so far; takes about a millisecond."""
-        self.device = self.read_device(self.clock.monotonic())
+        now = self.clock.monotonic()
+        self.device = self.read_device(now)
         self.spend.refresh()
+        self.energy.sample(self.device, 0 if self.edge is None else self.edge.jobs, now)
 
     def recent_snapshot(self, policy: Policy) -> Snapshot:
         """Return a snapshot that is up to 50 ms old: recent enough for a cache lookup, not for a decision."""
@@ -116,7 +120,8 @@ class SignalCollector:
         promises = _NO_PROMISES if self.learned is None else self.learned.promises.signals
         rest = (clouds, uncalibrated, promises)
         same = (known.device, known.edge, known.cloud, known.spend, known.now) == signals
-        if same and known.setup is self._setup and (known.clouds, known.uncalibrated, known.promises) == rest:
+        same = same and known.setup is self._setup and known.energy is self.energy.current
+        if same and (known.clouds, known.uncalibrated, known.promises) == rest:
             return known  # records of one moment share it
         self._last = Snapshot(
             *signals,
@@ -126,6 +131,7 @@ class SignalCollector:
             uncalibrated=uncalibrated,
             clouds=clouds,
             promises=promises,
+            energy=self.energy.current,
         )
         return self._last
 
@@ -136,6 +142,7 @@ class SignalCollector:
     def use(self, policy: Policy) -> None:
         """Read the signals that depend on the policy's models: their projectors."""
         self._policy = policy
+        self.energy.use(policy)
         self._setup = msgspec.structs.replace(
             self._setup,
             temperatures=policy.model_temperatures,

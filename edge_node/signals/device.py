@@ -79,6 +79,9 @@ class DeviceProbes:
             cpu=self._read_cpu(),
             power_w=self._power.power_w(),
             battery=self._power.battery(),
+            battery_wh=self._power.battery_wh(),
+            discharging=self._power.discharging(),
+            throttles_c=self._thermal.throttles_c(),
         )
 
     def _scan(self, now: float) -> None:

@@ -90,6 +90,10 @@ class ThermalSensors:
         known = [throttled for throttled in sources if throttled is not None]
         return any(known) if known else None
 
+    def throttles_c(self) -> float | None:
+        """Return the lowest temperature at which the kernel slows the processor down."""
+        return min((zone.passive_c for zone in self._zones if zone.passive_c is not None), default=None)
+
     def _at_passive_trip(self) -> bool | None:
         known = [
             value / 1000 >= zone.passive_c
@@ -213,6 +217,15 @@ class PowerSensors:
         levels = [level for level in levels if 0 <= level <= 1]
         return sum(levels) / len(levels) if levels else None
 
+    def battery_wh(self) -> float | None:
+        """Return the watt-hours that the batteries hold when full, as their gauges have learned it."""
+        return _sum_of([_full_wh(path) for path in self._batteries])
+
+    def discharging(self) -> bool | None:
+        """Return whether a battery feeds the device."""
+        known = [status for path in self._batteries if (status := read_text(path / "status"))]
+        return "Discharging" in known if known else None
+
 
 def _sum_of(watts: list[float | None]) -> float | None:
     """Return the sum; None if a rail is missing, because a part of the power would be misleading."""
@@ -226,6 +239,14 @@ def _discharge_w(battery: Path) -> float | None:
         return _plausible(abs(power) / 1e6)
     current, voltage = read_number(battery / "current_now"), read_number(battery / "voltage_now")  # µA, µV
     return _plausible(abs(current * voltage) / 1e12) if current is not None and voltage is not None else None
+
+
+def _full_wh(battery: Path) -> float | None:
+    energy = read_number(battery / "energy_full")  # µWh
+    if energy is None:
+        charge, voltage = read_number(battery / "charge_full"), read_number(battery / "voltage_min_design")  # µAh, µV
+        energy = None if charge is None or voltage is None else charge * voltage / 1e6
+    return energy / 1e6 if energy is not None and energy > 0.0 else None
 
 
 def _plausible(watts: float) -> float | None:

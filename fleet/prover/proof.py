@@ -105,8 +105,8 @@ class _Prover:
     def _reads_budget(self, statement: Statement) -> bool:
         """Return whether a budget may decide a statement. What stays on the device does not hang on it."""
         if statement.kind == "compare":
-            return self._old is not None and self._old.budget_usd is not None
-        return statement.kind == "claim" and self._policy.budget_usd is not None
+            return self._old is not None and self._old.paced
+        return statement.kind == "claim" and self._policy.paced
 
     def _search(self, statement: Statement, until: float) -> tuple[Setting | None, str]:
         """Return a setting that is as the statement says; or why it is not known whether there is one.

@@ -29,6 +29,7 @@ from ..types import (
     DeviceSetup,
     DeviceSignals,
     EdgeSignals,
+    EnergySignals,
     Estimates,
     FilePart,
     ImagePart,
@@ -139,6 +140,7 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clouds: dict[str, CloudSignals] = {}
     regions: dict[str, str] = {}  # regions of the device's clouds, by name
     spend: SpendSignals = SpendSignals()
+    energy: EnergySignals = EnergySignals()
     now: NowSignals = NowSignals()
     down: frozenset[str] = frozenset()
     encoders: tuple[Modality, ...] = ()  # kinds of parts that the device turns into text
@@ -162,6 +164,7 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             setup=setup,
             clouds=self.clouds,
             promises={name: PromiseSignals(threshold) for name, threshold in self.promises.items()},
+            energy=self.energy,
         )
 
 

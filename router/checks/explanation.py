@@ -171,13 +171,14 @@ def _session(session: Session | None) -> list[Line]:
 def _signals(explanation: RouteExplanation) -> list[Line]:
     """Return every signal that has a value, under its name in policies."""
     snapshot, estimates = explanation.snapshot, explanation.estimates
+    measured = ("device", "edge", "cloud", "spend", "energy")
     groups: dict[str, dict[str, object]] = {
         "request": {},
         "images": {},
         "audio": {},
         "pii": {},
         "secrets": {},
-        **{name: msgspec.structs.asdict(getattr(snapshot, name)) for name in ("device", "edge", "cloud", "spend")},
+        **{name: msgspec.structs.asdict(getattr(snapshot, name)) for name in measured},
     }
     if len(snapshot.clouds) > 1:
         groups |= {f"cloud.{name}": msgspec.structs.asdict(cloud) for name, cloud in snapshot.clouds.items()}
@@ -186,7 +187,7 @@ def _signals(explanation: RouteExplanation) -> list[Line]:
         groups[group][name] = getattr(estimates, field)
     lines: list[Line] = []
     for group, signals in groups.items():
-        present = [f"{name} {_format(value)}" for name, value in signals.items() if value not in (None, ())]
+        present = [f"{name} {_format(value)}" for name, value in signals.items() if value not in (None, (), "")]
         if present:
             lines.append([(f"{group:7}  {', '.join(present)}", "")])
     return lines

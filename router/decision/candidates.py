@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..prices import PICO_USD
-from ..types import Candidate, Estimates, Reason, Request, Session, Target, TextPart, Usage, Weights
+from ..types import Candidate, Estimates, Reason, Request, Session, Snapshot, Target, TextPart, Usage, Weights
 
 ANSWER_TOKENS: Final = 256
 """The assumed length of an answer if neither the calibration nor the client's limit says more."""
@@ -22,14 +22,14 @@ def ranked(
     rule: str,
     weights: Weights,
     request: Request,
-    estimates: Estimates,
+    signals: tuple[Snapshot, Estimates],
     reasons: list[Reason],
     session: Session = _NO_SESSION,
-    price: float = 0.0,
 ) -> tuple[Target, ...]:
     """Return the targets, the highest score first; equal scores keep the policy's order. Appends to `reasons`.
 
-    The score is quality · `weights.quality` - price · (`weights.usd` + `price`) - latency · `weights.latency`.
+    The score is quality · `weights.quality` - price · `weights.usd` - latency · `weights.latency`, less what the answer
+    takes from the policy's budgets: its price, and its watt-hours, times what a unit of them must gain.
 
     1. If quality counts and a target has no estimate of it, the policy's order stays.
     2. The price is that of the counted prompt (0 tokens if it was not counted) and of the expected answer: the
@@ -40,39 +40,32 @@ def ranked(
 
     Args:
         session: The request's session, if the policy counts the cost of leaving a target.
-        price: The quality that a dollar of the policy's budget must gain.
     """
-    scores = _scores(targets, rule, weights, request, estimates, reasons, session)
-    if scores is None:
-        return targets
-    totals: list[tuple[float, Target]] = []
+    scored = scores(targets, rule, weights, request, signals, reasons, session)
+    spend, energy = signals[0].spend, signals[0].energy
+    price, wh_price = spend.price or 0.0, energy.price or 0.0
     paid = f", {price:.4g} for a USD of the budget" if price else ""
-    for target, (quality, usd, detail) in zip(targets, scores, strict=True):
-        total = quality - price * usd
-        text = f"score {total:.4f}: {detail}{paid}"
+    totals: list[tuple[float, Target]] = []
+    for target, (quality, usd, wh, detail) in zip(targets, scored, strict=False):
+        total = quality - price * usd - wh_price * wh
+        paid_wh = f", {wh:.6f} Wh at {wh_price:.4g} ({energy.limit})" if wh_price else ""
+        text = f"score {total:.4f}: {detail}{paid}{paid_wh}"
         reasons.append(Reason("target_scored", rule=rule, target=target.key, detail=text))
         totals.append((total, target))
-    return tuple(target for _, target in sorted(totals, key=lambda pair: -pair[0]))
+    return tuple(target for _, target in sorted(totals, key=lambda pair: -pair[0])) or targets
 
 
-def choices(
-    targets: tuple[Target, ...], weights: Weights, request: Request, estimates: Estimates, session: Session
-) -> list[tuple[float, float]]:
-    """Return the score of each target without a budget, and its expected price in US dollars; [] if none is known."""
-    scores = _scores(targets, "", weights, request, estimates, [], session) or ()
-    return [(quality, usd) for quality, usd, _ in scores]
-
-
-def _scores(
+def scores(
     targets: tuple[Target, ...],
     rule: str,
     weights: Weights,
     request: Request,
-    estimates: Estimates,
+    signals: tuple[Snapshot, Estimates],
     reasons: list[Reason],
-    session: Session,
-) -> list[tuple[float, float, str]] | None:
-    """Return the score without a budget, the price and the details of each target; None where the order stays."""
+    session: Session = _NO_SESSION,
+) -> list[tuple[float, float, float, str]]:
+    """Return score without a budget, USD, watt-hours and details of each target; [] where the order stays."""
+    snapshot, estimates = signals
     known = {(one.at, one.model): one for one in estimates.candidates or ()}
     found = [known.get((target.at, target.served), _UNKNOWN) for target in targets]
     missing = [target for target, one in zip(targets, found, strict=True) if one.quality is None]
@@ -81,12 +74,13 @@ def _scores(
             Reason("estimate_absent", rule=rule, target=target.key, detail="no calibrated quality; the order stays")
             for target in missing
         ]
-        return None
+        return []
     fastest_s = min((one.latency_s for one in found if one.latency_s is not None), default=0.0)
     price_left = next((one.price.rates[0] for one in targets if one.name == session.target), 0)
-    scored: list[tuple[float, float, str]] = []
+    scored: list[tuple[float, float, float, str]] = []
     for target, one in zip(targets, found, strict=True):
-        usd = _usd(target, one, request, estimates, session.warm.get(target.name, 0))
+        tokens = expected_tokens(request, one)
+        usd = expected_usd(target, tokens, estimates, session.warm.get(target.name, 0))
         lost = 0 if target.name == session.target else session.warm.get(session.target, 0)
         usd += lost * price_left / PICO_USD  # (4)
         latency_s = fastest_s if one.latency_s is None else one.latency_s  # (3)
@@ -94,7 +88,7 @@ def _scores(
         score = weights.quality * quality - weights.usd * usd - weights.latency * latency_s
         detail = f"quality {quality:.3f}, {usd:.6f} USD, {latency_s:.2f} s"
         detail += f", {lost} warm tokens left" if lost else ""
-        scored.append((score, usd, detail))
+        scored.append((score, usd, expected_wh(target, tokens, snapshot), detail))
     return scored
 
 
@@ -109,7 +103,8 @@ def most_usd(target: Target, request: Request, estimates: Estimates) -> float:
         contents = [message.content for message in request.messages] + list(request.prompts)
         prompt = sum(len(text.encode()) if isinstance(text, str) else _size(text or ()) for text in contents)
     most = (request.max_tokens or MOST_TOKENS) * request.sequences
-    usage = Usage(round(prompt * _MARGIN) + _TEMPLATE_TOKENS, most, audio_ms=round((estimates.audio_s or 0.0) * 1000.0))
+    audio_ms = round(estimates.audio_s * 1000.0) if estimates.audio_s else 0
+    usage = Usage(round(prompt * _MARGIN) + _TEMPLATE_TOKENS, most, audio_ms=audio_ms)
     return usage.pico_usd(target.price) / PICO_USD
 
 
@@ -118,18 +113,23 @@ def _size(items: Sequence[object]) -> int:
     return sum(len(item.text.encode()) if isinstance(item, TextPart) else isinstance(item, int) for item in items)
 
 
-def expected_usd(target: Target, request: Request, estimates: Estimates) -> float:
-    """Return the expected price of an answer without a calibration, US dollars."""
-    return _usd(target, _UNKNOWN, request, estimates, 0)
-
-
-def _usd(target: Target, candidate: Candidate, request: Request, estimates: Estimates, warm: int) -> float:
-    """Return the expected price of an answer, US dollars. (2) `warm`: tokens in the target's cache."""
-    most = request.max_tokens
-    length = candidate.answer_tokens
+def expected_tokens(request: Request, candidate: Candidate = _UNKNOWN) -> float:
+    """Return the expected length of the answers, tokens. (2)"""
+    most, length = request.max_tokens, candidate.answer_tokens
     if length is None:
         length = ANSWER_TOKENS if most is None else most
     elif most is not None:
         length = min(length, most)
-    usage = Usage(estimates.prompt_tokens or 0, round(length * request.sequences), cached_tokens=warm)
+    return length * request.sequences
+
+
+def expected_usd(target: Target, tokens: float, estimates: Estimates, warm: int = 0) -> float:
+    """Return the expected price of an answer, US dollars. (2) `warm`: tokens in the target's cache."""
+    usage = Usage(estimates.prompt_tokens or 0, round(tokens), cached_tokens=warm)
     return usage.pico_usd(target.price) / PICO_USD
+
+
+def expected_wh(target: Target, tokens: float, snapshot: Snapshot) -> float:
+    """Return what an answer takes from the device's battery, watt-hours; 0 if it is unknown."""
+    energy = snapshot.energy
+    return (tokens * (energy.token_wh or 0.0) if target.at == "edge" else energy.cloud_wh) or 0.0

@@ -47,6 +47,7 @@ from ..types import (
     AttemptPlan,
     CachePlan,
     Decision,
+    EnergySignals,
     Estimates,
     Handoff,
     Location,
@@ -66,7 +67,7 @@ from ..types import (
     replace_surrogates,
 )
 from .abilities import PartForms, part_forms, unmet_abilities
-from .candidates import expected_usd, most_usd, ranked
+from .candidates import expected_tokens, expected_usd, expected_wh, most_usd, ranked
 from .features import without_question
 from .sessions import NO_SESSION, SESSION_BOUND, counts_prefix, pinned_route
 
@@ -101,6 +102,8 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
     if policy.budget_usd is None and snapshot.spend.usd_left is not None:  # of another policy
         spend = msgspec.structs.replace(snapshot.spend, usd_left=None, price=None)
         snapshot = msgspec.structs.replace(snapshot, spend=spend)
+    if snapshot.energy.price is not None and not policy.paces_energy:  # likewise
+        snapshot = msgspec.structs.replace(snapshot, energy=EnergySignals())
     named = named_route(policy, request)
     kinds = modalities(request)
     values = (policy.route_needs if named is None else policy.constraint_needs).read(request, snapshot, estimates)
@@ -296,7 +299,7 @@ def _plan(
     session: Session,
 ) -> tuple[tuple[AttemptPlan, ...], str]:
     """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
-    snapshot, estimates = signals
+    snapshot = signals[0]
     bound, kept = bindings.on_device, bindings.parts
     prefer = request.hints.prefer
     forms = None if len(kinds) == 1 else part_forms(kinds, snapshot, route.fusion, kept=bool(kept))
@@ -305,21 +308,22 @@ def _plan(
         bindings = msgspec.structs.replace(bindings, on_device=bound)
     required = required_abilities(request, kinds)
     allowed = _exclude(route, prefer, required, bindings, snapshot, forms, reasons)  # (3)
-    if snapshot.spend.usd_left is not None:
+    if snapshot.spend.usd_left is not None or snapshot.energy.wh_left is not None:
         allowed = _affordable(allowed, route.name, request, signals, reasons)
     if not allowed:
         reasons.append(Reason("no_route", rule=route.name, detail="every target is excluded"))
         return (), ""
-    price = snapshot.spend.price or 0.0
     if route.best_of is not None:  # (4)
-        allowed = ranked(allowed, route.name, route.best_of, request, estimates, reasons, session, price)
+        allowed = ranked(allowed, route.name, route.best_of, request, signals, reasons, session)
     preferred = _prefer(allowed, prefer, reasons)
     ordered = _move_down_targets_last(preferred, route.name, snapshot.down, reasons)
     skipped_target = "" if ordered[0].name == preferred[0].name else preferred[0].name
     if route.handoff is None or bound or prefer == "only_on_device":  # (5)
         plans = tuple([AttemptPlan(target) for target in ordered])
     else:
-        handoff = _priced(route.handoff, ordered, price, request, estimates) if price else route.handoff
+        handoff = route.handoff
+        if snapshot.spend.price or snapshot.energy.price:
+            handoff = _priced(handoff, ordered, request, signals)
         plans = plan_handoff(ordered, handoff, snapshot.down)
     return plans if forms is None else forms.noted(plans, route.wait_for), skipped_target
 
@@ -361,13 +365,18 @@ def _exclude(
 def _affordable(
     targets: tuple[Target, ...], rule: str, request: Request, signals: tuple[Snapshot, Estimates], reasons: list[Reason]
 ) -> tuple[Target, ...]:
-    """Return the targets whose answer costs at most what is left of the policy's budget."""
-    snapshot, estimates = signals
-    left, allowed = snapshot.spend.usd_left or 0.0, []
+    """Return the targets whose answer costs at most what is left of the policy's budgets."""
+    (snapshot, estimates), allowed = signals, []
+    left, wh_left, tokens = snapshot.spend.usd_left, snapshot.energy.wh_left, expected_tokens(request)
     for target in targets:
-        most = most_usd(target, request, estimates) if target.price.costs else 0.0
-        if most > max(0.0, left):
-            detail = f"{most:.6f} USD at most, {max(0.0, left):.6f} USD left"
+        detail = ""
+        if left is not None and target.price.costs:
+            most = most_usd(target, request, estimates)
+            if most > left or left < 0.0:
+                detail = f"{most:.6f} USD at most, {max(0.0, left):.6f} USD left"
+        if wh_left is not None and (wh := expected_wh(target, tokens, snapshot)) >= wh_left:
+            detail = f"{wh:.6f} Wh, {max(0.0, wh_left):.6f} Wh left"
+        if detail:
             reasons.append(Reason("budget_excluded", rule=rule, target=target.key, detail=detail))
         else:
             allowed.append(target)
@@ -375,12 +384,20 @@ def _affordable(
 
 
 def _priced(
-    handoff: Handoff, targets: tuple[Target, ...], price: float, request: Request, estimates: Estimates
+    handoff: Handoff, targets: tuple[Target, ...], request: Request, signals: tuple[Snapshot, Estimates]
 ) -> Handoff:
-    """Return the handoff whose confidence is lower by what the first target that costs takes from the budget."""
-    dear = next((target for target in targets if target.price.costs), None)
-    usd = 0.0 if dear is None else expected_usd(dear, request, estimates)
-    return Handoff(handoff.after_tokens, max(0.0, handoff.below - price * usd), handoff.within_s)
+    """Return the handoff whose confidence is lower by what the first target that costs takes from the budget, and
+    higher by what the rest of the device's answer takes from battery and heat, less what the cloud's answer does.
+    """
+    (snapshot, estimates), below, tokens = signals, handoff.below, expected_tokens(request)
+    if price := snapshot.spend.price:
+        dear = next((target for target in targets if target.price.costs), None)
+        below -= 0.0 if dear is None else price * expected_usd(dear, tokens, estimates)
+    energy = snapshot.energy
+    if energy.price:
+        edge_wh = (tokens - handoff.after_tokens) * (energy.token_wh or 0.0)
+        below += energy.price * (edge_wh - (energy.cloud_wh or 0.0))
+    return Handoff(handoff.after_tokens, min(1.0, max(0.0, below)), handoff.within_s)
 
 
 def _outside(target: Target, regions: frozenset[str], snapshot: Snapshot) -> str:

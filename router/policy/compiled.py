@@ -39,10 +39,13 @@ from ..variants.trials import TrialPlace
 from .cel_source import ExpressionError
 from .expression import compile_expression
 from .file import (
+    BatteryDoc,
     BestOfDoc,
+    BudgetDoc,
     CacheDoc,
     GuardDoc,
     GuardRuleDoc,
+    HeatDoc,
     PolicyDoc,
     RouteDoc,
     SessionDoc,
@@ -153,8 +156,12 @@ class Policy:
     places: Mapping[str, TrialPlace] = field(default_factory=dict)  # the targets with variants
     overflow: Overflow = "refuse"
     budget_usd: float | None = None  # a local day; None: no limit
+    battery: BatteryDoc | None = None  # None: its charge is not paced
+    heat: HeatDoc | None = None  # likewise
     base: Policy | None = None  # the policy without variants, of one made by `with_variants`
     claims: tuple[Claim, ...] = ()  # of its owner; nothing reads them where requests are decided
+    paces_energy: bool = field(init=False)
+    paced: bool = field(init=False)  # by any budget
     constraint_needs: RequiredSignals = field(init=False)  # of `decide` with a named model: constraints only
     route_needs: RequiredSignals = field(init=False)  # of `decide` with model `auto`: constraints and routes
     cache_needs: RequiredSignals = field(init=False)  # of `plan_cache`: constraints and cache rules
@@ -176,7 +183,9 @@ class Policy:
         compared = dict.fromkeys(target for route in ordered for target in route.targets)
         object.__setattr__(self, "compared", tuple(compared))
         alone = self.route_needs.request_only and not self.compared and self.shadow is None and self.session is None
-        object.__setattr__(self, "reads_only_features", alone and self.budget_usd is None)
+        object.__setattr__(self, "paces_energy", self.battery is not None or self.heat is not None)
+        object.__setattr__(self, "paced", self.budget_usd is not None or self.paces_energy)
+        object.__setattr__(self, "reads_only_features", alone and not self.paced)
         hears = any(target.price.audio_second for target in self.targets)
         object.__setattr__(self, "priced", frozenset((AUDIO_S,) if hears else ()))
         object.__setattr__(self, "target_names", frozenset(target.name for target in self.targets))
@@ -357,7 +366,7 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
     cache = tuple(
         _cache_rule(rule, index, conditions.get(f"cache[{index}].when")) for index, rule in enumerate(doc.cache)
     )
-    rps = doc.limits.per_client_rps
+    budget = doc.budget or BudgetDoc()
     return Policy(
         name=doc.name,
         revision=hashlib.sha256(msgspec.json.encode(doc)).hexdigest()[:12],
@@ -367,15 +376,17 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         region_constraints=tuple(one for one in constraints if one.keep == "in_region"),
         routes=routes,
         cache=cache,
-        limits=Limits(doc.limits.concurrent, doc.limits.queue, None if isinstance(rps, UnsetType) else rps),
+        limits=Limits(doc.limits.concurrent, doc.limits.queue, doc.limits.per_client_rps or None),
         shadow=_shadow(doc.shadow),
-        session=None if isinstance(doc.session, UnsetType) else doc.session,
+        session=doc.session or None,
         default_temperature=_default_temperature(tuple(targets.values())),
         own_temperature=frozenset(
             name for name, t in doc.targets.items() if t.location == "edge" and isinstance(t.temperature, UnsetType)
         ),
         overflow=doc.context.overflow,
-        budget_usd=None if isinstance(doc.budget, UnsetType) else doc.budget.usd_per_day,
+        budget_usd=budget.usd_per_day or None,
+        battery=budget.battery or None,
+        heat=budget.heat or None,
         guard=tuple(
             guard_rule(rule, conditions.get(f"guard.rules[{index}].when")) for index, rule in enumerate(doc.guard.rules)
         ),

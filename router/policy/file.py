@@ -51,6 +51,7 @@ RegionName = Annotated[
 Duration = Annotated[
     str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s|m|h|d)$", title="a duration such as 250ms, 4s, 10m, 1h or 7d")
 ]
+TimeOfDay = Annotated[str, Meta(pattern="^([01][0-9]|2[0-3]):[0-5][0-9]$", title="a local time such as 18:00")]
 Condition = Annotated[
     str, Meta(max_length=MAX_EXPRESSION, title="a condition in CEL", examples=["device.temperature_c > 85"])
 ]
@@ -220,10 +221,28 @@ class ShadowDoc(_Doc, frozen=True):
     max_drift: Annotated[float, Meta(ge=0.01, le=1)] = 0.1
 
 
-class BudgetDoc(_Doc, frozen=True):
-    """Money a day for targets with a price, which is spent where they help most. A day begins at local midnight."""
+class BatteryDoc(_Doc, frozen=True):
+    """The battery lasts until a local time. Nothing is held back outside these hours, and while the device is fed."""
 
-    usd_per_day: Annotated[float, Meta(gt=0, le=1_000_000)]
+    until: TimeOfDay
+    since: TimeOfDay = "00:00"
+    reserve: Annotated[float, Meta(ge=0, le=0.5)] = 0.02
+    radio_w: Annotated[float, Meta(ge=0, le=100)] = 1.5
+
+
+class HeatDoc(_Doc, frozen=True):
+    """Answers on the device have a price before it gets so hot that it is slowed down."""
+
+    limit_c: Annotated[float, Meta(ge=30, le=120)] | UnsetType = UNSET
+    margin_c: Annotated[float, Meta(ge=0, le=30)] = 3.0
+
+
+class BudgetDoc(_Doc, frozen=True):
+    """Money and energy, which are spent where they help most. A day of money begins at local midnight."""
+
+    usd_per_day: Annotated[float, Meta(gt=0, le=1_000_000)] | UnsetType = UNSET
+    battery: BatteryDoc | UnsetType = UNSET
+    heat: HeatDoc | UnsetType = UNSET
 
 
 class SessionDoc(_Doc, frozen=True):
@@ -268,6 +287,12 @@ def seconds(duration: str | UnsetType) -> float | None:
     if (found := seconds_of(duration)) is None:
         raise ValueError(f"not a duration: {duration!r}")
     return found
+
+
+def hours(time: str) -> float:
+    """Convert a TimeOfDay to hours since midnight."""
+    hour, _, minute = time.partition(":")
+    return int(hour) + int(minute) / 60
 
 
 def policy_schema() -> bytes:

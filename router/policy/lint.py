@@ -299,12 +299,21 @@ class _Checks:
             yield self.warning(path, "has no effect: `weights.usd` is 0 in every `best_of`")
 
     def budget(self) -> Iterator[Problem]:
-        if isinstance(self.doc.budget, UnsetType):
+        budget, routes = self.doc.budget, self.doc.routes
+        if isinstance(budget, UnsetType):
             return
-        if not any(target.price.costs for target in self.doc.targets.values()):
+        weighed = any(isinstance(route.use, BestOfDoc) for route in routes)
+        paces = budget.battery or budget.heat
+        if not (budget.usd_per_day or paces):
+            yield self.error("budget", "bounds nothing: set `usd_per_day`, `battery` or `heat`")
+        elif budget.usd_per_day and not any(target.price.costs for target in self.doc.targets.values()):
             yield self.error("budget", "has no effect: no target has a `price`")
-        elif not any(isinstance(route.use, BestOfDoc) for route in self.doc.routes):
+        elif budget.usd_per_day and not weighed:
             yield self.warning("budget", "only stops: without a route with `best_of` no answer is weighed by its price")
+        if budget.battery and budget.battery.since == budget.battery.until:
+            yield self.error("budget.battery.until", "is also the time of `since`: no hours are between them")
+        if paces and not weighed and not any(route.handoff for route in routes):
+            yield self.warning("budget", "only stops: nothing takes the device's work without `best_of` or `handoff`")
 
     def contradictions(self) -> Iterator[Problem]:
         """Find rules whose comparisons exclude each other, or lie outside a signal's range."""

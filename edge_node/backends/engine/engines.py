@@ -208,6 +208,11 @@ class EnginePool:
         """Return the text of a model's tokens. Raises CausewayError."""
         return await self._engine(model).detokenize(tokens)
 
+    @property
+    def jobs(self) -> int:
+        """Number of unfinished sequences in all children."""
+        return sum(engine.jobs for engine in self._engines.values())
+
     def signals(self) -> EdgeSignals:
         engine = self._engines.get(self._first_model)
         return EdgeSignals() if engine is None else engine.signals()

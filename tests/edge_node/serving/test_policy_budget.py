@@ -11,10 +11,12 @@ import msgspec
 from causeway_server.edge_node.clock import Clock, system_clock
 from causeway_server.edge_node.storage.spend import SpendStore
 from causeway_server.router.decision.candidates import MOST_TOKENS
-from causeway_server.router.decision.pacing import Steps
+from causeway_server.router.decision.pacing import MAX_PRICE, Steps
+from causeway_server.router.types import DeviceSignals
 from tests.waiting import until
 
 from ..device import POLICY, Answer, Device, running
+from .test_shadow import metrics
 
 BUDGET_USD, DAY_S = 0.25, 86_400
 PACED = f"{POLICY}budget: {{usd_per_day: {BUDGET_USD}}}\n"
@@ -108,3 +110,18 @@ async def test_what_is_held_back_for_now_moves_no_price() -> None:
     store.reserved_usd = 100.0
     held = store.paced(100.0)
     assert (held.price, held.usd_left) == (free.price, 0.0)
+
+
+async def test_a_hot_device_pays_for_its_work_and_says_so(tmp_path: Path) -> None:
+    heated = POLICY + "budget: {heat: {limit_c: 80}}\n"
+    async with running(tmp_path, policy=heated) as device:
+        signals = device.parts.signals
+        hot = DeviceSignals(temperature_c=81.0, power_w=9.0)
+        for second in range(20):
+            signals.energy.sample(hot, 0, signals.clock.monotonic() + second)
+        assert (await ask(device)).status == 200
+        told = device.newest().snapshot.energy
+        assert told is not None
+        assert (told.price, told.limit) == (MAX_PRICE, "heat")
+        page = (await device.get("/metrics")).body.decode()
+        assert metrics(page, "causeway_edge_energy_price") == {'{limit="heat"}': MAX_PRICE}

@@ -10,7 +10,7 @@ import msgspec
 
 from causeway_server.fleet.prover.facts import PARTS, Text
 from causeway_server.fleet.prover.outcome import World
-from causeway_server.router.decision.candidates import _usd as price_of
+from causeway_server.router.decision.candidates import expected_tokens, expected_usd
 from causeway_server.router.decision.sessions import counts_prefix
 from causeway_server.router.policy.cel_library import cel
 from causeway_server.router.policy.cel_source import scan
@@ -347,7 +347,7 @@ def _estimate(head: str, rest: str, policy: Policy, pair: Facts) -> Value:
     target = next(one for one in policy.targets if one.name == name)
     session = estimates.session if estimates.session is not None and counts_prefix(policy) else Session()
     one = known.get((target.at, target.served), _UNKNOWN)
-    usd = price_of(target, one, request, estimates, session.warm.get(name, 0))
+    usd = expected_usd(target, expected_tokens(request, one), estimates, session.warm.get(name, 0))
     last = next((one for one in policy.targets if one.name == session.target), None)
     if left and last is not None:
         lost = 0 if name == session.target else session.warm.get(session.target, 0)

@@ -18,6 +18,7 @@ from causeway_server.router.types import (
     Decision,
     DeviceSignals,
     EdgeSignals,
+    EnergySignals,
     Estimates,
     ExactCache,
     Handoff,
@@ -124,6 +125,9 @@ def test_signals_with_a_value_are_shown_under_their_names() -> None:
     assert "queue 0, quality 0.25" in text
     assert "temperature_c" not in text
     assert "spend" not in text
+    assert "energy" not in text
+    paid = EnergySignals(price=7.0, limit="heat", token_wh=0.0001)
+    assert "energy   price 7, limit heat, token_wh 0.0001" in printed(snapshot=Snapshot(energy=paid))
 
 
 def test_each_of_several_clouds_has_its_signals_under_its_own_name() -> None:

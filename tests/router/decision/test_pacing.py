@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from causeway_server.router.decision.pacing import MAX_PRICE, Demand, Pacer, Steps, steps_of
+from causeway_server.router.decision.pacing import MAX_PRICE, Demand, Pacer, Steps, finite, steps_of
 
 TWO = ((0.5, 0.0), (0.9, 0.002))
 
@@ -35,7 +35,7 @@ def test_only_steps_on_the_hull_are_worth_their_money(
 ) -> None:
     found = steps_of(choices)
     assert [(round(ratio, 6), round(usd, 6)) for ratio, usd in found.steps] == list(steps)
-    assert found.usd == (choices[0][1] if choices else 0.0)
+    assert found.least == (choices[0][1] if choices else 0.0)
 
 
 def test_the_price_parts_what_the_budget_pays_for_from_the_rest() -> None:
@@ -71,3 +71,14 @@ def test_a_restart_remembers_the_usual_day() -> None:
     before.turn("2026-05-05")
     state = msgspec.json.decode(msgspec.json.encode(before.state()), type=Demand)
     assert Pacer(state).price(0.01, "2026-05-05", 0.0) == before.price(0.01, "2026-05-05", 0.0) > 0.0
+
+
+def test_a_window_may_reach_into_the_next_day() -> None:
+    """A watt-hour of heat is for the next minutes, also at the end of the day."""
+    known = Pacer()
+    assert known.expected(23.5, 24.5) == pytest.approx(2 * known.expected(23.5))
+    assert known.expected(18.0, 21.0) == pytest.approx(known.expected(18.0) / 2)
+
+
+def test_another_budget_s_exhaustion_is_not_an_offer() -> None:
+    assert [finite(price) for price in (None, 3.0, MAX_PRICE)] == [0.0, 3.0, 0.0]
