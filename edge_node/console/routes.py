@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # most devices are not in a fleet and load none of its code
 PAGE: Final = Path(__file__).parent / "page"
 _ROWS = 20  # rows of the journal: two updates
 _REPLAYED = 500  # the newest decisions, over which a draft is replayed
+_TRIAL_S: Final = 10.0  # of a draft
 
 
 class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,12 +101,16 @@ class Console:
         draft = validate(load(await parts.reader.body(http)), PolicyDraft)
         query = DecisionQuery(limit=_REPLAYED, client=caller.reads_decisions_of)
         records = await parts.decisions.find(query, caller.name)
-        from causeway_server.router.checks.replay import check_draft
+        from causeway_server.router.checks.replay import report_draft
+        from causeway_server.router.serving.child import run_apart
 
         policies = parts.policies
+        models = {target.model for target in policies.active.targets if target.at == "edge"}
+        adapters = {name: found for name in models if (found := policies.model_adapters(name)) is not None}
         text = policies.text if draft.policy is None else draft.policy
+        work = partial(run_apart, _TRIAL_S, report_draft, text, policies.text, records, adapters)
         async with self._trying:
-            _, report = await asyncio.to_thread(check_draft, text, policies.active, records, policies.model_adapters)
+            report = await asyncio.to_thread(work)
         return _json(report)
 
 

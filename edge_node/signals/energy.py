@@ -11,12 +11,10 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
 
 from causeway_server.router.decision.pacing import MAX_PRICE, EnergyState, Pacer, Steps
 from causeway_server.router.policy.compiled import Policy
@@ -26,6 +24,9 @@ from causeway_server.router.trackers import Ewma
 from causeway_server.router.types import AttemptRecord, DeviceSignals, EnergySignals
 
 from ..storage.spend import ENERGY, SpendStore
+
+if TYPE_CHECKING:
+    from .heat import HeatModel
 
 log = logging.getLogger(__name__)
 
@@ -38,61 +39,6 @@ _MEMORY: Final = 2.0  # discharges that the capacity remembers
 _TOKENS, _FEWEST_TOKENS = 20_000.0, 50.0  # that the cost of a token remembers, and needs
 _WARNED_S: Final = 300.0
 _TEXT = "At the present draw this device reaches %.0f °C, short of being throttled, in %.0f s."
-_TIME_CONSTANTS_S: Final = 15.0 * 2.0 ** np.arange(8)
-_FIT_S, _FITTED_S = 1800.0, 540.0  # half-life of the readings that the heat is fitted to; how many it needs
-_SHORTEST_S: Final = 120.0  # time in which the limit must not be reached
-
-
-class HeatModel:
-    """The device's temperature after its draw: of first order, with the time constant whose least squares fit best."""
-
-    def __init__(self) -> None:
-        self._smooth_w = np.full_like(_TIME_CONSTANTS_S, np.nan)  # the draw, smoothed with each time constant
-        self._sums = np.zeros((6, len(_TIME_CONSTANTS_S)))
-        self._now = Ewma(10.0)
-        self._best, self._resistance = 0, 0.0  # index of the time constant; °C/W, 0: not fitted
-
-    def observe(self, temperature_c: float | None, power_w: float, dt: float, now: float) -> None:
-        """Take readings into account. `dt`: seconds since the last ones; `now`: monotonic seconds."""
-        before_w = np.nan_to_num(self._smooth_w, nan=power_w)
-        x = self._smooth_w = power_w + (before_w - power_w) * np.exp(-dt / _TIME_CONSTANTS_S)
-        if temperature_c is not None:
-            self._now.add(temperature_c, now)
-            y = np.full_like(x, temperature_c)
-            new = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y])
-            self._sums = self._sums * 0.5 ** (dt / _FIT_S) + new * dt
-
-    def fit(self) -> None:
-        """Choose the time constant whose error is least; without one the last choice stays."""
-        if self._sums[0, 0] < _FITTED_S:
-            return
-        x, y, xx, xy, yy = self._sums[1:] / self._sums[0]
-        variance = xx - x * x
-        resistance = (xy - x * y) / np.maximum(variance, 1e-9)
-        errors = yy - y * y - resistance**2 * variance
-        errors[(variance < 0.05) | (resistance < 0.1) | (resistance > 50.0)] = np.inf
-        best = int(errors.argmin())
-        if math.isfinite(errors[best]):
-            self._best, self._resistance = best, float(resistance[best])
-
-    def allowed(self, limit_c: float, now: float) -> tuple[float, float] | None:
-        """Return the draw, W, that reaches a temperature after so many seconds, and these; None if it is unknown."""
-        temperature, time_constant_s = self._now.value(now), float(_TIME_CONSTANTS_S[self._best])
-        if not self._resistance or temperature is None:
-            return None
-        window_s = max(_SHORTEST_S, time_constant_s)
-        rise = (limit_c - temperature) / -math.expm1(-window_s / time_constant_s)
-        return float(self._smooth_w[self._best]) + rise / self._resistance, window_s
-
-    def reaches_in_s(self, limit_c: float, power_w: float, now: float) -> float | None:
-        """Return the seconds after which a draw reaches a temperature; None if it does not, or it is unknown."""
-        temperature = self._now.value(now)
-        if temperature is None:
-            return None
-        left, rise = limit_c - temperature, self._resistance * (power_w - float(self._smooth_w[self._best]))
-        if left <= 0.0:
-            return 0.0
-        return None if rise <= left else -float(_TIME_CONSTANTS_S[self._best]) * math.log1p(-left / rise)
 
 
 class EnergyBudget:
@@ -100,7 +46,8 @@ class EnergyBudget:
 
     def __init__(self, spend: SpendStore) -> None:
         self._spend = spend
-        self._heat, self._pacer, self._state = HeatModel(), Pacer(), EnergyState()
+        self._heat: HeatModel | None = None  # once a policy paces heat
+        self._pacer, self._state = Pacer(), EnergyState()
         self._tokens = 0.0  # since the last sample
         self._idle, self._busy, self._draw = Ewma(900.0), Ewma(900.0), Ewma(30.0)  # W
         self._idle_w: float | None = None
@@ -122,6 +69,10 @@ class EnergyBudget:
         """Follow another policy."""
         self._policy, battery = policy if policy.paces_energy else None, policy.battery
         self._since_h, self._until_h = 0.0, 24.0
+        if policy.heat is not None and self._heat is None:
+            from .heat import HeatModel  # numpy is loaded on demand
+
+            self._heat = HeatModel()
         if battery is not None:
             self._since_h = hours(battery.since)
             self._until_h = (hours(battery.until) - self._since_h) % 24.0
@@ -150,7 +101,8 @@ class EnergyBudget:
             return
         if now - self._priced >= _REPRICED_S:
             self._priced = now
-            self._heat.fit()
+            if self._heat is not None:
+                self._heat.fit()
             self.current = self._signals(self._policy, device, jobs, now)
         if now - self._saved >= _SAVED_S:
             self._saved = now
@@ -165,7 +117,8 @@ class EnergyBudget:
             yield Sample("causeway_edge_throttles_in_seconds", known.throttles_in_s)
 
     def _measure(self, device: DeviceSignals, power_w: float, jobs: int, dt: float, now: float) -> None:
-        self._heat.observe(device.temperature_c, power_w, dt, now)
+        if self._heat is not None:
+            self._heat.observe(device.temperature_c, power_w, dt, now)
         if device.power_w is not None:
             self._draw.add(power_w, now)
             (self._busy if jobs else self._idle).add(power_w, now)
@@ -193,10 +146,11 @@ class EnergyBudget:
         if wh_left is not None:
             prices["battery"] = self._pacer.price(max(0.0, wh_left), day, passed, self._until_h)
         throttles_in_s = None
-        if policy.heat is not None and (throttles_c := policy.heat.limit_c or device.throttles_c):
-            limit_c = throttles_c - policy.heat.margin_c
-            prices["heat"] = self._heat_price(limit_c, jobs, day, passed, now)
-            throttles_in_s = self._heat.reaches_in_s(limit_c, self._draw.value(now) or 0.0, now)
+        heat, settings = self._heat, policy.heat
+        if heat and settings and (throttles_c := settings.limit_c or device.throttles_c):
+            limit_c = throttles_c - settings.margin_c
+            prices["heat"] = self._heat_price(heat, limit_c, jobs, (day, passed), now)
+            throttles_in_s = heat.reaches_in_s(limit_c, self._draw.value(now) or 0.0, now)
             if throttles_in_s is not None and throttles_in_s < _WARNED_S:
                 if now - self._warned > 2 * _WARNED_S:
                     log.warning(_TEXT, limit_c, throttles_in_s)
@@ -223,14 +177,14 @@ class EnergyBudget:
         holds_wh = (_OLDEST * weight * (device.battery_wh or 0.0) + state.drawn_wh) / (state.fallen + weight + _LAG)
         return (charge - battery.reserve - _LAG) * holds_wh - _UNFORESEEN * self._idle_w * hours_left
 
-    def _heat_price(self, limit_c: float, jobs: int, day: str, passed: float, now: float) -> float:
+    def _heat_price(self, heat: HeatModel, limit_c: float, jobs: int, at: tuple[str, float], now: float) -> float:
         """Return the price of heat: the highest if another answer on the device would reach the limit."""
         busy_w = self._busy.value(now) or self._draw.value(now) or 0.0
-        in_s = self._heat.reaches_in_s(limit_c, busy_w, now)
+        in_s = heat.reaches_in_s(limit_c, busy_w, now)
         if in_s is not None and in_s <= (self._edge_s.value(now) or 0.0) * (jobs + 1):
             return MAX_PRICE
-        allowed = self._heat.allowed(limit_c, now)
+        allowed = heat.allowed(limit_c, now)
         if allowed is None or self._idle_w is None:
             return 0.0
         power_w, window_h = allowed[0], allowed[1] / 3600.0
-        return self._pacer.price(max(0.0, power_w - self._idle_w) * window_h, day, passed, passed + window_h)
+        return self._pacer.price(max(0.0, power_w - self._idle_w) * window_h, *at, at[1] + window_h)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 
 from causeway_server.router.bundle.manifest import position
 from causeway_server.router.bundle.protocol import ErasureOrder
 from causeway_server.router.checks.replay import check_draft
 from causeway_server.router.errors import InvalidRequest, NotFound
 from causeway_server.router.numbers import whole_number
-from causeway_server.router.policy.compiled import ModelAdapters, Policy, parse_policy
 from causeway_server.router.serving.aiohttp_connection import json_response
+from causeway_server.router.serving.child import run_apart
+from causeway_server.router.types import DecisionRecord
 
 from ..controller.forecast import happened, read_evidence
 from ..controller.loop import Controller
@@ -43,7 +44,7 @@ from ..store.devices import (
 from ..store.enrolment import new_join_token
 from ..store.generations import advance, revoke
 from ..store.history import CohortFigures, DeviceEvent, Happened
-from ..store.records import StoredRecord, cohort_figures, read_records
+from ..store.records import cohort_figures, read_records
 from ..store.rollouts import ENDED, LookRecord, RolloutRecord, list_rollouts, read_looks, read_rollout, working_rollouts
 from .answers import (
     AuditPage,
@@ -91,6 +92,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
     publisher: Publisher
     controller: Controller
     sign_in: SignIn
+    trying: CapacityLimiter = msgspec.field(default_factory=lambda: CapacityLimiter(1))  # drafts at a time
 
     async def devices(self, http: web.Request) -> web.StreamResponse:
         await self.sign_in.require(http, "viewer")
@@ -263,11 +265,13 @@ class OperatorApi(msgspec.Struct, frozen=True):
         await self.sign_in.require(http, "operator")
         draft = decode_body(await read_body(http), PolicyDraft)
         manifest = await to_thread.run_sync(self.publisher.manifest, draft.bundle)
-        old = parse_policy(await to_thread.run_sync(policy_text, self.publisher, draft.bundle))
+        old = await to_thread.run_sync(policy_text, self.publisher, draft.bundle)
         assert manifest is not None
         async with self.plane.store.read() as connection:
             records = await read_records(connection, manifest.cohort)
-        return json_response(await to_thread.run_sync(try_draft, draft.policy, old, records, manifest.adapters.get))
+        recorded = [one.record for one in records]
+        work = partial(run_apart, 3 * DRAFT_S, try_draft, draft.policy, old, recorded, manifest.adapters)
+        return json_response(await to_thread.run_sync(work, limiter=self.trying))
 
 
 def operator_routes(api: OperatorApi) -> list[ApiRoute]:
@@ -317,9 +321,11 @@ def policy_text(publisher: Publisher, bundle: str) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def try_draft(text: str, old: Policy, records: Sequence[StoredRecord], adapters: ModelAdapters) -> ProvedDraft:
-    """Check a draft, replay records under it, and prove it, in at most `DRAFT_S`: other proofs wait meanwhile."""
-    policy, report = check_draft(text, old, [one.record for one in records], adapters)
+def try_draft(
+    text: str, old_text: str, records: Sequence[DecisionRecord], adapters: Mapping[str, Sequence[str]]
+) -> ProvedDraft:
+    """Check a draft, replay records under it, and prove it, for at most `DRAFT_S`."""
+    policy, old, report = check_draft(text, old_text, records, adapters)
     proofs = () if policy is None else prove(policy, old, all_s=DRAFT_S)
     return ProvedDraft(**msgspec.structs.asdict(report), proofs=proofs)
 

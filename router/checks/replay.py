@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,7 +23,7 @@ import msgspec
 from ..decision.features import request_of
 from ..documents.strict_yaml import Problem, SourceLocation
 from ..errors import PolicyError
-from ..policy.compiled import ModelAdapters, Policy, check_policy, with_adapters
+from ..policy.compiled import Policy, check_policy, with_adapters
 from ..prices import PICO_USD
 from ..types import DecisionRecord, Request, Usage
 from .possible import CACHE, CONFIDENCE, Expected, Place, PolicyReplay, expected, recorded
@@ -44,7 +44,9 @@ def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Po
 
 
 class DraftReport(msgspec.Struct, frozen=True):
-    """A draft that would replace `old`, as name@revision; with errors it has neither `policy` nor `replay`."""
+    """A draft that would replace `old`, as name@revision, or "" if that cannot be read; with errors it has neither
+    `policy` nor `replay`.
+    """
 
     text: str
     old: str
@@ -54,17 +56,35 @@ class DraftReport(msgspec.Struct, frozen=True):
 
 
 def check_draft(
-    text: str, old: Policy, records: Iterable[DecisionRecord], adapters: ModelAdapters
-) -> tuple[Policy | None, DraftReport]:
-    """Return a draft as a policy (None if it has errors), and what it changes. `adapters`: of the device's models."""
+    text: str, old_text: str, records: Iterable[DecisionRecord], adapters: Mapping[str, Sequence[str]]
+) -> tuple[Policy | None, Policy | None, DraftReport]:
+    """Return a draft as a policy, the one that it would replace (None: it has errors), and what it changes.
+
+    `adapters`: the names of the adapters of the device's models.
+    """
+    old, _ = _adapted(old_text, adapters)
+    policy, problems = _adapted(text, adapters)
+    if old is None:
+        message = "The policy that it would replace cannot be read, as of an earlier version: it is compared with none."
+        problems = (*problems, Problem(SourceLocation("draft"), message, "warning"))
+    if policy is None:
+        return None, old, DraftReport(text, _label(old), problems)
+    return policy, old, DraftReport(text, _label(old), problems, _label(policy), replay(records, policy, old))
+
+
+def report_draft(
+    text: str, old_text: str, records: Iterable[DecisionRecord], adapters: Mapping[str, Sequence[str]]
+) -> DraftReport:
+    """Return the report alone, which travels between processes."""
+    return check_draft(text, old_text, records, adapters)[2]
+
+
+def _adapted(text: str, adapters: Mapping[str, Sequence[str]]) -> tuple[Policy | None, tuple[Problem, ...]]:
     policy, problems = check_policy(text, "draft")
     try:
-        policy = policy and with_adapters(policy, adapters)
+        return policy and with_adapters(policy, adapters.get), tuple(problems)
     except PolicyError as error:
-        policy, problems = None, (*problems, Problem(SourceLocation("draft"), error.message))
-    if policy is None:
-        return None, DraftReport(text, _label(old), problems)
-    return policy, DraftReport(text, _label(old), problems, _label(policy), replay(records, policy, old))
+        return None, (*problems, Problem(SourceLocation("draft"), error.message))
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -260,5 +280,5 @@ def _key(place: Place) -> tuple[str, str]:
     return (place.at, place.model) if place.at else (place.target, "")
 
 
-def _label(policy: Policy) -> str:
-    return f"{policy.name}@{policy.revision}"
+def _label(policy: Policy | None) -> str:
+    return "" if policy is None else f"{policy.name}@{policy.revision}"

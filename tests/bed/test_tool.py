@@ -105,6 +105,7 @@ def until(find: Callable[[], Found | None]) -> Found:
 PROGRAMS_OF_TOOLS = {
     "bed/ledger.py",
     "bed/replica.py",
+    "bench/decoding/xllamacpp_server.py",
     "bench/fleet/load.py",
     "bench/fleet/server.py",
     "bench/http_upstream.py",

@@ -165,6 +165,7 @@ PATHS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 STAYS = {  # on this device
     "/v1/messages/count_tokens", "/v1/tokenize", "/v1/detokenize", "/v1/route", "/v1/feedback", "/console/what-if",
+    "/console/policy",
     "/v1/audio/transcriptions", "/v1/audio/speech", "/v1/webhooks/secret",
     "/v1/jobs/{id}/retry", "/v1/jobs/{id}/purge", "/v1/responses/{id}/cancel",
     # Its texts leave with a response that names them.

@@ -465,8 +465,8 @@ def test_what_policies_and_calls_have_is_known_here() -> None:
     policy = (
         "name revision targets constraints part_constraints region_constraints routes cache limits shadow "
         "default_temperature own_temperature session adapted guard guard_settings places overflow "
-        "budget_usd base claims constraint_needs route_needs cache_needs offered compared target_names priced "
-        "reads_only_features decisions named"
+        "budget_usd battery heat base claims paces_energy paced constraint_needs route_needs cache_needs offered "
+        "compared target_names priced reads_only_features decisions named"
     ).split()
     call = (
         "id request target deadline first_token_by confidence_tokens traceparent policy cacheable durable "

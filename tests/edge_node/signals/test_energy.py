@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from causeway_server.edge_node.clock import Clock
-from causeway_server.edge_node.signals.energy import EnergyBudget, HeatModel
+from causeway_server.edge_node.signals.energy import EnergyBudget
+from causeway_server.edge_node.signals.heat import HeatModel
 from causeway_server.edge_node.storage.spend import ENERGY, SpendStore
 from causeway_server.router.decision.pacing import MAX_PRICE, EnergyState, Steps
 from causeway_server.router.policy.compiled import Policy, parse_policy

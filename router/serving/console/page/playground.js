@@ -50,6 +50,7 @@ export class Playground {
 
   /** Let the server check the draft, and show its report. */
   async check() {
+    if (this.#button.disabled) return; // one at a time
     const [turn, text] = [++this.#turn, this.#editor.value];
     this.#button.disabled = true;
     try {
