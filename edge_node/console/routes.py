@@ -102,7 +102,7 @@ class Console:
         query = DecisionQuery(limit=_REPLAYED, client=caller.reads_decisions_of)
         records = await parts.decisions.find(query, caller.name)
         from causeway_server.router.checks.replay import report_draft
-        from causeway_server.router.serving.child import run_apart
+        from causeway_server.router.serving.console.apart import run_apart
 
         policies = parts.policies
         models = {target.model for target in policies.active.targets if target.at == "edge"}

@@ -18,7 +18,7 @@ from causeway_server.router.checks.replay import check_draft
 from causeway_server.router.errors import InvalidRequest, NotFound
 from causeway_server.router.numbers import whole_number
 from causeway_server.router.serving.aiohttp_connection import json_response
-from causeway_server.router.serving.child import run_apart
+from causeway_server.router.serving.console.apart import run_apart
 from causeway_server.router.types import DecisionRecord
 
 from ..controller.forecast import happened, read_evidence

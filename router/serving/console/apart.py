@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..errors import InvalidRequest
+from ...errors import InvalidRequest
 
 _T = TypeVar("_T")
 _MEMORY: Final = 2 << 30  # address space, bytes: a solver's and its libraries' included

@@ -8,7 +8,7 @@ import pytest
 
 from causeway_server.router.checks.replay import DraftReport, report_draft
 from causeway_server.router.errors import InvalidRequest
-from causeway_server.router.serving.child import run_apart
+from causeway_server.router.serving.console.apart import run_apart
 
 POLICY = """
 version: 1
