@@ -26,6 +26,7 @@ SCENARIOS = {
     "fanout": Tool("bed.fanout", "one of two tenants sends few requests with many sequences"),
     "fleet-polls": Tool("bed.fleet_polls", "one control plane, 15,000 parked polls"),
     "floods": Tool("bed.floods", "one tenant floods a gateway in every way that needs no GPU"),
+    "graded": Tool("bench.graded", "a budget and a promise on questions that two real models answered"),
     "gateway-cpu": Tool("bench.gateway_cpu", "CPU of the gateway a request and a token, beside another version of it"),
     "hostile-files": Tool("bed.hostile_files", "hostile audio, images and files through both daemons"),
     "http-upstream": Tool("bench.http_upstream", "what the gateway adds before a server with OpenAI's HTTP API"),

@@ -258,7 +258,7 @@ def test_the_pipeline_ends_in_a_4_bit_model_that_llama_cpp_runs(data: Path, tmp_
     )
     assert load_network(teacher / CHECKPOINT).shape.width == 64
     folders = ("--data", data, "--teacher", teacher, "--student", teacher, "--run", student, "--threads", 1)
-    call("distill", *folders, "--steps", 6)
+    call("distill-assistant", *folders, "--steps", 6)
     log = [msgspec.json.decode(line) for line in (student / "log.jsonl").read_bytes().splitlines()]
     assert log[-1]["step"] == 6
     f32, q4 = tmp_path / "f32.gguf", tmp_path / "q4.gguf"
