@@ -17,7 +17,9 @@ _NUMBER = re.compile(
 
 
 def spell_numbers(text: str) -> str:
-    """Return a text in lower case with its numbers of up to four digits, times and ordinals in words."""
+    """Return a text in lower case with its numbers of up to four digits, times and ordinals in words. A number that
+    begins with a zero is a code: each digit is a word.
+    """
     return _NUMBER.sub(_spell, text)
 
 
@@ -25,7 +27,8 @@ def _spell(match: re.Match[str]) -> str:
     whole, part = int(match["whole"]), match["part"]
     space = " " if match["half"] and not match.string[match.end()].isspace() else ""
     if part is None:
-        words = _words(whole)
+        is_code = match["whole"][0] == "0" and not (match["ordinal"] or match["half"])
+        words = " ".join(_ONES[int(digit)] for digit in match["whole"]) if is_code else _words(whole)
         return _ordinal(words) if match["ordinal"] else words + space
     if ":" in match[0] or match["half"]:
         minutes = {0: "", **{at: f" oh {_ONES[at]}" for at in range(1, 10)}}.get(int(part), f" {_words(int(part))}")

@@ -40,6 +40,10 @@ def test_a_transcript_becomes_what_was_said(written: str, spoken: str) -> None:
             "in 1999, in 1905, 90%, 3.5 degrees",
             "in nineteen ninety nine in nineteen oh five ninety percent three point five degrees",
         ),
+        (
+            "code 0420, PIN 0007, 0, at 06:30, at 07 am and the 05th",
+            "code zero four two zero pin zero zero zero seven zero at six thirty at seven am and the fifth",
+        ),
         ("mp3, 5551234, 1,000 and 192.168.1.1", "mp3 5551234 1,000 and 192.168.1.1"),
     ],
 )
