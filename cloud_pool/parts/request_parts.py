@@ -21,8 +21,8 @@ from causeway_server.models.parts.process.messages import AudioTerms, Refusal, R
 from causeway_server.models.parts.process.parent import Tell, WorkerFailed, WorkerTimeout
 from causeway_server.router import errors
 from causeway_server.router.openai.audio import Transcript, TranscriptionRequest
-from causeway_server.router.parts.reading import find_parts, fuse
-from causeway_server.router.types import AudioPart, Message, Modality, Request, RoutingHints, Transcripts
+from causeway_server.router.parts.reading import Form, find_parts, fuse
+from causeway_server.router.types import AudioPart, Message, Modality, Request, RoutingHints
 
 from ..core.request_context import DEGRADED, AnswerHead, RequestContext
 from ..degradation.fallback import TierFallback
@@ -123,11 +123,9 @@ class ReadParts(msgspec.Struct, frozen=True):
     found: RequestFacts
     written: Request  # request with its parts as text
 
-    def for_model(self, transcripts: Transcripts) -> Request:
-        """Return the request with its parts as text, in the form in which a model reads transcripts."""
-        if transcripts == "written":
-            return self.written
-        return fuse(self.request, self.found.facts, self.found.kinds, transcripts)
+    def as_text(self, form: Form) -> Request:
+        """Return the request with its parts as text, transcripts in this form."""
+        return self.written if form == "written" else fuse(self.request, self.found.facts, self.found.kinds, form)
 
     def mark(self, head: AnswerHead) -> AnswerHead:
         """Write the status of each part into an answer's head; if a part is missing, the answer is degraded."""

@@ -1,6 +1,6 @@
 """The gateway's guard: rules about personal data and keys in the texts of requests, on their way to a tier.
 
-A request is checked in the form that its tier gets, with audio, images and files as text, so that every way in is
+Audio, images and files are checked as text, a spoken message in the forms of `EXAMINED`, so that every way in is
 covered: HTTP, live sessions, gRPC, jobs, batches and streams. What the cache, in front of it, answers reaches no tier.
 """
 
@@ -90,7 +90,7 @@ class GuardedRequest:
 
     async def check(self, request: Request) -> Request:
         """Return the request as a tier may get it. Raises GuardRefused, or GuardFailed if it cannot be masked."""
-        if self._seen is not None and self._seen[0] is request:
+        if self._seen is not None and self._seen[0] == request:
             return self._seen[1]
         applied = await self._binding(request)
         self._applied = tuple(dict.fromkeys((*self._applied, *applied)))  # a trimmed request is checked again

@@ -28,7 +28,7 @@ import msgspec
 
 from causeway_server.models.constraints.grammars import EnforceableRequest, check_schemas
 from causeway_server.router import errors
-from causeway_server.router.parts.reading import first_part, images_of
+from causeway_server.router.parts.reading import EXAMINED, first_part, images_of
 from causeway_server.router.reasoning import ReasoningParser, Thinking, thinks
 from causeway_server.router.tool_calls.parser import ToolCallParser
 from causeway_server.router.tool_calls.schema import NO_FRAME, answer_schema, call_frame
@@ -408,10 +408,13 @@ async def _sent(
     context: RequestContext, parts: ReadParts | None, tier: Tier, enforceable: EnforceableRequest
 ) -> tuple[Request, EnforceableRequest]:
     """Return what the tier gets of a request, and the schemas that it holds. Raises GuardRefused or GuardFailed."""
-    request = context.request if parts is None else parts.for_model(tier.chat_format.transcripts)
+    request = context.request if parts is None else parts.as_text(tier.chat_format.transcripts)
     if context.guard is None:
         return request, enforceable
-    sent = await context.guard.check(request)
+    sent = request
+    for text in (request,) if parts is None else map(parts.as_text, EXAMINED):
+        if (allowed := await context.guard.check(text)) != text:
+            sent = allowed  # masked, with the values of this form; the last one is as written
     if sent.tools == request.tools and sent.response_format == request.response_format:
         return sent, enforceable
     return sent, await _enforceable(sent, tier)

@@ -44,7 +44,7 @@ from causeway_server.router.errors import (
 )
 from causeway_server.router.guard.mask import Restorer, restored_whole, restorer_of
 from causeway_server.router.openai.tokens import TokenizeRequest, TokenList
-from causeway_server.router.parts.reading import first_part, has_parts
+from causeway_server.router.parts.reading import Form, first_part, has_parts
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import LISTED_UNRECORDED, modalities
 from causeway_server.router.prices import FREE, PICO_USD
@@ -382,7 +382,9 @@ class Tokenizer(Protocol):
 class PartPreparation(Protocol):
     """Turns parts of a request into the form that the target of an attempt takes; see `PartEncoders.prepare`."""
 
-    async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]: ...
+    async def prepare(
+        self, generation: Generation, plan: AttemptPlan, form: Form | None = None
+    ) -> tuple[Request, tuple[SoftTokens, ...]]: ...
 
 
 @dataclass(eq=False, repr=False)
@@ -458,8 +460,9 @@ class AttemptRunner:
             raise _no_backend(target)
         request = generation.request if generation.trimmed is None else generation.trimmed.request
         soft: tuple[SoftTokens, ...] = ()
+        mask = () if target.at == "edge" else generation.decision.mask
         if (attempt.plan.facts or attempt.plan.soft) and self.encoders is not None:
-            request, soft = await self.encoders.prepare(generation, attempt.plan)
+            request, soft = await self.encoders.prepare(generation, attempt.plan, "written" if mask else None)
         if generation.decision.parts_on_device and target.at != "edge" and modalities(request) != ["text"]:
             raise NoRoute(f"Parts of this request may not leave the device, and {target.name} is in the cloud.")
         begun, generation.begun = generation.begun, None
@@ -471,8 +474,13 @@ class AttemptRunner:
         relay = (generation.relay or ChunkRelay(attempt, reply)) if generation.request.stream else None
         generation.relay = None
         restorer: Restorer | None = None
-        if generation.decision.mask and target.at != "edge":
-            masked = await self.guard.masked(request, generation.decision.mask, generation.policy.guard_settings)
+        if mask:
+            settings = generation.policy.guard_settings
+            masked = await self.guard.masked(request, mask, settings)
+            if not masked.values and attempt.plan.facts and self.encoders is not None:
+                other, _ = await self.encoders.prepare(generation, attempt.plan, "digits")
+                in_digits = await self.guard.masked(other, mask, settings)
+                masked = in_digits if in_digits.values else masked
             request, restorer = masked.request, restorer_of(masked) if masked.values else None
         call = BackendRequest(
             id=generation.id,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from causeway_server.router.errors import EncoderFailed
+from causeway_server.router.parts.reading import EXAMINED, Form
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import GUARD_SIGNALS
 from causeway_server.router.serving.guard.runner import GuardRunner
@@ -69,11 +70,11 @@ class OnDemandSignals:
         if self.encoders is not None and self.encoders.concerns(generation.request):
             await self.encoders.estimate(generation, signals)
         wants_facts = not GUARD_SIGNALS.isdisjoint(signals) and generation.estimates.pii_count is None
-        if QUALITY not in signals and _TOKENS not in signals and not wants_facts:
+        if wants_facts:
+            await self._examine(generation)
+        if QUALITY not in signals and _TOKENS not in signals:
             return
         request = await self._as_text(generation)
-        if wants_facts:
-            await self._examine(generation, request)
         if QUALITY in signals and generation.estimates.quality is None:
             self._estimate(generation, request)
         if _TOKENS in signals and generation.estimates.prompt_tokens is None:
@@ -101,11 +102,15 @@ class OnDemandSignals:
         except Exception as failure:
             log.warning("%s could not be estimated: %s", QUALITY, redacted(failure))
 
-    async def _examine(self, generation: Generation, request: Request) -> None:
+    async def _examine(self, generation: Generation) -> None:
         """Set the signals of the guard. A part that an encoder could not read in time may contain anything."""
+        first, *others = [await self._as_text(generation, form) for form in EXAMINED]
         read = () if generation.facts is None else generation.facts.facts.values()
         settings = generation.policy.guard_settings
-        found = await self.guard.facts(request, settings, unread=any(fact is None for fact in read))
+        found = await self.guard.facts(first, settings, unread=any(fact is None for fact in read))
+        for other in others:
+            if other != first:
+                found = found.joined(await self.guard.facts(other, settings))
         generation.estimates = msgspec.structs.replace(
             generation.estimates, pii_classes=found.classes, pii_count=found.pii, key_count=found.secrets
         )
@@ -122,12 +127,14 @@ class OnDemandSignals:
         except Exception as failure:
             log.warning("%s could not be counted: %s", _TOKENS, redacted(failure))
 
-    async def _as_text(self, generation: Generation) -> Request:
-        """Return the request as a text-only model reads it: with its words, without its audio or images."""
+    async def _as_text(self, generation: Generation, form: Form | None = None) -> Request:
+        """Return the request with its words, without its audio or images. `form`: that of transcripts; None: the one
+        that the first edge target's model reads.
+        """
         if self.encoders is None or not self.encoders.concerns(generation.request):
             return generation.request
         try:
             model = next((target.model for target in generation.policy.targets if target.at == "edge"), "")
-            return await self.encoders.fuse(generation, self.encoders.kinds, model)
+            return await self.encoders.fuse(generation, self.encoders.kinds, form or self.encoders.transcripts(model))
         except EncoderFailed:
             return generation.request  # a target that takes the parts themselves may still answer

@@ -32,7 +32,7 @@ from causeway_server.models.parts.process.messages import (
 )
 from causeway_server.models.parts.process.parent import WorkerFailed, WorkerProcess
 from causeway_server.router.bundle.settings import PartsConfig
-from causeway_server.router.parts.reading import find_parts, fuse, has_parts
+from causeway_server.router.parts.reading import Form, find_parts, fuse, has_parts
 from causeway_server.router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, IMAGES_TEXT, LANGUAGE
 from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.types import AttemptPlan, Modality, Request, Transcripts
@@ -86,7 +86,7 @@ class PartEncoders:
         self.detector = None if detector is None else SpeechDetection(detector)
         self._config = config
         self._clock = clock
-        self._transcripts = transcripts
+        self.transcripts = transcripts
 
     def forget(self) -> None:
         """Forget what was read of all parts."""
@@ -97,21 +97,23 @@ class PartEncoders:
         """Return whether the request has a part that an encoder of this device reads."""
         return self.graph.concerns(request)
 
-    async def fuse(self, generation: Generation, kinds: Sequence[Modality], model: str) -> Request:
-        """Return the generation's request with its parts of these kinds as text for `model`; its branches run once.
-        Raises InvalidRequest if a part is invalid, or a clip alone has no speech; EncoderFailed if the last message
-        would be empty.
+    async def fuse(self, generation: Generation, kinds: Sequence[Modality], form: Form) -> Request:
+        """Return the generation's request with its parts of these kinds as text, transcripts in this form; its branches
+        run once. Raises InvalidRequest if a part is invalid, or a clip alone has no speech; EncoderFailed if the last
+        message would be empty.
         """
         facts = await self._ask(generation, kinds)
-        return fuse(generation.request, facts.facts, kinds, self._transcripts(model))
+        return fuse(generation.request, facts.facts, kinds, form)
 
-    async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]:
+    async def prepare(
+        self, generation: Generation, plan: AttemptPlan, form: Form | None = None
+    ) -> tuple[Request, tuple[SoftTokens, ...]]:
         """Return the request as the plan's target reads it: parts as text, or as soft tokens, which come with it.
 
         Branches that ran for an earlier attempt are not run again. Those outside `plan.wait_for` are cancelled, and
         skipped. Under `hybrid` a part whose soft tokens cannot be computed is read as text after all. If a fleet's
         bundle replaced the model while its parts were read, they are read again, because its weights have changed.
-        Raises as `fuse`.
+        `form`: that of transcripts; None: the one that the model reads. Raises as `fuse`.
         """
         request, model = generation.request, plan.target.model
         known = generation.facts or RequestFacts()
@@ -126,7 +128,7 @@ class PartEncoders:
             if projected:
                 generation.soft = soft_tokens_of(model, made_by, read)
                 if made_by != self.projectors.digest(model):
-                    return await self.prepare(generation, plan)
+                    return await self.prepare(generation, plan, form)
         soft = generation.soft if plan.soft else None
         markers = {} if soft is None else soft.markers
         as_text = plan.facts
@@ -136,7 +138,7 @@ class PartEncoders:
             as_text = (*plan.facts, *instead)
             markers = {place: marker for place, marker in markers.items() if marker or not instead}
         facts = {} if generation.facts is None else generation.facts.facts
-        fused = fuse(request, facts, as_text, self._transcripts(model), markers)
+        fused = fuse(request, facts, as_text, form or self.transcripts(model), markers)
         return fused, () if soft is None else soft.distinct
 
     async def estimate(self, generation: Generation, signals: frozenset[str]) -> None:

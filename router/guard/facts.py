@@ -25,6 +25,11 @@ class GuardFacts(msgspec.Struct, frozen=True):
     pii: int = 0
     secrets: int = 0
 
+    def joined(self, other: GuardFacts) -> GuardFacts:
+        """Return the facts of a request in two forms: the classes of both, and the larger numbers."""
+        classes = tuple(sorted({*self.classes, *other.classes}))
+        return GuardFacts(classes, max(self.pii, other.pii), max(self.secrets, other.secrets))
+
 
 class GuardSettings(msgspec.Struct, frozen=True):
     """Settings of the detectors. `on_failure`: the count of a request that they cannot read; `timeout_s`: their time

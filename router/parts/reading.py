@@ -12,6 +12,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, Literal
 
 import msgspec
 
@@ -177,6 +178,13 @@ Facts = Mapping[tuple[int, int], Fact | None]
 Markers = Mapping[tuple[int, int], str]
 """The markers of soft tokens in the text, by message and index of the part; "" if the tokens are not ready in time."""
 
+Form = Transcripts | Literal["digits"]
+"""The form of transcripts in a request; `digits`: as `spoken`, with its numbers in digits."""
+EXAMINED: Final[tuple[Form, ...]] = ("digits", "written")
+"""The forms that the guard's detectors read: `written` has addresses, and groups of digits are adjacent in `digits`.
+They find no number in the words of `spoken`.
+"""
+
 _NO_MARKERS: Markers = {}
 _WORDS: Mapping[Modality, tuple[str, str]] = {
     "image": ("An image", "text in it"),
@@ -189,7 +197,7 @@ def fuse(
     request: Request,
     facts: Facts,
     kinds: Sequence[Modality],
-    transcripts: Transcripts = "written",
+    transcripts: Form = "written",
     markers: Markers = _NO_MARKERS,
 ) -> Request:
     """Return the request with its parts of these kinds as text. `transcripts`: the form of a message that is only
@@ -206,7 +214,8 @@ def fuse(
         if type(parts) is not tuple:
             continue
         if len(parts) == 1 and "audio" in kinds and isinstance(parts[0], AudioPart) and fact and fact.text:
-            words = spoken_form(fact.text, fact.language) if transcripts == "spoken" else fact.text
+            language = fact.language if transcripts == "spoken" else ""
+            words = fact.text if transcripts == "written" else spoken_form(fact.text, language)
             messages[at] = msgspec.structs.replace(message, content=words)
         else:
             fused = tuple(_fused(part, (at, index), facts, kinds, markers) for index, part in enumerate(parts))

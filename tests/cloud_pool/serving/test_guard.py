@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,11 +15,20 @@ import pytest
 from grpc import aio
 
 from causeway_server.cloud_pool.config import Flags, load_config
+from causeway_server.cloud_pool.core.request_context import AnswerHead
+from causeway_server.cloud_pool.degradation.tier_attempt import TierRuntime
 from causeway_server.cloud_pool.grpc_api.messages import compiled
 from causeway_server.cloud_pool.http.config import GrpcConfig
-from causeway_server.cloud_pool.serving.guard import GuardConfig
-from causeway_server.router.errors import ConfigError
+from causeway_server.cloud_pool.parts.request_parts import RequestParts
+from causeway_server.cloud_pool.serving.guard import GUARD_HEADER, GatewayGuard, GuardConfig
+from causeway_server.cloud_pool.tiers.config import PartsConfig, TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.models.parts.graph.branch import PartMemory, ReadPart
+from causeway_server.models.parts.process.messages import Found
+from causeway_server.router.errors import ConfigError, GuardRefused
 from causeway_server.router.policy.file import GuardRuleDoc
+from causeway_server.router.types import AudioPart, Fact, Message, Request, Transcripts
+from tests.cloud_pool.degradation.scripted import Bed, ScriptedTriton
 from tests.cloud_pool.grpc_api.served import Client, chat
 from tests.cloud_pool.grpc_api.served import text_of as grpc_text
 from tests.cloud_pool.upstreams.http_gateway import Gateway, http_tier, serving
@@ -146,6 +157,7 @@ STAYS = {
     "/v1/jobs/{id}/retry", "/v1/responses/{id}/cancel", "/v1/batches/{id}/cancel",
     "/v1/conversations", "/v1/conversations/{id}", "/v1/conversations/{id}/items",
 }  # fmt: skip
+FORMAT = ChatFormat("{% for m in messages %}{{ m.content }}{% endfor %}|", context_tokens=1000)
 ACTIONS = ("refuse", "audit", "mask")
 
 
@@ -243,3 +255,41 @@ def test_a_rule_that_a_gateway_cannot_follow_is_refused_by_its_line(tmp_path: Pa
         load_config(path, Flags())
     assert problem in str(raised.value)
     assert "gateway.yaml:3" in str(raised.value)
+
+
+@pytest.mark.parametrize("transcripts", ["written", "spoken"])
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("said", ["Pay with my card 4111 1111 1111 1111.", "Pay with 4111, 1111, 1111, 1111."])
+async def test_a_spoken_card_number_has_every_action(said: str, action: str, transcripts: Transcripts) -> None:
+    """Where a model reads transcripts in their spoken form, the number is words."""
+    large, clip = ScriptedTriton("thanks"), b"RIFF"
+    bed, speech = Bed({"large": large, "speech": ScriptedTriton()}), TierConfig("speech", can=("audio",))
+    runtimes = dict(bed.service.runtimes)
+    for name, tier in (
+        ("large", Tier(bed.tiers["large"].config, msgspec.structs.replace(FORMAT, transcripts=transcripts))),
+        ("speech", Tier(speech, FORMAT)),
+    ):
+        runtimes[name] = TierRuntime(tier, bed.admissions[name], bed.tritons[name])
+    parts = RequestParts(runtimes, bed.fallback, PartsConfig(), lambda _: False)
+    service = msgspec.structs.replace(bed.service, runtimes=runtimes, parts=parts)
+    memory = PartMemory(1)
+    memory.keep("audio", hashlib.sha256(clip).hexdigest(), ReadPart(Found(Fact(said, 0.9, "en"))))
+    part = AudioPart(base64.b64encode(clip).decode(), "wav")
+    context = bed.call(Request(kind="chat", model="large", messages=(Message("user", (part,)),)))
+    context = msgspec.structs.replace(context, tier=runtimes["large"].tier, memory=memory)
+    config = rules(action, "pii.count > 0")
+    answer = GatewayGuard(config, config.compiled()).around(service.answer)
+    if action == "refuse":
+        with pytest.raises(GuardRefused):
+            [piece async for piece in answer(context)]
+        assert large.requests == []
+        return
+    head, *_ = [piece async for piece in answer(context)]
+    assert isinstance(head, AnswerHead)
+    assert head.header(GUARD_HEADER) == f"personal={action}"
+    sent = str(large.requests[0].prompt)
+    if action == "mask":
+        assert "<CARD_1>" in sent
+        assert "1111" not in sent
+    else:
+        assert sent.startswith(said if transcripts == "written" else "pay with")

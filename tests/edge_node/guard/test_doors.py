@@ -296,3 +296,32 @@ async def test_a_cloud_that_dies_leaves_the_masked_request_to_the_device(tmp_pat
         assert answer.headers["x-causeway-target"] == "small"
         assert device.engine.calls[-1].request.messages[-1].content == SECRET
         device.assert_nothing_leaks()
+
+
+CARD = "4111 1111 1111 1111"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", RULES)
+@pytest.mark.parametrize("said", [f"Pay with my card {CARD}.", "Pay with 4111, 1111, 1111, 1111."])
+async def test_a_spoken_card_number_has_every_action(tmp_path: Path, said: str, action: str) -> None:
+    """Both models read transcripts in their spoken form, in which the number is words."""
+    text = policy(action).replace("m-small", "assistant").replace("m-large", "assistant-large")
+    cloud = EchoCloud()
+    async with running(
+        tmp_path,
+        policy=text.replace("pii.count > 1", "pii.count > 0"),
+        cloud=cloud,
+        encoders={"audio": encoder(said)},
+        parts=PATIENT,
+    ) as device:
+        answer = await chat(audio())(device)
+        assert device.newest().estimates.pii_count == 1
+        if action == "audit":  # as that model reads it
+            assert "forty one eleven" in cloud.asked
+        elif action == "mask":
+            assert "<CARD_1>" in cloud.asked
+            assert "1111" not in cloud.asked
+        else:
+            assert cloud.bodies == []
+            assert (answer.code == "guard_refused") == (action == "refuse")
