@@ -155,7 +155,7 @@ def call_row(threads: int, batch: int, limit: float | None = None) -> Row:
     calls.close()
     ratio = statistics.median(held / free for free, held in rounds)
     note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s, prompts included"
-    return Row(f"(e) calls of the user's words / unconstrained answers at {batch}", ratio, "x", limit, "higher", note)
+    return Row(f"(e) constrained calls / unconstrained answers, at {batch}", ratio, "x", limit, "higher", note)
 
 
 class _Calls:
