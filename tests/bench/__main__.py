@@ -136,7 +136,8 @@ def run_benchmarks(arguments: Sequence[str]) -> int:
         lines += [
             "",
             "Each figure is a ratio or difference within one run, of medians over interleaved rounds; the absolute",
-            "figures behind it are in the last column. A yardstick is the time of a fixed piece of pure Python in the same run.",
+            "figures behind it are in the last column. A yardstick is the time of a fixed piece of pure Python in the",
+            "same run.",
             "",
             *markdown_rows(rows),
         ]
