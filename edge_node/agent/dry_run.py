@@ -243,9 +243,7 @@ def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> M
     if old is None:
         return fresh
     known = {name: one.answers for name, one in old.adapters.items()}
-    adapters = {
-        name: msgspec.structs.replace(one, answers=known.get(name, "text")) for name, one in fresh.adapters.items()
-    }
+    adapters = {name: msgspec.structs.replace(one, answers=known.get(name)) for name, one in fresh.adapters.items()}
     return msgspec.structs.replace(
         fresh,
         adapters=adapters,

@@ -59,14 +59,14 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A LoRA adapter of a model: a GGUF beside its weights. `answers`: as a `Manifest`'s, with the adapter."""
+    """A LoRA adapter of a model: a GGUF beside its weights. `answers`: their form with it; None: the model's own."""
 
     file: str
     sha256: str
     size_bytes: int
     scale: float = 1.0
     note: str = ""
-    answers: Answers = "text"
+    answers: Answers | None = None
 
 
 class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -143,9 +143,9 @@ class Artifact(msgspec.Struct, frozen=True):
     @property
     def version(self) -> str:
         """A text that changes with everything that answers depend on: hashes of weights, adapters, projector."""
-        adapters = (f" {name} {one.sha256} {one.scale:g} {one.answers}" for name, one in self.manifest.adapters.items())
-        entry = self.manifest.projector
-        projector = "" if entry is None else f" projector {entry.sha256}"
+        entries = self.manifest.adapters.items()
+        adapters = (f" {name} {one.sha256} {one.scale:g} {one.answers or ''}".rstrip() for name, one in entries)
+        projector = f" projector {entry.sha256}" if (entry := self.manifest.projector) else ""
         return self.manifest.sha256 + "".join(adapters) + projector
 
     def path_for(self, model: Artifact) -> Path:

@@ -166,7 +166,7 @@ def add_adapter_command(
     """Add a LoRA adapter to MODEL, a GGUF FILE from convert_lora_to_gguf.py."""
     mode: PlaceMode = "link" if link else "copy"
     artifact = find_artifact(model, extra_dirs)
-    answers: Answers = "calls" if calls else "text"
+    answers: Answers | None = "calls" if calls else None
     added = add_adapter(artifact, file, name=name, scale=scale, mode=mode, replace=replace, answers=answers)
     console.print(f"added {added}; a running daemon offers it after SIGHUP", soft_wrap=True)
 

@@ -31,7 +31,7 @@ class AdapterFile(msgspec.Struct, frozen=True):
     name: str
     path: str
     scale: float = 1.0
-    answers: Answers = "text"
+    answers: Answers | None = None  # None: the model's own
 
 
 def adapter_files(artifact: Artifact) -> tuple[AdapterFile, ...]:

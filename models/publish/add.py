@@ -231,13 +231,13 @@ def add_adapter(
     scale: float = 1.0,
     mode: PlaceMode = "copy",
     replace: bool = False,
-    answers: Answers = "text",
+    answers: Answers | None = None,
 ) -> str:
     """Add the adapter in `file` to `model`, its base; return its name for requests, `MODEL+NAME`.
 
     `name` defaults to the file's; `mode`: copy, link or move; `replace`: an adapter of this name; `answers`: their form
-    with the adapter, `calls` constrains them to the call grammar. Raises ArtifactError if the model cannot have
-    adapters, the name is taken or not valid, or llama.cpp cannot use it here.
+    with the adapter, by default the model's; `calls` constrains them to the call grammar. Raises ArtifactError if the
+    model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use it here.
     """
     chosen = name or model_name(file.stem)
     check_extensible(model, "adapters")

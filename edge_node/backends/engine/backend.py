@@ -96,7 +96,7 @@ class EngineBackend(Supervisor):
             answer_tokens=model.answer_tokens,
         )
         # by adapter; "": the model without one
-        self._answers: dict[str, Answers] = {"": model.answers} | {one.name: one.answers for one in model.adapters}
+        self._answers = {"": model.answers} | {one.name: one.answers or model.answers for one in model.adapters}
         self._restricts_arguments = config.restrict_tool_arguments
         self._sequences = options.sequences
         # maximum number of one request's sequences in the child: some run, and some wait for a slot
@@ -253,7 +253,7 @@ class EngineBackend(Supervisor):
         """Yield a stream for each choice. `enforceable`: the request with the schemas that the engine can enforce."""
         request, calls_only = call.request, self._calls_only(call)
         max_tokens = request.max_tokens
-        if calls_only and call.target.adapter:  # the manifest's default is for the model's own answers
+        if calls_only and self._answers[""] != "calls":  # the manifest's default is for the model's own answers
             max_tokens = max_tokens or ANSWER_TOKENS
         schema, frame = "", NO_FRAME
         if request.tools or request.response_format is not None:

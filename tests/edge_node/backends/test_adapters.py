@@ -12,10 +12,12 @@ import aiohttp
 import msgspec
 import pytest
 
+from causeway_server.edge_node.agent.dry_run import describe
 from causeway_server.edge_node.app import build
 from causeway_server.edge_node.config.schema import EngineConfig
 from causeway_server.models.catalog.artifact import AdapterEntry, Answers, Artifact, save_manifest, sha256_of
 from causeway_server.models.publish.publish import publish_gguf
+from causeway_server.router.bundle.manifest import Blob, BundleAdapter, BundleModel
 from tests.models.llama_cpp.tiny_adapter import write_tiny_adapter
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
 from tests.waiting import until
@@ -27,7 +29,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 
 
-def with_adapter(model: Artifact, name: str, seed: int, answers: Answers = "text") -> Artifact:
+def with_adapter(model: Artifact, name: str, seed: int, answers: Answers | None = None) -> Artifact:
     """Put an adapter into the manifest, as `add_adapter` does once it has checked the file."""
     file = write_tiny_adapter(model.folder / f"{name}.gguf", seed)
     entry = AdapterEntry(file.name, sha256_of(file), file.stat().st_size, answers=answers)
@@ -36,10 +38,11 @@ def with_adapter(model: Artifact, name: str, seed: int, answers: Answers = "text
 
 
 @asynccontextmanager
-async def real_device(tmp_path: Path) -> AsyncIterator[tuple[Device, Artifact]]:
+async def real_device(tmp_path: Path, answers: Answers = "text") -> AsyncIterator[tuple[Device, Artifact]]:
     """A device without a cloud, whose model `tiny` has the adapter `kiosk`."""
     folder = tmp_path / "models"
-    model = with_adapter(publish_gguf(write_tiny_gguf(tmp_path / "tiny.gguf"), "tiny", folder), "kiosk", 1)
+    weights = write_tiny_gguf(tmp_path / "tiny.gguf")
+    model = with_adapter(publish_gguf(weights, "tiny", folder, answers=answers), "kiosk", 1)
     settings = config(tmp_path, policy=POLICY.replace("m-small", "tiny").replace("20s", "60s").replace("25s", "60s"))
     engine = EngineConfig(model_dirs=(str(folder),), threads=1, sequences=4)
     app = build(msgspec.structs.replace(settings, engine=engine), environ={})
@@ -132,3 +135,18 @@ async def test_an_adapter_whose_answers_are_calls_gets_the_call_grammar(tmp_path
         assert all(value in "turn on the kitchen light" for value in values)
         assert texts[0] == texts[1]
         assert (await device.ask(model="small", **GREEDY)).json["choices"][0]["message"]["content"] == before
+
+
+async def test_an_adapter_answers_in_the_form_of_its_model(tmp_path: Path) -> None:
+    """Where its manifest, or the bundle that brings it, names none: a model of calls keeps its grammar."""
+    async with real_device(tmp_path, "calls") as (device, model):
+        words = [{"role": "user", "content": "turn on the kitchen light"}]
+        answer = await device.ask(model="small+kiosk", messages=words, temperature=0, max_tokens=256)
+        assert answer.status == 200, answer.message
+        assert msgspec.json.decode(answer.json["choices"][0]["message"]["content"]).keys() == {"name", "arguments"}
+    blob = Blob(model.manifest.sha256, model.manifest.size_bytes)
+    entry = model.manifest.adapters["kiosk"]
+    brought = BundleAdapter("kiosk", Blob(entry.sha256, entry.size_bytes), 1.0, ())
+    described = describe(BundleModel("tiny", blob, (), (brought,)), model.path, (model.folder.parent,))
+    assert described.answers == "calls"
+    assert described.adapters["kiosk"].answers is None

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from causeway_server.models.catalog.artifact import (
+    MANIFEST,
     Artifact,
     ArtifactCorrupt,
     ArtifactError,
@@ -47,6 +48,18 @@ def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
     saved = make(tmp_path)
     assert load_artifact(tmp_path / "tiny") == saved
     verify_artifact(saved)
+
+
+def test_an_adapter_added_before_adapters_had_a_form_of_answers_keeps_the_version(tmp_path: Path) -> None:
+    """Its answers are in the model's form, and the evidence and cached answers of the version stay valid."""
+    artifact = make(tmp_path)
+    path = artifact.folder / MANIFEST
+    stored = msgspec.json.decode(path.read_bytes())
+    adapter = {"file": "adapter-kiosk.gguf", "sha256": "a" * 64, "size_bytes": 5}
+    path.write_bytes(msgspec.json.encode(stored | {"adapters": {"kiosk": adapter}}))
+    assert load_artifact(artifact.folder).version == f"{artifact.manifest.sha256} kiosk {'a' * 64} 1"
+    path.write_bytes(msgspec.json.encode(stored | {"adapters": {"kiosk": adapter | {"answers": "calls"}}}))
+    assert load_artifact(artifact.folder).version == f"{artifact.manifest.sha256} kiosk {'a' * 64} 1 calls"
 
 
 def test_one_flipped_bit_fails_verification(tmp_path: Path) -> None:
