@@ -15,10 +15,11 @@ from .requirements import need_training_packages
 
 need_training_packages()
 
+import msgspec  # noqa: E402
 import torch  # noqa: E402
 from click.testing import CliRunner, Result  # noqa: E402
 
-from causeway_server.models.catalog.artifact import ArtifactError, load_artifact  # noqa: E402
+from causeway_server.models.catalog.artifact import ArtifactError, load_artifact, save_manifest  # noqa: E402
 from causeway_server.models.cli.commands import main as causeway_models  # noqa: E402
 from causeway_server.models.comparison.prompts import EvaluationPrompt  # noqa: E402
 from causeway_server.router.errors import BackendError  # noqa: E402
@@ -196,6 +197,40 @@ def test_a_run_whose_teacher_failed_goes_on_with_the_rest(
     assert len(teacher.asked) == 60 - 24
 
 
+def test_a_run_goes_on_after_refused_prompts_and_after_it_has_published(
+    tmp_path: Path, student: Path, teacher: TeacherServer
+) -> None:
+    """The same command neither asks nor trains again, and publishes again only if it was killed before the card."""
+    held = next(one.prompt for one in PROMPTS if is_held_back(one))
+
+    def answer(request: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        if body["messages"][-1]["content"] in (PROMPTS[1].prompt, held):
+            send(request, b"content filter", 400)
+        else:
+            answer_light(request, body)
+
+    assert not is_held_back(PROMPTS[1])
+    teacher.answer = answer
+    done = run(tmp_path, student, teacher.url, "--epochs", 1)
+    assert done.exit_code == 0, done.output
+    assert "2 were refused." in done.output
+    teacher.asked.clear()
+    model = load_artifact(tmp_path / "models" / "lights")
+    card, log = model.folder / "README.md", tmp_path / "run" / "log.jsonl"
+    steps = log.read_bytes()
+    again = run(tmp_path, student, teacher.url, "--epochs", 1)
+    assert again.exit_code == 0, again.output
+    assert "is published already" in again.output
+    assert (log.read_bytes(), teacher.asked, load_artifact(model.folder)) == (steps, [], model)
+    card.unlink()
+    assert run(tmp_path, student, teacher.url, "--epochs", 1).exit_code == 0
+    assert card.is_file()
+    save_manifest(msgspec.structs.replace(model.manifest, command="causeway-train distill another"), model.folder)
+    taken = run(tmp_path, student, teacher.url, "--epochs", 1)
+    assert taken.exit_code == 1
+    assert "exists already" in taken.output
+
+
 def stall(server: TeacherServer) -> Answer:
     def answer(_request: BaseHTTPRequestHandler, _body: dict[str, Any]) -> None:
         server.free.wait(30)
@@ -256,6 +291,38 @@ async def test_a_teacher_without_log_probabilities_is_asked_without_them(
             await ask_all(PROMPTS[:3], asked, log, parallel=1, progress=lambda _: None)
         assert [row.samples[0].tokens for row in log.rows.values()] == [(), (), ()]
     assert len(teacher.asked) == 4  # refused once
+
+
+async def test_a_prompt_that_the_teacher_refuses_is_left_out(tmp_path: Path, teacher: TeacherServer) -> None:
+    """It is not asked again, and log-probabilities still are; a teacher that refuses every prompt ends the run."""
+    refused = {PROMPTS[0].prompt}
+
+    def answer(request: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        if body["messages"][-1]["content"] in refused:
+            send(request, b"content filter", 400)
+        else:
+            answer_light(request, body)
+
+    teacher.answer = answer
+    told: list[str] = []
+    async with Teacher(teacher.url, SETTINGS, pause=no_pause) as asked:
+        with TeacherLog(tmp_path / "answers.jsonl", SETTINGS) as log:
+            await ask_all(PROMPTS[:4], asked, log, parallel=1, progress=told.append)
+        with TeacherLog(tmp_path / "answers.jsonl", SETTINGS) as log:
+            await ask_all(PROMPTS[:4], asked, log, parallel=1, progress=told.append)
+        assert [len(log.rows[prompt.id].samples) for prompt in PROMPTS[:4]] == [0, 1, 1, 1]
+        assert all(row.samples[0].tokens for row in log.rows.values() if row.samples)
+        assert len(teacher.asked) == 2 + 3
+        assert len(told) == 1
+        assert "left out: 1." in told[0]
+        refused |= {prompt.prompt for prompt in PROMPTS}
+        for prompts in (PROMPTS[:3], PROMPTS):
+            teacher.asked.clear()
+            with TeacherLog(tmp_path / "none.jsonl", SETTINGS) as log:
+                with pytest.raises(BackendError, match="content filter"):
+                    await ask_all(prompts, asked, log, parallel=1, progress=told.append)
+                assert not log.rows
+        assert len(teacher.asked) < len(PROMPTS)
 
 
 def test_answers_of_another_teacher_are_refused(tmp_path: Path) -> None:

@@ -204,6 +204,10 @@ class EndpointRefused(BackendError):
     """The endpoint does not accept the request; the same request will not succeed later."""
 
 
+class PromptRefused(EndpointRefused):
+    """HTTP 400, 413 or 422: another prompt may be accepted."""
+
+
 class EndpointAnswerer:
     """`model` at an endpoint such as ``https://host/v1``. Use as an async context manager.
 
@@ -257,7 +261,8 @@ class EndpointAnswerer:
                 return response
             fault = f"HTTP {response.status_code}: {response.text[:200]}"
             if response.status_code not in _RETRIED:
-                raise EndpointRefused(f"{self._url} does not answer: {fault}", phase="connect")
+                refused = PromptRefused if response.status_code in (400, 413, 422) else EndpointRefused
+                raise refused(f"{self._url} does not answer: {fault}", phase="connect")
         raise BackendError(f"{self._url} does not answer: {fault}", phase="connect")
 
 

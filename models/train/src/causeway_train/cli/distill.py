@@ -94,7 +94,6 @@ def distill(
     back, calibrated beside the teacher and published with a card. The adapter alone stays in the run's folder.
     """
     from causeway_server.models.comparison.prompts import read_prompts
-    from causeway_server.models.publish.add import check_name
 
     from ..distill.run import DistillPlan
     from ..distill.run import distill as start
@@ -108,7 +107,7 @@ def distill(
         key=os.environ.get(teacher_key_env, ""),
         run=run,
         to=to,
-        name=check_name(name, to),
+        name=name,
         quantisation=quantisation,
         longest=longest,
         least_agreement=agreement,

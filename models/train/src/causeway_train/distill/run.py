@@ -13,15 +13,23 @@ A run is a folder:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from causeway_server.models.catalog.artifact import Artifact, ArtifactError, save_manifest
+from causeway_server.models.catalog.artifact import (
+    Artifact,
+    ArtifactError,
+    ArtifactNotFound,
+    load_artifact,
+    save_manifest,
+)
 from causeway_server.models.comparison.compare import Comparison, Run, compare
 from causeway_server.models.comparison.prompts import EvaluationPrompt
+from causeway_server.models.publish.add import check_name
 from causeway_server.models.publish.publish import publish_gguf
 from causeway_server.router.errors import BackendError
 
@@ -60,30 +68,60 @@ class DistillPlan(msgspec.Struct, frozen=True, kw_only=True):
     least_agreement: float
     parallel: int
     adapter: AdapterPlan
-    command: str = ""
+    command: str
 
 
 def distill(plan: DistillPlan, prompts: Sequence[EvaluationPrompt], echo: Echo) -> Artifact:
     """Run all steps and return the published model.
 
     Raises:
-        ArtifactError: The teacher cannot be reached, too few of its answers can be learned, or a file is not usable.
+        ArtifactError: The teacher cannot be reached, too few of its answers can be learned, a file is not usable, or
+            the name is not valid or taken by another command's model.
     """
+    published = _published(plan)
+    if published is not None:
+        echo(f"{published.path} is published already; delete its folder to train again.")
     held = [prompt for prompt in prompts if is_held_back(prompt)]
     learned = [prompt for prompt in prompts if not is_held_back(prompt)]
     with TeacherLog(plan.run / ANSWERS, plan.teacher) as log:
         _ask(plan, prompts, log, echo)
-        with ExampleEncoder(plan.student, plan.longest) as encoder:
-            examples, unseen = (
-                make_examples(part, log.rows, encoder, plan.least_agreement) for part in (learned, held)
-            )
-        echo(f"{len(examples)} of {len(learned)} answers are learned; {len(held)} prompts are held back.")
-        if len(examples) < MIN_EXAMPLES:
-            raise ArtifactError(
-                f"{log.path}: {len(examples)} answers can be learned, at least {MIN_EXAMPLES} are needed"
-            )
-        texts = [f"{prompt.question} {log.rows[prompt.id].samples[0].text}" for prompt in learned]
-        references = [_with_reference(prompt, log, plan.least_agreement) for prompt in held]
+    artifact = published or _train(plan, learned, held, log, echo)
+    _calibrate(plan, artifact, [prompt for prompt in held if log.rows[prompt.id].samples], echo)
+    return artifact
+
+
+def _published(plan: DistillPlan) -> Artifact | None:
+    """Return the model that an earlier run of this command published; its card was written last.
+
+    Raises:
+        ArtifactError: The name is not valid, or taken.
+    """
+    folder = plan.to / plan.name
+    with contextlib.suppress(ArtifactNotFound):
+        found = load_artifact(folder)
+        if found.manifest.command == plan.command:
+            return found if (folder / "README.md").is_file() else None
+    check_name(plan.name, plan.to)
+    return None
+
+
+def _train(
+    plan: DistillPlan,
+    learned: Sequence[EvaluationPrompt],
+    held: Sequence[EvaluationPrompt],
+    log: TeacherLog,
+    echo: Echo,
+) -> Artifact:
+    """Learn the teacher's answers, and publish the model."""
+    with ExampleEncoder(plan.student, plan.longest) as encoder:
+        examples, unseen = (make_examples(part, log.rows, encoder, plan.least_agreement) for part in (learned, held))
+    refused = sum(not log.rows[prompt.id].samples for prompt in (*learned, *held))
+    counts = f"{len(examples)} of {len(learned)} answers are learned"
+    echo(f"{counts}; {len(held)} prompts are held back, {refused} were refused.")
+    if len(examples) < MIN_EXAMPLES:
+        raise ArtifactError(f"{log.path}: {len(examples)} answers can be learned, at least {MIN_EXAMPLES} are needed")
+    texts = [f"{one.question} {log.rows[one.id].samples[0].text}" for one in learned if log.rows[one.id].samples]
+    references = [_with_reference(prompt, log, plan.least_agreement) for prompt in held]
     (plan.run / HELD_BACK).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in references))
     student = Student(plan.student, plan.adapter.rank, plan.adapter.first_layer)
     trainer = AdapterTrainer(student, plan.adapter, plan.run)
@@ -101,9 +139,7 @@ def distill(plan: DistillPlan, prompts: Sequence[EvaluationPrompt], echo: Echo) 
     with trainer.averaged():
         write_adapter(student, plan.run / ADAPTER, plan.name)
         write_merged(plan.student, student, merged, plan.name)
-    artifact = _publish(plan, merged, texts, references, echo)
-    _calibrate(plan, artifact, held, echo)
-    return artifact
+    return _publish(plan, merged, texts, references, echo)
 
 
 def _ask(plan: DistillPlan, prompts: Sequence[EvaluationPrompt], log: TeacherLog, echo: Echo) -> None:
@@ -149,8 +185,8 @@ def _publish(
     manifest = msgspec.structs.replace(artifact.manifest, metrics=metrics, seed=plan.adapter.seed)
     artifact = save_manifest(manifest, artifact.folder)
     lines = ["## Measured", "", *(f"- {name}: {value:.4g}" for name, value in metrics.items())] if metrics else []
-    (artifact.folder / "README.md").write_text(card(manifest, note, lines), encoding="utf-8")
     (artifact.folder / LOSS).write_bytes((plan.run / LOSS).read_bytes())
+    (artifact.folder / "README.md").write_text(card(manifest, note, lines), encoding="utf-8")
     for line in lines[2:]:
         echo(line)
     return artifact

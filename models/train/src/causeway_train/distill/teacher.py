@@ -15,12 +15,13 @@ from causeway_server.models.catalog.artifact import ArtifactError
 from causeway_server.models.comparison.prompts import EvaluationPrompt
 from causeway_server.router.errors import BackendError
 
-from ..calibrate.collect import EndpointAnswerer, EndpointRefused
+from ..calibrate.collect import EndpointAnswerer, EndpointRefused, PromptRefused
 
 ANSWERS = "answers.jsonl"
 TEMPERATURE = 0.8  # of all samples but the first, which is greedy
 TOP_LOGPROBS = 8
 _PROGRESS = 25
+_REFUSALS = 10  # prompts that are refused before any is answered: none would be
 
 
 class TeacherToken(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +40,7 @@ class TeacherAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TeacherAnswers(msgspec.Struct, frozen=True):
-    """All samples of one prompt, the greedy one first. `id`: the prompt's."""
+    """All samples of one prompt, the greedy one first; none if the teacher refuses it. `id`: the prompt's."""
 
     id: str
     samples: tuple[TeacherAnswer, ...]
@@ -87,6 +88,11 @@ class TeacherLog:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a prompt has an answer."""
+        return any(row.samples for row in self.rows.values())
 
     def append(self, row: TeacherAnswers) -> None:
         """Add a row; it is on the disk when this returns."""
@@ -136,7 +142,9 @@ class Teacher(EndpointAnswerer):
             try:
                 return _parse(await self.post({**body, "logprobs": True, "top_logprobs": TOP_LOGPROBS}))
             except EndpointRefused:
-                self._gives_logprobs = False
+                response = await self.post(body)
+                self._gives_logprobs = False  # they were refused, not the prompt
+                return _parse(response)
         return _parse(await self.post(body))
 
 
@@ -168,16 +176,23 @@ async def ask_all(
     parallel: int,
     progress: Callable[[str], None],
 ) -> None:
-    """Ask the teacher each prompt that `log` has no answers to.
+    """Ask the teacher each prompt that `log` has no answers to. Those that it refuses, but not all, get no samples.
 
     Raises:
-        BackendError: The teacher failed. The answers so far are stored, and a second call resumes.
+        BackendError: The teacher failed, or answers nothing. The answers so far are stored, and a second call resumes.
     """
     waiting = iter([prompt for prompt in prompts if prompt.id not in log.rows])
+    refused: dict[str, PromptRefused] = {}
 
     async def ask() -> None:
         for prompt in waiting:
-            log.append(await teacher.ask(prompt))
+            try:
+                log.append(await teacher.ask(prompt))
+            except PromptRefused as error:
+                refused[prompt.id] = error
+                if len(refused) >= _REFUSALS and not log.is_answered:
+                    raise
+                continue
             if len(log.rows) % _PROGRESS == 0:
                 progress(f"The teacher has answered {len(log.rows)} of {len(prompts)} prompts.")
 
@@ -190,3 +205,10 @@ async def ask_all(
         if gone is None or others is not None:
             raise
         raise gone.exceptions[0] from failed
+    if refused:
+        *_, error = refused.values()
+        if not log.is_answered:
+            raise error
+        for key in refused:
+            log.append(TeacherAnswers(key, ()))
+        progress(f"Prompts that the teacher refuses, which are left out: {len(refused)}. {error.message}")
