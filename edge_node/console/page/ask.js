@@ -40,6 +40,7 @@ async function* chunks(stream) {
 
 /** Return the text of an event: of the answer, of a call's arguments, or of an error. */
 function textOf(event) {
+  if (!event.startsWith("data:")) return ""; // a comment, such as a heartbeat
   const data = event.replace(/^data: ?/, "");
   if (!data || data === "[DONE]") return "";
   const { choices = [], error } = JSON.parse(data);

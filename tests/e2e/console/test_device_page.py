@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from causeway_server.edge_node.agent.trial import TrialSettings
 from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge_node.agent.fleet import FACTORY, Publisher, member
 from tests.edge_node.device import POLICY, Device, running
+from tests.edge_node.scripted import CLOUD_WORDS
 
 from .browser import Scheme, accessibility_faults, open_page, press, tab_to
 
@@ -104,6 +106,18 @@ async def test_a_request_is_asked_and_its_hops_are_shown(device: Device, chromiu
         await page.locator("#prompt").fill("again")
         await press(page, ["Enter"])
         await expect(page.locator("#asked .bad")).to_be_visible()
+
+
+async def test_an_answer_whose_stream_has_heartbeats_is_shown(tmp_path: Path, chromium: Browser) -> None:
+    async with running(tmp_path, server=ServerConfig(port=0, heartbeat_s=0.02)) as device:
+        device.engine.fault, device.cloud.gate = "refuse", asyncio.Event()
+        async with open_page(chromium, url(device)) as (page, _):
+            await page.locator("#prompt").fill(SECRET)
+            await page.locator("#send").click()
+            await expect(page.locator("#asked .answer")).to_be_attached()  # the stream began, with a comment
+            device.cloud.gate.set()
+            await expect(page.locator("#asked .answer")).to_have_text("".join(CLOUD_WORDS))
+            await expect(page.locator("#detail .hop")).to_have_count(6)  # with two attempts
 
 
 async def test_a_draft_is_checked_compared_and_replayed(device: Device, chromium: Browser) -> None:
