@@ -3,8 +3,9 @@
 JSON lines about a request of the gateway have its id (`x-request-id`). 1. A line about a request contains its id and
 our own text, such as an error's code, but never an error's message, which may come from Triton or a library and quote
 the request.
-2. An exception is logged with its class and source lines, never its message (`redacted`). This covers tracebacks of any
-   logger, errors found by the event loop, and errors that end the process or a thread.
+2. An exception is logged with its class and source lines, and the code of an error of the system, never its message
+   (`redacted`). This covers tracebacks of any logger, errors found by the event loop, and errors that end the process
+   or a thread.
 3. Libraries log only warnings and errors, because at lower levels some of them log what they send.
 """
 
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import errno
 import json
 import logging
+import re
 import sys
 import threading
 import traceback
@@ -33,11 +36,19 @@ log = logging.getLogger(__name__)
 def redacted(error: BaseException) -> str:
     """Return class and source lines of an exception, its causes and a group's members, without messages."""
     frames = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    described = " < ".join([type(error).__name__, *reversed(frames)])
+    described = " < ".join([_name_of(error), *reversed(frames)])
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     caused_by = () if cause is None else (f"  after: {redacted(cause)}",)
     return "\n".join([described, *(f"  of: {redacted(each)}" for each in members), *caused_by])
+
+
+def _name_of(error: BaseException) -> str:
+    """Return the class of an exception, and an error of the system with its code, such as ``OSError EMFILE``."""
+    name = type(error).__name__
+    if isinstance(error, OSError) and type(error).__module__ == "builtins":  # others, as SSLError, have other codes
+        return f"{name} {errno.errorcode.get(error.errno or 0, '')}".rstrip()
+    return name
 
 
 class TextFormatter(logging.Formatter):
@@ -85,20 +96,26 @@ def log_crashes() -> None:
 
 
 def log_loop_errors(loop: asyncio.AbstractEventLoop) -> None:
-    """Log unhandled errors of the event loop, instead of asyncio's message, which contains arguments."""
+    """Log unhandled errors of the event loop, instead of asyncio's message, which contains arguments.
+
+    Without free files asyncio's loop reports each client in a socket's queue, thousands at once: one a second is
+    logged. uvloop reports none: libuv closes these connections.
+    """
     loop.set_exception_handler(_log_loop_error)
 
 
-_logged: dict[str, int] = {}  # in which second (of the loop's clock) an error of the system was logged last
+_SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})  # which asyncio reports thus
+_logged: dict[tuple[str, type, int], int] = {}  # in which second of the loop's clock such an error was logged last
 
 
 def _log_loop_error(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
     error = context.get("exception")
-    what = str(context.get("message", "")).partition("(")[0][:80]
-    if isinstance(error, OSError):  # without free files asyncio reports thousands at once
-        before, _logged[what] = _logged.get(what), int(loop.time())
-        if before == _logged[what]:
+    what = re.split(r"\((?!\))", str(context.get("message", "")))[0][:80]  # "()" has no arguments
+    if isinstance(error, OSError) and error.errno in _SCARCE:
+        key, second = (what, type(error), error.errno), int(loop.time())
+        if _logged.get(key) == second:
             return
+        _logged[key] = second
     log.error("The event loop: %s.", what, exc_info=error if isinstance(error, BaseException) else None)
 
 

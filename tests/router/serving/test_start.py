@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from causeway_server.router.serving.logs import log_loop_errors, redacted
 from causeway_server.router.serving.process import begin_imports, tune_garbage_collector
 from tests.redis_deployments import Certificates
 
@@ -143,5 +146,26 @@ asyncio.run(main())
 def test_a_process_without_free_files_says_so_once_a_second() -> None:
     """asyncio's loop reports it as often as there may be clients in the socket's queue."""
     ended = subprocess.run([sys.executable, "-c", WITHOUT_FILES], capture_output=True, text=True, check=False)
-    assert ended.stderr.count("The event loop: socket.accept.") in (1, 2)  # seconds
+    assert ended.stderr.count("The event loop: socket.accept() out of system resource.\nOSError EMFILE <") in (1, 2)
     assert ended.returncode == 0
+
+
+async def test_errors_of_the_system_are_held_back_only_for_want_of_files(caplog: pytest.LogCaptureFixture) -> None:
+    """Each code for itself. All others are logged each time, and no line has arguments or messages."""
+    loop = asyncio.get_running_loop()
+    log_loop_errors(loop)
+    loop.time = lambda: 1.5  # type: ignore[method-assign]
+    try:
+        for code in (errno.EMFILE, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EACCES):
+            error = OSError(code, "secret")
+            loop.call_exception_handler({"message": "Exception in f()(secret)", "exception": error})
+    finally:
+        del loop.time
+    assert {record.getMessage() for record in caplog.records} == {"The event loop: Exception in f()."}
+    shown = [redacted(record.exc_info[1]) for record in caplog.records if record.exc_info and record.exc_info[1]]
+    assert shown == ["OSError EMFILE", "OSError ENFILE", "PermissionError EACCES", "PermissionError EACCES"]
+
+
+def test_only_codes_of_the_system_are_named() -> None:
+    errors = OSError("secret"), ssl.SSLError(1, "secret"), socket.gaierror(-2, "secret")
+    assert [redacted(error) for error in errors] == ["OSError", "SSLError", "gaierror"]
