@@ -398,25 +398,34 @@ def serve(
         run_fast(run(settings))
     except CausewayError as error:
         raise click.ClickException(error.message) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise click.ClickException(f"{error.filename}: {error.strerror}.") from error
 
 
 @main.command()
 @click.argument("revision")
-@option("--state-dir", "Folder of the server with SQLite's database.", _Folder, required=True)
+@option("--state-dir", "Folder of the server with SQLite's database; not needed with --database.", _Folder)
 @option("--database", "postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.", default="", metavar="URL")
-def downgrade(revision: str, state_dir: Path, database: str) -> None:
+def downgrade(revision: str, state_dir: Path | None, database: str) -> None:
     """Take the database of a stopped control plane back to REVISION, so that an earlier version starts with it.
 
-    What later revisions added stays for the next upgrade. Exit code: 0 done, 1 not possible, nothing written.
+    What later revisions added stays for the next upgrade. Exit code: 0 done, 1 not possible, nothing
+    written, 2 bad arguments.
     """
     from ..app import sqlite_url
     from ..store.database import Store
 
-    if not database and not (state_dir / "fleet.db").exists():
-        raise click.ClickException(f"There is no database fleet.db in {state_dir}.")
+    if not database:
+        if state_dir is None:
+            raise click.UsageError("The database is missing. Add --state-dir or --database.")
+        if not (state_dir / "fleet.db").exists():
+            raise click.ClickException(f"There is no database fleet.db in {state_dir}.")
+        database = sqlite_url(state_dir)
 
     async def run() -> None:
-        await (await Store.open(database or sqlite_url(state_dir), downgrade=revision)).close()
+        await (await Store.open(database, downgrade=revision)).close()
 
     try:
         asyncio.run(run())

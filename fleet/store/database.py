@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import shlex
 import sqlite3
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -86,14 +87,14 @@ class Store:
         self._turn = anyio.Lock() if self.is_sqlite else None
 
     @classmethod
-    async def open(cls, url: str, statement_s: float = STATEMENT_S, downgrade: str = "") -> Store:
+    async def open(cls, url: str, statement_s: float = STATEMENT_S, downgrade: str | None = None) -> Store:
         """Connect, and bring the tables up to date. Raises ConfigError for the URL or a newer version's
         database, or StoreUnavailable.
 
         Args:
             url: ``sqlite:///PATH`` or ``postgresql://USER:PASSWORD@HOST/NAME``.
             statement_s: PostgreSQL's limit for a statement, and the maximum wait for a lock or a connection.
-            downgrade: The revision of an earlier version, to which the database is taken back instead.
+            downgrade: The revision of an earlier version, to which the database is taken back instead; None: none.
         """
         engine = _engine(_with_driver(url), statement_s)
         store = cls(engine)
@@ -251,7 +252,7 @@ def _translated() -> Iterator[None]:
         raise StoreUnavailable(message, retry_after_s=_RETRY_S) from error
 
 
-def _migrate(connection: Connection, downgrade: str) -> None:
+def _migrate(connection: Connection, downgrade: str | None) -> None:
     """Apply the revisions that the database lacks, or undo those after `downgrade`, in a transaction of its own.
 
     Raises ConfigError: this version does not know the database's revision, or the database has not reached `downgrade`.
@@ -263,17 +264,20 @@ def _migrate(connection: Connection, downgrade: str) -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
         found = MigrationContext.configure(connection).get_current_revision()
         if found is not None and found not in known:
+            url = connection.engine.url.set(drivername=connection.dialect.name)
+            place = shlex.quote(url.render_as_string(hide_password=True))
             raise ConfigError(
                 f"The database has revision {found} of a newer version; this one knows {known[0]} and older. Start the "
-                f"newer version, or take the database back with it: causeway-fleet downgrade {known[0]}.",
+                f"newer version, or take the database back with it: `causeway-fleet downgrade {known[0]} --database "
+                f"{place}`{', with the password for ***' if url.password else ''}.",
                 where="--database",
             )
-        if not downgrade:
+        if downgrade is None:
             command.upgrade(config, "head")
         elif found is not None and downgrade in known[known.index(found) :]:
             command.downgrade(config, downgrade)
         else:
-            raise ConfigError(f"The database has revision {found}, not {downgrade} or a later one.", where="REVISION")
+            raise ConfigError(f"The database has revision {found}, not `{downgrade}` or a later one.", where="REVISION")
 
 
 def _alembic_config(connection: Connection) -> Config:

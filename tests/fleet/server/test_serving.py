@@ -18,7 +18,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from causeway_server.fleet.app import ServeSettings, running, serve
+from causeway_server.fleet.app import ServeSettings, running, serve, sqlite_url
 from causeway_server.fleet.store.generations import CohortPace
 from causeway_server.fleet.store.rollouts import RolloutUnreadable, list_rollouts, working_rollouts
 from causeway_server.router.errors import CausewayError, ConfigError
@@ -85,6 +85,19 @@ async def test_what_it_cannot_use_is_named(fleet_folder: Path, more: tuple[str, 
     assert b"Traceback" not in errors
 
 
+async def test_a_folder_or_database_that_it_cannot_use_is_named(fleet_folder: Path) -> None:
+    (fleet_folder / "file").touch()
+    (fleet_folder / "data" / "fleet.db").mkdir(parents=True)
+    for state_dir, words in (
+        (Path("/proc/state"), "/proc/state: No such file or directory."),
+        (fleet_folder / "file" / "state", f"{fleet_folder}/file/state: Not a directory."),
+        (fleet_folder / "data", f"{fleet_folder}/data/fleet.db: Is a directory."),
+    ):
+        async with served(fleet_folder, "--state-dir", str(state_dir)) as process:
+            _, errors = await process.communicate()
+        assert (process.returncode, errors.decode()) == (1, f"Error: {words}\n")
+
+
 async def test_a_taken_port_is_named(fleet_folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -96,22 +109,26 @@ async def test_a_taken_port_is_named(fleet_folder: Path) -> None:
 
 
 async def test_the_database_goes_back_to_a_revision_that_an_earlier_version_knows(fleet_folder: Path) -> None:
-    async def downgrade(state_dir: Path, revision: str) -> tuple[int | None, bytes]:
-        words = ("-m", "causeway_server.fleet", "downgrade", revision, "--state-dir", str(state_dir))
+    async def downgrade(*words: object) -> tuple[int | None, bytes]:
+        words = ("-m", "causeway_server.fleet", "downgrade", *words)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            sys.executable, *map(str, words), cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
         output, _ = await process.communicate()
         return process.returncode, output
 
     state_dir = fleet_folder / "data"
-    code, output = await downgrade(state_dir, "0001")
+    code, output = await downgrade("0001", "--state-dir", state_dir)
     assert (code, b"no database fleet.db in" in output, state_dir.exists()) == (1, True, False)
     async with running(ServeSettings(fleet_folder, fleet_folder / "keys", state_dir, port=0)):
         pass
-    assert await downgrade(state_dir, "0001") == (0, b"The database has revision 0001.\n")
-    code, output = await downgrade(state_dir, "0003")
-    assert (code, b"revision 0001, not 0003 or a later one" in output) == (1, True)
+    assert await downgrade("0001", "--state-dir", state_dir) == (0, b"The database has revision 0001.\n")
+    for revision in ("0003", ""):
+        code, output = await downgrade(revision, "--state-dir", state_dir)
+        assert (code, f"revision 0001, not `{revision}` or a later one".encode() in output) == (1, True)
+    assert await downgrade("0001", "--database", sqlite_url(state_dir)) == (0, b"The database has revision 0001.\n")
+    code, output = await downgrade("0001")
+    assert (code, b"Add --state-dir or --database." in output) == (2, True)
 
 
 async def test_a_key_that_others_can_read_is_refused(fleet_folder: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from causeway_server.fleet.store.database import Store, _with_driver
@@ -77,9 +78,13 @@ async def revision_of(database: str, *, write: str = "") -> str:
 async def test_a_database_of_a_newer_version_is_refused_unchanged(database: str) -> None:
     await (await Store.open(database)).close()
     await revision_of(database, write="9999")
-    for downgrade in ("", "0001"):
-        with pytest.raises(ConfigError, match=r"revision 9999 of a newer version; this one knows 0004 and older"):
+    for downgrade in (None, "", "0001"):
+        with pytest.raises(ConfigError, match=r"revision 9999 of a newer version; this one knows 0004") as refused:
             await Store.open(database, downgrade=downgrade)
+        assert shlex.split(refused.value.message.split("`")[1]) == [
+            *("causeway-fleet", "downgrade", "0004", "--database"),
+            make_url(database).render_as_string(hide_password=True),
+        ]
     assert await revision_of(database) == "9999"
 
 
@@ -91,8 +96,8 @@ async def test_a_database_is_taken_back_and_loses_nothing(database: str) -> None
     await store.close()
     await (await Store.open(database, downgrade="0001")).close()
     assert await revision_of(database) == "0001"
-    for wrong in ("0004", "unknown"):
-        with pytest.raises(ConfigError, match=f"revision 0001, not {wrong} or a later one"):
+    for wrong in ("0004", "unknown", ""):
+        with pytest.raises(ConfigError, match=f"revision 0001, not `{wrong}` or a later one"):
             await Store.open(database, downgrade=wrong)
     store = await Store.open(database)
     async with store.read() as connection:
