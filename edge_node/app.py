@@ -252,6 +252,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         admission=admission,
         make=lambda: make_shadow(device.state_dir, clock, learned, model_dirs, device.keys),
         spend=backends.spend,
+        energy=backends.signals.energy,
         metrics=metrics,
         clock=clock,
         rng=random.Random(os.urandom(16)),

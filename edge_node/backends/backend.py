@@ -57,6 +57,14 @@ class CloudJobEnded(BackendError, code="cloud_job_ended", retryable=False):
         self.body = body
 
 
+class EngineWork(msgspec.Struct, frozen=True):
+    """The engines' unfinished sequences and answers, and the tokens that they have generated since the start."""
+
+    jobs: int = 0
+    answers: int = 0
+    tokens: int = 0
+
+
 class BegunCall(msgspec.Struct, frozen=True):
     """A request that was sent to a cloud in callbacks, at `started` (monotonic s), and whose answer a task awaits."""
 

@@ -198,6 +198,7 @@ class App:
         self.parts.decisions.close()
         self.parts.shadows.close()
         self.parts.records.variants.save()
+        self.parts.signals.energy.save()
         self.parts.spend.close()
         if self.parts.egress is not None:
             self.parts.egress.close()

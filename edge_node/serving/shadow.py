@@ -6,7 +6,8 @@ They must not affect any client:
 2. On the device they run only while no request runs or waits, and end within a decode step when one comes. The cloud
    gets them as bulk work, and only while a permit is free; their results change neither breaker nor health.
 3. They hold no permit, and end when the daemon drains.
-4. Their cost counts in `spend.*`; one that could exceed the policy's budget of the day is not sent.
+4. Their cost counts in `spend.*`; one that could exceed the policy's budget of the day is not sent, nor one to the
+   device while energy has a price.
 
 Prompt and answers are in memory while a shadow request waits and runs, and are then discarded.
 """
@@ -54,6 +55,7 @@ from causeway_server.router.variants.feedback import GOOD_SCORE
 from ..backends.backend import Backend, BackendRequest, UpstreamInfo
 from ..clock import Clock
 from ..observability.metrics import Metrics
+from ..signals.energy import EnergyBudget
 from ..signals.estimators import prompt_text
 from ..signals.semantic import SemanticAnswers
 from ..storage.background_sqlite import SqliteStats
@@ -301,6 +303,7 @@ class Shadows:
     admission: Admission  # reports when no client's request needs this device
     make: Callable[[], tuple[ShadowStore, ShadowObserver]]
     spend: SpendStore
+    energy: EnergyBudget
     metrics: Metrics
     clock: Clock
     rng: random.Random
@@ -556,7 +559,7 @@ class Shadows:
 
     def _is_affordable(self, question: ShadowQuestion) -> bool:
         shadow = None if self._policy is None else self._policy.shadow
-        if shadow is None or self._store is None:
+        if shadow is None or self._store is None or (question.other.at == "edge" and self.energy.current.price):
             return False
         return question.most_usd == 0.0 or self._store.usd_today + question.most_usd <= shadow.usd_per_day
 

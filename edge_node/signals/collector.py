@@ -30,6 +30,7 @@ from causeway_server.router.types import (
     Snapshot,
 )
 
+from ..backends.backend import EngineWork
 from ..backends.cloud.backend import Clouds
 from ..clock import Clock
 from .energy import EnergyBudget
@@ -91,7 +92,7 @@ class SignalCollector:
         now = self.clock.monotonic()
         self.device = self.read_device(now)
         self.spend.refresh()
-        self.energy.sample(self.device, 0 if self.edge is None else self.edge.jobs, now)
+        self.energy.sample(self.device, EngineWork() if self.edge is None else self.edge.work, now)
 
     def recent_snapshot(self, policy: Policy) -> Snapshot:
         """Return a snapshot that is up to 50 ms old: recent enough for a cache lookup, not for a decision."""

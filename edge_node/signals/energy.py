@@ -23,6 +23,7 @@ from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.trackers import Ewma
 from causeway_server.router.types import AttemptRecord, DeviceSignals, EnergySignals
 
+from ..backends.backend import EngineWork
 from ..storage.spend import ENERGY, SpendStore
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ class EnergyBudget:
         self._spend = spend
         self._heat: HeatModel | None = None  # once a policy paces heat
         self._pacer, self._state = Pacer(), EnergyState()
-        self._tokens = 0.0  # since the last sample
+        self._tokens = 0  # as of the last sample
         self._idle, self._busy, self._draw = Ewma(900.0), Ewma(900.0), Ewma(30.0)  # W
         self._idle_w: float | None = None
-        self._charge = Ewma(120.0)
-        self._last_charge: float | None = None
+        self._lose_charge()
         self._cloud_s, self._edge_s = Ewma(3600.0), Ewma(900.0)
-        self._sampled = self._priced = self._saved = self._warned = float("-inf")
+        self._sampled = self._sampled_unix = self._priced = self._warned = float("-inf")
+        self._saved = float("inf")  # until `load`: what earlier runs learned must not be overwritten
         self._policy: Policy | None = None
         self._since_h, self._until_h = 0.0, 24.0  # of the battery's day
         self.current = EnergySignals()
@@ -64,6 +65,12 @@ class EnergyBudget:
         """Load what earlier runs learned."""
         self._state = await self._spend.learned(ENERGY, EnergyState)
         self._pacer = Pacer(self._state.demand)
+        self._saved = float("-inf")
+
+    def save(self) -> None:
+        """Write what was learned, if it was loaded before and the policy has such a budget."""
+        if self._policy is not None and self._saved < float("inf"):
+            self._spend.remember(ENERGY, msgspec.structs.replace(self._state, demand=self._pacer.state()))
 
     def use(self, policy: Policy) -> None:
         """Follow another policy."""
@@ -84,29 +91,30 @@ class EnergyBudget:
         self._pacer.offer(steps, day, int(passed))
 
     def answered(self, attempts: Iterable[AttemptRecord], now: float) -> None:
-        """Take the tokens and times of finished attempts into account. `now`: monotonic seconds."""
+        """Take the times of finished attempts into account. `now`: monotonic seconds."""
         for one in attempts:
             (self._edge_s if one.at == "edge" else self._cloud_s).add((one.duration_ms or 0.0) / 1000.0, now)
-            self._tokens += one.tokens if one.at == "edge" else 0
 
-    def sample(self, device: DeviceSignals, jobs: int, now: float) -> None:
-        """Take the device's readings into account. `jobs`: unfinished answers on it; `now`: monotonic seconds."""
-        dt, self._sampled = now - self._sampled, now
+    def sample(self, device: DeviceSignals, work: EngineWork, now: float) -> None:
+        """Take the device's readings, and the work that its engines do, into account. `now`: monotonic seconds."""
+        unix = self._spend.clock.unix()
+        dt, passed_s, tokens = now - self._sampled, unix - self._sampled_unix, work.tokens - self._tokens
+        self._sampled, self._sampled_unix, self._tokens = now, unix, work.tokens
         power_w = self._draw.value(now) if device.power_w is None else device.power_w
-        if dt > _GAP_S:
-            self._last_charge = None
-        elif power_w is not None:
-            self._measure(device, power_w, jobs, dt, now)
-        if self._policy is None:
+        if dt > _GAP_S or passed_s > dt + _GAP_S:  # the monotonic clock may stand still while the device sleeps
+            self._lose_charge()
+        if dt <= _GAP_S and power_w is not None:
+            self._measure(device, power_w, work, tokens, dt, now)
+        if self._policy is None or dt > _GAP_S:
             return
         if now - self._priced >= _REPRICED_S:
             self._priced = now
             if self._heat is not None:
                 self._heat.fit()
-            self.current = self._signals(self._policy, device, jobs, now)
+            self.current = self._signals(self._policy, device, work.jobs, now)
         if now - self._saved >= _SAVED_S:
             self._saved = now
-            self._spend.remember(ENERGY, msgspec.structs.replace(self._state, demand=self._pacer.state()))
+            self.save()
 
     def samples(self) -> Iterator[Sample]:
         """Yield the price of a watt-hour and the forecast of heat, for Prometheus."""
@@ -116,27 +124,34 @@ class EnergyBudget:
         if known.throttles_in_s is not None:
             yield Sample("causeway_edge_throttles_in_seconds", known.throttles_in_s)
 
-    def _measure(self, device: DeviceSignals, power_w: float, jobs: int, dt: float, now: float) -> None:
+    def _lose_charge(self) -> None:
+        self._charge = Ewma(120.0)
+        self._last_charge: float | None = None
+
+    def _measure(
+        self, device: DeviceSignals, power_w: float, work: EngineWork, made: int, dt: float, now: float
+    ) -> None:
         if self._heat is not None:
             self._heat.observe(device.temperature_c, power_w, dt, now)
         if device.power_w is not None:
             self._draw.add(power_w, now)
-            (self._busy if jobs else self._idle).add(power_w, now)
+            (self._busy if work.jobs else self._idle).add(power_w, now)
         self._idle_w = self._idle.value(now) or self._idle_w
         (_, drawn, fallen, excess, tokens), wh = msgspec.structs.astuple(self._state), power_w * dt / 3600.0
         if device.discharging is False:
-            self._last_charge = None
+            self._lose_charge()
         elif device.battery is not None:
             self._charge.add(device.battery, now)
             charge = self._charge.value(now) or 0.0
             if self._last_charge is not None:
-                fallen += self._last_charge - charge
+                fallen = max(0.0, fallen + self._last_charge - charge)
             self._last_charge = charge
         if self._last_charge is not None:
             drawn += wh
-        if jobs and self._idle_w is not None:
-            excess += wh - self._idle_w * dt / 3600.0
-        tokens, self._tokens = tokens + self._tokens, 0.0
+        if self._idle_w is not None:
+            tokens += made
+            if work.jobs and work.answers:  # embeddings have no tokens
+                excess += wh - self._idle_w * dt / 3600.0
         kept, paid = min(1.0, _MEMORY / max(fallen, 1e-9)), min(1.0, _TOKENS / max(tokens, 1.0))
         self._state = EnergyState(self._state.demand, drawn * kept, fallen * kept, excess * paid, tokens * paid)
 

@@ -67,7 +67,7 @@ class ShadowStore(SpendStore):
     @property
     def usd_today(self) -> float:
         """The cost of shadow requests since local midnight, US dollars."""
-        return self._tracker.signals(self._clock.unix()).usd_today or 0.0
+        return self._tracker.signals(self.clock.unix()).usd_today or 0.0
 
     def keep(self, answer: ShadowAnswer) -> None:
         """Store an answer, and delete the oldest ones beyond the limit."""

@@ -58,7 +58,7 @@ class SpendStore(SqliteStore):
         trim: Callable[[sqlite3.Connection], None] = _trim,
         keys: StateKeys | None = None,
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._tracker = SpendTracker()
         self.reserved_usd = 0.0
         """The most that requests in flight may cost, US dollars."""
@@ -111,7 +111,7 @@ class SpendStore(SqliteStore):
 
     def add(self, usd: float) -> None:
         """Add the cost of an answer, US dollars."""
-        self._tracker.add(usd, self._clock.unix())
+        self._tracker.add(usd, self.clock.unix())
         known = (self.current.usd_hour, self.current.usd_today, self.current.usd_month)
         self.current = SpendSignals(*((one or 0.0) + usd for one in known))  # adding all of them up again takes longer
         self.remember(_SUMS, self._tracker.state(), _STATE_BYTES)
@@ -127,7 +127,7 @@ class SpendStore(SqliteStore):
 
     def local(self, since_h: float = 0.0) -> tuple[str, float]:
         """Return the local date and the hours that have passed, of a day that begins at an hour."""
-        return self._tracker.local(self._clock.unix() - since_h * 3600.0)
+        return self._tracker.local(self.clock.unix() - since_h * 3600.0)
 
     def offer(self, steps: Steps) -> None:
         """Take note of a choice between targets, for the price of the next ones."""
@@ -144,4 +144,4 @@ class SpendStore(SqliteStore):
 
     def refresh(self) -> None:
         """Remove old costs from the sums of the hour, the day and the month. Call it about once a second."""
-        self.current = self._tracker.signals(self._clock.unix())
+        self.current = self._tracker.signals(self.clock.unix())

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from causeway_server.edge_node.backends.backend import EngineWork
 from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.signals.device import CpuTimes, DeviceProbes
 from causeway_server.edge_node.signals.energy import EnergyBudget
@@ -164,6 +165,7 @@ class Machine:
         self.throttled = False
         self._radio_s = 0.0
         self.jobs = 0  # at the moment of the reading
+        self.made = 0  # tokens of answers that ended
 
     def step(self, hours: float) -> list[float]:
         """Go on for a step; return the tokens of answers that ended."""
@@ -242,7 +244,8 @@ def live(
         for _ in machine.step(hours):
             tokens = lengths.popleft()
             took_ms = 1000 * tokens / device.tokens_per_s
-            energy.answered([AttemptRecord("small", "edge", "done", 0.0, 0.0, took_ms, tokens)], clock[0])
+            energy.answered([AttemptRecord("small", "edge", "done", 0.0, 0.0, took_ms)], clock[0])
+            machine.made += tokens
         lasted = lasted and machine.left_wh > 0.0
         hot += machine.throttled
         hours += STEP_S / 3600
@@ -250,7 +253,8 @@ def live(
         if not lasted:
             break
         machine.write(hours)
-        energy.sample(probes.read(clock[0]), machine.jobs, clock[0])
+        work = EngineWork(machine.jobs, machine.jobs, machine.made)
+        energy.sample(probes.read(clock[0]), work, clock[0])
         while ahead and ahead[0].hours <= hours:
             one = ahead.popleft()
             value += ask(one, machine, energy, lengths, hours, clock[0], paced=paced)

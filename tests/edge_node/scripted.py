@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Literal
 
 from aiohttp import web
@@ -83,7 +83,7 @@ class ScriptedEngine:
     def signals(self) -> EdgeSignals:
         return EdgeSignals(queue=self.running, tokens_per_s=100.0, loaded=self.state == "ready")
 
-    async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, call: BackendRequest) -> AsyncGenerator[Chunk]:
         self.calls.append(call)
         self.running += 1
         self.entered.set()

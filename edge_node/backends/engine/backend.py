@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -161,7 +161,7 @@ class EngineBackend(Supervisor):
             raise EngineUnavailable(f"{self.name} cannot count now. Try again.", phase="connect", retry_after_s=1.0)
         return process
 
-    async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, call: BackendRequest) -> AsyncGenerator[Chunk]:
         """Generate the answer, see `Backend`. Prompt p's choice c has the index p·n + c."""
         request = call.request
         _check_supported(request)

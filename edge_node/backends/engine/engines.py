@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,7 +24,7 @@ from causeway_server.router.openai.tokens import TokenList
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.types import Chunk, EdgeSignals, Embeddings, Request
 
-from ..backend import Backend, BackendRequest
+from ..backend import Backend, BackendRequest, EngineWork
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Engine(Backend, Protocol):
 
     @property
     def jobs(self) -> int: ...
+
+    def generate(self, call: BackendRequest) -> AsyncGenerator[Chunk]: ...
 
     async def start(self) -> None: ...
 
@@ -73,6 +76,8 @@ class EnginePool:
     _missing: dict[str, str] = field(default_factory=dict)  # model → the reason why it has no engine
     _first_model: str = ""
     _tasks: anyio.abc.TaskGroup | None = None
+    _answers: int = 0  # that are being generated
+    _tokens: int = 0  # generated since the start
 
     @property
     def state(self) -> str:
@@ -170,8 +175,15 @@ class EnginePool:
 
     # --- Backend -----------------------------------------------------------------------------------------------------
 
-    def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
-        return self._engine(call.target.model).generate(call)
+    async def generate(self, call: BackendRequest) -> AsyncGenerator[Chunk]:
+        self._answers += 1
+        try:
+            async with aclosing(self._engine(call.target.model).generate(call)) as chunks:
+                async for chunk in chunks:
+                    self._tokens += chunk.tokens
+                    yield chunk
+        finally:
+            self._answers -= 1
 
     def complete(self, call: BackendRequest) -> None:
         return None
@@ -209,9 +221,10 @@ class EnginePool:
         return await self._engine(model).detokenize(tokens)
 
     @property
-    def jobs(self) -> int:
-        """Number of unfinished sequences in all children."""
-        return sum(engine.jobs for engine in self._engines.values())
+    def work(self) -> EngineWork:
+        """The work of all engines that are in use, for clients or in the background."""
+        jobs = sum(engine.jobs for engine in (*self._engines.values(), *self._retiring))
+        return EngineWork(jobs, self._answers, self._tokens)
 
     def signals(self) -> EdgeSignals:
         engine = self._engines.get(self._first_model)

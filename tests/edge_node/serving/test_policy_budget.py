@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from causeway_server.edge_node.backends.backend import EngineWork
 from causeway_server.edge_node.clock import Clock, system_clock
-from causeway_server.edge_node.storage.spend import SpendStore
+from causeway_server.edge_node.storage.spend import ENERGY, SpendStore
 from causeway_server.router.decision.candidates import MOST_TOKENS
-from causeway_server.router.decision.pacing import MAX_PRICE, Steps
+from causeway_server.router.decision.pacing import MAX_PRICE, EnergyState, Steps
 from causeway_server.router.types import DeviceSignals
 from tests.waiting import until
 
@@ -112,13 +113,23 @@ async def test_what_is_held_back_for_now_moves_no_price() -> None:
     assert (held.price, held.usd_left) == (free.price, 0.0)
 
 
+async def test_what_was_learned_of_energy_is_written_at_the_end_and_not_erased_at_the_start(tmp_path: Path) -> None:
+    heated, offered = POLICY + "budget: {heat: {limit_c: 80}}\n", Steps(0.0, ((7.0, 0.1),))
+    async with running(tmp_path, policy=heated) as device:
+        device.parts.signals.energy.offer(offered)
+    for _ in range(2):
+        async with running(tmp_path, policy=heated) as device:
+            learned = await device.parts.spend.learned(ENERGY, EnergyState)
+            assert learned.demand.recent == (offered,)
+
+
 async def test_a_hot_device_pays_for_its_work_and_says_so(tmp_path: Path) -> None:
     heated = POLICY + "budget: {heat: {limit_c: 80}}\n"
     async with running(tmp_path, policy=heated) as device:
         signals = device.parts.signals
         hot = DeviceSignals(temperature_c=81.0, power_w=9.0)
         for second in range(20):
-            signals.energy.sample(hot, 0, signals.clock.monotonic() + second)
+            signals.energy.sample(hot, EngineWork(), signals.clock.monotonic() + second)
         assert (await ask(device)).status == 200
         told = device.newest().snapshot.energy
         assert told is not None

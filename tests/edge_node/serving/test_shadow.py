@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from causeway_server.edge_node.app import build
+from causeway_server.edge_node.backends.backend import EngineWork
 from causeway_server.edge_node.clock import Clock, system_clock
 from causeway_server.edge_node.config.schema import CloudServer
 from causeway_server.edge_node.storage.shadow import ShadowStore
@@ -22,6 +23,7 @@ from causeway_server.models.catalog.artifact import find_artifact
 from causeway_server.models.signals.encoder import SentenceEncoder, Vector
 from causeway_server.models.signals.pair import ModelIdentity, prompt_features
 from causeway_server.models.signals.shadow import ShadowAnswer
+from causeway_server.router.types import DeviceSignals
 from causeway_train.calibrate.prompts import Pair
 from causeway_train.calibrate.shadow import read_shadow_rows
 from tests.edge_node.signals.test_calibrated_pair import publish
@@ -88,6 +90,8 @@ async def test_an_answer_of_the_cloud_is_followed_by_a_question_to_the_device(tm
         assert await finished(device) == one("small", "agreed")
         (call,) = device.engine.calls
         assert (call.confidence_tokens, call.durable, call.request.max_tokens) == (24, False, 76)
+        assert device.parts.engines is not None
+        assert device.parts.engines.work == EngineWork(tokens=len(EDGE_WORDS))  # no client's, and yet they take energy
         assert (await device.record(answer)).shadow == "small"
         device.engine.score = 0.1
         handed_off = await device.ask(tags="handoff")
@@ -160,6 +164,17 @@ async def test_the_budget_of_a_day_holds_over_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path, policy=tight, clock=tomorrow) as device:
         await device.ask()
         assert await finished(device) == one("large", "agreed")
+
+
+async def test_the_device_is_not_asked_while_its_energy_has_a_price(tmp_path: Path) -> None:
+    async with running(tmp_path, policy=SHADOW + "budget: {heat: {limit_c: 80}}\n") as device:
+        signals = device.parts.signals
+        for second in range(20):
+            hot = DeviceSignals(temperature_c=81.0, power_w=9.0)
+            signals.energy.sample(hot, EngineWork(), signals.clock.monotonic() + second)
+        await device.ask(tags="cloud")
+        assert await finished(device) == one("small", "over_budget")
+        assert device.engine.calls == []
 
 
 async def test_a_client_s_request_interrupts_one_on_the_device(tmp_path: Path) -> None:

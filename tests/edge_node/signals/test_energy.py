@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from causeway_server.edge_node.backends.backend import EngineWork
 from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.signals.energy import EnergyBudget
 from causeway_server.edge_node.signals.heat import HeatModel
@@ -33,8 +35,8 @@ def policy(budget: str) -> Policy:
     return parse_policy(FILE.replace("BUDGET", budget))
 
 
-def store(directory: Path | None = None) -> SpendStore:
-    return SpendStore(directory, Clock(unix=lambda: NOON))
+def store(directory: Path | None = None, unix: Callable[[], float] = lambda: NOON) -> SpendStore:
+    return SpendStore(directory, Clock(unix=unix))
 
 
 def budget(text: str, spend: SpendStore | None = None) -> EnergyBudget:
@@ -75,18 +77,15 @@ def test_a_draw_that_never_changes_foresees_nothing() -> None:
 
 def spent(energy: EnergyBudget, *, stated_wh: float | None, holds_wh: float, hours: float, busy_w: float = 0.0) -> None:
     """Discharge a battery at 5 W, and by half of the time at `busy_w` more, for 20 tokens a second."""
-    left, jobs = holds_wh, 0
+    left, made = holds_wh, 0
     for number in range(int(hours * 360)):
         jobs = int(bool(busy_w) and number % 2)
         power_w = 5.0 + busy_w * jobs
         left -= power_w * 10 / 3600
-        if jobs:
-            energy.answered(
-                [AttemptRecord("small", "edge", "done", 0.0, duration_ms=10_000.0, tokens=200)], number * 10.0
-            )
+        made += 200 * jobs
         charge = None if number % 11 == 3 else left / holds_wh
         read = DeviceSignals(power_w=power_w, battery=charge, battery_wh=stated_wh, discharging=True)
-        energy.sample(read, jobs, number * 10.0)
+        energy.sample(read, EngineWork(jobs, jobs, made), number * 10.0)
 
 
 @pytest.mark.parametrize("stated_wh", [None, 100.0])
@@ -103,7 +102,7 @@ def test_a_token_costs_what_is_drawn_above_the_draw_without_work() -> None:
     spent(energy, stated_wh=None, holds_wh=60.0, hours=1.0, busy_w=8.0)
     assert energy.current.token_wh == pytest.approx(8.0 / 20 / 3600, rel=0.05)
     energy.answered([AttemptRecord("large", "cloud", "done", 0.0, duration_ms=1800.0)], 3600.0)
-    energy.sample(DeviceSignals(power_w=5.0), 0, 3600.0)
+    energy.sample(DeviceSignals(power_w=5.0), EngineWork(), 3600.0)
     assert energy.current.cloud_wh == pytest.approx(0.001)
 
 
@@ -113,7 +112,7 @@ def test_a_watt_hour_has_a_price_while_they_are_short_and_none_on_the_charger() 
         energy.offer(Steps(0.0, ((7.0, 0.1),)))
     spent(energy, stated_wh=None, holds_wh=70.0, hours=6.0)
     assert (energy.current.price, energy.current.limit) == (7.0, "battery")
-    energy.sample(DeviceSignals(battery=0.5, discharging=False), 0, 22_000.0)
+    energy.sample(DeviceSignals(battery=0.5, discharging=False), EngineWork(), 21_600.0)
     assert (energy.current.price, energy.current.wh_left) == (0.0, None)
 
 
@@ -128,7 +127,7 @@ def test_a_device_at_its_limit_has_the_highest_price() -> None:
     for number, temperature_c in enumerate((82.0, 82.0, 84.0)):
         for second in range(60):
             read = DeviceSignals(temperature_c=temperature_c, power_w=9.0, throttles_c=85.0)
-            energy.sample(read, 0, number * 60.0 + second)
+            energy.sample(read, EngineWork(), number * 60.0 + second)
         assert energy.current.price == (MAX_PRICE if temperature_c > 83.0 else 0.0)
     assert energy.current.limit == "heat"
     samples = {sample.name: sample.value for sample in energy.samples()}
@@ -138,7 +137,7 @@ def test_a_device_at_its_limit_has_the_highest_price() -> None:
 def test_a_device_without_a_limit_has_no_price_of_heat() -> None:
     energy = budget("{heat: {}}")
     for second in range(60):
-        energy.sample(DeviceSignals(temperature_c=99.0, power_w=9.0), 0, float(second))
+        energy.sample(DeviceSignals(temperature_c=99.0, power_w=9.0), EngineWork(), float(second))
     assert energy.current.price == 0.0
 
 
@@ -146,7 +145,10 @@ async def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     spend = store(tmp_path)
     await spend.load()
     energy = budget('{battery: {until: "18:00"}}', spend)
+    await energy.load()
     spent(energy, stated_wh=100.0, holds_wh=60.0, hours=4.0, busy_w=2.0)
+    measured = energy.current.token_wh
+    energy.save()
     await asyncio.to_thread(spend.close)
     again = store(tmp_path)
     assert await again.load()
@@ -155,8 +157,69 @@ async def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     restarted = budget('{battery: {until: "18:00"}}', again)
     await restarted.load()
     spent(restarted, stated_wh=100.0, holds_wh=60.0, hours=0.05)
-    assert restarted.current.token_wh == pytest.approx(2.0 / 20 / 3600, rel=0.1)
+    assert restarted.current.token_wh == pytest.approx(measured)
     await asyncio.to_thread(again.close)
+
+
+async def test_the_sample_of_the_start_erases_nothing(tmp_path: Path) -> None:
+    """The daemon samples before it loads."""
+    known = EnergyState(drawn_wh=100.0, fallen=1.0, excess_wh=3.0, tokens=5000.0)
+    first = store(tmp_path)
+    await first.load()
+    first.remember(ENERGY, known)
+    await asyncio.to_thread(first.close)
+    for _ in range(3):
+        spend = store(tmp_path)
+        energy = budget('{battery: {until: "18:00"}}', spend)
+        energy.sample(DeviceSignals(power_w=5.0), EngineWork(), 0.0)
+        energy.save()  # as a start that fails does
+        await spend.load()
+        await energy.load()
+        assert await spend.learned(ENERGY, EnergyState) == known
+        await asyncio.to_thread(spend.close)
+
+
+def test_tokens_made_without_a_budget_count_as_their_energy_does() -> None:
+    energy = EnergyBudget(store())
+    energy.use(parse_policy(FILE.replace("budget: BUDGET", "")))
+    spent(energy, stated_wh=None, holds_wh=600.0, hours=1.0, busy_w=8.0)
+    energy.use(policy("{heat: {}}"))
+    energy.sample(DeviceSignals(power_w=5.0), EngineWork(tokens=36_000), 3600.0)
+    assert energy.current.token_wh == pytest.approx(8.0 / 20 / 3600, rel=0.05)
+
+
+def test_the_energy_of_embeddings_is_of_no_token() -> None:
+    energy = budget("{heat: {}}")
+    spent(energy, stated_wh=None, holds_wh=600.0, hours=1.0, busy_w=8.0)
+    for second in range(3600):
+        work = EngineWork(jobs=second % 2, tokens=36_000)
+        energy.sample(DeviceSignals(power_w=5.0 + 8.0 * work.jobs), work, 3600.0 + second)
+    assert energy.current.token_wh == pytest.approx(8.0 / 20 / 3600, rel=0.05)
+
+
+def slept(*, counted: bool) -> float | None:
+    """What is left after 1.5 hours at 5 W and, between them, 8 at 1 W, in which the monotonic clock may go on."""
+    unix, now, left = [NOON - 9.5 * 3600.0], [0.0], [100.0]
+    energy = budget('{battery: {until: "18:00"}}', store(unix=lambda: unix[0]))
+    for second in range(5400):
+        if second == 3600:
+            unix[0], now[0], left[0] = unix[0] + 8 * 3600.0, now[0] + 8 * 3600.0 * counted, left[0] - 8.0
+        unix[0], now[0], left[0] = unix[0] + 1.0, now[0] + 1.0, left[0] - 5.0 / 3600.0
+        read = DeviceSignals(battery=left[0] / 100.0, battery_wh=100.0, power_w=5.0, discharging=True)
+        energy.sample(read, EngineWork(), now[0])
+    return energy.current.wh_left
+
+
+def test_what_the_battery_loses_in_the_device_s_sleep_is_not_of_its_capacity() -> None:
+    assert slept(counted=False) == pytest.approx(slept(counted=True), abs=0.1)
+
+
+def test_a_charge_that_rises_by_its_noise_is_not_unknown() -> None:
+    energy = budget('{battery: {until: "18:00"}}')
+    for second in range(60):
+        read = DeviceSignals(battery=0.7 + 1e-9 * second, battery_wh=100.0, power_w=5.0, discharging=True)
+        energy.sample(read, EngineWork(), float(second))
+    assert energy.current.wh_left is not None
 
 
 def test_another_policy_s_energy_is_not_told() -> None:

@@ -265,7 +265,7 @@ async def test_embeddings_come_in_the_order_of_their_texts(backend: EngineBacken
 async def test_closing_an_answer_cancels_its_jobs(backend: EngineBackend) -> None:
     stream = backend.generate(call(chat(n=3, max_tokens=ENDLESS_TOKENS)))
     assert (await anext(stream)).index in (0, 1, 2)
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert backend.jobs == 0
     assert finish(await answer(backend, chat()))
     assert backend.signals().queue == 0
@@ -508,7 +508,7 @@ def test_an_event_loop_ends_without_close(tiny_model: Path, killed: bool) -> Non
             with pytest.raises(EngineCrashed):
                 async for _ in stream:
                     pass
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
     asyncio.run(scenario())
     with pytest.raises(ProcessLookupError):
