@@ -25,22 +25,24 @@ def run_apart(seconds: float, work: Callable[..., _T], *arguments: object) -> _T
 
     Raises:
         InvalidRequest: The work takes longer, or more than 2 GiB.
+        OSError: No process can be started.
     """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_work, args=(theirs, seconds, work, arguments), daemon=True)
-    try:
-        process.start()
-        theirs.close()
-        if not ours.poll(seconds):
-            raise InvalidRequest(f"This takes longer than {seconds:g} s: simplify its conditions.")
-        return ours.recv()  # type: ignore[no-any-return]
-    except EOFError:
-        raise InvalidRequest("This takes more time or memory than a draft may: simplify its conditions.") from None
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+    with ours:
+        with theirs:
+            process.start()
+        try:
+            if not ours.poll(seconds):
+                raise InvalidRequest(f"This takes longer than {seconds:g} s: simplify its conditions.")
+            return ours.recv()  # type: ignore[no-any-return]
+        except EOFError:
+            message = "This takes more time or memory than a draft may: simplify its conditions."
+            raise InvalidRequest(message) from None
+        finally:
+            process.kill()
+            process.join()
 
 
 def _work(out: Connection, seconds: float, work: Callable[..., Any], arguments: tuple[object, ...]) -> None:
