@@ -68,7 +68,7 @@ def create(source: ConfigSource, tenant: str, name: str, lifetime_s: float, **fi
     type=click.FloatRange(min=0, max=30 * DAY_S),
     default=DAY_S,
     show_default="a day",
-    help="Seconds in which the secret before is accepted, too.",
+    help="Seconds for which the old secret is also accepted.",
 )
 @_LIFETIME
 @redis_options

@@ -52,7 +52,7 @@ def worker(process: ConfiguredProcess) -> None:
 @_OPERATOR_PORT
 @configured_command
 def stream(process: ConfiguredProcess, source: str, sink: str, dead: str | None, name: str) -> None:
-    """Answer the messages of a topic on the tiers. Prints `ready stream=…` on stdout; SIGTERM drains."""
+    """Answer the messages of a topic with the tiers. Prints `ready stream=…` on stdout; SIGTERM drains."""
     config, reread, flags = process
     topics, serves_operators = _topics(name, source, sink, dead), flags.operator_port is not None
     from ..background import run_pipeline  # on demand: gRPC takes half a second to import

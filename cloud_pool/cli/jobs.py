@@ -51,7 +51,7 @@ def list_dead_letters(source: ConfigSource, limit: int) -> None:
 
 @dlq.command("retry")
 @click.argument("jobs", nargs=-1)
-@option("--all", "All dead letters that `list` shows by default.", to="every", is_flag=True)
+@option("--all", "Queue all dead letters that `list` shows by default.", to="every", is_flag=True)
 @click.pass_obj
 @report_errors
 def retry(source: ConfigSource, jobs: tuple[str, ...], every: bool) -> None:
@@ -61,7 +61,7 @@ def retry(source: ConfigSource, jobs: tuple[str, ...], every: bool) -> None:
 
 @dlq.command("purge")
 @click.argument("jobs", nargs=-1)
-@option("--all", "All dead letters that `list` shows by default, after confirmation.", to="every", is_flag=True)
+@option("--all", "Delete all dead letters that `list` shows by default, after confirmation.", to="every", is_flag=True)
 @option("--yes", "Do not ask for confirmation.", is_flag=True)
 @click.pass_obj
 @report_errors

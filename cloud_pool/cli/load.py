@@ -48,23 +48,23 @@ class LoadSettings(msgspec.Struct, frozen=True):
 
 @click.command("load")
 @click.argument("url")
-@option("--model", "Model that is asked.", default="auto")
-@option("--users", "Closed loop: users, each with one request at a time.", _SOME)
-@option("--rate", "Open loop: conversations that begin per second, at random times.", _POSITIVE)
-@option("--duration-s", "Time in which requests begin.", _POSITIVE, 30.0)
-@option("--trace", "File of conversations, a JSON object per line: `turns`, `think_s`, `at_s` for times.", _PATH)
-@option("--turns", "Turns of each conversation that is made.", _SOME, 1)
-@option("--words", "Words of each turn that is made.", _SOME, 16)
-@option("--think-s", "Time from an answer to the next turn of a conversation that is made.", click.FloatRange(0), 0.0)
-@option("--max-tokens", "Limit of each answer.", _SOME, 64)
-@option("--stream/--no-stream", "Ask for streams.", default=True)
-@option("--timeout-s", "Time of a request, after which it has failed.", _POSITIVE, 60.0)
-@option("--seed", "Seed of texts and times.", int, 1)
-@option("--key-env", "Environment variable with the key that is sent.", default="")
-@option("--report", "HTML file to write, with plots.", _PATH)
+@option("--model", "Model that the requests name.", default="auto")
+@option("--users", "Closed loop: number of users, each with one request at a time.", _SOME)
+@option("--rate", "Open loop: number of conversations that begin per second, at random times.", _POSITIVE)
+@option("--duration-s", "Seconds in which new requests begin.", _POSITIVE, 30.0)
+@option("--trace", "File of conversations, a JSON object per line with `turns`, `think_s` and `at_s`.", _PATH)
+@option("--turns", "Number of turns of each generated conversation.", _SOME, 1)
+@option("--words", "Number of words of each generated turn.", _SOME, 16)
+@option("--think-s", "Seconds from an answer to the next generated turn.", click.FloatRange(0), 0.0)
+@option("--max-tokens", "Maximum tokens of each answer.", _SOME, 64)
+@option("--stream/--no-stream", "Whether the requests ask for streams.", default=True)
+@option("--timeout-s", "Seconds after which a request counts as failed.", _POSITIVE, 60.0)
+@option("--seed", "Seed of the random texts and times.", int, 1)
+@option("--key-env", "Environment variable with the API key.", default="")
+@option("--report", "HTML file for a report with plots.", _PATH)
 @format_option
 def load_command(report: Path | None, *, as_json: bool, **settings: object) -> None:
-    """Put a load on the server at URL, such as http://127.0.0.1:8100/v1, and print what its clients saw.
+    """Send a load to the server at URL, such as http://127.0.0.1:8100/v1, and print what its clients measured.
 
     Give --users, --rate, or a trace with times. Exit code: 0 all requests were answered, 1 some failed, 2 usage error.
     """

@@ -35,7 +35,7 @@ ON_DEMAND = {
     ),
     "jobs": (".jobs", "jobs", "List accepted jobs and batches that Redis has lost. Command: reconcile."),
     "erase": (".erase", "erase", "Erase all data of a tenant, device or user. Prints a signed receipt."),
-    "load": (".load", "load_command", "Put a load on a server, and print what its clients saw."),
+    "load": (".load", "load_command", "Send a load to a server, and print what its clients measured."),
     "usage": (".usage", "usage_command", "Show a tenant's usage and cost on a day."),
 }
 """Commands imported on demand, as slow imports (half a second) would delay `--help`: module, command, help."""
@@ -75,7 +75,7 @@ def list_config_keys(*, schema: bool) -> None:
 @main.command()
 @click.argument("file", type=PATH)
 def migrate(file: Path) -> None:
-    """Rewrite a configuration of the previous version with the present names.
+    """Replace the names of the previous version in a configuration file.
 
     Layout and comments are kept, and the original is saved as FILE.before.
     """

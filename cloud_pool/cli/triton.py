@@ -47,7 +47,7 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
     default=default_key_file,
     show_default="~/.local/state/causeway-triton/key",
     help=(
-        "File with the key of the model control, which is made if it is missing. Gateways and workers "
+        "File with the key of the model control; a missing file is made. Gateways and workers "
         "read it as `triton_key_file`."
     ),
 )

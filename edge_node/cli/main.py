@@ -126,7 +126,7 @@ def _without_secret(config: Config) -> Config:
 @main.command()
 @click.argument("file", type=PATH, envvar=CONFIG_VARIABLE)
 def migrate(file: Path) -> None:
-    """Rewrite a configuration of the previous version with the present names.
+    """Replace the names of the previous version in a configuration file.
 
     Its policy and the folders of pulled models are rewritten, too. FILE is by default $CAUSEWAY_CONFIG. Layout and
     comments are kept, and each original is saved as FILE.before.
@@ -191,7 +191,7 @@ def export(config: Config, since: str) -> None:
 
 @main.command("rotate-key")
 @config_options
-@option("--new-key-file", "Seal the keys with the key of this file, too; a missing file is made.", PATH)
+@option("--new-key-file", "Let the key in this file open the state folder, too; a missing file is made.", PATH)
 def rotate_key(config: Config, new_key_file: Path | None) -> None:
     """Replace the key that encrypts the state folder.
 

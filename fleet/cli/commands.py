@@ -356,7 +356,7 @@ _File = click.Path(path_type=Path, dir_okay=False)
     _File,
     to="client_ca_file",
 )
-@option("--device-ca", "Folder of `tls init`, whose CA issues devices' certificates.", _Folder)
+@option("--device-ca", "Folder made by `tls init`. Its CA issues devices' certificates.", _Folder)
 def serve(
     folder: Path,
     keys: Path,

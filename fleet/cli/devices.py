@@ -138,7 +138,7 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
 @option("--client", "Only what the device stores of this client; default: of all.", to="of", metavar="NAME")
 @option("--reason", "Reason for the audit log.", default="")
 @option("--wait", "Maximum time to wait for the receipt.", default="60s")
-@option("--status", "Order nothing: print the last order's receipt.", is_flag=True)
+@option("--status", "Print the last order's receipt instead of giving an order.", is_flag=True)
 @yes_option
 @connected
 def erase(client: FleetClient, device: str, of: str | None, reason: str, wait: str, status: bool, yes: bool) -> None:

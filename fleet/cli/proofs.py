@@ -45,12 +45,12 @@ class ProofReport(msgspec.Struct, frozen=True):
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @option(
     "--old",
-    "Policy beyond which nothing more may leave the device.",
+    "Earlier policy: prove that PATHS let nothing leave the device that it keeps on it.",
     click.Path(path_type=Path, dir_okay=False, exists=True),
 )
 @option(
     "--timeout",
-    "Maximum seconds for a statement; then it is undecided.",
+    "Maximum seconds for each statement; then the statement is undecided.",
     click.FloatRange(min=0.01),
     10.0,
     to="timeout_s",

@@ -49,7 +49,9 @@ _SHOWN = 20  # rollouts in the overview
     "--cohort", "Only this cohort. Repeatable; default: every cohort whose bundle changed.", to="only", multiple=True
 )
 @option("--bundle", "A signed bundle, such as an earlier one, instead of the newest one.", default="")
-@option("--allow-leaving", "Accept that recorded requests leave the device. This needs an approver.", is_flag=True)
+@option(
+    "--allow-leaving", "Accept that recorded requests would leave the device. This needs an approver.", is_flag=True
+)
 @option("--without-replay", "Continue without records to replay. This needs an approver.", is_flag=True)
 @yes_option
 @connected
@@ -121,8 +123,8 @@ def begin(
 @format_option
 @connected
 def status(client: FleetClient, rollout: str, as_json: bool) -> None:
-    """Show the fleet and its rollouts, or one ROLLOUT with its last look. A cohort's name stands for its newest
-    rollout.
+    """Show the fleet and its rollouts, or one ROLLOUT with its last evaluation. A cohort's name stands for its
+    newest rollout.
 
     Exit code: 0 shown, 1 the control plane refuses or does not answer.
     """
@@ -175,8 +177,8 @@ accept = _decision(
 @yes_option
 @connected
 def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:
-    """Return the devices of ROLLOUT to the previous bundle, after asking. ROLLOUT is an id or a cohort; it may be done
-    already.
+    """Return the devices of ROLLOUT (an id, or a cohort) to the previous bundle, after asking. The rollout may have
+    ended already.
 
     An aborted rollout cannot continue: `apply` begins a new one. Exit code: 0 done, 1 the rollout's state or the
     operator's role does not allow it, or the answer is no, 2 there is no terminal to ask at, and no --yes.

@@ -132,7 +132,7 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
 def holders(
     folder: Path, files: tuple[Path, ...], threshold: int, key_files: tuple[Path, ...], passphrase_file: Path | None
 ) -> None:
-    """Let the keys NAME.pub, and only them, be those of root and artifacts in FOLDER, as when several people take over
+    """Make the keys NAME.pub the only keys of root and artifacts in FOLDER, for example when several people take over
     from the one key of `quick`.
 
     Writes trust.yaml again, without its comments, and signs like `sign`. Enough of the earlier holders and of the new

@@ -32,8 +32,8 @@ prompts_option = option(
 )
 limits_option = option(
     "--limit",
-    "FIGURE=NUMBER: refuse the second model beyond it. Figures: kl_mean, kl_p99, perplexity_ratio (at most); top1, "
-    "exact_match, rouge_l, accuracy_change (at least). May be repeated.",
+    "FIGURE=NUMBER: refuse the second model if FIGURE is beyond NUMBER. Figures: kl_mean, kl_p99, perplexity_ratio (at "
+    "most); top1, exact_match, rouge_l, accuracy_change (at least). May be repeated.",
     to="limits",
     multiple=True,
 )
@@ -42,7 +42,9 @@ _kv_type = click.Choice(get_args(KVType))
 
 def gate_options(command: T) -> T:
     """Add `--against`, `--prompts` and `--limit`, from which `make_gate` makes a gate."""
-    against = option("--against", "Model or GGUF to compare with before it is added; needs --prompts and --limit.")
+    against = option(
+        "--against", "Model or GGUF with which FILE is compared before it is added; needs --prompts and --limit."
+    )
     return against(prompts_option(limits_option(command)))
 
 
@@ -87,7 +89,7 @@ def compare(
     threads: int,
     extra_dirs: Sequence[Path],
 ) -> None:
-    """Compare SECOND with FIRST, which are models or GGUF files: what a quantisation costs, for example.
+    """Compare the models or GGUF files FIRST and SECOND, for example to see what a quantisation costs.
 
     Figures per token (KL divergence, perplexity) need the same vocabulary. Answers are greedy and unconstrained. Exits
     with 1 if a --limit is not kept.

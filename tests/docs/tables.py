@@ -68,6 +68,10 @@ def key_table(struct: type[msgspec.Struct], prefix: str = "", wanted: Callable[[
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
+EDGE_KEYS = {*keys_of(Config), "clouds.main.url", "clouds.main.key_file"}
+"""The keys of edge.yaml: the help of a flag that sets a key is the key, and its `--help` describes it."""
+
+
 def _commands(program: str, group: click.Command) -> str:
     return table(("command, option", "meaning", "default"), _command_rows(program, group))
 
@@ -100,7 +104,8 @@ def _command_rows(path: str, command: click.Command) -> Iterator[tuple[str, str,
             names = "/".join(option.opts[:1] + option.secondary_opts)
             value = "" if option.is_flag or option.count else f" {option.make_metavar(context)}"
             shown = "required" if option.required else f"`{extra['default']}`" if "default" in extra else ""
-            yield f"&emsp;`{names}{value}`", option.help or "", shown
+            text = option.help or ""
+            yield f"&emsp;`{names}{value}`", f"Set the key `{text}`." if text in EDGE_KEYS else text, shown
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------

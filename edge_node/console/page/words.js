@@ -8,30 +8,30 @@ export const REASONS = {
   rule_not_held: ["·", "", "did not hold"],
   signal_absent: ["?", "", "{detail} cannot be read on this device, so the rule does not hold"],
   rule_failed: ["!", "", "evaluation failed: {detail}"],
-  constraint_held: ["✓", "held", "constraint holds {detail}"],
-  guard_held: ["✓", "held", "rule of the guard applies: {detail}"],
-  guard_not_held: ["·", "", "rule of the guard does not apply"],
+  constraint_held: ["✓", "held", "the constraint applies {detail}"],
+  guard_held: ["✓", "held", "the rule of the guard applies: {detail}"],
+  guard_not_held: ["·", "", "the rule of the guard does not apply"],
   constraint_excluded: ["✗", "", "constraint excluded {target} {detail}"],
-  region_excluded: ["✗", "", "regions excluded {target}: {detail}"],
-  budget_excluded: ["✗", "", "the budget excluded {target}: {detail}"],
+  region_excluded: ["✗", "", "the regions of the request exclude {target}: {detail}"],
+  budget_excluded: ["✗", "", "the budget excludes {target}: {detail}"],
   preference_excluded: ["✗", "", "the request's preference excluded {target} {detail}"],
   preference_ordered: ["↑", "", "the request's preference moved {target} forward {detail}"],
   target_scored: ["=", "", "{target}: {detail}"],
   estimate_absent: ["?", "", "{target} cannot be scored: {detail}"],
   model_named: ["✓", "held", "the request names {target} {detail}"],
-  continued: ["✓", "held", "continues an answer of {target} {detail}"],
+  continued: ["✓", "held", "the request continues an answer of {target} {detail}"],
   target_unable: ["✗", "", "{target} lacks a capability: {detail}"],
   target_absent: ["✗", "", "{target} is not on this device: {detail}"],
-  target_down: ["↓", "", "{target} is down, tried last {detail}"],
+  target_down: ["↓", "", "{target} is down, so it is tried last {detail}"],
   session_bound: ["✓", "", "an earlier request of the session is bound, and so is this one {detail}"],
   session_pinned: ["✓", "", "the session stays at {target}: {detail}"],
   session_left: ["✗", "", "the session leaves {target}: {detail}"],
-  promise_kept: ["✓", "", "the promise of quality hands off below {detail}"],
-  promise_unmeasured: ["?", "", "the promise of quality has no measure: {detail}"],
-  calibration_set_aside: ["!", "", "the calibration of {target} has drifted and is set aside {detail}"],
+  promise_kept: ["✓", "", "the promise of quality sets the threshold of the handoff to {detail}"],
+  promise_unmeasured: ["?", "", "the promise of quality cannot be measured: {detail}"],
+  calibration_set_aside: ["!", "", "the calibration of {target} has drifted and is not used {detail}"],
   no_route: ["✗", "", "no target is left {detail}"],
-  cache_rule_held: ["✓", "held", "cache rule held"],
-  cache_rule_not_held: ["·", "", "cache rule did not hold"],
+  cache_rule_held: ["✓", "held", "the cache rule applies"],
+  cache_rule_not_held: ["·", "", "the cache rule does not apply"],
   cache_refused: ["✗", "", "not cached: {detail}"],
 };
 
@@ -48,7 +48,7 @@ const PLACES = { edge: "on the device", cloud: "in the cloud", cache: "from the 
 export function outcomeInWords(outcome) {
   const time = duration(outcome.total_ms);
   if (outcome.status === "cancelled") return `The client left after ${time}`;
-  if (outcome.status !== "ok" && outcome.http_status < 400) return `Broken off by ${outcome.error} after ${time}`;
+  if (outcome.status !== "ok" && outcome.http_status < 400) return `The answer broke off after ${time}: ${outcome.error}`;
   if (outcome.status !== "ok") return `No answer: ${outcome.http_status} ${outcome.error} after ${time}`;
   return `Answered ${PLACES[outcome.route] ?? ""} in ${time}`;
 }

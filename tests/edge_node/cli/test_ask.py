@@ -200,7 +200,7 @@ def test_route_tries_a_draft_without_a_daemon(tmp_path: Path) -> None:
     result = draft(path, "--tag", "handoff", "--set", "down=large")
     assert result.exit_code == 0, result.output
     assert "unsure  test@" in result.stdout
-    assert "unsure         large is down, tried last" in result.stdout
+    assert "unsure         large is down, so it is tried last" in result.stdout
     document = json.loads(draft(path, "--format", "json", "--prefer", "only_cloud").stdout)
     assert [plan["target"]["name"] for plan in document["decision"]["attempts"]] == ["large"]
 

@@ -102,7 +102,7 @@ def _schedule(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Share of the rows in an epoch (assistant-large).",
 )
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
 @_schedule
 def train(
     name: str,
@@ -158,7 +158,7 @@ def train(
     show_default=True,
     help="Weight of the teacher's probabilities against the labels.",
 )
-@click.option("--seed", type=int, default=2, show_default=True)
+@click.option("--seed", type=int, default=2, show_default=True, help="Seed of random choices.")
 @_schedule
 def distill_assistant(
     data: Path,
@@ -198,7 +198,7 @@ def export(run: Path, gguf: Path) -> None:
 @click.argument("target", type=file)
 @data_option
 @click.option("--examples", type=click.IntRange(1), default=4000, show_default=True, help="Training examples to use.")
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
 def importance(run: Path, target: Path, data: Path, examples: int, seed: int) -> None:
     """Write a run's importance matrix (.npz) for quantize: the mean squared input of each matrix column."""
     from ..assistant.run import write_importance

@@ -34,7 +34,7 @@ from causeway_server.models.cli.options import (
 @click.option("--large-key-env", default="", help="Environment variable that holds the endpoint's API key.")
 @click.option("--judge", default="", help="Model that compares answers if a prompt has no reference.")
 @click.option(
-    "--judge-url", default="", help="OpenAI endpoint of the judge. Its API key is that of --large-key-env too."
+    "--judge-url", default="", help="OpenAI endpoint of the judge. It uses the API key of --large-key-env, too."
 )
 @click.option(
     "--prompts",
@@ -92,7 +92,7 @@ from causeway_server.models.cli.options import (
 @click.option(
     "--context", type=click.IntRange(256), default=4096, show_default=True, help="Context of one sequence, in tokens."
 )
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
 @threads_option(2)
 @models_option
 def calibrate(
@@ -198,7 +198,7 @@ def _large(name: str, dirs: Sequence[Path], *, is_remote: bool, may_be_absent: b
 @to_option
 @click.option("--name", default="candidates", show_default=True, help="Name of the artifact.")
 @click.option("--sources", type=existing_file, help="JSON lines as those of `calibrate`: the data that the card names.")
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
 def candidates(files: Sequence[Path], to: Path, name: str, sources: Path | None, seed: int) -> None:
     """Learn which of several models answers a prompt well, for `best_of` in a policy.
 

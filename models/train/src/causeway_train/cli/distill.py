@@ -56,7 +56,7 @@ _COUNT, _SHARE = click.IntRange(1), click.FloatRange(0, 1)
 @click.option(
     "--first-layer", type=click.IntRange(0), default=0, show_default=True, help="First layer that has an adapter."
 )
-@click.option("--learning-rate", type=float, default=1e-3, show_default=True)
+@click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="Peak learning rate.")
 @click.option("--batch-rows", type=_COUNT, default=32, show_default=True, help="Answers in a batch.")
 @click.option(
     "--soft-weight",
@@ -66,8 +66,14 @@ _COUNT, _SHARE = click.IntRange(1), click.FloatRange(0, 1)
     help="Weight of the teacher's probabilities against its answer, where it gives them for the student's tokens.",
 )
 @click.option("--report-minutes", type=float, default=3.0, show_default=True, help="Minutes between checkpoints.")
-@click.option("--quantisation", type=click.Choice(list(QUANTISATIONS)), default="Q4_K_M", show_default=True)
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option(
+    "--quantisation",
+    type=click.Choice(list(QUANTISATIONS)),
+    default="Q4_K_M",
+    show_default=True,
+    help="Format of the student's weights.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
 @threads_option(2)
 def distill(
     student: Path,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from causeway_server.models.semantic.judge import Judge
 
 _PARAPHRASED = 0.2
-_seed = click.option("--seed", type=int, default=1, show_default=True)
+_seed = click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
 _max_error = click.option(
     "--max-error",
     type=click.FloatRange(0.002, 0.05),

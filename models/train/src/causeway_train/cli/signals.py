@@ -63,9 +63,9 @@ def convert_bert(source: Path, target: Path, int8: bool) -> None:
 @click.option("--teacher", type=existing_file, required=True, help="ONNX file written by convert-bert.")
 @_run
 @to_option
-@click.option("--epochs", type=click.IntRange(0), default=8, show_default=True)
+@click.option("--epochs", type=click.IntRange(0), default=8, show_default=True, help="Passes over the texts.")
 @click.option("--dimensions", type=click.IntRange(8), default=256, show_default=True, help="Length of a vector.")
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
 def train_encoder(data: Path, teacher: Path, run: Path, to: Path, epochs: int, dimensions: int, seed: int) -> None:
     """Distil the device's sentence encoder, a static int8 table, from a transformer."""
     from causeway_server.models.signals.encoder import SentenceEncoder
@@ -123,7 +123,7 @@ def train_encoder(data: Path, teacher: Path, run: Path, to: Path, epochs: int, d
     help="Tokens after which the reported calibration is measured.",
 )
 @limit_option
-@click.option("--seed", type=int, default=6, show_default=True)
+@click.option("--seed", type=int, default=6, show_default=True, help="Seed of random choices.")
 @threads_option(1)
 def train_quality(
     data: Path, run: Path, model: str, to: Path, tokens: int, limit: int | None, seed: int, threads: int
