@@ -49,9 +49,7 @@ _SHOWN = 20  # rollouts in the overview
     "--cohort", "Only this cohort. Repeatable; default: every cohort whose bundle changed.", to="only", multiple=True
 )
 @option("--bundle", "A signed bundle, such as an earlier one, instead of the newest one.", default="")
-@option(
-    "--allow-leaving", "Accept that recorded requests would leave the device. This needs an approver.", is_flag=True
-)
+@option("--allow-leaving", "Let recorded requests leave the device. This needs an approver.", is_flag=True)
 @option("--without-replay", "Continue without records to replay. This needs an approver.", is_flag=True)
 @yes_option
 @connected

@@ -42,9 +42,7 @@ _kv_type = click.Choice(get_args(KVType))
 
 def gate_options(command: T) -> T:
     """Add `--against`, `--prompts` and `--limit`, from which `make_gate` makes a gate."""
-    against = option(
-        "--against", "Model or GGUF with which FILE is compared before it is added; needs --prompts and --limit."
-    )
+    against = option("--against", "Model or GGUF to compare FILE with before it is added; needs --prompts and --limit.")
     return against(prompts_option(limits_option(command)))
 
 
