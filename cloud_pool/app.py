@@ -637,7 +637,7 @@ def build_arrivals(config: Config) -> Arrivals | None:
     if not config.egress_ledger.enabled:
         return None
     if not config.state_dir:
-        raise ConfigError("It needs a folder. Set `state_dir`.", where="egress_ledger.enabled")
+        raise ConfigError("The egress ledger needs a folder. Set `state_dir`.", where="egress_ledger.enabled")
     from causeway_server.router.serving.egress.ledger import FOLDER, EgressLedger
 
     folder = Path(config.state_dir) / FOLDER

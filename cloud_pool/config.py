@@ -264,7 +264,7 @@ def _check_operator(config: Config) -> None:
         )
     if config.operator_server.port > MAX_PORT:
         raise ConfigError(
-            f"The port server.port + {OPERATOR_PORT_OFFSET} does not exist. Set this key.", where="operator.port"
+            f"server.port + {OPERATOR_PORT_OFFSET} is above {MAX_PORT}. Set this key.", where="operator.port"
         )
 
 
@@ -273,7 +273,7 @@ def _check_endpoints(tier: TierConfig, where: str) -> None:
         read_credentials(tier.upstream, f"{where}.upstream")
         for key, value in (("triton", tier.triton != DEFAULT_TRITON), ("endpoints", tier.endpoints)):
             if value:
-                raise ConfigError("A tier over HTTP names its servers in `upstream.urls`.", where=f"{where}.{key}")
+                raise ConfigError("This key is for Triton only. Set `upstream.urls`.", where=f"{where}.{key}")
         return
     if not tier.endpoints:
         parse_endpoint_address(tier.triton, where=f"{where}.triton")

@@ -411,7 +411,7 @@ class Erasure:
                 break
         else:
             raise ErasureConflict(
-                f"{subject.name} still gets new data: stop it, or revoke its tokens, then erase again."
+                f"{subject.name} still writes new data: stop it, or revoke its tokens, then erase again."
             )
         await self._db.replicate()
         await self._db.command("PEXPIRE", progress, _PROGRESS_TTL_MS)  # another run may have ended, and removed it

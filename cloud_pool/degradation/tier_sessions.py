@@ -90,7 +90,7 @@ class TierSessions:
         if session.target in self._chains.get(tier, ()):
             return asked
         if only and not is_placed:
-            raise asked.gone(f"The request names `{tier}`, for which it does not answer. Name `{session.target}`.")
+            raise asked.gone(f"It does not answer for `{tier}`, which the request names. Name `{session.target}`.")
         return turn
 
     def decided(self, turn: TierTurn, head: AnswerHead) -> AnswerHead:

@@ -351,7 +351,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
                 next_lease = await self._retry_lease(error, request, prompt, retry_state)
                 if next_lease is None:
                     raise  # (5)
-                log.debug("%s: %s, retried on %s", request.request_id, error.code, next_lease.endpoint)
+                log.debug("%s: %s; the request is retried on %s", request.request_id, error.code, next_lease.endpoint)
                 self.retried(error.code)
                 attempt = self._attempt(next_lease, request)
 

@@ -88,7 +88,7 @@ class RequestInput:
         begun = holder.get(name, "" if messages else None)
         if not isinstance(begun, str):
             raise InvalidRequest(
-                f"`{kinds[0]}` can only continue text, in the last message's `content` or in `prompt`.", param=kinds[0]
+                f"`{kinds[0]}` needs a text that it continues, in the last message or `prompt`.", param=kinds[0]
             )
         parts = [part.as_json() for part in self._parts]
         if kinds[0] == "text":

@@ -97,7 +97,7 @@ class InfoRoutes(msgspec.Struct):
         name = http.path.removeprefix(MODELS)
         tier = find_tier(self.tiers, name, allowed)
         if not tier.paths:
-            raise ModelNotFound(f"No request names the tier {name!r}: it reads parts of requests.", param="model")
+            raise ModelNotFound(f"Requests cannot name the tier {name!r}: it reads parts only.", param="model")
         if VERSION_HEADER in http.headers:
             return json_response(model_info(self._listed(name, tier)))
         return body_response(encode_model(self._listed(name, tier)))

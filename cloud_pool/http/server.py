@@ -457,7 +457,7 @@ def allowed_connections(most: int) -> int:
     """Raise the process's file limit; return the connections that half of its files allow, at most `most`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2 * most:
-        log.warning("This process may open only %d files: %d connections.", hard, hard // 2)
+        log.warning("This process may open only %d files, so it accepts %d connections.", hard, hard // 2)
     wanted = 2 * most if hard == resource.RLIM_INFINITY else min(2 * most, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -54,7 +54,7 @@ class _JsonTokenizer:
     def detokenize(self, tokens: Sequence[int]) -> str:
         size = self._model.get_vocab_size()
         if (unknown := next((token for token in tokens if token >= size), None)) is not None:
-            raise InvalidRequest(f"Token id {unknown}: this model has ids 0 to {size - 1}.", param="tokens")
+            raise InvalidRequest(f"Token id {unknown} is unknown. Known ids: 0 to {size - 1}.", param="tokens")
         return self._model.decode(list(tokens), skip_special_tokens=False)
 
 

@@ -165,7 +165,7 @@ def _by_tenant(batch: str, fields: dict[str, bytes]) -> list[UsageBatch]:
             tenant, number, field = name.split("|", 2)
             day = datetime.fromtimestamp(int(number) * _DAY_S, UTC).strftime("%Y-%m-%d")
         except (ValueError, OverflowError, OSError):
-            log.error("A bill that cannot be read is lost: %s: %r.", name, value)
+            log.error("A cost of jobs cannot be read and is lost: %s: %r.", name, value)
             continue
         amounts, released = sums.setdefault((tenant, day), {}), releases.setdefault((tenant, day), [])
         kind, _, release = field.partition("|")
@@ -174,7 +174,7 @@ def _by_tenant(batch: str, fields: dict[str, bytes]) -> list[UsageBatch]:
         elif value.lstrip(b"-").isdigit():
             amounts[field] = int(value)
         else:
-            log.error("A bill that cannot be read is lost: %s: %r.", name, value)
+            log.error("A cost of jobs cannot be read and is lost: %s: %r.", name, value)
     return [
         UsageBatch(f"{batch}-{day}", tenant, day, amounts, tuple(releases[tenant, day]))
         for (tenant, day), amounts in sums.items()

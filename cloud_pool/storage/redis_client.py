@@ -310,7 +310,7 @@ async def list_newest(
             try:
                 record = parse(name, row)
             except RecordUnreadable as error:
-                log.warning("%s is not listed: %s", name, error.message)
+                log.warning("%s is left out of a list: %s", name, error.message)
                 continue
             if record is None:
                 expired.append(name)

@@ -52,7 +52,7 @@ async def retry_until_done(step: Callable[[], Awaitable[T]]) -> T:
             return await step()
         except (JobStoreUnavailable, BrokerUnavailable) as error:
             if not fault:
-                log.warning("A message waits: %s", error.message)
+                log.warning("A step is repeated until it succeeds: %s", error.message)
             fault = error.message
             await pause()
 
@@ -236,7 +236,7 @@ class MessageSettler:
                 return
             except BrokerUnavailable as error:
                 if error.message != logged:
-                    log.warning("An outcome waits: %s", error.message)
+                    log.warning("An outcome cannot be published yet: %s", error.message)
                 repeated, logged = True, error.message
                 await pause()
             except MessageTooLarge as error:  # The bound is smaller than when the outcome was made.

@@ -62,7 +62,7 @@ class SharedFeedback:
                     if (counted := await self._redis.get(reply)) is not None:
                         return int(counted) > 0
         except _FAULTS as error:
-            log.debug("A score cannot be offered: %s", type(error).__name__)
+            log.debug("A client's score cannot be passed to the other gateways: %s", type(error).__name__)
         return None
 
     async def watch(self) -> None:

@@ -266,8 +266,8 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
     _check_tokenizer(tier, f"{where}.tokenizer_file")
     if tier.native_parts and (tier.native_parts != ("image",) or "chat" not in tier.can or not tier.template_file):
         raise ConfigError(
-            "Only chat tiers get parts themselves: over HTTP (`upstream.kind: openai`) any, in Triton's vLLM backend "
-            "images, with a `template_file`. Give an encoder a tier of its own.",
+            "In Triton only a chat tier of vLLM's backend with a `template_file` can have a part, and only `image`. An "
+            "encoder needs its own tier. Servers of `upstream.kind: openai` can have any part.",
             where=f"{where}.can",
         )
     if tier.template_file:
@@ -276,7 +276,7 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(str(error), where=f"{where}.template_file") from error
         if tier.native_parts and not takes_images(template):
-            raise ConfigError("The template writes nothing for an image.", where=f"{where}.template_file")
+            raise ConfigError("This template leaves images out of the prompt.", where=f"{where}.template_file")
         return ChatFormat(
             template,
             tier.bos,
@@ -317,11 +317,11 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
 def _check_adapters(tier: TierConfig, where: str) -> None:
     """Raise ConfigError for adapters of what generates no text, or without a name."""
     if tier.adapter and "embedding" in tier.can:
-        raise ConfigError("Embeddings do not support an adapter: remove `embedding` from `can`.", where=f"{where}.can")
+        raise ConfigError("An adapter cannot compute embeddings: remove `embedding`.", where=f"{where}.can")
     if tier.adapters and not {"chat", "completion"} & set(tier.can):
-        raise ConfigError("Only tiers that generate text have adapters.", where=f"{where}.adapters")
+        raise ConfigError("Only tiers that generate text can have adapters.", where=f"{where}.adapters")
     if "" in (*tier.adapters, *tier.adapters.values()):
-        raise ConfigError("An adapter and its name have at least one character.", where=f"{where}.adapters")
+        raise ConfigError("An adapter or its name is empty: write both.", where=f"{where}.adapters")
 
 
 def _check_tokenizer(tier: TierConfig, where: str) -> None:
@@ -330,7 +330,7 @@ def _check_tokenizer(tier: TierConfig, where: str) -> None:
         return
     if not tier.template_file:
         raise ConfigError(
-            "Only with a `template_file`: an artifact has its own tokenizer. Remove this key.", where=where
+            "This key needs a `template_file`: an artifact has its own tokenizer. Remove it.", where=where
         )
     if not Path(tier.tokenizer_file).is_file():
         raise ConfigError(f"{tier.tokenizer_file}: no such file.", where=where)
@@ -339,15 +339,12 @@ def _check_tokenizer(tier: TierConfig, where: str) -> None:
 def _check_trtllm(tier: TierConfig, where: str) -> None:
     """Raise ConfigError for what models of TensorRT-LLM have no tensors for."""
     if not set(tier.can).issubset(("chat", "completion")):
-        raise ConfigError("Models of TensorRT-LLM can `chat` and `completion` only.", where=f"{where}.can")
+        raise ConfigError("Models of TensorRT-LLM support only `chat` and `completion`.", where=f"{where}.can")
     for key in ("adapter", "adapters"):
         if getattr(tier, key):
-            raise ConfigError(
-                "Adapters of TensorRT-LLM are not supported: their weights travel with requests.",
-                where=f"{where}.{key}",
-            )
+            raise ConfigError("Adapters of TensorRT-LLM are not supported. Remove this key.", where=f"{where}.{key}")
     if not tier.template_file:
-        raise ConfigError("Name the model's chat template: no artifact has it.", where=f"{where}.template_file")
+        raise ConfigError("Name the file of the model's chat template.", where=f"{where}.template_file")
 
 
 _RENDERED_UPSTREAM = ("adapter", "artifact", "template_file", "tokenizer_file", "special_tokens", "bos", "eos")
@@ -358,14 +355,14 @@ def _http_chat_format(tier: TierConfig, where: str) -> ChatFormat:
     for key in _RENDERED_UPSTREAM:
         if getattr(tier, key):
             raise ConfigError(
-                "The servers of an upstream of `kind: openai` render prompts themselves. Remove this key; an adapter "
-                "is a model of its own there (`adapters`).",
+                "Servers of `kind: openai` render prompts themselves. Remove this key, and list adapters as models "
+                "under `adapters`.",
                 where=f"{where}.{key}",
             )
     if tier.is_encoder:
-        raise ConfigError("Encoders of parts are models in Triton (`kind: triton`).", where=f"{where}.can")
+        raise ConfigError("An encoder must be a model in Triton (`kind: triton`).", where=f"{where}.can")
     if tier.native_parts and "chat" not in tier.can:
-        raise ConfigError("Parts are in chats: add `chat`.", where=f"{where}.can")
+        raise ConfigError("Only chats have audio, images and files: add `chat`.", where=f"{where}.can")
     return ChatFormat("", context_tokens=tier.context_tokens)
 
 

@@ -227,10 +227,10 @@ def check_variants(tiers: Iterable[TierConfig]) -> None:
                 raise ConfigError(message, where=f"tiers[{index}].variants[{at}].model")
             seen.add(variant.model)
             if variant.shadow and tier.trial.promote:
-                message = "Answers of a shadow variant are never shown. Remove it, or `trial.promote`."
+                message = "Clients never get the answers of a shadow variant. Remove it, or `trial.promote`."
                 raise ConfigError(message, where=f"tiers[{index}].variants[{at}].shadow")
         if tier.trial != TrialConfig() and not tier.variants:
-            raise ConfigError("It has no effect without `variants`.", where=f"tiers[{index}].trial")
+            raise ConfigError("A trial has no effect without `variants`.", where=f"tiers[{index}].trial")
 
 
 def _log(trial: Trial) -> None:

@@ -56,14 +56,14 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.is_http:
             for key in ("urls", "key_file", "without"):
                 if getattr(self, key):
-                    raise ConfigError("Only an upstream of `kind: openai` has this key.", where=f"{where}.{key}")
+                    raise ConfigError("This key is only for `kind: openai`. Remove it.", where=f"{where}.{key}")
             for key in ("ca_file", "server_name", "client_cert_file", "client_key_file"):
                 if getattr(self, key) and not self.tls:
                     raise ConfigError("Certificates need TLS: set `tls: true`.", where=f"{where}.{key}")
             return
         for key in ("tls", "server_name"):
             if getattr(self, key):
-                raise ConfigError("Only Triton has this key; write `https` into `urls`.", where=f"{where}.{key}")
+                raise ConfigError("This key is only for Triton. Write `https` into `urls`.", where=f"{where}.{key}")
         if not self.urls:
             raise ConfigError("Name the servers, such as `[http://vllm:8000/v1]`.", where=f"{where}.urls")
         for index, url in enumerate(self.urls):

@@ -141,7 +141,7 @@ class LoadReader:
                 reason = str(error) or type(error).__name__
             if address not in self._silent:
                 self._silent.add(address)
-                log.warning("%s reports no load, so its own calls alone count: %s", address, reason)
+                log.warning("%s reports no load, so only this process's own calls count: %s", address, reason)
 
         async with anyio.create_task_group() as tasks:
             for address in addresses:
@@ -163,7 +163,7 @@ class LoadReader:
         finally:
             response.release()
         if body is None:
-            raise ValueError(f"{url} answers more than {_MAX_BYTES} bytes.")
+            raise ValueError(f"{url} answered with more than {_MAX_BYTES} bytes.")
         return parse_load(body.decode())
 
     def close(self) -> None:

@@ -155,7 +155,7 @@ def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> Token
         return None
     if not carries_secrets(cloud.url):
         log.warning(
-            "The fleet's token is not sent to clouds.%s.url, which is plain HTTP. Use https://, or set clouds.%s.key.",
+            "The fleet's token is not sent to clouds.%s.url over plain HTTP. Use https://, or set clouds.%s.key.",
             cloud.name,
             cloud.name,
         )

@@ -719,7 +719,7 @@ def _pattern(path: str) -> re.Pattern[str]:
 def _refusal(http: HttpExchange, error: CausewayError) -> ServerResponse:
     """Return the answer to a request that has no decision, and log both under one id."""
     request_id = new_decision_id()
-    log.debug("%s refused: %s (%s) request=%s.", http.path, error.status, error.code, request_id)
+    log.debug("%s was refused: %s (%s) request=%s.", http.path, error.status, error.code, request_id)
     return refusal(http, error, request_id, {"x-request-id": request_id})
 
 

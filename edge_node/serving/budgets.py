@@ -47,7 +47,7 @@ class ClientBudgets:
         try:
             rows = await self._store.database.read(_GET, timeout_s=LOAD_TIMEOUT_S)
         except TimeoutError:
-            log.warning("What clients spent in earlier runs cannot be read, so it starts at 0.")
+            log.warning("The clients' spending in earlier runs cannot be read, so it starts at 0.")
             return
         self._usd.update(((client, day), usd) for client, day, usd in rows)  # type: ignore[misc]
 

@@ -762,13 +762,13 @@ def _refuse_skipped(generation: Generation) -> None:
         return
     target = next(plan.target for plan in decision.attempts if plan.target.name == decision.skipped_target)
     down = EngineUnavailable if target.at == "edge" else BreakerOpen
-    raise down(f"{target.name} is down, and a degraded answer cannot check another.", phase="connect")
+    raise down(f"{target.name} is down, and its stand-in cannot check the cached answer.", phase="connect")
 
 
 def _refuse_degraded(generation: Generation) -> None:
     """Raise BackendError if a check's unsent new answer is degraded, and the cached one is not."""
     if generation.degraded:
-        raise BackendError("The answer is degraded, and the cached one is not.")
+        raise BackendError("The answer is degraded, so it cannot check the cached one.")
 
 
 def _now() -> float:

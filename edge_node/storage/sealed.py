@@ -179,7 +179,7 @@ def encrypt_earlier(path: Path, keys: StateKeys) -> None:
         except sqlite3.DatabaseError as error:
             if not any(text in str(error) for text in _CORRUPT):
                 raise
-            log.warning("%s is corrupt (%s), and is erased, because it is not encrypted.", old, error)
+            log.warning("%s is corrupt (%s). It is erased, because it is not encrypted.", old, error)
     for name in (old.name, f"{old.name}-wal", f"{old.name}-shm", f"{old.name}-journal"):
         if (left := old.with_name(name)).exists():
             erase(left)
@@ -196,7 +196,7 @@ def encrypt_folder(keys: StateKeys) -> None:
     for name, file in SEALED.items():
         path, earlier = keys.folder / name, keys.folder / file.earlier
         if path.exists() and earlier.exists():
-            log.warning("%s of an earlier version is readable, and %s is used: delete the former.", earlier, name)
+            log.warning("%s is not encrypted, and %s is used instead: delete the former.", earlier, name)
         try:
             encrypt_earlier(path, keys)
         except (OSError, sqlite3.Error) as error:

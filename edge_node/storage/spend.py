@@ -102,7 +102,7 @@ class SpendStore(SqliteStore):
             return await self._read(row, kind)
         except _UNREADABLE as error:
             fault = type(error).__name__
-            log.warning("The usual day in %s cannot be read, so it is learned again: %s", self._file, fault)
+            log.warning("The usual load of a day in %s cannot be read, so it is learned again: %s", self._file, fault)
             return kind()
 
     def remember(self, row: int, state: SpendState | Demand | EnergyState, size_bytes: int = _DEMAND_BYTES) -> None:

@@ -191,7 +191,7 @@ class Controller:
         except (CausewayError, OSError) as error:
             self._report((getattr(error, "message", str(error)),))
         except Exception as error:  # a fault of ours must not stop the service for devices
-            log.exception("A tick of the controller failed.")
+            log.exception("A round of the controller failed; the next one tries again.")
             self._report((f"the controller failed and tries again: {type(error).__name__}",))
         return False
 

@@ -94,7 +94,7 @@ class Conversation:
         `after`; ConversationFull if the item alone is too large.
         """
         if item.id in self:
-            raise InvalidRequest(f"The conversation has an item {item.id!r}. Send another `id`.", param="item.id")
+            raise InvalidRequest(f"An item {item.id!r} exists already. Send another `id`.", param="item.id")
         if item.size_bytes > self._max_bytes:
             message = f"The item has {item.size_bytes} bytes, but a conversation may have only {self._max_bytes}."
             raise ConversationFull(message, param="item")

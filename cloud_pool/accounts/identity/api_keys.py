@@ -119,7 +119,7 @@ class ApiKeyStore:
         """
         if asked.usd_per_day and "jobs" in asked.scopes:
             raise InvalidRequest(
-                "A key with `usd_per_day` cannot have the scope `jobs`: jobs run later.", param="scopes"
+                "A key with `usd_per_day` cannot have the scope `jobs`, because jobs run later.", param="scopes"
             )
         if len(await self.list(tenant)) >= (most := self._config.api_keys.max_per_tenant):
             raise InvalidRequest(f"The tenant has {most} API keys. Delete one first.", param="name")
@@ -155,7 +155,7 @@ class ApiKeyStore:
         """
         key, stored = await self._find(tenant, key_id)
         if _within(key.grants, own) != key.grants:
-            raise PermissionDenied("This API key has more than your token grants.")
+            raise PermissionDenied("This API key grants more than your token does.")
         secret, now = _new_secret(), self._now()
         old = msgspec.structs.replace(key.secrets[0], until=min(key.secrets[0].until, now + asked.overlap_s))
         new = Secret(_sha256(secret), now + self._lifetime_s(asked.expires_in_s))

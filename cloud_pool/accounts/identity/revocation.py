@@ -187,13 +187,13 @@ class RevocationList:
         except RedisError as error:
             if not self._restore_fails:
                 log.error(
-                    "Redis has lost %d revocations, which stay in force here, and cannot be given them back: %s",
+                    "Redis has lost %d revocations. They stay in force here, but cannot be written back: %s",
                     count,
                     error,
                 )
             self._restore_fails = True
             return
-        log.error("Redis had lost %d revocations, which stayed in force here; they are restored.", count)
+        log.error("Redis had lost %d revocations. They stayed in force here and are restored.", count)
         self._restore_fails = False
         self.restored += count
 

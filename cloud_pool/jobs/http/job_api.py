@@ -257,7 +257,7 @@ class JobApi:
         try:
             await self.stores.durability.ensure()
         except errors.JobStoreUnavailable as error:
-            log.info("Answered without a job: %s", error.message)
+            log.info("A request that may become a job is answered without one: %s", error.message)
             return None
         if self.callers.admit is not None:
             await self.callers.admit(principal)

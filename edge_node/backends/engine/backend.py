@@ -158,7 +158,7 @@ class EngineBackend(Supervisor):
             with contextlib.suppress(EngineUnavailable):
                 await self.ready(asyncio.get_running_loop().time() + _LOAD_S)
         if (process := self._alive) is None:
-            raise EngineUnavailable(f"{self.name} cannot count now. Try again.", phase="connect", retry_after_s=1.0)
+            raise EngineUnavailable(f"{self.name} cannot count tokens. Try again.", phase="connect", retry_after_s=1.0)
         return process
 
     async def generate(self, call: BackendRequest) -> AsyncGenerator[Chunk]:

@@ -115,7 +115,7 @@ class Vocabulary:
         for index, token in enumerate(tokens):
             if not 0 <= token < self.size:
                 raise InvalidRequest(
-                    f"Token id {token} at {index}: this model has ids 0 to {self.size - 1}.", param=param
+                    f"Token id {token} at {index} is unknown. Known ids: 0 to {self.size - 1}.", param=param
                 )
         return np.array(tokens, np.int32)
 

@@ -256,7 +256,7 @@ def _checked(counted: protocol.Counted) -> protocol.Counted:
         return counted
     if counted.error:
         raise _CODES[counted.error](counted.detail, param=counted.param or None)
-    raise EngineUnavailable("The model did not count in time. Try again.", phase="connect", retry_after_s=1.0)
+    raise EngineUnavailable("Tokens were not counted in time. Try again.", phase="connect", retry_after_s=1.0)
 
 
 def _describe_exit(status: int) -> str:

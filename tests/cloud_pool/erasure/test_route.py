@@ -201,5 +201,5 @@ async def test_a_caller_without_a_name_names_whose_data_it_erases() -> None:
     admission: Any = SimpleNamespace(principal=lambda _: ANYONE)
     route = ErasureRoute(admission, Ed25519PrivateKey.generate(), lambda: pytest.fail("nothing may be opened"))
     http: Any = SimpleNamespace(query={})
-    with pytest.raises(InvalidRequest, match="Callers have no names here"):
+    with pytest.raises(InvalidRequest, match="Your token names no client"):
         await route.erase(http)

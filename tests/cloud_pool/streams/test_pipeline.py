@@ -438,10 +438,10 @@ async def test_answers_wait_for_a_full_broker(start: Start, topics: Topics, capl
         await topics.until(len(names))
     assert await topics.names() == names
     assert runner.names == names
-    told = [record.message for record in caplog.records if "An outcome waits" in record.message]
+    told = [record.message for record in caplog.records if "An outcome cannot be published yet" in record.message]
     assert len(told) == 1
     if topics.broker.drops_repeated_ids:
-        assert told == ["An outcome waits: NATS refuses: maximum bytes exceeded"]
+        assert told == ["An outcome cannot be published yet: NATS refuses: maximum bytes exceeded"]
 
 
 def counted(pipeline: RunningPipeline) -> list[str]:

@@ -88,7 +88,7 @@ def test_max_tokens_is_cut_to_what_the_context_has_left(rig: Rig) -> None:
     ("prompt", "code", "words"),
     [
         (Prompt(text=""), "invalid_value", "The prompt is empty."),
-        (Prompt(tokens=(1, 99999)), "invalid_value", "Token id 99999 at 1: this model has ids 0 to 546"),
+        (Prompt(tokens=(1, 99999)), "invalid_value", "Token id 99999 at 1 is unknown. Known ids: 0 to 546"),
         (Prompt(tokens=(-1,)), "invalid_value", "Token id -1 at 0"),
         (Prompt(text="turn " * 600), "context_length_exceeded", "has 601 tokens, this model's context is 512. Shorten"),
         (Prompt(tokens=(7,) * 512), "context_length_exceeded", "this model's context is 512: no tokens are"),
