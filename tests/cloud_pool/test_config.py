@@ -149,7 +149,7 @@ def test_a_tier_s_adapter_is_one_of_its_artifact(tmp_path: Path) -> None:
     assert (index["t-legal"].config.adapter, index["t-legal"].model, index["t"].config.adapter) == ("legal", "t", "")
     keys |= {CacheKeys(CacheConfig()).key(request, index["t-legal"], "")}
     assert len(keys) == 2, "the same answers as those of a tier of its own, under its name"
-    with pytest.raises(ConfigError, match=r"tiers\[0\].can.*do not support an adapter"):
+    with pytest.raises(ConfigError, match=r"tiers\[0\].can.*cannot compute embeddings"):
         tiers("adapter: legal, can: [chat, embedding]")
     (tmp_path / "t.jinja").write_text("{{ messages[0].content }}")
     (stock,) = tiers(f"template_file: {tmp_path / 't.jinja'}, adapter: any")

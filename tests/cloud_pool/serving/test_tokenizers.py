@@ -134,5 +134,5 @@ async def test_tokens_of_the_shipped_model_become_its_text_again() -> None:
     )
     deadline = asyncio.get_running_loop().time() + 60.0
     assert (await TOKENIZERS.detokenize(tier, found, deadline)).endswith(text)
-    with pytest.raises(InvalidRequest, match="ids 0 to"):
+    with pytest.raises(InvalidRequest, match="ids: 0 to"):
         await TOKENIZERS.detokenize(tier, (10**6,), deadline)

@@ -315,6 +315,6 @@ def test_a_session_that_a_variant_answered_does_not_stay_there_when_it_becomes_a
 def test_a_shadow_variant_cannot_be_promoted() -> None:
     trial = TrialConfig(promote=True)
     config = TierConfig(model="m", variants=(TierVariantConfig("v2", 5, shadow=True),), trial=trial)
-    with pytest.raises(ConfigError, match="never shown") as caught:
+    with pytest.raises(ConfigError, match="never get") as caught:
         check_variants([config])
     assert caught.value.where == "tiers[0].variants[0].shadow"
