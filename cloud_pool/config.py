@@ -264,7 +264,7 @@ def _check_operator(config: Config) -> None:
         )
     if config.operator_server.port > MAX_PORT:
         raise ConfigError(
-            f"server.port + {OPERATOR_PORT_OFFSET} is above {MAX_PORT}. Set this key.", where="operator.port"
+            f"Port server.port + {OPERATOR_PORT_OFFSET} is above {MAX_PORT}. Set this key.", where="operator.port"
         )
 
 
