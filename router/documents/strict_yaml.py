@@ -95,7 +95,7 @@ class YamlError(Exception):
 def read_yaml(text: str, file: str) -> Tree:
     """Parse `text`. `file` is its name in messages. Raises only YamlError, whatever the text is."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise YamlError(Problem(SourceLocation(file), f"larger than {MAX_BYTES // 1024} KB"))
+        raise YamlError(Problem(SourceLocation(file), f"larger than {MAX_BYTES // 1024} KiB"))
     try:
         loader = _Loader(text, file)
         node = loader.get_single_node()

@@ -397,9 +397,9 @@ def test_every_mistake_of_a_file_is_reported_in_its_order() -> None:
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_parsed() -> None:
-    with pytest.raises(PolicyError, match="larger than 256 KB"):
+    with pytest.raises(PolicyError, match="larger than 256 KiB"):
         parse_policy(GOOD + "#" * (256 * 1024))
-    with pytest.raises(PolicyError, match="larger than 256 KB"):
+    with pytest.raises(PolicyError, match="larger than 256 KiB"):
         parse_policy(GOOD + "#" + "é" * (128 * 1024))
 
 
