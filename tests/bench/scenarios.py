@@ -54,6 +54,7 @@ PROGRAMS = {
     "edge-ablation": Tool("bench.edge_ablation", "what each shortcut of the edge's HTTP side is worth"),
     "hops": Tool("bench.hops", "the files of ours that one request passes"),
     "kv-types": Tool("bench.decoding.kv_types", "keys and values at q8_0 beside f16"),
+    "load-tools": Tool("bench.load_tools", "our load tool beside aiperf and guidellm, at an edge and a gateway"),
     "parts": Tool("bench.parts.__main__", "what a request with audio and an image costs"),
     "peers": Tool("bench.peers.__main__", "our edge beside Envoy, vllm-router, SMG, nginx and LiteLLM"),
     "profile": Tool("bench.edge_profile", "how the edge's mechanisms share the processor time of a request"),

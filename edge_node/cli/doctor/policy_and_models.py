@@ -136,7 +136,7 @@ def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: Device
         except ArtifactError as error:
             yield fail("model", str(error), "Download or copy the model again.")
             continue
-        text = f"{artifact.name} needs {need_mb:.0f} MiB, but only {device.memory_free_mb:.0f} MiB are free."
+        text = f"{artifact.name} needs {need_mb:.0f} MiB, and {device.memory_free_mb:.0f} MiB are free."
         if need_mb > device.memory_free_mb:
             yield fail("memory", text, "Free some memory, or use a smaller model or engine.context_tokens.")
         elif need_mb > 0.8 * device.memory_free_mb:

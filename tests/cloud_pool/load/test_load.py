@@ -125,6 +125,11 @@ async def test_one_loop_has_to_be_chosen(options: tuple[str, ...]) -> None:
     assert (await load("http://127.0.0.1:9/v1", *options))[0] == 2
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:8100/v1", "http://", "http://127.0.0.1:99999/v1"])
+async def test_an_address_that_names_no_server_is_a_usage_error(url: str) -> None:
+    assert (await load(url, "--users", "1"))[0] == 2
+
+
 def test_a_request_that_was_sent_late_counts_from_when_it_was_due() -> None:
     """Behind a stall of the server or of this client: no coordinated omission."""
     late = Sample(1.0, sent_s=5.0, first_s=5.5, ended_s=6.0, output_tokens=2)
