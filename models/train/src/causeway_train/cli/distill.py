@@ -1,11 +1,11 @@
-"""The command `causeway-train distill`: a teacher's endpoint into a pretrained student."""
+"""Commands that train a pretrained student: `distill` on a teacher's answers, `train-adapter` on labelled rows."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -14,15 +14,37 @@ import msgspec
 from causeway_server.models.cli.options import existing_file, folder, mebibytes, threads_option, to_option
 
 from ..export.quantize import QUANTISATIONS
+from .options import data_option
 
 _RUN = "Folder for answers, checkpoints and log; a second call resumes."
 _COUNT, _SHARE = click.IntRange(1), click.FloatRange(0, 1)
 
 
-@click.command()
-@click.option(
+_student = click.option(
     "--student", type=existing_file, required=True, help="GGUF of the llama or Qwen family, quantised or not."
 )
+
+
+def _schedule(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of an adapter's shape and training."""
+    options: tuple[tuple[str, click.ParamType | type, float, str], ...] = (
+        ("--minutes", float, 60.0, "Training time over all resumptions."),
+        ("--epochs", float, 3.0, "Passes over the answers."),
+        ("--rank", _COUNT, 16, "Rank of the adapter."),
+        ("--first-layer", click.IntRange(0), 0, "First layer with an adapter. Layers below cost one pass in all."),
+        ("--learning-rate", float, 1e-3, "Peak learning rate of the adapter's matrices A."),
+        ("--b-ratio", float, 1.0, "Learning rate of its matrices B, as a multiple of that of A."),
+        ("--batch-rows", _COUNT, 32, "Answers in a batch."),
+        ("--report-minutes", float, 3.0, "Minutes between checkpoints."),
+        ("--seed", int, 1, "Seed of random choices."),
+    )
+    for name, kind, default, text in reversed(options):
+        command = click.option(name, type=kind, default=default, show_default=True, help=text)(command)
+    return threads_option(2)(command)
+
+
+@click.command()
+@_student
 @click.option("--teacher", "url", required=True, help="OpenAI endpoint of the teacher, such as https://host/v1.")
 @click.option("--teacher-model", required=True, help="Name of the teacher at its endpoint.")
 @click.option("--teacher-key-env", default="", help="Environment variable that holds the endpoint's API key.")
@@ -50,14 +72,6 @@ _COUNT, _SHARE = click.IntRange(1), click.FloatRange(0, 1)
     "--parallel", type=_COUNT, default=4, show_default=True, help="Prompts that the teacher is asked at a time."
 )
 @click.option("--longest", type=_COUNT, default=512, show_default=True, help="Tokens of a prompt with its answer.")
-@click.option("--minutes", type=float, default=60.0, show_default=True, help="Training time over all resumptions.")
-@click.option("--epochs", type=float, default=3.0, show_default=True, help="Passes over the answers.")
-@click.option("--rank", type=_COUNT, default=16, show_default=True, help="Rank of the adapter.")
-@click.option(
-    "--first-layer", type=click.IntRange(0), default=0, show_default=True, help="First layer that has an adapter."
-)
-@click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="Peak learning rate.")
-@click.option("--batch-rows", type=_COUNT, default=32, show_default=True, help="Answers in a batch.")
 @click.option(
     "--soft-weight",
     type=_SHARE,
@@ -65,7 +79,6 @@ _COUNT, _SHARE = click.IntRange(1), click.FloatRange(0, 1)
     show_default=True,
     help="Weight of the teacher's probabilities against its answer, where it gives them for the student's tokens.",
 )
-@click.option("--report-minutes", type=float, default=3.0, show_default=True, help="Minutes between checkpoints.")
 @click.option(
     "--quantisation",
     type=click.Choice(list(QUANTISATIONS)),
@@ -73,8 +86,7 @@ _COUNT, _SHARE = click.IntRange(1), click.FloatRange(0, 1)
     show_default=True,
     help="Format of the student's weights.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
-@threads_option(2)
+@_schedule
 def distill(
     student: Path,
     url: str,
@@ -125,4 +137,42 @@ def distill(
     click.echo(f"published {artifact.path}: {mebibytes(artifact.manifest.size_bytes)}")
 
 
-COMMANDS: tuple[click.Command, ...] = (distill,)
+@click.command("train-adapter")
+@_student
+@data_option
+@click.option("--run", type=folder, required=True, help="Folder for checkpoints and log; a second call resumes.")
+@click.option("--name", default="commands", show_default=True, help="Name of the adapter.")
+@click.option("--hwu64-repeats", type=_COUNT, default=2, show_default=True, help="Examples of each row of HWU64.")
+@click.option("--refusals", type=click.IntRange(0), default=1000, show_default=True, help="Examples to refuse.")
+@_schedule
+def train_adapter(
+    student: Path, data: Path, run: Path, name: str, hwu64_repeats: int, refusals: int, **schedule: float
+) -> None:
+    """Train an adapter of a pretrained student to answer with the device's function calls.
+
+    Each report writes RUN/adapter.gguf, for `causeway-models add-adapter MODEL RUN/adapter.gguf --calls`.
+    """
+    from ..data.corpus import Corpus
+    from ..distill.adapter import write_adapter
+    from ..distill.calls import call_examples
+    from ..distill.network import Student
+    from ..distill.run import ADAPTER
+    from ..distill.trainer import AdapterPlan, AdapterTrainer, Progress
+
+    plan = msgspec.convert(schedule, AdapterPlan)
+    examples = call_examples(Corpus.read(data), student, hwu64_repeats=hwu64_repeats, refusals=refusals, seed=plan.seed)
+    made = Student(student, plan.rank, plan.first_layer)
+    trainer = AdapterTrainer(made, plan, run, examples.vocabulary)
+    click.echo(f"{len(examples.learned)} answers are learned")
+    if trainer.resume():
+        click.echo(f"The training resumes at step {trainer.step}.")
+
+    def report(line: Progress) -> None:
+        click.echo(line.text)
+        with trainer.averaged():
+            write_adapter(made, run / ADAPTER, name)
+
+    trainer.run(examples.learned, examples.held, report)
+
+
+COMMANDS: tuple[click.Command, ...] = (distill, train_adapter)

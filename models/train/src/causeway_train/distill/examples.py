@@ -17,6 +17,7 @@ from .trainer import LearnedAnswer
 
 SPLIT_SEED = "causeway-distill"
 FINISHED = ("stop", "tool_calls")
+_ANSWER = "answer"
 
 
 def is_held_back(prompt: EvaluationPrompt) -> bool:
@@ -53,7 +54,7 @@ class ExampleEncoder:
         self._model = GreedyModel(student, slots=1, context=256)
         self._renderer = PromptRenderer(self._model.chat_template)
         self._longest = longest
-        self._end = self._model.end_token
+        self._end = self._end_of_turn()
         self._ids: Mapping[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -61,6 +62,18 @@ class ExampleEncoder:
 
     def __exit__(self, *_: object) -> None:
         self._model.close()
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of the student's tokens."""
+        return self._model.vocabulary
+
+    def _end_of_turn(self) -> int:
+        """Return the token that ends an answer in the chat template, else the model's own end of a turn."""
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+        _, _, rest = self._renderer.render(turns).partition(_ANSWER)
+        after = self._model.tokenize(rest)
+        return after[0] if after and self._model.ends(after[0]) else self._model.end_token
 
     def encode(self, question: str, answer: TeacherAnswer) -> LearnedAnswer | None:
         """Return the example; None if it is too long."""

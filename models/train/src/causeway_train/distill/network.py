@@ -143,7 +143,7 @@ class Student(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, tensors = read_student(path, dtype)
-        self.rank, self.scale, self._dtype = rank, scale, dtype
+        self.rank, self.scale, self.first_layer, self._dtype = rank, scale, first_layer, dtype
         self.register_buffer("embedding", tensors["token_embd.weight"], persistent=False)
         self.register_buffer("output", tensors.get("output.weight", self.embedding), persistent=False)
         self.register_buffer("norm", tensors["output_norm.weight"], persistent=False)
@@ -165,18 +165,38 @@ class Student(nn.Module):
             rows: The rest of the rows, int64 [rows, length], padded at the end.
             wanted: bool [rows, length], the positions whose logits are returned, in the order of the rows.
         """
-        count, length = rows.shape
-        start = len(prefix)
+        return self.upper(self.lower(prefix, rows), len(prefix), wanted)
+
+    def lower(self, prefix: Sequence[int], rows: Tensor) -> Tensor:
+        """Return the states below the first layer with an adapter, [prefix + rows * length, width], without gradients.
+
+        A row's states depend on nothing that is learned.
+        """
         ids = torch.cat((torch.tensor(prefix, dtype=torch.int64), rows.flatten()))
+        with torch.no_grad():
+            return self._through(
+                self.blocks[: self.first_layer], functional.embedding(ids, self.embedding), *rows.shape
+            )
+
+    def upper(self, states: Tensor, prefix: int, wanted: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+        """Return logits [wanted tokens, vocabulary] from the states that `lower` returns.
+
+        Args:
+            vocabulary: The tokens whose logits are computed, int64; None: all.
+        """
+        x = self._through(self.blocks[self.first_layer :], states, *wanted.shape)[prefix:][wanted.flatten()]
+        x = functional.rms_norm(x, (x.shape[-1],), self.norm.to(x.dtype), self.shape.epsilon)
+        return functional.linear(x, self.output if vocabulary is None else self.output[vocabulary])
+
+    def _through(self, layers: Sequence[StudentLayer], x: Tensor, count: int, length: int) -> Tensor:
+        start = len(x) - count * length
         positions = torch.cat((torch.arange(start), (start + torch.arange(length)).repeat(count)))
         angles = positions[:, None].float() * self._frequencies
         rope = torch.stack((angles.cos(), angles.sin())).to(self._dtype)[:, :, None]  # [2, tokens, 1, pairs]
         mask = torch.ones(length, start + length, dtype=torch.bool).tril(start)
-        x = functional.embedding(ids, self.embedding)
-        for layer in self.blocks:
+        for layer in layers:
             x = layer(x, rope, start, count, mask)
-        x = functional.rms_norm(x, (x.shape[-1],), self.norm.to(x.dtype), self.shape.epsilon)
-        return functional.linear(x[start:][wanted.flatten()], self.output)
+        return x
 
 
 def _rotate(x: Tensor, rope: Tensor, architecture: str) -> Tensor:

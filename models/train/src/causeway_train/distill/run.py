@@ -129,8 +129,7 @@ def _train(
         echo(f"The training resumes at step {trainer.step}.")
 
     def report(line: Progress) -> None:
-        held_loss = "" if line.held_loss is None else f", held back {line.held_loss:.4f}"
-        echo(f"step {line.step}, {line.minutes:.1f} min, {line.rows} rows: loss {line.loss:.4f}{held_loss}")
+        echo(line.text)
         (plan.run / LOSS).write_text(loss_chart(read_progress(plan.run / LOG)), encoding="utf-8")
 
     trainer.run(examples, unseen, report)

@@ -10,7 +10,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,9 +22,11 @@ from torch.nn import functional
 from causeway_server.models.catalog.artifact import ArtifactError
 
 from .network import Student
+from .row_states import RowStates
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 MAX_STEP_S = 120.0  # a longer step is counted as this long: the machine slept or the run was paused
+_SORTED_BATCHES = 6  # batches whose rows are sorted by length together, so that little of a batch is padding
 
 
 class LearnedAnswer(msgspec.Struct, frozen=True):
@@ -45,8 +47,9 @@ class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minutes: float
     epochs: float = 3.0
     rank: int = 16
-    first_layer: int = 0  # layers before it have no adapter and cost no gradients
+    first_layer: int = 0  # layers before it have no adapter; they are computed once for each row
     learning_rate: float = 1e-3
+    b_ratio: float = 1.0  # learning rate of the matrices B against that of A (LoRA+: Hayou et al. 2024, 2402.12354)
     warmup_steps: int = 20
     batch_rows: int = 32
     soft_weight: float = 0.5  # weight of the teacher's probabilities against its answer
@@ -54,6 +57,7 @@ class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 1
     threads: int = 2
     report_minutes: float = 3.0
+    states_mb: int = 3072  # memory for the states of rows below `first_layer`; without room they are computed again
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -65,17 +69,37 @@ class Progress(msgspec.Struct, frozen=True):
     loss: float
     held_loss: float | None = None
 
+    @property
+    def text(self) -> str:
+        """The line for people."""
+        held = "" if self.held_loss is None else f", held back {self.held_loss:.4f}"
+        return f"step {self.step}, {self.minutes:.1f} min, {self.rows} rows: loss {self.loss:.4f}{held}"
+
 
 class AdapterTrainer:
-    """Owns the adapter, its optimizer and the checkpoint of one run."""
+    """Owns the adapter, its optimizer and the checkpoint of one run.
 
-    def __init__(self, student: Student, plan: AdapterPlan, folder: Path) -> None:
+    Args:
+        vocabulary: The tokens that an answer can have; they alone share the probability. None: all.
+    """
+
+    def __init__(
+        self, student: Student, plan: AdapterPlan, folder: Path, vocabulary: Collection[int] | None = None
+    ) -> None:
         torch.set_num_threads(1)
         self.student, self.plan, self.folder = student, plan, folder
         self.step, self.rows, self.spent_s = 0, 0, 0.0
         self._parameters = [one for one in student.parameters() if one.requires_grad]
         self._average = [one.detach().clone() for one in self._parameters]
-        self._optimizer = torch.optim.AdamW(self._parameters, plan.learning_rate, (0.9, 0.98), weight_decay=0.0)
+        groups = [
+            {"params": [one for name, one in student.named_parameters() if name.endswith(end)], "ratio": ratio}
+            for end, ratio in ((".a", 1.0), (".b", plan.b_ratio))
+        ]
+        self._optimizer = torch.optim.AdamW(groups, plan.learning_rate, (0.9, 0.98), weight_decay=0.0)
+        known = range(len(student.output)) if vocabulary is None else sorted(vocabulary)
+        self._vocabulary = None if vocabulary is None else torch.tensor(known)
+        self._place = {token: place for place, token in enumerate(known)}  # of a token among the logits
+        self._states: RowStates | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     def resume(self) -> bool:
@@ -89,8 +113,9 @@ class AdapterTrainer:
             return False
         state = torch.load(path, map_location="cpu", weights_only=True)
         shapes = [list(one.shape) for one in self._parameters]
-        if state["shapes"] != shapes:
-            raise ArtifactError(f"{path} is of another student or rank: use another folder for this run")
+        groups = state["optimizer"]["param_groups"]
+        if state["shapes"] != shapes or len(groups) != len(self._optimizer.param_groups):
+            raise ArtifactError(f"{path} is of another student, rank or version: use another folder for this run")
         with torch.no_grad():
             for one, values in zip(self._parameters, state["adapter"], strict=True):
                 one.copy_(values)
@@ -138,10 +163,10 @@ class AdapterTrainer:
         """
         prefix = shared_prefix([*examples, *held])
         last, losses, reported = time.monotonic(), list[float](), self.spent_s
+        states, batches = self._states_after(prefix), batches_of(self.plan, examples, self.rows)
         with ThreadPoolExecutor(self.plan.threads) as workers:
             while (done := self._done(len(examples))) < 1.0:
-                batch = self._batch(examples)
-                losses.append(self._train_step(prefix, batch, done, workers))
+                losses.append(self._train_step(states, next(batches), done, workers))
                 now = time.monotonic()
                 self.spent_s, last = self.spent_s + min(now - last, MAX_STEP_S), now
                 if self.spent_s - reported > 60 * self.plan.report_minutes or self._done(len(examples)) >= 1.0:
@@ -156,74 +181,95 @@ class AdapterTrainer:
                     losses.clear()
                     last = time.monotonic()  # the report is not training time
 
-    def loss_of(self, examples: Sequence[LearnedAnswer], prefix: Sequence[int]) -> float:
+    def loss_of(self, examples: Sequence[LearnedAnswer], prefix: tuple[int, ...]) -> float:
         """Return the averaged adapter's mean loss per token of the answers."""
+        states = self._states_after(prefix)
         with torch.no_grad(), self.averaged():
-            sums = [self._loss(prefix, part) for part in _parts(examples, math.ceil(len(examples) / 32))]
+            sums = [self._loss(states, part) for part in _parts(examples, math.ceil(len(examples) / 32))]
         return float(sum(sums)) / sum(len(one.answer) for one in examples)
 
     def _done(self, examples: int) -> float:
         return max(self.spent_s / (60 * self.plan.minutes), self.rows / (self.plan.epochs * examples))
 
-    def _batch(self, examples: Sequence[LearnedAnswer]) -> list[LearnedAnswer]:
-        """Return the next rows of an order that depends only on seed and epoch, so that a resumed run continues it."""
-        epoch, start = divmod(self.rows, len(examples))
-        order = list(range(len(examples)))
-        random.Random(f"{self.plan.seed} {epoch}").shuffle(order)
-        return [examples[index] for index in order[start : start + self.plan.batch_rows]]
-
     def _train_step(
-        self, prefix: Sequence[int], batch: Sequence[LearnedAnswer], done: float, workers: ThreadPoolExecutor
+        self, states: RowStates, batch: Sequence[Sequence[LearnedAnswer]], done: float, workers: ThreadPoolExecutor
     ) -> float:
-        tokens = sum(len(one.answer) for one in batch)
+        tokens = sum(len(one.answer) for part in batch for one in part)
 
         def work(part: Sequence[LearnedAnswer]) -> tuple[float, tuple[Tensor, ...]]:
-            loss = self._loss(prefix, part) / tokens
+            loss = self._loss(states, part) / tokens
             return loss.item(), torch.autograd.grad(loss, self._parameters)
 
-        results = list(workers.map(work, _parts(batch, self.plan.threads)))
+        results = list(workers.map(work, batch))
         for index, one in enumerate(self._parameters):
             one.grad = torch.stack([gradients[index] for _, gradients in results]).sum(0)
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         warm = min(1.0, (self.step + 1) / self.plan.warmup_steps)
         for group in self._optimizer.param_groups:
-            group["lr"] = self.plan.learning_rate * warm * max(0.02, 1.0 - done)
+            group["lr"] = self.plan.learning_rate * group["ratio"] * warm * max(0.02, 1.0 - done)
         self._optimizer.step()
-        self.step, self.rows = self.step + 1, self.rows + len(batch)
+        self.step, self.rows = self.step + 1, self.rows + sum(map(len, batch))
         share = 1.0 - min(self.plan.average_decay, self.step / (self.step + 10))
         with torch.no_grad():
             for mean, one in zip(self._average, self._parameters, strict=True):
                 mean.lerp_(one, share)
         return sum(loss for loss, _ in results)
 
-    def _loss(self, prefix: Sequence[int], part: Sequence[LearnedAnswer]) -> Tensor:
+    def _loss(self, states: RowStates, part: Sequence[LearnedAnswer]) -> Tensor:
         """Return the sum of the losses of the answers' tokens."""
-        start = len(prefix)
-        rows = [[*one.prompt[start:], *one.answer] for one in part]
-        length = max(map(len, rows)) - 1
-        ids = torch.tensor([(row[:-1] + [0] * length)[:length] for row in rows])
-        wanted = torch.zeros(ids.shape, dtype=torch.bool)
+        start = len(states.prefix)
+        rows = [(*one.prompt[start:], *one.answer[:-1]) for one in part]
+        wanted = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.bool)
         for index, one in enumerate(part):
             first = len(one.prompt) - start - 1
             wanted[index, first : first + len(one.answer)] = True
-        logits = self.student(prefix, ids, wanted).float()
-        targets = torch.tensor([token for one in part for token in one.answer])
+        logits = self.student.upper(states.of(rows), start, wanted, self._vocabulary).float()
+        targets = torch.tensor([self._place[token] for one in part for token in one.answer])
         hard = functional.cross_entropy(logits, targets, reduction="none")
         soft = [(at, pairs) for at, pairs in enumerate(pairs for one in part for pairs in _soft(one)) if pairs]
         if not soft or not self.plan.soft_weight:
             return hard.sum()
         places = torch.tensor([at for at, _ in soft])
         most = max(len(pairs) for _, pairs in soft)
-        padded = torch.tensor([[*pairs, *[(0, 0.0)] * (most - len(pairs))] for _, pairs in soft])  # [places, most, 2]
+        placed = [[(self._place[token], chance) for token, chance in pairs] for _, pairs in soft]
+        padded = torch.tensor([[*pairs, *[(0, 0.0)] * (most - len(pairs))] for pairs in placed])  # [places, most, 2]
         tokens, chances = padded[..., 0].long(), padded[..., 1]
         logprobs = functional.log_softmax(logits[places], -1).gather(1, tokens)
         divergence = (torch.xlogy(chances, chances) - chances * logprobs).sum(-1)  # over the likeliest tokens
         return hard.index_add(0, places, self.plan.soft_weight * (divergence - hard[places])).sum()
 
+    def _states_after(self, prefix: tuple[int, ...]) -> RowStates:
+        if self._states is None or self._states.prefix != prefix:
+            self._states = RowStates(self.student, prefix, self.plan.states_mb << 20)
+        return self._states
+
     def _set(self, values: Sequence[Tensor]) -> None:
         with torch.no_grad():
             for one, new in zip(self._parameters, values, strict=True):
                 one.copy_(new)
+
+
+def batches_of(
+    plan: AdapterPlan, examples: Sequence[LearnedAnswer], seen: int
+) -> Iterator[list[Sequence[LearnedAnswer]]]:
+    """Yield the parts of each batch after `seen` rows, in an order that depends only on plan and examples.
+
+    The rows of a part have similar lengths.
+    """
+    epoch, seen = divmod(seen, len(examples))
+    while True:
+        draw = random.Random(f"{plan.seed} {epoch}")
+        order = draw.sample(examples, len(examples))
+        for start in range(0, len(order), sorted_rows := _SORTED_BATCHES * plan.batch_rows):
+            rows = order[start : start + sorted_rows]
+            parts = _parts(rows, math.ceil(len(rows) * plan.threads / plan.batch_rows))
+            draw.shuffle(parts)
+            for first in range(0, len(parts), plan.threads):
+                batch = parts[first : first + plan.threads]
+                seen -= sum(map(len, batch))
+                if seen < 0:
+                    yield batch
+        epoch, seen = epoch + 1, 0
 
 
 def shared_prefix(examples: Sequence[LearnedAnswer]) -> tuple[int, ...]:
