@@ -65,7 +65,7 @@ class ConfidenceCalibrator:
         if not parameters.stages or not fits:
             raise ArtifactError(f"a calibrator has stages of {INPUT_COUNT} and {INPUT_COUNT + 1} weights")
         if parameters.spoken is not None and len(parameters.spoken.weights) != SPOKEN_INPUTS:
-            raise ArtifactError(f"a calibrator's stage for spoken requests has {SPOKEN_INPUTS} weights")
+            raise ArtifactError(f"a calibrator's stage for spoken requests must have {SPOKEN_INPUTS} weights")
         self._stages = parameters.stages
         self._spoken = parameters.spoken
 
