@@ -278,7 +278,7 @@ class CloudTimeout(BackendError, status=504, code="cloud_timeout"):
 
 
 class CloudDisconnected(CloudUnreachable, status=502, code="cloud_disconnected"):
-    """The cloud closed the connection without an answer. It is unknown whether it received the request."""
+    """The cloud closed the connection without an answer. It may have received the request."""
 
 
 class CloudSaturated(BackendError, status=429, type="rate_limit_error", code="cloud_saturated"):

@@ -171,7 +171,7 @@ def sign_fleet(checked: CheckedFleet, keys: Mapping[Path, CryptoSigner]) -> bool
         timestamp = published.timestamp()
         assert timestamp is not None
         until = f"until {timestamp.signed.expires:%Y-%m-%d %H:%M}Z unless it is renewed"
-        click.echo(f"Timestamp version {version}: devices see the published files, {until}.")
+        click.echo(f"Published with timestamp version {version}. Devices accept it {until}.")
     for cohort, manifest in signed_manifests(published).items():
         for sha256 in published.missing_blobs(manifest):
             click.echo(f"Note: {cohort} needs the blob {sha256}. Upload it to {published.path / 'blobs'}.")
