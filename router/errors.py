@@ -294,7 +294,7 @@ class CloudRejected(BackendError, code="cloud_rejected"):
 
 
 class CloudRefused(BackendError, type="invalid_request_error", code="cloud_refused"):
-    """The cloud refuses the request for a given reason. Another target may accept it."""
+    """The cloud refuses the request and gives a reason. Another target may accept it."""
 
 
 class CloudPaymentRequired(CloudRefused, status=402, code="cloud_payment_required"):

@@ -19,9 +19,9 @@ KeyBound = Literal["ttl", "ends", "fixed"]
 KeyType = Literal["string", "hash", "list", "set", "zset", "stream"]
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _TEXTS = {"receiver": ".+", "rank": "[^:]*"}
-_ENDED = "`result_ttl_s` after the job's end, a dead letter `dead_letter_ttl_s`, a batch's line as the batch's files"
+_ENDED = "`result_ttl_s` after the job's end; `dead_letter_ttl_s` for a dead letter; as long as the batch's files for a batch's line"
 _OPEN = "unfinished jobs"
-_QUOTA = "trimmed by age and by a quota; as long as a record may live"
+_QUOTA = "removed with the record, or by a quota"
 
 
 class RedisKey(msgspec.Struct, frozen=True):
@@ -75,9 +75,9 @@ _JOBS = _keys(
     ("open_bytes", "hash", "ends", "tenants with unfinished jobs", "bytes of their requests"),
     ("ended:<tenant>", "zset", "ttl", "`max_ended`, `max_ended_bytes`", "a tenant's ended jobs by their expiry"),
     ("ended_bytes:<tenant>", "string", "ttl", "one number", "bytes of these"),
-    ("jobs:<owner>", "zset", "ttl", "trimmed by age; as long as a record may live", "all jobs of an owner"),
-    ("usage", "hash", "ends", "moved by workers every second", "amounts that accepted reports have billed"),
-    ("usage_batch", "hash", "ends", "moved by workers every second", "the part of the bills that is being moved"),
+    ("jobs:<owner>", "zset", "ttl", "removed when the record cannot exist any more", "all jobs of an owner"),
+    ("usage", "hash", "ends", "workers move them every second", "amounts that accepted reports have billed"),
+    ("usage_batch", "hash", "ends", "workers move them every second", "the part of the bills that is being moved"),
     ("dead", "stream", "fixed", "about `max_dead_letters`", "dead letters"),
     ("response:<id>", "hash", "ttl", "`jobs.responses.ttl_s`", "a stored response, or a conversation with its turns"),
     ("responses:<tenant>", "zset", "ttl", "`max_responses`, `max_bytes`", "a tenant's responses by their expiry"),
@@ -137,8 +137,8 @@ _IDENTITY = _keys(
     ("version", "string", "fixed", "one number", "a number that grows with each revocation"),
     ("nonce", "string", "fixed", "one value", "a nonce that changes with each revocation"),
     ("epoch", "string", "fixed", "one number", "a number that grows when a loss was repaired"),
-    ("tokens", "zset", "fixed", "trimmed by the tokens' expiry", "revoked tokens"),
-    ("devices", "hash", "fixed", "trimmed by the longest lifetime of a token", "revoked devices"),
+    ("tokens", "zset", "fixed", "removed when the tokens have expired", "revoked tokens"),
+    ("devices", "hash", "fixed", "removed after the longest lifetime of a token", "revoked devices"),
 )
 _API_KEYS = _keys(
     "accounts/identity",

@@ -40,7 +40,7 @@ def test_two_people_and_a_server_publish_a_fleet(folder: Path) -> None:
     assert "root version 1: published, signed by anna, ben" in second.output
     assert "artifacts version 1: published, signed by anna, ben" in second.output
     assert not (folder / "published" / "tuf" / "metadata" / "timestamp.json").exists()
-    assert "Timestamp version 1: devices see the published files" in sign(folder, "server").output
+    assert "Published with timestamp version 1" in sign(folder, "server").output
 
 
 def test_a_key_without_a_role_signs_nothing_and_says_so(folder: Path) -> None:
