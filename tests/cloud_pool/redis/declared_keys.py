@@ -19,7 +19,7 @@ KeyBound = Literal["ttl", "ends", "fixed"]
 KeyType = Literal["string", "hash", "list", "set", "zset", "stream"]
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _TEXTS = {"receiver": ".+", "rank": "[^:]*"}
-_ENDED = "`result_ttl_s` after the job's end; `dead_letter_ttl_s` for a dead letter; as long as the batch's files for a batch's line"
+_ENDED = "`result_ttl_s` after the job's end; `dead_letter_ttl_s` for a dead letter; for a batch's line as its files"
 _OPEN = "unfinished jobs"
 _QUOTA = "removed with the record, or by a quota"
 
