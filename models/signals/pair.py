@@ -106,7 +106,7 @@ class PairEstimator:
             weights = [len(kind.weights) for kind in kinds.kinds]
             fits = fits and weights == [inputs] * len(kinds.gains) and bool(weights)
         if not fits or any(len(stage.logit.weights) != HANDOFF_INPUTS for stage in parameters.stages):
-            raise ArtifactError(f"a pair's signals have {inputs} weights, and stages of {HANDOFF_INPUTS}")
+            raise ArtifactError(f"a pair's signals must have {inputs} weights, and stages of {HANDOFF_INPUTS}")
         self.parameters = parameters
         self.sha256 = sha256
         self._encoder = encoder
