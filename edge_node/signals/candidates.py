@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from causeway_server.models.catalog.artifact import ArtifactError, ArtifactUnreadable
-from causeway_server.models.signals.lengths import AnswerLengths, length_inputs
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.trackers import Ewma
 from causeway_server.router.types import AttemptRecord, Candidate, Request, Target
 
 from .estimators import prompt_text
+from .lengths import AnswerLengths, length_inputs
 
 if TYPE_CHECKING:
     from causeway_server.models.signals.candidates import CandidateEstimator

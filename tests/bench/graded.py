@@ -31,10 +31,10 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from causeway_server.edge_node.signals.lengths import AnswerLengths, length_inputs
 from causeway_server.models.catalog.artifact import find_signal
 from causeway_server.models.comparison.prompts import read_prompts
 from causeway_server.models.signals.encoder import SentenceEncoder
-from causeway_server.models.signals.lengths import AnswerLengths, length_inputs
 from causeway_server.router.decision.pacing import Demand, Pacer
 from causeway_train.calibrate.fit import predict_unseen
 from causeway_train.calibrate.prompts import AnswerLog, Pair, label

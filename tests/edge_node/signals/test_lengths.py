@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from causeway_server.models.signals.lengths import AnswerLengths, length_inputs
+from causeway_server.edge_node.signals.lengths import AnswerLengths, length_inputs
 from causeway_server.router.decision.candidates import MOST_TOKENS
 
 QUIZ = "Which planet is the largest?\nA. Mars\nB. Jupiter\nC. Venus"

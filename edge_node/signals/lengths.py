@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from operator import mul
 from typing import Final
 
+from causeway_server.models.signals.structure import STRUCTURE, structure
 from causeway_server.router.decision.candidates import MOST_TOKENS
-
-from .structure import STRUCTURE, structure
 
 _INPUTS: Final = STRUCTURE + 2
 _FEWEST: Final = 30  # answers before an estimate
