@@ -92,14 +92,14 @@ bench-llm: ## Measure the engine on real weights (0.5B, which it pulls) beside l
 bench-peers: ## Measure our edge beside Envoy, vllm-router, SMG, nginx and LiteLLM, which it sets up (YES=1: unasked)
 	@$(PREPARE) check && exec $(BIN)/python -m tests.bench peers $(if $(YES),--yes) $(ARGS)
 
-dist: ## Build wheels, sdists, the npm package, llama.cpp's wheel, checksums and SBOM into dist/ (ARGS=--check: twice)
+dist: ## Build wheels, sdists, npm package, llama.cpp's wheel, checksums, SBOM into dist/ (ARGS='--check aarch64')
 	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.dist $(ARGS)
 
-dist-check: ## Install dist/ where nothing of ours is, and time the first answer (ARGS=debian: images and package, too)
+dist-check: ## Install dist/ where nothing of ours is, and time the first answer (ARGS='debian aarch64': more)
 	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.dist_check $(ARGS)
 
-release: ## Test, build and check the release VERSION from this checkout, and tag it here; nothing is pushed
-	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.release $(VERSION)
+release: ## Build, check, test and tag the release VERSION in this checkout; nothing is pushed (ARGS=aarch64: for it)
+	@$(PREPARE) dist && exec $(BIN)/python -m tests.prepare.release "$(VERSION)" $(ARGS)
 
 docs: ## Write the pages' reference tables again from the code
 	@$(PREPARE) check && $(BIN)/python -m tests.docs

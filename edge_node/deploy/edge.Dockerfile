@@ -13,7 +13,9 @@ COPY edge_node/deploy/requirements.txt ./
 RUN /opt/causeway/.venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements.txt \
  && /opt/causeway/.venv/bin/pip uninstall --yes z3-solver
 COPY dist/causeway_router-*.whl dist/causeway_sdk-*.whl dist/llama_cpp_python-*.whl ./
-RUN /opt/causeway/.venv/bin/pip install --no-cache-dir --no-deps --no-index ./*.whl
+# llama.cpp's wheel of this processor: there may be one for another.
+RUN /opt/causeway/.venv/bin/pip install --no-cache-dir --no-deps --no-index \
+    causeway_router-*.whl causeway_sdk-*.whl llama_cpp_python-*_"$(uname -m)".whl
 
 FROM ${BASE}
 COPY --from=build /opt/causeway /opt/causeway

@@ -12,12 +12,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.prepare import llama, node, plan, vllm
+from tests.prepare import dist, llama, node, plan, vllm
+from tests.prepare.checks.wheels import wheels
 from tests.prepare.environments import locked_names, package_counter
 from tests.prepare.places import Places, find_places, is_made_here, require_disk
 from tests.prepare.progress import QUIET_S, Progress, Step, StepFailed, carry_out, child_environment, digest, run
@@ -460,3 +462,44 @@ def test_vllm_is_part_of_no_other_goal(tmp_path: Path) -> None:
     titles = {goal: [one.title for one in plan.plan(goal, places(tmp_path), {})] for goal in goals}
     assert [goal for goal, steps in titles.items() if "vLLM" in steps] == []
     assert [one.title for one in plan.plan("vllm", places(tmp_path), {})] == ["vLLM"]
+
+
+def test_llama_cpp_for_another_processor_is_compiled_by_its_compiler() -> None:
+    """It has several CPU backends; a build for CUDA, whose GPU does the work, has the one of CMake's defaults."""
+    flags = dist.cmake_flags("aarch64", "aarch64-linux-gnu-", {})
+    assert {"-DCMAKE_SYSTEM_PROCESSOR=aarch64", "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++"} < set(flags)
+    assert {"-DGGML_NATIVE=OFF", "-DCAUSEWAY_CPU_VARIANTS=armv8.0_1;armv8.2_2;armv8.6_2"} < set(flags)
+    assert dist.cmake_flags("aarch64", "", {"CUDA": "1"}) == dist.cmake_flags("x86_64", "", {}) == ["-DGGML_NATIVE=OFF"]
+
+
+def test_only_a_wheel_with_several_backends_changes_ggml() -> None:
+    flags = {machine: " ".join(dist.cmake_flags(machine, "", {})) for machine in ("aarch64", "x86_64")}
+    assert llama.project_include({"CMAKE_ARGS": flags["x86_64"]}) == llama.project_include({}) == llama.TRIM
+    assert llama.project_include({"CMAKE_ARGS": flags["aarch64"]}) == llama.TRIM + llama.CHOICE
+
+
+def test_a_processor_without_its_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StepFailed, match="for aarch64 needs its compiler") as raised:
+        dist.ask(places(tmp_path), "aarch64")
+    assert "apt-get install g++-aarch64-linux-gnu" in raised.value.advice
+
+
+def test_a_wheel_is_for_the_oldest_c_library_with_all_its_symbols() -> None:
+    """Versions are compared as numbers, and those of libstdc++ are not glibc's."""
+    old, new = b"\x7fELF\0GLIBC_2.9\0GLIBC_2.17\0GLIBCXX_3.4.30\0", b"\x7fELF\0GLIBC_2.4\0GLIBC_2.34\0"
+    assert dist.needed_glibc([old]) == 17
+    assert dist.needed_glibc([old, b"text", new]) == 34
+
+
+def test_the_wheel_of_the_processor_is_taken(tmp_path: Path) -> None:
+    folder, home = tmp_path / "dist", replace(places(tmp_path), root=tmp_path)
+    folder.mkdir()
+    names = ("causeway_router-1-py3-none-any.whl", "causeway_sdk-1-py3-none-any.whl")
+    for name in (*names, "llama_cpp_python-1-py3-none-manylinux_2_34_x86_64.whl"):
+        (folder / name).touch()
+    with pytest.raises(StepFailed, match="lacks a wheel for aarch64"):
+        wheels(home, "aarch64")
+    (folder / "llama_cpp_python-1-py3-none-manylinux_2_34_aarch64.whl").touch()
+    for machine in ("aarch64", "x86_64"):
+        assert wheels(home, machine)[2].endswith(f"_{machine}.whl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -37,6 +38,32 @@ def test_the_tag_has_the_notes_of_its_version_alone(checkout: Path) -> None:
 def test_a_version_that_the_files_do_not_have_is_refused(checkout: Path) -> None:
     with pytest.raises(SystemExit, match=r"have the version 9\.8\.7: run python -m tests\.prepare\.dist --version 1\."):
         release.check(checkout, "1.0.0")
+
+
+@pytest.mark.parametrize("version", ["", "v9.8.7", "9.8", "aarch64"])
+def test_what_is_not_a_version_is_refused(checkout: Path, version: str) -> None:
+    with pytest.raises(SystemExit, match=r"is not a version: make release VERSION=0\.1\.0"):
+        release.check(checkout, version)
+
+
+def test_a_tag_without_an_author_is_refused_before_the_tests(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "EMAIL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+    git(checkout, "config", "user.useConfigOnly", "true")
+    with pytest.raises(SystemExit, match=r"git config user\.name NAME"):
+        release.require_tagger(checkout)
+    git(checkout, "config", "user.name", "a")
+    git(checkout, "config", "user.email", "a@example.com")
+    release.require_tagger(checkout)
+
+
+def test_the_tests_do_not_get_the_words_for_the_wheels() -> None:
+    """make gives its own ARGS to the makes that it starts."""
+    build, install, test = release.steps("aarch64")
+    assert (build[1], install[1], test[1]) == ("ARGS=--check aarch64", "ARGS=aarch64", "ARGS=")
+    assert release.steps("")[0] == ["dist", "ARGS=--check"]
 
 
 def test_a_checkout_with_changes_is_refused(checkout: Path) -> None:

@@ -1,8 +1,9 @@
 """`make dist`: wheels and sdists, the npm package, llama.cpp's wheel, their checksums and an SBOM, in `dist/`.
 
 Everything is built from copies of the tracked files, dated as the last commit, so that two builds have the same bytes:
-`python -m tests.prepare.dist --check` builds all of it twice, llama.cpp included, and compares. `--version X` writes
-the version of all distributions; the one in pyproject.toml counts.
+`python -m tests.prepare.dist --check` builds all of it twice, llama.cpp included, and compares. The word `aarch64` adds
+llama.cpp's wheel for that processor, by Debian's cross compiler. `--version X` writes the version of all distributions;
+the one in pyproject.toml counts.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,14 +27,14 @@ import tempfile
 import time
 import tomllib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .llama import build_wheel, wheel_home
+from .llama import BUILD_BYTES, build_wheel, is_cuda_wanted, wheel_home
 from .node import NPM
-from .places import Places, find_places, glibc_version
-from .progress import Progress, StepFailed, run
+from .places import Places, find_places
+from .progress import Progress, StepFailed, consent, run
 
 PYTHON = (".", "edge_node/sdk", "models/train")
 NODE = "edge_node/sdk-ts"
@@ -42,8 +45,14 @@ _VERSION = re.compile(
     r'(?P<version>[^"\s]+)',
     re.MULTILINE,
 )
-# For other processors than this one: CMake's defaults are, on x86-64, AVX2, FMA and F16C.
-_PORTABLE = "-DGGML_NATIVE=OFF"
+VARIANTS = {"aarch64": ("armv8.0_1", "armv8.2_2", "armv8.6_2")}
+"""ggml's names of the CPU backends in llama.cpp's wheel for a processor; ggml loads the best one that runs.
+
+aarch64: NEON alone (Cortex-A72: Raspberry Pi 4); dot products and FP16 (A76, A78AE: Raspberry Pi 5, Jetson Orin); also
+SVE2 and INT8 products (Neoverse V3AE: Jetson Thor). Elsewhere one backend has CMake's defaults: on x86-64 AVX2, FMA and
+F16C.
+"""
+CROSS_SECONDS = 300  # measured: AMD EPYC, GCC 12
 _FOR_COMPILERS = ("llama_cpp/include/", "llama_cpp/lib/cmake/", "llama_cpp/lib/pkgconfig/")
 _OPENMP = "libgomp.so.1"  # comes with compilers only; llama.cpp's libraries look beside themselves first
 
@@ -117,19 +126,21 @@ def build_npm(places: Places, source: Path, out: Path) -> None:
     run(command, log=places.logs / "dist-npm.log", advice=NPM.advice, cwd=folder)
 
 
-def build_llama(places: Places, out: Path, epoch: int, progress: Progress) -> None:
+def build_llama(places: Places, out: Path, epoch: int, progress: Progress, machine: str) -> None:
     """Compile llama.cpp for other machines (once for each cache), and pack a wheel whose name says which."""
-    os.environ["CMAKE_ARGS"] = _PORTABLE
+    compiler = "" if machine == platform.machine() else f"{machine}-linux-gnu-"
+    os.environ["CMAKE_ARGS"] = shlex.join(cmake_flags(machine, compiler, os.environ))
     home = wheel_home(places, os.environ)
     os.environ["CFLAGS"] = os.environ["CXXFLAGS"] = f"-ffile-prefix-map={home}=."  # asserts name their source files
     wheel = next(home.glob("*.whl"), None) or build_wheel(places, progress)
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if not name.startswith(_FOR_COMPILERS)}
-    tag = "py3-none-manylinux_{}_{}_{}".format(*glibc_version(), platform.machine())
+    find = [f"{compiler}gcc", f"-print-file-name={_OPENMP}"]
+    openmp = subprocess.run(find, capture_output=True, text=True, check=True)
+    files[f"llama_cpp/lib/{_OPENMP}"] = Path(openmp.stdout.strip()).read_bytes()
+    tag = f"py3-none-manylinux_2_{needed_glibc(files.values())}_{machine}"
     (info,) = (name.removesuffix("WHEEL") for name in files if name.endswith(".dist-info/WHEEL"))
     files[f"{info}WHEEL"] = re.sub(rb"(?m)^Tag: .*$", f"Tag: {tag}".encode(), files[f"{info}WHEEL"])
-    openmp = subprocess.run(["cc", f"-print-file-name={_OPENMP}"], capture_output=True, text=True, check=True)
-    files[f"llama_cpp/lib/{_OPENMP}"] = Path(openmp.stdout.strip()).read_bytes()
     rows = [
         f"{name},sha256={_urlsafe(data)},{len(data)}\n"
         for name, data in sorted(files.items())
@@ -142,6 +153,35 @@ def build_llama(places: Places, out: Path, epoch: int, progress: Progress) -> No
             entry = zipfile.ZipInfo(name, time.gmtime(epoch)[:6])
             entry.external_attr = 0o100644 << 16
             archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
+
+
+def cmake_flags(machine: str, compiler: str, environ: Mapping[str, str]) -> list[str]:
+    """Return CMake's flags for all processors of a kind. `compiler`: the prefix of a cross compiler's names."""
+    flags = ["GGML_NATIVE=OFF"]
+    if machine in VARIANTS and not is_cuda_wanted(environ):  # with CUDA the GPU does the work
+        flags += ["GGML_BACKEND_DL=ON", "GGML_CPU_ALL_VARIANTS=ON"]
+        flags.append(f"CAUSEWAY_CPU_VARIANTS={';'.join(VARIANTS[machine])}")
+        flags.append("CMAKE_PLATFORM_NO_VERSIONED_SONAME=ON")  # wheels have no links: each would be there three times
+    if compiler:
+        flags += ["CMAKE_SYSTEM_NAME=Linux", f"CMAKE_SYSTEM_PROCESSOR={machine}"]
+        flags += [f"CMAKE_C_COMPILER={compiler}gcc", f"CMAKE_CXX_COMPILER={compiler}g++"]
+    return [f"-D{flag}" for flag in flags]
+
+
+def ask(places: Places, machine: str) -> None:
+    """Ask for consent to a cross compilation. Raises StepFailed without it, or without the compiler."""
+    if shutil.which(f"{machine}-linux-gnu-g++") is None:
+        package = f"g++-{machine.replace('_', '-')}-linux-gnu"
+        raise StepFailed(f"Building for {machine} needs its compiler.", f"Debian: apt-get install {package} (70 MB).")
+    needs = (
+        f"about {math.ceil(CROSS_SECONDS / 60)} CPU-minutes, and {BUILD_BYTES / 1e9:.1f} GB in {places.cache} meanwhile"
+    )
+    consent(f"llama.cpp for {machine} needs {needs}.")
+
+
+def needed_glibc(libraries: Iterable[bytes]) -> int:
+    """Return the minor version of the oldest glibc 2 that has all the symbols that ELF files name."""
+    return max(int(minor) for data in libraries for minor in re.findall(rb"\0GLIBC_2\.(\d+)", data))
 
 
 def _urlsafe(data: bytes) -> str:
@@ -184,8 +224,8 @@ def locked_components(root: Path) -> list[dict[str, object]]:
     ]
 
 
-def build(places: Places, out: Path, progress: Progress) -> str:
-    """Build everything into an empty folder. Return the text of SHA256SUMS. Raises StepFailed."""
+def build(places: Places, out: Path, progress: Progress, machines: Sequence[str]) -> str:
+    """Build everything into an empty folder, llama.cpp for each machine. Return SHA256SUMS' text. Raises StepFailed."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     epoch = int(_git(places.root, "log", "-1", "--format=%ct"))
@@ -196,7 +236,8 @@ def build(places: Places, out: Path, progress: Progress) -> str:
             progress.show(f"building {distribution}")
             build_python(source / distribution, out, epoch, places.logs / "dist-python.log")
         build_npm(places, source, out)
-    build_llama(places, out, epoch, progress)
+    for machine in machines:
+        build_llama(places, out, epoch, progress, machine)
     (out / "sbom.cdx.json").write_text(json.dumps(bill_of_materials(places.root, epoch), indent=1) + "\n")
     sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir()))
     (out / "SHA256SUMS").write_text(sums, encoding="utf-8")
@@ -209,6 +250,9 @@ def _git(root: Path, *words: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="dist", description="Builds what is released.")
+    parser.add_argument(
+        "machine", nargs="?", choices=sorted(VARIANTS), help="also llama.cpp's wheel for this processor"
+    )
     parser.add_argument("--check", action="store_true", help="build twice, llama.cpp too, and compare")
     parser.add_argument("--version", help="write this version into all distributions, and stop")
     args = parser.parse_args()
@@ -218,14 +262,17 @@ def main() -> None:
         return
     if _git(places.root, "status", "--porcelain", "--untracked-files=no"):
         raise StepFailed("The checkout has changes that are in no commit: what is released has one.")
+    machines = list(dict.fromkeys(filter(None, (platform.machine(), args.machine))))
+    for machine in machines[1:]:
+        ask(places, machine)
     progress.begin("[dist]", "building")
-    sums = build(places, places.root / "dist", progress)
+    sums = build(places, places.root / "dist", progress, machines)
     progress.end("built")
     print(sums, end="")
     if args.check:
         with tempfile.TemporaryDirectory() as folder:
             progress.begin("[check]", "building again")
-            again = build(replace(places, cache=Path(folder, "cache")), Path(folder, "dist"), progress)
+            again = build(replace(places, cache=Path(folder, "cache")), Path(folder, "dist"), progress, machines)
             progress.end("built again")
         changed = sorted(line.split()[-1] for line in set(sums.splitlines()) ^ set(again.splitlines()))
         if changed:

@@ -1,13 +1,14 @@
 """`make dist-check`: install what `make dist` built, as a user does, and time the device's first answer.
 
 The environment is empty: no checkout, no compiler, no index. pip fetches the packages of other projects beforehand.
-With the word `debian` the images and the device's Debian package follow: see `debian`.
+With the word `debian` the images and the device's Debian package follow, with `aarch64` that processor under qemu: see
+`checks`.
 """
 
 from __future__ import annotations
 
 import os
-import re
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,41 +16,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import debian
-from .environments import NETWORK_ADVICE
+from .checks import aarch64, debian
+from .checks.wheels import ANSWER, fetch, wheels
 from .places import Places, find_places
 from .progress import StepFailed, run
 
 BOUND_S = 60.0  # from the install to the first answer
-OURS = ("causeway_router", "causeway_sdk", "llama_cpp_python")
-_ANSWER = re.compile(r"^wake me up at six am +edge +small ")
-MORE = {"debian": debian}
+MORE = {"aarch64": aarch64, "debian": debian}
 """What words in ARGS add. Each asks before anything is fetched."""
 STATE = Path(".local", "state", "causeway")
-
-
-def wheels(places: Places) -> list[str]:
-    """Return what to install: our wheels, the product's with the extras of a device. Raises StepFailed."""
-    found = [next((places.root / "dist").glob(f"{name}-*.whl"), None) for name in OURS]
-    if None in found:
-        raise StepFailed("dist/ lacks a wheel.", "Build it: make dist")
-    return [f"{found[0]}[edge,engine,cpu]", *map(str, found[1:])]
-
-
-def fetch(places: Places, wishes: list[str]) -> Path:
-    """Fetch the packages that our wheels need, without ours, into the cache. Returns the folder."""
-    hand = places.cache / "dist-packages"
-    flags: list[str | Path] = ["-q", "--only-binary=:all:", "--find-links", hand, "-d", hand]
-    download = [sys.executable, "-m", "pip", "download", *flags, *wishes]
-    log = places.logs / "dist-fetch.log"
-    try:
-        run([*download, "--no-index"], log=log)  # a second time needs no network
-    except StepFailed:
-        run(download, log=log, advice=NETWORK_ADVICE)
-    for name in OURS:
-        for path in hand.glob(f"{name}-*"):
-            path.unlink()
-    return hand
 
 
 def first_answer(places: Places, wishes: list[str], hand: Path, home: Path) -> float:
@@ -69,7 +44,7 @@ def first_answer(places: Places, wishes: list[str], hand: Path, home: Path) -> f
         assert child.stdout is not None
         for line in child.stdout:
             print(line, end="", flush=True)
-            if taken is None and _ANSWER.match(line):
+            if taken is None and ANSWER.match(line):
                 taken = time.monotonic() - began
     if taken is None or child.returncode != 0:
         raise StepFailed(f"causeway-edge up ended with status {child.returncode} and {taken or 'no'} first answer.")
@@ -96,8 +71,8 @@ def main() -> None:
         raise StepFailed(f"ARGS={' '.join(sorted(unknown))} is unknown.", f"Give some of: {' '.join(MORE)}.")
     for name in more:
         MORE[name].ask(places)
-    wishes = wheels(places)
-    hand = fetch(places, wishes)
+    wishes = wheels(places, platform.machine())
+    hand = fetch(places, wishes, places.cache / "dist-packages")
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         taken = first_answer(places, wishes, hand, home)

@@ -57,6 +57,28 @@ function(join_graphs)
 endfunction()
 cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL join_graphs)
 """
+# A released wheel has several CPU backends (see dist.py). ggml builds those of our list, and looks for them beside its
+# own library: left alone it looks beside the executable, which is Python, and in the working directory.
+CHOICE = """\
+function(change file old new)
+  file(READ "${CMAKE_CURRENT_SOURCE_DIR}/ggml/src/${file}" text)
+  string(FIND "${text}" "${new}" done)
+  string(FIND "${text}" "${old}" found)
+  if(done EQUAL -1 AND found EQUAL -1)
+    message(FATAL_ERROR "${file} does not have: ${old}")
+  elseif(done EQUAL -1)
+    string(REPLACE "${old}" "${new}" text "${text}")
+    file(WRITE "${CMAKE_CURRENT_SOURCE_DIR}/ggml/src/${file}" "${text}")
+  endif()
+endfunction()
+set(begin "function(ggml_add_cpu_backend_variant tag_name)")
+change(CMakeLists.txt "${begin}"
+  "${begin}\n    if(NOT tag_name IN_LIST CAUSEWAY_CPU_VARIANTS)\n        return()\n    endif()")
+change(ggml-backend-reg.cpp "ggml_backend_load_all_from_path(nullptr);"
+  "Dl_info self;
+    dladdr(reinterpret_cast<void *>(&ggml_backend_load_all), &self);
+    ggml_backend_load_all_from_path(fs::path(self.dli_fname).parent_path().c_str());")
+"""
 FLAGS = (
     "-DMTMD_VIDEO=OFF",
     "-DCMAKE_INSTALL_LIBDIR=llama_cpp/lib",  # otherwise everything is packed twice
@@ -71,13 +93,18 @@ def wheel_key(places: Places, environ: Mapping[str, str]) -> str:
         places.edge_deploy / "requirements-llama.txt",
         places.edge_deploy / "requirements-build.txt",
         *FLAGS,
-        TRIM,
+        project_include(environ),
         environ.get("CMAKE_ARGS", ""),
         cuda_key(environ),
         platform.machine(),
         processor(),
         "{}.{}".format(*glibc_version()),
     )
+
+
+def project_include(environ: Mapping[str, str]) -> str:
+    """Return what CMake includes after llama.cpp's project()."""
+    return TRIM + (CHOICE if "CAUSEWAY_CPU_VARIANTS" in environ.get("CMAKE_ARGS", "") else "")
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -124,7 +151,7 @@ def build_wheel(places: Places, progress: Progress) -> Path:
     source = bench / "source"
     if not source.exists():
         _fetch_source(places, python, bench, source, progress)
-    (bench / "trim.cmake").write_text(TRIM, encoding="utf-8")
+    (bench / "trim.cmake").write_text(project_include(os.environ), encoding="utf-8")
     gpu_flags = cuda_flags(places, python, os.environ, progress) if is_cuda_wanted(os.environ) else []
     _compile(places, python, bench, source, gpu_flags, progress)
     (built,) = (bench / "wheel").glob("*.whl")

@@ -71,6 +71,19 @@ class Progress:
         self._out.flush()
 
 
+def consent(needs: str) -> None:
+    """Say what something needs, and ask whether to go on. Raises StepFailed if not."""
+    print(needs, flush=True)
+    if os.environ.get("YES"):
+        return
+    try:
+        agreed = input("Go on? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        agreed = False
+    if not agreed:
+        raise StepFailed("Nothing was built.", "YES=1 answers the question: make YES=1 ...")
+
+
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for pip and cmake, without variables that would point outside our own environments."""
     astray = {

@@ -1,16 +1,23 @@
-"""`make release VERSION=X`: check, test and build a release from this checkout, and tag it here. Nothing is pushed."""
+"""`make release VERSION=X`: check, build and test a release in this checkout, and tag it here. Nothing is pushed.
+
+With ARGS=aarch64 the release has llama.cpp's wheel for that processor, too. What needs minutes comes before the tests.
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
-from .dist import versions
+from . import dist
+from .checks import aarch64
+from .places import find_places
+from .progress import StepFailed
 
 LINES = 60  # of the changelog for one version
-STEPS = ("test", "dist ARGS=--check", "dist-check")
+NOTES = "notes.md"
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,7 +36,9 @@ def notes(changelog: str, version: str) -> str:
 
 def check(root: Path, version: str) -> str:
     """Return the text of the tag. Raises SystemExit: the checkout is not what the release shall be."""
-    named = set(versions(root))
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise SystemExit(f"{version!r} is not a version: make release VERSION=0.1.0")
+    named = set(dist.versions(root))
     if named != {version}:
         others = ", ".join(sorted(named - {version}))
         write = f"python -m tests.prepare.dist --version {version}"
@@ -66,17 +75,41 @@ def _git(root: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout
 
 
-def main(version: str) -> None:
-    check(ROOT, version)
+def require_tagger(root: Path) -> None:
+    """Check that git knows the name and address of the tag's author. Raises SystemExit."""
+    if subprocess.run(["git", "var", "GIT_COMMITTER_IDENT"], cwd=root, capture_output=True, check=False).returncode:
+        raise SystemExit("git does not know who makes the tag: git config user.name NAME, and user.email ADDRESS.")
+
+
+def steps(machine: str) -> list[list[str]]:
+    """Return make's words for each step. ARGS is given to all: make passes its own ARGS on to the makes below it."""
+    return [["dist", f"ARGS=--check {machine}".rstrip()], ["dist-check", f"ARGS={machine}"], ["test", "ARGS="]]
+
+
+def main(version: str, machine: str) -> None:
+    text = check(ROOT, version)
+    require_tagger(ROOT)
+    if machine:  # all questions before the first step
+        aarch64.require_host()
+        dist.ask(find_places(os.environ), machine)
+        aarch64.ask(find_places(os.environ))
     commit = head(ROOT)
-    for step in STEPS:
-        if subprocess.run(["make", *step.split()], cwd=ROOT, check=False).returncode:
-            raise SystemExit(f"make {step} failed: nothing is tagged.")
+    for step in steps(machine):
+        if subprocess.run(["make", *step], cwd=ROOT, env={**os.environ, "YES": "1"}, check=False).returncode:
+            raise SystemExit(f"make {step[0]} failed: nothing is tagged.")
     tag(ROOT, version, commit)  # what was tested is what is tagged
-    print(f"v{version} is tagged in this checkout, dist/ has its files. To publish: git push origin v{version}")
+    (ROOT / "dist" / NOTES).write_text(text.partition("\n\n")[2], encoding="utf-8")
+    print(f"v{version} is tagged in this checkout. dist/ has:")
+    print(*(f"  {path.name}" for path in sorted((ROOT / "dist").iterdir())), sep="\n")
+    print(f"To publish: git push origin v{version}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("make release VERSION=X: which version?")
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(prog="release", description="Makes a release of this checkout.")
+    parser.add_argument("version")
+    parser.add_argument("machine", nargs="?", choices=[aarch64.MACHINE])
+    args = parser.parse_args()
+    try:
+        main(args.version, args.machine or "")
+    except StepFailed as fault:
+        raise SystemExit("\n".join(filter(None, (fault.fault, fault.tail, fault.advice)))) from fault

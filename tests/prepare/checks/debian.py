@@ -24,9 +24,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from .environments import NETWORK_ADVICE
-from .places import Places
-from .progress import Progress, StepFailed, run
+from ..environments import NETWORK_ADVICE
+from ..places import Places
+from ..progress import Progress, StepFailed, consent, run
 
 SUITE = "bookworm"
 PROGRAMS = ("buildah", "debootstrap", "systemd-nspawn", "dpkg-deb", "redis-server")
@@ -382,16 +382,3 @@ def ask(places: Places) -> None:
     require_host()
     needs = f"{DOWNLOAD_MB} MB of downloads, and {DISK_GB} GB in {places.cache / 'debian'}"
     consent(f"Images and the package need {needs}.")
-
-
-def consent(needs: str) -> None:
-    """Ask whether to go on. Raises StepFailed if not."""
-    print(needs, flush=True)
-    if os.environ.get("YES"):
-        return
-    try:
-        agreed = input("Go on? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        agreed = False
-    if not agreed:
-        raise StepFailed("Nothing was built.", "YES=1 answers the question: make YES=1 ...")
