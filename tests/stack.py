@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -31,7 +31,6 @@ class Process:
         self.log = log
         self._command = command
         self._env = dict(os.environ) | dict(env or {})
-        self._lines: queue.Queue[str | None] = queue.Queue()
         self.start()
 
     def start(self) -> None:
@@ -39,22 +38,23 @@ class Process:
             self.popen = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=self._env, text=True
             )
-        threading.Thread(target=self._read, args=(self.popen,), daemon=True).start()
+        self._lines: queue.Queue[str | None] = queue.Queue()  # of this start
+        threading.Thread(target=self._read, args=(self.popen, self._lines), daemon=True).start()
 
-    def _read(self, popen: subprocess.Popen[str]) -> None:
+    def _read(self, popen: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
         assert popen.stdout is not None
         with self.log.open("a") as log:
             for line in popen.stdout:
                 log.write(line)
                 log.flush()
-                self._lines.put(line.rstrip("\n"))
-        self._lines.put(None)
+                lines.put(line.rstrip("\n"))
+        lines.put(None)
 
-    def ready(self) -> dict[str, str]:
+    def ready(self, timeout_s: float = READY_S) -> dict[str, str]:
         """Return the key=value pairs of the ready line. Raises RuntimeError with the log's end if it does not come."""
         while True:
             try:
-                line = self._lines.get(timeout=READY_S)
+                line = self._lines.get(timeout=timeout_s)
             except queue.Empty:
                 line = None
             if line is None:
@@ -111,8 +111,8 @@ class Stack:
     def gateway_url(self) -> str:
         return f"http://127.0.0.1:{self.gateway_port}"
 
-    def start_triton(self, *flags: str) -> Process:
-        command = [str(BIN / "causeway-cloud"), "triton", "--model", "assistant-large"]
+    def start_triton(self, *flags: str, model: str = "assistant-large") -> Process:
+        command = [str(BIN / "causeway-cloud"), "triton", "--model", model]
         command += ["--grpc-port", str(self.grpc), "--metrics-port", str(self.metrics)]
         return self._start("triton", [*command, *flags])
 
@@ -139,9 +139,21 @@ class Stack:
         return self._start("worker", [*command, "--tier", "assistant-large", *flags])
 
     def start_edge(
-        self, config: str = "", *, server: str = "", cloud_port: int | None = None, env: Mapping[str, str] | None = None
+        self,
+        config: str = "",
+        *,
+        server: str = "",
+        cloud_port: int | None = None,
+        env: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> Process:
-        """Start the daemon. `config`: YAML for keys but server, cloud and state_dir; `server`: its other keys."""
+        """Start the daemon.
+
+        Args:
+            config: YAML for keys but server, cloud and state_dir.
+            server: Other keys of `server`.
+            prefix: A command that runs the daemon's.
+        """
         path = self.folder / "edge.yaml"
         cloud = f"http://127.0.0.1:{cloud_port or self.gateway_port}/v1"
         path.write_text(
@@ -149,12 +161,12 @@ class Stack:
             f"server: {{port: {self.edge_port}, socket: {self.folder / 'edge.sock'}, {server}}}\n"
             f"clouds: {{main: {{url: '{cloud}', key: {TOKEN}}}}}\ncloud: {{probe_interval_s: 0.5}}\n{config}"
         )
-        return self._start("edge", [str(BIN / "causeway-edge"), "serve", "--config", str(path)], env)
+        return self._start("edge", [*prefix, str(BIN / "causeway-edge"), "serve", "--config", str(path)], env)
 
-    def wait_until_loaded(self) -> None:
+    def wait_until_loaded(self, timeout_s: float = READY_S) -> None:
         """Wait until the daemon and its model are ready. Raises RuntimeError."""
         ticks = threading.Event()
-        for _ in range(int(READY_S / 0.05)):
+        for _ in range(int(timeout_s / 0.05)):
             state = json.loads(urllib3.request("GET", f"{self.edge_url}/readyz", retries=False).data)
             if state["ready"] and state["edge"] == "ready":
                 return

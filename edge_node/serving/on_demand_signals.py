@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -89,9 +89,11 @@ class OnDemandSignals:
         except Exception as failure:
             log.warning("The targets of `best_of` could not be compared: %s", redacted(failure))
 
-    def observe(self, attempts: Iterable[AttemptRecord]) -> None:
-        """Take the times of finished attempts into account."""
+    def observe(self, generation: Generation, attempts: Sequence[AttemptRecord]) -> None:
+        """Take the times of finished attempts and the length of the answer into account."""
         self.candidates.observe(attempts, self.clock.monotonic())
+        if generation.target is not None and attempts and attempts[-1].state == "done":
+            self.candidates.learn(generation.request, generation.target, generation.usage.completion_tokens)
 
     def _estimate(self, generation: Generation, request: Request) -> None:
         if self.estimate_quality is None:

@@ -621,7 +621,7 @@ class Service:
         if generation.policy.places:
             self.records.variants.count(generation)
         if generation.policy.compared:
-            self.on_demand.observe(attempts)
+            self.on_demand.observe(generation, attempts)
         if generation.policy.paces_energy:
             self.signals.energy.answered(attempts, ended)
         self.records.metrics.generation_finished(

@@ -3,7 +3,7 @@
 A decision follows from a few routes: those of the policy, the targets that a client can name, and what a session makes
 of them. `decide` itself lists these (`named_route`, `pinned_route`); here each gets a formula of when it applies, and
 its targets formulas of the steps (1) to (5) of `decide`. A variant of a target has its place, its cloud and its
-abilities, so that what holds for the target holds for the variant.
+abilities, so that what holds for the target holds for the variant, except for shadow requests: an adapter has none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 import z3
 
 from causeway_server.router.decision.decide import named_route
-from causeway_server.router.decision.sessions import counts_prefix, pinned_route
+from causeway_server.router.decision.sessions import counts_prefix, is_pinned, pinned_route
 from causeway_server.router.errors import ModelNotFound
 from causeway_server.router.policy.compiled import Policy, Route, Rule
 from causeway_server.router.policy.signals import TEMPERATURE, signal_spec
@@ -62,12 +62,15 @@ class World:
 
 
 class _Scenario(NamedTuple):
-    """A list of targets, and when it is tried. `chosen`: by the policy, so that a shadow may follow."""
+    """A list of targets, and when it is tried. `chosen`: by the policy, so that a shadow may follow; `pinned`: the
+    target that the session holds to its model.
+    """
 
     guard: Formula
     route: Route | None
     chosen: bool
     session: Session
+    pinned: str = ""
 
     @property
     def key(self) -> object:
@@ -76,7 +79,7 @@ class _Scenario(NamedTuple):
         assert route is not None
         left = self.session.target if route.best_of is not None else ""
         promised = "" if route.promise is None else route.name
-        return route.targets, route.handoff, route.best_of, route.fusion, self.chosen, left, promised
+        return route.targets, route.handoff, route.best_of, route.fusion, self.chosen, left, promised, self.pinned
 
 
 class Outcome:
@@ -185,7 +188,9 @@ class Outcome:
                 state = Session(session.target, session.cloud, session.model, tool_result=tool_result)
                 found, _ = pinned_route(self._policy, state, route, None if chosen else route, [])
                 applies = brings if tool_result else z3.Not(brings)
-                yield _Scenario(z3.And(guard, is_place, applies), found, chosen and not tool_result, state)
+                held = is_pinned(self._policy, state) and found is not None and found.targets
+                pinned = next((one.name for one in held or () if self._is_held(one, state)), "")
+                yield _Scenario(z3.And(guard, is_place, applies), found, chosen and not tool_result, state, pinned)
 
     # --- (3) to (5) --------------------------------------------------------------------------------------------------
 
@@ -200,7 +205,7 @@ class Outcome:
         may = [z3.And(guard, self._allowed(one, route.fusion)) for one in targets]
         before, shadow = self._order(scenario, route, may), FALSE
         if self._policy.shadow is not None and scenario.chosen:
-            shadow = self._shadow(targets, may)
+            shadow = self._shadow(targets, may, scenario.pinned)
             self._sums["shadow"].append(shadow)
         unmeasured = FALSE
         if route.promise is not None and not route.promise.only_where_measured:
@@ -317,7 +322,7 @@ class Outcome:
         size = len(route.targets)
         return {(a, b): z3.Or(stays, scores[a] >= scores[b]) for a in range(size) for b in range(a + 1, size)}
 
-    def _shadow(self, targets: Sequence[Target], may: Sequence[Formula]) -> Formula:
+    def _shadow(self, targets: Sequence[Target], may: Sequence[Formula], pinned: str) -> Formula:
         """Return whether a shadow request may follow; `plan_shadow`."""
         facts = self._facts
         sides = [
@@ -327,8 +332,25 @@ class Outcome:
         barred = [self.bound, self.kept, self.in_regions, *self.mask.values(), *self._parts.values()]
         barred += [facts.is_kind("embedding"), self._flag("request.tools")]
         one_answer = z3.And(facts.number(signal_spec("request.n"), 0.0).value == 1, facts.integer("prompts", 0, 8) <= 1)
-        adapted = [ok for ok, one in zip(may, targets, strict=True) if one.adapter]
+        each = zip(may, targets, strict=True)
+        adapted = [z3.And(ok, self._adapted(one, is_pinned=one.name == pinned)) for ok, one in each]
         return z3.And(*sides, one_answer, z3.Not(z3.Or(*barred, *adapted)))
+
+    def _is_held(self, target: Target, session: Session) -> bool:
+        return (target.name, target.served) == (session.target, session.model) and self._other(target) is not None
+
+    def _adapted(self, target: Target, *, is_pinned: bool) -> Formula:
+        """Return whether an adapter answers: that of the target, or of a variant."""
+        if is_pinned or (other := self._other(target)) is None:
+            return z3.BoolVal(bool(target.adapter))
+        answers = self._facts.flag(f"variants:{target.name}:{other}")
+        return z3.Not(answers) if target.adapter else answers
+
+    def _other(self, target: Target) -> str | None:
+        """Return the variant that has an adapter where its target has none, or none where it has one."""
+        place = self._policy.places.get(target.name)
+        variants = () if target.at != "edge" or place is None else place.variants
+        return next((one.model for one in variants if ("+" in one.model) != bool(target.adapter)), None)
 
     # --- the outcome -------------------------------------------------------------------------------------------------
 

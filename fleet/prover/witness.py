@@ -172,6 +172,7 @@ class Witness:
             "promises": dict.fromkeys(self._flags("promises:"), 0.5),
             "encoders": self._flags("encoders:"),
             "projectors": models,
+            "variants": dict(name.split(":", 1) for name in self._flags("variants:")),
             "candidates": list(self._candidates()) or None,
         }
 

@@ -13,7 +13,6 @@ A file belongs to exactly one version of both models, and to one sentence encode
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -26,17 +25,9 @@ from causeway_server.router.types import Confidence
 from ..catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact, find_signal, list_artifacts
 from .calibration import LinearLogit, log_odds
 from .encoder import SentenceEncoder, Vector
+from .structure import has_choices, structure
 
 _RECENT_PROMPTS = 16
-CHARACTERS = 8192  # structural features see the first characters of a longer prompt
-_CHOICE_LINE = re.compile(r"^\s*\(?[A-H1-8][.):]\s", re.MULTILINE)
-_NUMBER = re.compile(r"\d+")
-_WORD = re.compile(r"[^\W\d_]+")
-_QUESTION_WORD = re.compile(r"\b(?:how (?:many|much)|total|calculate|sum|percent|average|each)\b", re.IGNORECASE)
-_CODE = re.compile(r"[{}<>=;\\_^]|def |```")
-
-STRUCTURE = 11  # inputs of the prompt that are no part of the encoder's vector
-LENGTH_INPUT, CHOICES_INPUT = 0, 5  # of these: the logarithm of the length, and whether the prompt has choices
 
 
 class Encode(Protocol):
@@ -106,7 +97,7 @@ class PairEstimator:
             weights = [len(kind.weights) for kind in kinds.kinds]
             fits = fits and weights == [inputs] * len(kinds.gains) and bool(weights)
         if not fits or any(len(stage.logit.weights) != HANDOFF_INPUTS for stage in parameters.stages):
-            raise ArtifactError(f"a pair's signals have {inputs} weights, and stages of {HANDOFF_INPUTS}")
+            raise ArtifactError(f"a pair's signals must have {inputs} weights, and stages of {HANDOFF_INPUTS}")
         self.parameters = parameters
         self.sha256 = sha256
         self._encoder = encoder
@@ -190,31 +181,6 @@ def prompt_features(text: str, encode: Encode) -> tuple[float, ...]:
     """Return the inputs of `PairParameters.quality`: structural features, then the encoder's vector."""
     vector = encode(text)
     return (*structure(text), *(vector * math.sqrt(len(vector))).tolist())
-
-
-def structure(text: str) -> tuple[float, ...]:
-    """Return structural features of a prompt: its length and the kinds of its content."""
-    text = text[:CHARACTERS]
-    words, numbers = _WORD.findall(text), _NUMBER.findall(text)
-    capitals = sum(word[0].isupper() for word in words)
-    return (
-        math.log1p(len(text)),
-        math.log1p(len(words)),
-        math.log1p(len(numbers)),
-        math.log1p(text.count("\n")),
-        math.log1p(len(_CHOICE_LINE.findall(text))),
-        float(has_choices(text)),
-        float("?" in text),
-        float(bool(_QUESTION_WORD.search(text))),
-        float(bool(_CODE.search(text))),
-        capitals / max(1, len(words)),
-        sum(map(len, words)) / max(1, len(words)),
-    )
-
-
-def has_choices(text: str) -> bool:
-    """Return whether a prompt lists the answers to choose from."""
-    return len(_CHOICE_LINE.findall(text[:CHARACTERS])) >= 2
 
 
 def handoff_inputs(confidence: Confidence, ended: bool, quality_odds: float, choices: bool) -> tuple[float, ...]:

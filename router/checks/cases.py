@@ -16,7 +16,7 @@ from ..documents.strict_yaml import Problem, SourceLocation
 from ..errors import InvalidRequest, ModelNotFound
 from ..guard.classes import GuardClass, PiiClass
 from ..policy.cel_source import ExpressionError
-from ..policy.compiled import Policy
+from ..policy.compiled import Policy, with_variants
 from ..policy.file import Condition, seconds
 from ..policy.outcomes import Claim, compile_claim, outcome_values
 from ..types import (
@@ -147,6 +147,7 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     projectors: dict[str, tuple[Modality, ...]] = {}  # kinds that it turns into soft tokens, by model
     candidates: tuple[Candidate, ...] | None = None  # estimates of the targets of `best_of`
     promises: dict[str, float] = {}  # thresholds that promises allow, by route; a route without one lacks evidence
+    variants: dict[str, str] = {}  # models of the variants that answer, by target
 
     def build(self) -> Snapshot:
         edge = EdgeSignals(self.edge.queue, self.edge.tokens_per_s, self.edge.loaded, self.edge.feedback)
@@ -272,14 +273,21 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 def decide_case(policy: Policy, request: CaseRequest, snapshot: CaseSnapshot, session: Session | None) -> Decided:
-    """Decide the request of a case."""
+    """Decide the request of a case. As on a device, variants answer no request that names a model."""
     built, facts = request.build(), snapshot.build()
+    if snapshot.variants and (built.model == AUTO or built.model in policy.target_names):
+        chosen = {name: model for name, model in snapshot.variants.items() if model in _variants(policy, name)}
+        policy = with_variants(policy, chosen)
     estimates = msgspec.structs.replace(estimates_of(request, snapshot), session=session)
     plan = plan_cache(policy, built, facts, estimates)
     try:
         return Decided(built, facts, estimates, decide(policy, built, facts, estimates), plan)
     except (ModelNotFound, InvalidRequest) as error:
         return Decided(built, facts, estimates, None, plan, error.code)
+
+
+def _variants(policy: Policy, target: str) -> tuple[str, ...]:
+    return tuple([one.model for one in policy.places[target].variants] if target in policy.places else [])
 
 
 def _holds(expect: Expect, policy: Policy, decided: Decided) -> list[Difference]:
@@ -293,6 +301,9 @@ def _holds(expect: Expect, policy: Policy, decided: Decided) -> list[Difference]
 
 
 def _compare(case: Case, policy: Policy) -> list[Difference]:
+    for name, model in case.snapshot.variants.items():
+        if model not in (known := _variants(policy, name)):
+            return [Difference("variants", f"a variant of {name}: {', '.join(known) or 'it has none'}", model)]
     decided, expect = decide_case(policy, case.request, case.snapshot, case.session), case.expect
     decision, plan = decided.decision, decided.plan
     if decision is None:

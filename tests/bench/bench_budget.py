@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from causeway_server.router.decision.pacing import Pacer, steps_of
@@ -81,15 +81,29 @@ def stopped(day: Day) -> float:
     return gained
 
 
-def paced(day: Day, pacer: Pacer, name: str) -> tuple[float, float]:
-    """Return what the price gains, and what was spent."""
+def paced(
+    day: Day,
+    pacer: Pacer,
+    name: str,
+    expects: Callable[[int], float | None] = lambda _: None,
+    learns: Callable[[int], None] = lambda _: None,
+) -> tuple[float, float]:
+    """Return what the price gains, and what was spent.
+
+    Args:
+        expects: Returns the expected price of the request with a number, if it is another one than that of the day.
+        learns: Takes note of what the cloud answered to it.
+    """
     gained = spent = price = 0.0
     for number, one in enumerate(day.requests):
+        if (expected := expects(number)) is not None:
+            one = one._replace(expected=expected)  # noqa: PLW2901 - the same request, better known
         if number % _REPRICED == 0:
             price = pacer.price(day.budget - spent, name, one.hours)
         pacer.offer(steps_of(((one.device, 0.0), (one.device + one.gain, one.expected))), name, int(one.hours))
         if one.gain > price * one.expected and spent + one.most <= day.budget:
             gained, spent = gained + one.gain, spent + one.actual
+            learns(number)
     return gained, spent
 
 

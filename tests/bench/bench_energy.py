@@ -35,7 +35,7 @@ from causeway_server.router.types import AttemptRecord, Candidate, Estimates, Me
 
 from .rows import Row
 
-CHOSEN, REPORTED = range(200, 240), range(7000, 7040)  # seeds
+CHOSEN, REPORTED = range(200, 240), range(8000, 8040)  # seeds
 DAYS, STEP_S, FIRST, LAST = 2, 20.0, 6, 18
 TRIP_C, USD = 85.0, 100.0
 _POLICY = parse_policy(
@@ -52,7 +52,7 @@ budget: {{battery: {{since: "06:00", until: "18:00"}}, heat: {{}}}}
 )
 _WEIGHTS, _TARGETS = _POLICY.routes[0].best_of, _POLICY.targets
 _BATTERY, _ZONE, _RAIL = "sys/class/power_supply/BAT0", "sys/class/thermal/thermal_zone0", "sys/class/hwmon/hwmon1"
-_FILES = {
+FILES = {
     f"{_BATTERY}/type": "Battery",
     f"{_BATTERY}/status": "Discharging",
     f"{_ZONE}/type": "tj-thermal",
@@ -219,7 +219,7 @@ class Machine:
 
 
 def plant(root: Path, device: Device) -> None:
-    files = {**_FILES, f"{_BATTERY}/energy_full": f"{device.stated_wh * 1e6:.0f}"}
+    files = {**FILES, f"{_BATTERY}/energy_full": f"{device.stated_wh * 1e6:.0f}"}
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text + "\n")

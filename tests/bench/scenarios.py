@@ -21,6 +21,7 @@ SCENARIOS = {
     "clients": Tool("bed.clients.__main__", "agent frameworks and official clients against one edge daemon"),
     "contract": Tool("bench.simulation.contract", "promises of quality on generated streams, beside an oracle"),
     "clouds": Tool("bed.clouds", "a device with three clouds, of which one and two are cut under load"),
+    "day": Tool("bench.day", "a day of two hours with real models: promise, budget, battery, cuts and a kill"),
     "dialects": Tool("bench.dialects", "CPU of a Messages request over a chat request's, at edge and gateway"),
     "equal": Tool("bed.equal", "equal requests at two gateways with a shared cache"),
     "fanout": Tool("bed.fanout", "one of two tenants sends few requests with many sequences"),

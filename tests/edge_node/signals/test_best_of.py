@@ -12,7 +12,8 @@ pytest.importorskip("onnxruntime")
 from causeway_server.models.catalog.artifact import find_signal
 from causeway_server.models.signals.calibration import LinearLogit
 from causeway_server.models.signals.candidates import CandidateModel, CandidateParameters, Logistic
-from causeway_server.models.signals.pair import STRUCTURE, ModelIdentity, structure
+from causeway_server.models.signals.pair import ModelIdentity
+from causeway_server.models.signals.structure import STRUCTURE, structure
 from causeway_train.publish_signal import SignalMetadata, publish_signal
 
 from ..device import POLICY, Device, running
@@ -98,3 +99,27 @@ async def test_a_reloaded_policy_takes_the_new_weights(tmp_path: Path) -> None:
         (tmp_path / "device" / "policy.yaml").write_text(BEST.replace("usd: 0.5", "usd: 50"))
         await device.app.parts.policies.reload()
         assert await target_of(device, QUIZ) == "small"
+
+
+async def test_the_length_of_answers_is_learned(tmp_path: Path) -> None:
+    """The scripted answers have three tokens, where the calibration says 100. Errors teach nothing."""
+    dirs = publish(tmp_path / "models", "m-small", "m-large")
+    async with running(tmp_path / "device", policy=BEST, model_dirs=dirs) as device:
+
+        async def lengths() -> list[float | None]:
+            candidates = (await device.record(await device.ask(QUIZ))).estimates.candidates
+            assert candidates is not None
+            return [one.answer_tokens for one in candidates]
+
+        device.cloud.status = 500
+        await device.ask(QUIZ, model="large")
+        device.cloud.status = 200
+        for _ in range(29):
+            await device.ask(OPEN, n=2)  # on the device, by its score
+            await device.ask(QUIZ)
+        assert await lengths() == [100, 100]
+        await device.ask(OPEN, n=2)
+        assert await lengths() == [pytest.approx(3, abs=0.5), pytest.approx(3, abs=0.5)]
+        (tmp_path / "device" / "policy.yaml").write_text(BEST.replace("usd: 0.5", "usd: 0.4"))
+        await device.app.parts.policies.reload()
+        assert await lengths() == [pytest.approx(3, abs=0.5), pytest.approx(3, abs=0.5)]

@@ -15,15 +15,8 @@ from causeway_server.edge_node.config.schema import EngineConfig
 from causeway_server.edge_node.signals.estimators import LearnedEstimators
 from causeway_server.models.catalog.artifact import find_artifact, find_signal
 from causeway_server.models.signals.calibration import LinearLogit
-from causeway_server.models.signals.pair import (
-    HANDOFF_INPUTS,
-    STRUCTURE,
-    KindMixture,
-    ModelIdentity,
-    PairParameters,
-    PairStage,
-    structure,
-)
+from causeway_server.models.signals.pair import HANDOFF_INPUTS, KindMixture, ModelIdentity, PairParameters, PairStage
+from causeway_server.models.signals.structure import STRUCTURE, structure
 from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.types import Chunk, Confidence, Message, Request, Target
 from causeway_train.publish_signal import SignalMetadata, publish_signal

@@ -14,8 +14,9 @@ from causeway_server.fleet.prover.facts import Text
 from causeway_server.fleet.prover.outcome import Outcome, World, expressions_of
 from causeway_server.router.decision.decide import decide, plan_cache
 from causeway_server.router.errors import InvalidRequest, ModelNotFound
-from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.policy.compiled import Policy, with_variants
 from causeway_server.router.policy.outcomes import outcome_values
+from causeway_server.router.types import AUTO
 
 from .evaluation import compiled
 from .pairs import Draw, Facts, Valuation
@@ -29,10 +30,14 @@ class Disagreement(msgspec.Struct, frozen=True):
 
 
 class Agreement:
-    """Compares one policy's formulas with its decisions. `seen`: how often each fact of an outcome was true."""
+    """Compares one policy's formulas with its decisions. `seen`: how often each fact of an outcome was true.
 
-    def __init__(self, policy: Policy, seed: int) -> None:
-        self.policy = policy
+    Args:
+        variants: The variants that answer, by target. What the device knows of a model holds for its variants, too.
+    """
+
+    def __init__(self, policy: Policy, seed: int, variants: Mapping[str, str] = {}) -> None:
+        self.policy, self._variants = policy, variants
         self._world = World([policy])
         outcome = Outcome(self._world, policy)
         self._names, formulas = _flat(outcome.facts)
@@ -40,14 +45,14 @@ class Agreement:
         self.formulas = [z3.substitute(formula, *exact) if exact else formula for formula in formulas]
         self._evaluate = compiled(self.formulas)
         self._draw = Draw(random.Random(seed), self._world, list(expressions_of(policy)))
-        self._valuation = Valuation(self._world, policy)
+        self._valuation = Valuation(self._world, policy, variants)
         self.seen: Counter[str] = Counter()
         self.compared = 0
 
     def disagreements(self, count: int) -> Iterator[Disagreement]:
         """Compare `count` drawn pairs; yield where formula and decision differ."""
         for _ in range(count):
-            pair = self._draw.pair()
+            pair = self._with_projectors(self._draw.pair())
             try:
                 values = self._valuation.values(pair)
             except OverflowError:
@@ -67,14 +72,34 @@ class Agreement:
         return [z3.simplify(z3.substitute(one, *pairs)) for one in self.formulas], self._evaluate(values)
 
     def _decided(self, pair: Facts) -> Mapping[str, object]:
-        request, snapshot, estimates = pair
+        (request, snapshot, estimates), policy = pair, self.policy
+        if self._variants and (request.model == AUTO or request.model in policy.target_names):
+            policy = with_variants(policy, self._variants)
+            names = {
+                (old.at, old.served): new.served for old, new in zip(self.policy.targets, policy.targets, strict=True)
+            }
+            candidates = tuple(
+                msgspec.structs.replace(one, model=names.get((one.at, one.model), one.model))
+                for one in estimates.candidates or ()
+            )
+            estimates = msgspec.structs.replace(estimates, candidates=candidates or estimates.candidates)
         try:
-            decision = decide(self.policy, request, snapshot, estimates)
+            decision = decide(policy, request, snapshot, estimates)
         except (ModelNotFound, InvalidRequest):
             decision = None
-        plan = plan_cache(self.policy, request, snapshot, estimates)
+        plan = plan_cache(policy, request, snapshot, estimates)
         found = outcome_values(decision, plan, request, snapshot.setup)
         return {name: set(value) if isinstance(value, list) else value for name, value in found.items()}
+
+    def _with_projectors(self, pair: Facts) -> Facts:
+        request, snapshot, estimates = pair
+        if not self._variants or snapshot.setup is None:
+            return pair
+        projectors = dict(snapshot.setup.projectors)
+        for old, new in zip(self.policy.targets, with_variants(self.policy, self._variants).targets, strict=True):
+            projectors[new.model] = projectors.get(old.model, ())
+        setup = msgspec.structs.replace(snapshot.setup, projectors=projectors)
+        return request, msgspec.structs.replace(snapshot, setup=setup), estimates
 
 
 def _constant(variable: z3.ExprRef, value: float) -> z3.ExprRef:

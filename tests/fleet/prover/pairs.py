@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -222,10 +222,10 @@ class Draw:
 
 
 class Valuation:
-    """The values of a world's variables for requests under a policy."""
+    """The values of a world's variables for requests under a policy. `variants`: those that answer, by target."""
 
-    def __init__(self, world: World, policy: Policy) -> None:
-        self._world, self._policy = world, policy
+    def __init__(self, world: World, policy: Policy, variants: Mapping[str, str] = {}) -> None:
+        self._world, self._policy, self._variants = world, policy, variants
         facts = world.facts
         self._slots = [slot.name for slot in facts.slots]
         self._texts = {name for name in facts.choices if find_signal(name) is not None}
@@ -288,6 +288,10 @@ class Valuation:
         if head == "projectors":
             model, _, kind = rest.rpartition(":")
             return lambda pair: pair[1].setup is not None and kind in pair[1].setup.projectors.get(model, ())
+        if head == "variants":  # of which one has an adapter, or none, as the one in the name
+            target, _, model = rest.partition(":")
+            chosen = self._variants.get(target)
+            return lambda _: chosen is not None and ("+" in chosen) == ("+" in model)
         if head == "region":
             regions = ("", *self._world.facts.regions)
             return lambda pair: regions.index(pair[1].setup.regions.get(rest or "first", "") if pair[1].setup else "")

@@ -40,6 +40,26 @@ def test_formulas_agree_with_decisions(group: int) -> None:
     assert compared >= 20_000 / GROUPS
 
 
+def test_formulas_agree_with_decisions_of_requests_that_variants_answer() -> None:
+    """Of drawn policies, and of one whose targets have adapters where their variants have none, and the other way."""
+    text = (
+        "version: 1\nname: a\ntargets:\n"
+        "  s: {at: edge, model: m+ad, variants: [{model: v, share: 5}]}\n"
+        "  t: {at: edge, model: o, variants: [{model: w, share: 5}, {model: w+ad, share: 5}]}\n"
+        "  l: {at: cloud, model: n, variants: [{model: x, share: 5}]}\n"
+        "constraints: [{name: c, keep: on_device, when: '\"private\" in request.tags'}]\n"
+        "routes: [{name: a, when: request.stream, use: [s, l]}, {name: b, use: {best_of: [t, l]}}]\n"
+        "shadow: {share: 0.1}\nsession: {pin: conversation}\n"
+    )
+    policies = [parse_policy(text), *(policy for _, policy in itertools.islice(drawn(5), 24) if policy.places)]
+    assert len(policies) > 3
+    for at, policy in enumerate(policies):
+        for last in (False, True):
+            chosen = {name: place.variants[-1 if last else 0].model for name, place in policy.places.items()}
+            agreement = Agreement(policy, at, chosen)
+            assert next(agreement.disagreements(300), None) is None
+
+
 def test_each_fact_of_an_outcome_occurs_among_the_pairs() -> None:
     """Else the comparison would say nothing about it."""
     seen = dict.fromkeys(OUTCOMES, 0)

@@ -227,6 +227,66 @@ def test_what_a_newer_policy_lets_leave(name: str) -> None:
     assert all(is_failing(one, new) and not is_failing(one, old) for one in proofs if one.name in refuted)
 
 
+ADAPTED = {
+    "small": {"at": "edge", "model": "assistant+routes", "variants": [{"model": "assistant-next", "share": 5}]},
+    "large": {"at": "cloud", "model": "assistant-large"},
+}
+ROUTES = [{"name": "all", "use": ["small", "large"]}]
+
+
+@pytest.mark.parametrize(
+    ("model", "variant", "status"),
+    [
+        (
+            "assistant+routes",
+            "assistant-next",
+            "refuted",
+        ),  # an adapter's answers have no shadow, a variant's without do
+        ("assistant+routes", "assistant-next+routes", "proved"),
+        ("assistant", "assistant+routes", "refuted"),
+        ("assistant+routes", None, "proved"),
+    ],
+)
+def test_a_variant_may_send_what_its_target_would_not(model: str, variant: str | None, status: str) -> None:
+    """The counterexample names the variant, fails when it is run, and passes without the variant."""
+    variants = [] if variant is None else [{"model": variant, "share": 5}]
+    targets = {**ADAPTED, "small": {"at": "edge", "model": model, "variants": variants}}
+    parts = {"targets": targets, "routes": ROUTES, "constraints": []}
+    claim = {"name": "alone", "holds": "!outcome.shadow"}
+    policy = policy_with(**parts, claims=[claim])
+    (proof,) = prove(policy, kinds=("claim",))
+    assert proof.status == status
+    if proof.case is not None:
+        assert is_failing(proof, policy)
+        assert proof.case.snapshot.variants == ({"small": variant} if "+" in model else {})
+
+
+def test_no_claim_is_proved_that_a_variant_breaks() -> None:
+    """Whichever model answers. Each counterexample fails when it is run."""
+    claims = [
+        {"name": "stays", "when": "'private' in request.tags", "holds": "!outcome.leaves"},
+        {"name": "unseen", "when": "request.tools", "holds": "!outcome.shadow"},
+        {"name": "whole", "holds": "!outcome.shadow || request.n == 1"},
+        {"name": "first", "holds": "outcome.first != 'large'"},
+        {"name": "compared", "holds": "!outcome.shadow"},
+        {"name": "cached", "holds": "!outcome.cached || request.temperature == 0.0"},
+    ]
+    constraint = {"name": "private-stays", "keep": "on_device", "when": '"private" in request.tags'}
+    policy = policy_with(
+        targets=ADAPTED, routes=ROUTES, constraints=[constraint], session={"pin": "conversation"}, claims=claims
+    )
+    proofs = {proof.name: proof for proof in prove(policy, kinds=("claim",))}
+    assert {name: proof.status for name, proof in proofs.items()} == {
+        "stays": "proved",
+        "unseen": "proved",
+        "whole": "proved",
+        "first": "refuted",
+        "compared": "refuted",
+        "cached": "proved",
+    }
+    assert all(is_failing(proof, policy) for proof in proofs.values() if proof.case is not None)
+
+
 def test_values_that_leave_unmasked_are_found() -> None:
     rule = {"name": "mask", "action": "mask", "when": "pii.count > 0", "classes": ["email", "phone"]}
     new = policy_with(guard={"rules": [{**rule, "classes": ["phone"]}]})

@@ -18,14 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causeway_server.models.signals.calibration import LinearLogit, log_odds
-from causeway_server.models.signals.pair import (
-    CHOICES_INPUT,
-    STRUCTURE,
-    KindMixture,
-    PairParameters,
-    PairStage,
-    handoff_inputs,
-)
+from causeway_server.models.signals.pair import KindMixture, PairParameters, PairStage, handoff_inputs
+from causeway_server.models.signals.structure import CHOICES_INPUT, STRUCTURE
 
 from .prompts import LabelledAnswer
 from .routing_curves import Array64

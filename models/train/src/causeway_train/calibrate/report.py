@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causeway_server.models.signals.drift import calibration_error
-from causeway_server.models.signals.pair import LENGTH_INPUT, PairHandoff
+from causeway_server.models.signals.pair import PairHandoff
+from causeway_server.models.signals.structure import LENGTH_INPUT
 
 from .fit import Indices, Rows, Unseen
 from .routing_curves import Array64, apgr, chart, reliability, routing_curves

@@ -12,8 +12,8 @@ import numpy as np
 
 from causeway_server.models.catalog.artifact import ArtifactError
 from causeway_server.models.signals import SHADOW_FILE
-from causeway_server.models.signals.pair import STRUCTURE
 from causeway_server.models.signals.shadow import MAX_ANSWERS, NEWEST_ANSWERS, ShadowAnswer, decode_answer
+from causeway_server.models.signals.structure import STRUCTURE
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.at_rest.state_keys import StateKeys
 
