@@ -257,6 +257,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         clock=clock,
         rng=random.Random(os.urandom(16)),
         checks=SemanticChecks(semantic, metrics, random.Random(os.urandom(16))),
+        read_device=lambda: backends.signals.device,
     )
     candidates = CandidateEstimates(model_dirs)
     guard = GuardRunner()

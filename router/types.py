@@ -259,7 +259,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Confidence(msgspec.Struct, frozen=True, gc=False):
-    """The model's confidence over its first `tokens` tokens. A handoff compares `score`, in [0, 1]."""
+    """The model's confidence over its first `tokens` tokens. A handoff compares `score`, in [0, 1].
+
+    `calibration`: the name of the device's refit that `score` comes from; "": the calibration that ships, or none.
+    `shipped`: the score without that refit. `kind`: the number of the prompt's probable kind, if refits are on.
+    """
 
     tokens: int
     score: float
@@ -268,6 +272,14 @@ class Confidence(msgspec.Struct, frozen=True, gc=False):
     entropy: float  # mean entropy, nats
     refusal: float = 0.0  # probability of the model's own refusal token at the first position
     least: float = 0.0  # lowest logprob of a token
+    calibration: str = ""
+    shipped: float | None = None
+    kind: int = 0
+
+    @property
+    def stated(self) -> float:
+        """The score without a refit."""
+        return self.score if self.shipped is None else self.shipped
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
@@ -439,11 +451,13 @@ class Reason(msgspec.Struct, frozen=True, gc=False):
 class Shadow(msgspec.Struct, frozen=True, gc=False):
     """The shadow rule: after a `share` of the answers the other side answers, too, for at most `usd_per_day`.
     `max_drift`: calibration error, beyond that explained by chance, above which calibrated signals are set aside.
+    `refit`: whether the device corrects them by its own labels.
     """
 
     share: float
     usd_per_day: float
     max_drift: float
+    refit: bool = False
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):

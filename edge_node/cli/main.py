@@ -62,13 +62,18 @@ def serve(config: Config) -> None:
 @main.command()
 @config_options
 @format_option
-def doctor(config: Config, as_json: bool) -> None:
+@option("--drop-refits", "First drop the device's refits; a running daemon follows at SIGHUP.", is_flag=True)
+def doctor(config: Config, as_json: bool, drop_refits: bool) -> None:
     """Check everything that the daemon needs and say how to fix it.
 
     Exit code 1 if a check fails.
     """
+    from causeway_server.models.signals.calibration import REFITS_FILE
+
     from .doctor.report import run
 
+    if drop_refits:
+        (Path(config.state_dir) / REFITS_FILE).unlink(missing_ok=True)
     sys.exit(run(config, as_json=as_json))
 
 

@@ -203,7 +203,8 @@ def make_shadow(
     from ..signals.shadow import ShadowObserver
     from ..storage.shadow import ShadowStore
 
-    return ShadowStore(state_dir, clock, keys), ShadowObserver(learned, model_dirs, Manifests(model_dirs).weights)
+    weights = Manifests(model_dirs).weights
+    return ShadowStore(state_dir, clock, keys), ShadowObserver(learned, model_dirs, weights, state_dir, clock.unix)
 
 
 def make_mqtt_bridge(config: Config, jobs: LazyJobs, service: Service, metrics: Metrics) -> MqttBridge | None:

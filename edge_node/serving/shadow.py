@@ -8,6 +8,8 @@ They must not affect any client:
 3. They hold no permit, and end when the daemon drains.
 4. Their cost counts in `spend.*`; one that could exceed the policy's budget of the day is not sent, nor one to the
    device while energy has a price.
+5. A refit of the calibration (`signals.refits`) runs only while no request runs or waits, the device is neither
+   throttled nor low on battery, and energy has no price. A request that wants a permit cancels it.
 
 Prompt and answers are in memory while a shadow request waits and runs, and are then discarded.
 """
@@ -44,6 +46,7 @@ from causeway_server.router.types import (
     Chunk,
     Confidence,
     DecisionRecord,
+    DeviceSignals,
     Location,
     Request,
     RoutingHints,
@@ -79,6 +82,7 @@ _MAX_WAIT_S = 600.0
 _MAX_IDLE_WAIT_S = 60.0
 _TRIES = 3  # number of times that a client's request may interrupt one on the device
 _WHOLE_S = 120.0
+_LOW_BATTERY = 0.3
 Result = Literal["agreed", "disagreed", "failed", "interrupted", "over_budget", "dropped"]
 
 
@@ -155,13 +159,19 @@ class SemanticChecks:
             self._store.add(usd)
 
 
-def device_confidence(attempts: Sequence[Attempt] | Sequence[AttemptRecord]) -> float | None:
+def device_confidence(attempts: Sequence[Attempt] | Sequence[AttemptRecord]) -> Confidence | None:
     """Return the confidence of the device's first tokens; None if it made no answer, or reported none."""
     for attempt in attempts:
         at = attempt.at if isinstance(attempt, AttemptRecord) else attempt.plan.target.at
         if at == "edge" and attempt.confidence is not None:
-            return attempt.confidence.score
+            return attempt.confidence
     return None
+
+
+def _spares_power(device: DeviceSignals) -> bool:
+    """Return whether the device may do work that can wait."""
+    low = bool(device.discharging) and device.battery is not None and device.battery < _LOW_BATTERY
+    return not device.throttled and not low
 
 
 def _text(answer: StoredAnswer) -> str | None:
@@ -199,7 +209,7 @@ class ShadowText:
         self.ended = False  # whether `confidence` covers all tokens
         self.usage: Usage | None = None
         self.degraded = False  # whether another model than the target's answered
-        self.score: float | None = None  # the confidence as a handoff compares it, if it was asked for
+        self.score: Confidence | None = None  # as a handoff compares it, if it was asked for
         self._pieces: list[str] = []
         self._characters = 0
         self._finish_reason = ""
@@ -244,7 +254,7 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
     draw: PromiseDraw | None = None  # for the route's promise
 
     @property
-    def confidence(self) -> float | None:
+    def confidence(self) -> Confidence | None:
         """The confidence of the device's first tokens, as the handoff compared it; None if it made none."""
         sequence = self.generation.sequence
         return None if sequence is None else device_confidence(sequence.attempts)
@@ -308,13 +318,16 @@ class Shadows:
     clock: Clock
     rng: random.Random
     checks: SemanticChecks  # checks of semantic answers, which share the store
+    read_device: Callable[[], DeviceSignals] = DeviceSignals  # the last readings
     labelled: Labelled | None = None  # of a device in a fleet
     _policy: Policy | None = None
     _store: ShadowStore | None = None
     _observer: ShadowObserver | None = None
     _waiting: deque[ShadowQuestion] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _labelled: asyncio.Event = field(default_factory=asyncio.Event)
     _scope: anyio.CancelScope | None = None
+    _refit_scope: anyio.CancelScope | None = None
     _stopped: bool = False
     _unusable: str = ""
 
@@ -418,11 +431,16 @@ class Shadows:
         confidence = device_confidence(record.outcome.attempts)
         bad = score < GOOD_SCORE and record.outcome.route == "edge" and decision.revision == policy.revision
         if bad and confidence is not None:
+            alarms = self._observer.promises.alarms
             self._observer.promises.object(decision.rule, confidence)
-            self._keep_promises()
+            self._keep_promises(alarms)
 
-    def _keep_promises(self) -> None:
+    def _keep_promises(self, alarms: int) -> None:
+        """Store the evidence of promises. A new alarm, beyond so many `alarms`, ends the device's refits."""
         assert self._observer is not None
+        if self._observer.promises.alarms > alarms:
+            self._observer.refits.give_up("a promise raised an alarm")
+            self._observer.look(self._max_drift)
         if self._store is not None:
             self._store.keep_promises(self._observer.promises.records)
 
@@ -430,8 +448,9 @@ class Shadows:
         """Drop the waiting shadow requests and cancel the running one: the daemon drains."""
         self._stopped = True
         self._drop_waiting()
-        if self._scope is not None:
-            self._scope.cancel()
+        for scope in (self._scope, self._refit_scope):
+            if scope is not None:
+                scope.cancel()
 
     def close(self) -> None:
         """Write queued records. Blocking: call it in a thread."""
@@ -439,7 +458,33 @@ class Shadows:
             self._store.close()
 
     async def run(self) -> None:
-        """Send shadow requests, one after the other, until cancelled."""
+        """Send shadow requests, one after the other, and refit the calibration, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run_refits)
+            await self._run_requests()
+
+    async def _run_refits(self) -> None:
+        while True:
+            await self._labelled.wait()
+            self._labelled.clear()
+            for _ in range(_TRIES):
+                if self._observer is None or self._observer.refits.due is None:
+                    break
+                await self.admission.idle()
+                if self._stopped or self.energy.current.price or not _spares_power(self.read_device()):
+                    break
+                if self.admission.is_idle:
+                    await self._refit(self._observer)
+
+    async def _refit(self, observer: ShadowObserver) -> None:
+        try:
+            with anyio.CancelScope() as self._refit_scope, self.admission.spare():
+                await observer.refits.run()
+                observer.look(self._max_drift)
+        except Exception as failure:
+            log.error("A refit failed unexpectedly: %s", redacted(failure))
+
+    async def _run_requests(self) -> None:
         started = False
         while True:
             await self._wake.wait()
@@ -449,6 +494,7 @@ class Shadows:
                 self._observer.add(await self._store.restore(self._observer.window), self._max_drift)
                 self._observer.promises.restore(self._store.earlier_promises)
                 self.checks.restore(self._store)
+                self._labelled.set()
             while self._waiting:
                 await self._run_next(self._waiting.popleft())
 
@@ -542,19 +588,23 @@ class Shadows:
             ended=small.ended,
             route=question.route,
             after=question.after,
+            client=question.generation.request.hints.client,
         )
         self._store.keep(answer)
         self._observer.add([answer], self._max_drift)
+        self._labelled.set()
         return self._label(question, text, agreed=answer.agreed)
 
     def _label(self, question: ShadowQuestion, text: ShadowText, *, agreed: bool) -> Result:
         known = question.confidence
-        score = text.score if known is None else known
+        confidence = text.score if known is None else known
         if self.labelled is not None:
+            score = None if confidence is None else confidence.score
             self.labelled(score, good=agreed, on_device=question.answered.at == "edge")
         if question.draw is not None and self._observer is not None:
-            self._observer.promises.label(question.route, score, question.draw, good=agreed)
-            self._keep_promises()
+            alarms = self._observer.promises.alarms
+            self._observer.promises.label(question.route, confidence, question.draw, good=agreed)
+            self._keep_promises(alarms)
         return "agreed" if agreed else "disagreed"
 
     def _is_affordable(self, question: ShadowQuestion) -> bool:

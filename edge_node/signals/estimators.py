@@ -22,7 +22,7 @@ from causeway_server.models.catalog.artifact import (
     find_signal,
     list_artifacts,
 )
-from causeway_server.models.signals.calibration import ConfidenceCalibrator
+from causeway_server.models.signals.calibration import ConfidenceCalibrator, Refit
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.types import Chunk, Confidence, Message, Request, TextPart
 
@@ -30,7 +30,7 @@ from ..backends.backend import BackendRequest
 from .promises import Promises
 
 if TYPE_CHECKING:
-    from causeway_server.models.signals.pair import PairEstimator
+    from causeway_server.models.signals.pair import GoldenAnswer, PairEstimator
     from causeway_server.models.signals.quality import QualityEstimator
 
 log = logging.getLogger(__name__)
@@ -45,12 +45,15 @@ class PairEstimates(msgspec.Struct, frozen=True):
     Attributes:
         sha256: Digest of the pair's signals.
         quality: The prompt's `edge.quality`.
-        score: The probability that the handoff compares; None without a confidence.
+        score: The probability that the handoff compares; None without a confidence. Both are without the device's
+            refit.
+        kind: The number of the prompt's probable kind.
     """
 
     sha256: str
     quality: float
     score: float | None
+    kind: int
 
 
 class LearnedEstimators:
@@ -71,6 +74,8 @@ class LearnedEstimators:
         self.set_aside_pairs: dict[str, str] = {}
         """The reason for each edge model of the active policy whose calibrated signals are set aside."""
         self.promises = Promises()
+        self.refits: dict[str, Refit] | None = None
+        """The refits in use by digest of a pair's signals; None: the policy asks for none."""
         self._policy: Policy | None = None
 
     def activate(self, policy: Policy) -> None:
@@ -102,11 +107,12 @@ class LearnedEstimators:
 
     def quality(self, policy: Policy, request: Request) -> float | None:
         """Return `edge.quality`: the first edge target's model on the last user message; None without an estimator."""
-        model = _first_edge_model(policy)
-        pair = self._pair(model)
-        estimator = self._quality_estimators.get(model) if pair is None else pair.quality
-        text = prompt_text(request)
-        return None if estimator is None or text is None else estimator(text)
+        model, text = _first_edge_model(policy), prompt_text(request)
+        pair, estimator = self._pair(model), self._quality_estimators.get(model)
+        if pair is None or text is None:
+            return None if estimator is None or text is None else estimator(text)
+        (quality, kind), refit = pair.known(text), self._refit(pair)
+        return quality if refit is None else refit.quality(quality, kind)
 
     def calibrate(
         self, call: BackendRequest, chunk: Chunk, quality: float | None, transcript_confidence: float | None = None
@@ -125,7 +131,13 @@ class LearnedEstimators:
         if confidence is None or call.target.adapter:
             return chunk
         if pair is not None and (text := prompt_text(call.request)) is not None:
-            score = pair(confidence, after, text, pair.quality(text), ended=ended)
+            quality, kind = pair.known(text)
+            score = stated = pair(confidence, after, text, quality, ended=ended)
+            if self.refits is not None:
+                confidence = msgspec.structs.replace(confidence, kind=kind)
+            if (refit := self._refit(pair)) is not None:
+                confidence = msgspec.structs.replace(confidence, shipped=stated, calibration=refit.name)
+                score = refit.confidence(stated, kind)
         elif calibrator is not None:
             score = calibrator(confidence, after, quality, ended=ended, transcript_confidence=transcript_confidence)
         else:
@@ -146,9 +158,9 @@ class LearnedEstimators:
         pair = self._pairs.get(model)
         if pair is None:
             return None
-        quality = pair.quality(text)
+        quality, kind = pair.known(text)
         score = None if confidence is None else pair(confidence, after, text, quality, ended=ended)
-        return PairEstimates(pair.sha256, quality, score)
+        return PairEstimates(pair.sha256, quality, score, kind)
 
     def set_aside(self, sha256: str, reason: str) -> None:
         """Stop using the signals with this digest. The model's own signals replace them, if there are any."""
@@ -165,6 +177,14 @@ class LearnedEstimators:
     def pairs(self) -> dict[str, str]:
         """Return the digests of the active policy's calibrated signals, used or not, by edge model."""
         return {model: pair.sha256 for model, pair in self._pairs.items()}
+
+    def golden(self, model: str) -> tuple[GoldenAnswer, ...]:
+        """Return the golden answers of an edge model's calibrated pair."""
+        pair = self._pairs.get(model)
+        return () if pair is None else pair.parameters.golden
+
+    def _refit(self, pair: PairEstimator) -> Refit | None:
+        return None if self.refits is None else self.refits.get(pair.sha256)
 
     def _pair(self, model: str) -> PairEstimator | None:
         """Return the signals in use."""

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from causeway_server.models.signals.calibration import Correction
 from causeway_server.models.signals.promise import KeptPromise, PromiseDraw, PromiseRecord
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.serving.metrics import Sample
-from causeway_server.router.types import PromiseSignals
+from causeway_server.router.types import Confidence, PromiseSignals
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ class Promises:
         self.signals: dict[str, PromiseSignals] = {}
         self._kept: dict[str, KeptPromise] = {}
         self._earlier: dict[str, PromiseRecord] = {}
+        self._models: dict[str, str] = {}  # the edge model whose confidence a route's promise counts
+        self._corrections: Mapping[str, Correction] = {}
 
     def use(self, policy: Policy, weights: Callable[[str], str], pairs: Mapping[str, str]) -> None:
         """Follow another policy. The evidence of a promise goes on if its words and the models are the same.
@@ -46,16 +49,17 @@ class Promises:
         models = [
             f"{one.model} {weights(one.model)} {pairs.get(one.model, '')}" for one in policy.targets if one.at == "edge"
         ]
-        self._kept = {}
+        self._kept, self._models = {}, {}
         for route in policy.routes:
             if route.promise is not None:
+                self._models[route.name] = next((one.model for one in route.targets if one.at == "edge"), "")
                 large = next(one.model for one in route.targets if one.name == route.promise.of)
                 words = msgspec.json.encode((route.promise, large, models)).decode()
                 identity = f"{route.name} {words}"
                 self._kept[route.name] = KeptPromise(
                     route.promise, self._earlier.get(identity) or PromiseRecord(identity)
                 )
-        self._publish()
+        self.read_with(self._corrections)
 
     def restore(self, records: Sequence[PromiseRecord]) -> None:
         """Go on with the evidence of an earlier run."""
@@ -64,6 +68,13 @@ class Promises:
             record = self._earlier.get(kept.record.identity)
             if record is not None and not kept.record.answers:
                 self._kept[name] = KeptPromise(kept.promise, record)
+        self.read_with(self._corrections)
+
+    def read_with(self, corrections: Mapping[str, Correction]) -> None:
+        """Read the evidence with the corrections of confidences by the device's refits, by edge model."""
+        self._corrections = corrections
+        for name, kept in self._kept.items():
+            kept.read_with(corrections.get(self._models[name], Correction()))
         self._publish()
 
     @property
@@ -72,7 +83,14 @@ class Promises:
         used = {kept.record.identity: kept.record for kept in self._kept.values()}
         return [*(one for identity, one in self._earlier.items() if identity not in used), *used.values()]
 
-    def draw(self, route: str, confidence: float | None, rng: random.Random, *, on_device: bool) -> PromiseDraw | None:
+    @property
+    def alarms(self) -> int:
+        """The number of alarms of the active policy's promises so far."""
+        return sum(kept.record.alarms for kept in self._kept.values())
+
+    def draw(
+        self, route: str, confidence: Confidence | None, rng: random.Random, *, on_device: bool
+    ) -> PromiseDraw | None:
         """Count a complete answer; return its draw if it is to be labelled.
 
         Args:
@@ -82,10 +100,10 @@ class Promises:
         if kept is None or (on_device and confidence is None):
             return None
         draw = PromiseDraw(on_device, kept.draw_share(on_device=on_device), confidence is not None, kept.binds)
-        kept.count(confidence)
+        kept.count(*_stated(confidence))
         return draw if rng.random() < draw.share else None
 
-    def label(self, route: str, confidence: float | None, draw: PromiseDraw, *, good: bool | None) -> None:
+    def label(self, route: str, confidence: Confidence | None, draw: PromiseDraw, *, good: bool | None) -> None:
         """Take the label of a drawn answer into account. `good`: None if the comparison failed."""
         kept = self._kept.get(route)
         if kept is None:
@@ -93,13 +111,13 @@ class Promises:
         if good is None or confidence is None:
             kept.miss(draw)
         else:
-            kept.label(confidence, draw, good=good)
+            kept.label(confidence.stated, draw, good=good, kind=confidence.kind)
         self._publish()
 
-    def object(self, route: str, confidence: float) -> None:
+    def object(self, route: str, confidence: Confidence) -> None:
         """Take a client's bad score of an answer of the device into account."""
         if (kept := self._kept.get(route)) is not None:
-            kept.object(confidence)
+            kept.object(confidence.stated, confidence.kind)
             self._publish()
 
     @property
@@ -131,3 +149,7 @@ class Promises:
                 why = f"hands off below {state.threshold:.3f}" if state.threshold is not None else state.detail
                 log.warning("The promise of the route %s: %s.", name, why)
         self.signals = signals
+
+
+def _stated(confidence: Confidence | None) -> tuple[float | None, int]:
+    return (None, 0) if confidence is None else (confidence.stated, confidence.kind)

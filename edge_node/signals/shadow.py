@@ -17,6 +17,7 @@ import numpy as np
 
 from causeway_server.models.catalog.artifact import find_signal
 from causeway_server.models.signals.agreement import answers_agree
+from causeway_server.models.signals.calibration import log_odds
 from causeway_server.models.signals.drift import MIN_ANSWERS, CalibrationDrift, measure_drift
 from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.models.signals.pair import ModelIdentity, prompt_features
@@ -26,8 +27,11 @@ from causeway_server.router.serving.metrics import Sample
 from causeway_server.router.types import Chunk, Confidence
 
 from ..backends.backend import BackendRequest
+from .corrections import WINDOW as REFIT_WINDOW
+from .corrections import RefitLabel
 from .estimators import LearnedEstimators
 from .promises import Promises
+from .refits import Refits
 
 log = logging.getLogger(__name__)
 
@@ -40,24 +44,34 @@ class ShadowObserver:
     Args:
         model_dirs: Folders that are searched for the encoder before the models that ship.
         weights: Returns the hash of an edge model's weights.
+        directory: The state folder, for the file of refits.
+        unix: Returns Unix seconds.
 
     Raises:
         ArtifactError: There is no sentence encoder.
         ImportError: ONNX Runtime is not installed.
     """
 
-    def __init__(self, learned: LearnedEstimators, model_dirs: Sequence[Path], weights: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        learned: LearnedEstimators,
+        model_dirs: Sequence[Path],
+        weights: Callable[[str], str],
+        directory: Path | None,
+        unix: Callable[[], float],
+    ) -> None:
         encoder = find_signal("embedding", None, model_dirs)
         self._learned = learned
         self._weights = weights
         self._encoder_sha256 = encoder.manifest.sha256
         self._encode = SentenceEncoder(encoder.path)
         self._recent: dict[str, deque[ShadowAnswer]] = {}  # by digest of the signals
+        self.refits = Refits(learned, directory, unix)
 
     @property
     def window(self) -> int:
         """Number of the newest answers that are taken into account."""
-        return WINDOW
+        return max(WINDOW, REFIT_WINDOW)
 
     @property
     def set_aside(self) -> dict[str, str]:
@@ -72,11 +86,11 @@ class ShadowObserver:
     def use(self, policy: Policy) -> None:
         """Follow the promises of another policy, once its signals are loaded."""
         self.promises.use(policy, self._weights, self._learned.pairs)
+        self.refits.use(refit=policy.shadow is not None and policy.shadow.refit)
 
-    def score(self, call: BackendRequest, chunk: Chunk, quality: float | None) -> float | None:
+    def score(self, call: BackendRequest, chunk: Chunk, quality: float | None) -> Confidence | None:
         """Return the confidence of a chunk as the handoff compares it; None without one."""
-        confidence = self._learned.calibrate(call, chunk, quality).confidence
-        return None if confidence is None else confidence.score
+        return self._learned.calibrate(call, chunk, quality).confidence
 
     def compare(
         self,
@@ -88,6 +102,7 @@ class ShadowObserver:
         ended: bool,
         route: str,
         after: int,
+        client: str,
     ) -> ShadowAnswer:
         """Compare both answers to one prompt, and return the record to keep.
 
@@ -111,6 +126,8 @@ class ShadowObserver:
             signals_sha256="" if estimates is None else estimates.sha256,
             quality=None if estimates is None else estimates.quality,
             score=None if estimates is None else estimates.score,
+            kind=0 if estimates is None else estimates.kind,
+            source=hash(client) % 64,  # Python salts the hash in each process, so that the file tells nobody's name
         )
 
     def add(self, answers: Iterable[ShadowAnswer], max_drift: float) -> None:
@@ -118,6 +135,8 @@ class ShadowObserver:
         for answer in answers:
             if answer.signals_sha256:
                 self._recent.setdefault(answer.signals_sha256, deque(maxlen=WINDOW)).append(answer)
+            if (label := _refit_label(answer)) is not None:
+                self.refits.add(answer.signals_sha256, label)
         self.look(max_drift)
 
     def look(self, max_drift: float) -> None:
@@ -149,6 +168,7 @@ class ShadowObserver:
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the active policy's signals and promises."""
         yield from self.promises.samples()
+        yield from self.refits.samples()
         for model, sha256 in self._learned.pairs.items():
             for signal, drift in self._drifts(sha256, least=1):
                 labels = (("model", model), ("signal", signal))
@@ -162,11 +182,23 @@ class ShadowObserver:
 
     def _drifts(self, sha256: str, least: int = MIN_ANSWERS) -> Iterator[tuple[str, CalibrationDrift]]:
         """Yield each signal with at least `least` answers."""
-        recent = self._recent.get(sha256, ())
-        for signal, stated in (
-            ("edge.quality", [(one.quality, one.agreed) for one in recent]),
-            ("confidence", [(one.score, one.agreed) for one in recent]),
+        recent, refit = self._recent.get(sha256, ()), self.refits.in_use.get(sha256)
+        for signal, correction, stated in (
+            ("edge.quality", refit and refit.quality, [(one.quality, one) for one in recent]),
+            ("confidence", refit and refit.confidence, [(one.score, one) for one in recent]),
         ):
-            known = [(probability, agreed) for probability, agreed in stated if probability is not None]
+            known = [
+                (correction(probability, one.kind) if correction else probability, one.agreed)
+                for probability, one in stated
+                if probability is not None
+            ]
             if len(known) >= least:
                 yield signal, measure_drift(*zip(*known, strict=True))
+
+
+def _refit_label(answer: ShadowAnswer) -> RefitLabel | None:
+    """Return the label of an answer for a refit; None if no calibrated signals estimated it."""
+    if answer.quality is None or not answer.signals_sha256:
+        return None
+    confidence = None if answer.score is None else log_odds(answer.score)
+    return RefitLabel(answer.kind, log_odds(answer.quality), confidence, answer.agreed, answer.source)

@@ -30,8 +30,8 @@ _PARTIAL = "tmp*.partial"  # see `router.serving.folders`
 _DATABASE = re.compile(r"([a-z]+)-([0-9]{1,6})\.sqlite")
 # Files of all versions of the daemon in the folder. Other files keep their rights: it may be a home folder.
 _OURS = re.compile(
-    rf"{_DATABASE.pattern}.*|{FILE}|keys\.json|policy\.last-good\.yaml.*|tmp\w+\.partial|files|prompts|egress|"
-    rf"{FLEET_FOLDER}(\.left)?|run"
+    rf"{_DATABASE.pattern}.*|{FILE}|keys\.json|policy\.last-good\.yaml.*|(refits|variants)-1\.json|tmp\w+\.partial|files|"
+    rf"prompts|egress|{FLEET_FOLDER}(\.left)?|run"
 )
 
 

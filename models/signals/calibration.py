@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from causeway_server.router.types import Confidence
 
@@ -20,6 +23,10 @@ from ..catalog.artifact import ArtifactError
 
 _MIN_PROBABILITY = 1e-4  # log odds are taken of probabilities clipped to [1e-4, 1 - 1e-4]
 _MAX_LOG_ODDS = 30.0
+REFITS_FILE: Final = "refits-1.json"
+MAX_SLOPE: Final = 4.0  # of a correction, whose slope is at least the reciprocal of it
+MAX_OFFSET: Final = 3.0
+_Offset = Annotated[float, Meta(ge=-MAX_OFFSET, le=MAX_OFFSET)]
 
 
 class LinearLogit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,8 +37,57 @@ class LinearLogit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __call__(self, inputs: Sequence[float]) -> float:
         """Return the probability, 0 to 1. Raises ValueError for another number of inputs than weights."""
-        odds = self.bias + sum(weight * value for weight, value in zip(self.weights, inputs, strict=True))
-        return 1 / (1 + math.exp(-min(max(odds, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)))
+        return probability_of(
+            self.bias + sum(weight * value for weight, value in zip(self.weights, inputs, strict=True))
+        )
+
+
+class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A device's correction of a calibrated probability: its log odds become `slope` · log odds + `offset` + the offset
+    of the prompt's kind in `kinds`. It keeps the order of the probabilities of one kind.
+    """
+
+    slope: Annotated[float, Meta(ge=1 / MAX_SLOPE, le=MAX_SLOPE)] = 1.0
+    offset: _Offset = 0.0
+    kinds: tuple[_Offset, ...] = ()  # a further kind has none
+
+    def odds(self, odds: float, kind: int) -> float:
+        """Return the corrected log odds."""
+        return self.slope * odds + self.offset + (self.kinds[kind] if kind < len(self.kinds) else 0.0)
+
+    def __call__(self, probability: float, kind: int) -> float:
+        """Return the corrected probability, 0 to 1."""
+        return probability_of(self.odds(log_odds(probability), kind))
+
+
+class Refit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A device's correction of the signals whose file has the digest `signals_sha256`, fitted at Unix seconds `at` on
+    so many `labels`. `gain`: log loss that it saves, nats per label that the fit did not see.
+    """
+
+    signals_sha256: str
+    number: int
+    at: float
+    labels: int
+    gain: float
+    quality: Correction
+    confidence: Correction
+
+    @property
+    def name(self) -> str:
+        return f"refit {self.number} of {datetime.fromtimestamp(self.at, UTC):%Y-%m-%dT%H:%MZ}"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.name}, on {self.labels} labels, saves {self.gain:.3f} nats of log loss a label"
+
+
+def read_refits(directory: Path) -> list[Refit]:
+    """Return the refits in a state folder. Raises OSError, ValueError."""
+    try:
+        return msgspec.json.decode((directory / REFITS_FILE).read_bytes(), type=list[Refit])
+    except FileNotFoundError:
+        return []
 
 
 class CalibrationStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +172,11 @@ def calibration_inputs(confidence: Confidence, ended: bool) -> tuple[float, ...]
         float(confidence.tokens),
         float(ended),
     )
+
+
+def probability_of(odds: float) -> float:
+    """Return the probability with these log odds, which are clipped to ±30."""
+    return 1 / (1 + math.exp(-min(max(odds, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)))
 
 
 def log_odds(probability: float) -> float:

@@ -58,7 +58,14 @@ class KindMixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __call__(self, inputs: Sequence[float]) -> float:
         """Return the expected gain, -1 to 1. Raises ValueError for another number of inputs."""
-        shares = [kind(inputs) for kind in self.kinds]
+        return self.gain(self.shares(inputs))
+
+    def shares(self, inputs: Sequence[float]) -> list[float]:
+        """Return the probability of each kind, which need not add up to 1."""
+        return [kind(inputs) for kind in self.kinds]
+
+    def gain(self, shares: Sequence[float]) -> float:
+        """Return the expected gain of a prompt whose kinds have these probabilities."""
         return sum(share * gain for share, gain in zip(shares, self.gains, strict=True)) / sum(shares)
 
 
@@ -70,8 +77,21 @@ class PairHandoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     within_ms: int
 
 
+class GoldenAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A graded answer without its content: the number of the prompt's kind, the log odds of both signals by a fit that
+    did not see the prompt, and whether the small model's answer was good enough.
+    """
+
+    kind: int
+    quality: float
+    confidence: float
+    good: bool
+
+
 class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pair's file. `stages`: at least one, by ascending `tokens`. `kinds`: mixture for `quality`'s last input."""
+    """A pair's file. `stages`: at least one, by ascending `tokens`. `kinds`: mixture for `quality`'s last input.
+    `golden`: answers that a device's refit must not fail.
+    """
 
     small: ModelIdentity
     large: ModelIdentity
@@ -80,12 +100,14 @@ class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: tuple[PairStage, ...]
     handoff: PairHandoff | None = None
     kinds: KindMixture | None = None
+    golden: tuple[GoldenAnswer, ...] = ()
 
 
 class PairEstimator:
     """The two signals of one pair. They take about 0.1 ms for a prompt, and some microseconds for a held-back token.
 
-    `quality`: of a prompt, the probability, 0 to 1, that the small model's answer is good enough.
+    `known`: of a prompt, the probability, 0 to 1, that the small model's answer is good enough, and the number of its
+    probable kind, 0 if the pair tells none apart.
     """
 
     def __init__(self, parameters: PairParameters, encoder: Encode, sha256: str = "") -> None:
@@ -102,7 +124,7 @@ class PairEstimator:
         self.sha256 = sha256
         self._encoder = encoder
         # Each token that is held back asks for the quality of its prompt.
-        self.quality: Callable[[str], float] = lru_cache(_RECENT_PROMPTS)(self._quality)
+        self.known: Callable[[str], tuple[float, int]] = lru_cache(_RECENT_PROMPTS)(self._known)
 
     @classmethod
     def for_models(cls, signal: Artifact, small: Artifact, encoder: Artifact) -> PairEstimator:
@@ -126,9 +148,16 @@ class PairEstimator:
         stage = within[-1] if within else self.parameters.stages[0]
         return stage.logit(handoff_inputs(confidence, ended, log_odds(quality), has_choices(text)))
 
-    def _quality(self, text: str) -> float:
+    def quality(self, text: str) -> float:
+        """Return the probability, 0 to 1, that the small model's answer to a prompt is good enough."""
+        return self.known(text)[0]
+
+    def _known(self, text: str) -> tuple[float, int]:
         inputs, kinds = prompt_features(text, self._encoder), self.parameters.kinds
-        return self.parameters.quality(inputs if kinds is None else (*inputs, kinds(inputs)))
+        if kinds is None:
+            return self.parameters.quality(inputs), 0
+        shares = kinds.shares(inputs)
+        return self.parameters.quality((*inputs, kinds.gain(shares))), shares.index(max(shares))
 
 
 def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path] = ()) -> PairEstimator:

@@ -17,18 +17,27 @@ the device gave it, and it is not as good; the promise allows a share of 1 - `ke
    the cloud answers, and the device's answers are compared in the background, twice as many after each further alarm.
 
 Bad feedback counts as a label without a draw: it can raise the threshold and never lowers it.
+
+The curve counts confidences as the shipped calibration states them, by the prompt's kind. A correction by the
+device's refit changes only how it is read: each cell of a kind is spread over the cells of the corrected confidence.
+Account and alarm are about wrong answers, whatever threshold let them pass. So no evidence is lost when a refit begins
+or ends.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from causeway_server.router.types import Promise, PromiseSignals
 
-from .calibration import log_odds
+from .calibration import Correction, log_odds, probability_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CELLS: Final = 32
 _LOWEST, _STEP = -3.0, 0.25  # log odds of confidence: the lower end of the cells, and their width
@@ -90,6 +99,8 @@ class KeptPromise:
 
     def __init__(self, promise: Promise, record: PromiseRecord) -> None:
         self.promise, self.record = promise, record
+        self._correction = Correction()
+        self._spread: NDArray[np.float64] | None = None  # [cells of all kinds, cells]
         self._allowance = 1.0 - promise.keep
         self.share = promise.shadow
         self.signals = PromiseSignals()
@@ -106,7 +117,13 @@ class KeptPromise:
         """Whether the next answers are held to the promise."""
         return not self.promise.only_where_measured or self.signals.threshold is not None
 
-    def count(self, confidence: float | None) -> None:
+    def read_with(self, correction: Correction) -> None:
+        """Read the evidence with another correction of the confidence, and choose the threshold again."""
+        if correction != self._correction:
+            self._correction, self._spread = correction, None
+            self._choose()
+
+    def count(self, confidence: float | None, kind: int = 0) -> None:
         """Count a request that the device or the cloud answered. `confidence`: None if the device made none."""
         record = self.record
         record.requests += self.binds
@@ -117,14 +134,14 @@ class KeptPromise:
             )
             record.weight = 1.0
         if confidence is not None:
-            record.seen[cell_of(confidence)] += record.weight
+            record.seen[self._cell(confidence, kind)] += record.weight
         if not record.closed:
             cost = self.share * self._allowance
             record.bets = [max(1.0, value * (1.0 - bet * cost)) for value, bet in zip(record.bets, _BETS, strict=True)]
 
-    def label(self, confidence: float, draw: PromiseDraw, *, good: bool) -> None:
+    def label(self, confidence: float, draw: PromiseDraw, *, good: bool, kind: int = 0) -> None:
         """Take the label of a drawn answer into account. `confidence`: of the device's answer, 0 to 1."""
-        record, cell = self.record, cell_of(confidence)
+        record, cell = self.record, self._cell(confidence, kind)
         record.answers += 1
         record.labels[cell] += record.weight
         record.bad[cell] += 0.0 if good else record.weight
@@ -149,9 +166,9 @@ class KeptPromise:
                 self._suspend("most comparisons with the cloud fail")
                 self._choose()
 
-    def object(self, confidence: float) -> None:
+    def object(self, confidence: float, kind: int = 0) -> None:
         """Take bad feedback on an answer of the device into account."""
-        cell = cell_of(confidence)
+        cell = self._cell(confidence, kind)
         self.record.labels[cell] += self.record.weight
         self.record.bad[cell] += self.record.weight
         if self.binds:
@@ -164,6 +181,25 @@ class KeptPromise:
         start = math.log(len(_STAKES) / self.promise.risk)
         stakes = [stake * self.promise.shadow for stake in _STAKES]
         return min((loss + start) / -math.log1p(-stake) for loss, stake in zip(self.record.losses, stakes, strict=True))
+
+    def _cell(self, confidence: float, kind: int) -> int:
+        """Return the place of a confidence in the curve, which grows with the kinds."""
+        record, kinds = self.record, kind + 1
+        if len(record.seen) < kinds * CELLS:
+            for values in (record.seen, record.labels, record.bad):
+                values.extend([0.0] * (kinds * CELLS - len(values)))
+        return kind * CELLS + cell_of(confidence)
+
+    def _read(self, values: list[float]) -> list[float]:
+        """Return a part of the curve by the cells of the corrected confidence, of all kinds together."""
+        if len(values) == CELLS and self._correction == Correction():
+            return values
+        import numpy as np  # on demand: only calibrated pairs tell kinds apart
+
+        if self._spread is None or len(self._spread) < len(values):
+            self._spread = np.array([_spread(self._correction, *divmod(at, CELLS)) for at in range(len(values))])
+        read: list[float] = (np.array(values) @ self._spread[: len(values)]).tolist()
+        return read
 
     def _drawn(self, *, missed: bool) -> None:
         record = self.record
@@ -228,16 +264,19 @@ class KeptPromise:
         those above it. Within a cell the risk is taken as linear.
         """
         record, weight = self.record, self.record.weight
-        total = sum(record.seen)
+        seen = self._read(record.seen)
+        total = sum(seen)
         if allowed <= 0.0 or not total:
             return None
-        labels, bad = ([0.0, *[value / weight for value in one], 0.0] for one in (record.labels, record.bad))
+        labels, bad = (
+            [0.0, *[value / weight for value in self._read(one)], 0.0] for one in (record.labels, record.bad)
+        )
         above_labels, above_bad = 2.0, 0.2
         risk, variance, before = 0.0, 0.0, 0.0
         for cell in range(CELLS - 1, -1, -1):
             count = labels[cell + 1] + 0.5 * (labels[cell] + labels[cell + 2]) + 0.5
             found = bad[cell + 1] + 0.5 * (bad[cell] + bad[cell + 2]) + 0.5 * above_bad / above_labels
-            share, wrong = record.seen[cell] / total, min(1.0, found / count)
+            share, wrong = seen[cell] / total, min(1.0, found / count)
             risk += share * wrong
             variance += share * share * (wrong * (1.0 - wrong) + 0.01) / count
             above_labels, above_bad = above_labels + labels[cell + 1], above_bad + bad[cell + 1]
@@ -246,7 +285,7 @@ class KeptPromise:
                 if cell == CELLS - 1:
                     return None  # also the surest answers are wrong too often
                 odds = _LOWEST + _STEP * (cell + 1 - (allowed - before) / (bound - before))
-                return 1.0 / (1.0 + math.exp(-odds))
+                return probability_of(odds)
             before = bound
         return 0.0
 
@@ -254,3 +293,12 @@ class KeptPromise:
 def cell_of(confidence: float) -> int:
     """Return the cell of a confidence, 0 to 1."""
     return min(max(int((log_odds(confidence) - _LOWEST) / _STEP), 0), CELLS - 1)
+
+
+def _spread(correction: Correction, kind: int, cell: int) -> list[float]:
+    """Return the share of a cell's width that each cell of the corrected confidence gets."""
+    low, high = ((correction.odds(_LOWEST + _STEP * (cell + end), kind) - _LOWEST) / _STEP for end in (0, 1))
+    shares = [0.0] * CELLS
+    for at in range(math.floor(low), math.ceil(high)):
+        shares[min(max(at, 0), CELLS - 1)] += (min(high, at + 1) - max(low, at)) / (high - low)
+    return shares

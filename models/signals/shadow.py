@@ -40,7 +40,9 @@ class ShadowAnswer(msgspec.Struct, frozen=True):
     ended: bool = False  # `confidence` covers all tokens of the answer
     signals_sha256: str = ""  # the hash of the calibrated signals that estimated `quality` and `score`; "" for none
     quality: float | None = None  # `edge.quality` of the prompt
-    score: float | None = None  # the probability that the handoff compares
+    score: float | None = None  # the probability that the handoff compares; both are without the device's refit
+    kind: int = 0  # the number of the prompt's probable kind
+    source: int = 0  # tells clients of one run of the daemon apart; the same for one client in 64
 
 
 _decoder = msgspec.msgpack.Decoder(ShadowAnswer)

@@ -457,7 +457,7 @@ def _route(doc: RouteDoc, when: Expression | None, targets: dict[str, Target]) -
 
 
 def _shadow(doc: ShadowDoc | UnsetType) -> Shadow | None:
-    return None if isinstance(doc, UnsetType) else Shadow(doc.share, doc.usd_per_day, doc.max_drift)
+    return None if isinstance(doc, UnsetType) else Shadow(doc.share, doc.usd_per_day, doc.max_drift, doc.refit)
 
 
 def _cache_rule(doc: CacheDoc, index: int, when: Expression | None) -> CacheRule:

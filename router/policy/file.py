@@ -219,6 +219,7 @@ class ShadowDoc(_Doc, frozen=True):
     share: Annotated[float, Meta(gt=0, le=1)]
     usd_per_day: Annotated[float, Meta(ge=0, le=1_000_000)] = 1.0
     max_drift: Annotated[float, Meta(ge=0.01, le=1)] = 0.1
+    refit: bool = False
 
 
 class BatteryDoc(_Doc, frozen=True):

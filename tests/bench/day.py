@@ -345,9 +345,10 @@ def evidence(policy: Policy, prompts: Sequence[EvaluationPrompt], seen: Mapping[
         found = learned.estimate(SMALL, prompt.question, confidence, AFTER, ended=ended)
         if found is not None and found.score is not None:
             good = answers_agree(prompt.question, row.small.text, row.large.text, encoder)
-            draw = learned.promises.draw("promised", found.score, chance, on_device=False)
+            stated = msgspec.structs.replace(confidence, score=found.score)
+            draw = learned.promises.draw("promised", stated, chance, on_device=False)
             if draw is not None:
-                learned.promises.label("promised", found.score, draw, good=good)
+                learned.promises.label("promised", stated, draw, good=good)
     return learned.promises.records[-1]
 
 

@@ -13,6 +13,10 @@ and of each request what was known when it arrived: it plans, and pays, by expec
 of this is worth.
 
 The promise sees the questions once, and then again and again in shuffled orders, up to 20,000 requests.
+
+The refit sees pairs that were fitted on 40 % of the questions: on all kinds, or without one or two of the six kinds,
+which the device then meets. It gets 600 of the other questions with their labels, in five shuffled orders, and is
+measured on the rest. Once the labels are not the grades, but whether the answers agree: what shadow answers tell.
 """
 
 from __future__ import annotations
@@ -31,12 +35,25 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from causeway_server.edge_node.signals.corrections import RefitLabel, propose
 from causeway_server.edge_node.signals.lengths import AnswerLengths, length_inputs
 from causeway_server.models.catalog.artifact import find_signal
-from causeway_server.models.comparison.prompts import read_prompts
+from causeway_server.models.comparison.prompts import EvaluationPrompt, read_prompts
+from causeway_server.models.signals.agreement import answers_agree
+from causeway_server.models.signals.calibration import Refit
+from causeway_server.models.signals.drift import calibration_error
 from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.router.decision.pacing import Demand, Pacer
-from causeway_train.calibrate.fit import predict_unseen
+from causeway_train.calibrate.fit import (
+    Rows,
+    Unseen,
+    fit_pair,
+    golden_answers,
+    predict,
+    predict_unseen,
+    quality_inputs,
+    stage_inputs,
+)
 from causeway_train.calibrate.prompts import AnswerLog, Pair, label
 from causeway_train.calibrate.run import as_rows
 
@@ -47,6 +64,8 @@ from .simulation.contract import ALLOWED, KEEP, serve
 
 ANSWERS = Path(__file__).parent / "pair" / "answers.jsonl.gz"
 TOKENS, DAYS, SHARE, SIZE, SEEDS = 8, 5, 0.3, 20_000, range(20)
+FITTED, LABELS, ORDERS = 0.4, 600, range(5)
+LEFT_OUT = (), ("trivia_qa",), ("trivia_qa", "gsm8k"), ("mmlu", "commonsense_qa"), ("arc_challenge", "openbook_qa")
 INPUT, OUTPUT = 0.15e-6, 0.60e-6  # USD a token
 
 
@@ -63,7 +82,10 @@ class Graded(NamedTuple):
         return self.prompt_tokens * INPUT + tokens * OUTPUT
 
 
-def graded(questions: Path) -> list[Graded]:
+Questions = tuple[list[EvaluationPrompt], Rows, np.ndarray, list[int]]  # prompts, rows, agreement, large's tokens
+
+
+def read(questions: Path) -> Questions:
     """Return the questions in the order of asking."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "answers.jsonl")
@@ -75,15 +97,61 @@ def graded(questions: Path) -> list[Graded]:
     prompts = [known[one] for one, pair_answers in answers.items() if one in known and pair_answers.small.confidences]
     encoder = SentenceEncoder(find_signal("embedding", None, ()).path)
     rows = as_rows(label(prompts, answers, encoder), encoder)
+    pairs = [(one.prompt, answers[one.id]) for one in prompts]
+    agreed = [answers_agree(question, both.small.text, both.large.text, encoder) for question, both in pairs]
+    return prompts, rows, np.array(agreed), [both.large.tokens for _, both in pairs]
+
+
+def graded(prompts: list[EvaluationPrompt], rows: Rows, tokens: list[int]) -> list[Graded]:
     unseen = predict_unseen(rows, (TOKENS,), 1)
-    values = zip(prompts, unseen.stages[-1].tolist(), rows.small.tolist(), rows.large.tolist(), strict=True)
+    values = zip(prompts, tokens, unseen.stages[-1].tolist(), rows.small.tolist(), rows.large.tolist(), strict=True)
     return [
         Graded(
-            *(enough, small, large, len(one.prompt) / 4, answers[one.id].large.tokens, one.answer_tokens),
+            *(enough, small, large, len(one.prompt) / 4, count, one.answer_tokens),
             length_inputs(one.question, one.answer_tokens),
         )
-        for one, enough, small, large in values
+        for one, count, enough, small, large in values
     ]
+
+
+def refits(rows: Rows, agreed: np.ndarray) -> Iterator[Row]:
+    tasks = np.array([row.task for row in rows.answers])
+    chosen = np.random.default_rng(1).random(len(rows)) < FITTED
+    for left_out in LEFT_OUT:
+        name = f"refit, fitted without {' and '.join(left_out)}" if left_out else "refit, fitted on all kinds"
+        yield refit(name, rows, chosen & ~np.isin(tasks, left_out), rows.enough)
+    yield refit("refit, labels by agreement", rows, chosen, agreed)
+
+
+def refit(name: str, rows: Rows, chosen: np.ndarray, good: np.ndarray) -> Row:
+    """Fit a pair on the chosen rows, correct it by labels of some others, and measure it on the rest."""
+    part, rest, truth = rows[np.flatnonzero(chosen)], rows[np.flatnonzero(~chosen)], good[~chosen]
+    pair = fit_pair(part, (TOKENS,), 1)
+    golden = golden_answers(part, Unseen(pair.quality_unseen, pair.stages_unseen), pair.kinds, 1)
+    inputs = quality_inputs(pair.kinds, rest.inputs)
+    quality = predict(pair.quality, inputs)
+    confidence = predict(pair.stages[0].logit, stage_inputs(rest, TOKENS, quality))
+    kinds = np.zeros(len(rest), int)
+    if pair.kinds is not None:
+        kinds = np.stack([predict(kind, rest.inputs) for kind in pair.kinds.kinds], axis=1).argmax(axis=1)
+    odds = [np.log(stated / (1 - stated)) for stated in (quality, confidence)]
+    losses, errors, refused = [], [], []
+    for seed in ORDERS:
+        order = np.random.default_rng(seed).permutation(len(rest))
+        labels = [
+            RefitLabel(int(kinds[at]), float(odds[0][at]), float(odds[1][at]), bool(truth[at])) for at in order[:LABELS]
+        ]
+        found, held = propose(labels, golden, None, "bench", 0.0), order[LABELS:]
+        refused += [] if isinstance(found, Refit) else [found]
+        stated = confidence[held]
+        if isinstance(found, Refit):
+            stated = np.array([found.confidence(float(confidence[at]), int(kinds[at])) for at in held])
+        both = [-np.log(np.where(truth[held], one, 1 - one)).mean() for one in (confidence[held], stated)]
+        losses.append(both)
+        errors.append([calibration_error(one, truth[held]) for one in (confidence[held], stated)])
+    (before, after), (error, corrected) = np.mean(losses, axis=0), np.mean(errors, axis=0)
+    note = f"log loss {before:.4f} → {after:.4f}; ECE before {error:.3f}; refused: {', '.join(refused) or 'never'}"
+    return Row(f"{name}: ECE of the confidence", float(corrected), "", note=note)
 
 
 def days(found: list[Graded], count: int = DAYS, most: int | None = None) -> Iterator[tuple[Day, list[Graded]]]:
@@ -226,8 +294,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> list[Row]:
-    found = graded(options.questions)
+    prompts, rows, agreed, tokens = read(options.questions)
+    found = graded(prompts, rows, tokens)
     print(f"{len(found)} questions; right: small {statistics.mean(one.small for one in found):.1%}, "
           f"large {statistics.mean(one.large for one in found):.1%}")  # fmt: skip
     ablation(found)
-    return [*money(found), *promise(found)]
+    return [*refits(rows, agreed), *money(found), *promise(found)]

@@ -38,6 +38,7 @@ SCENARIOS = {
     "overload": Tool("bed.overload", "three times the load that a tier can serve"),
     "prefix": Tool("bench.prefix", "endpoints chosen by prefixes, on a trace of conversations, in virtual time"),
     "rollouts": Tool("bed.fleet.__main__", "rollouts over thousands of simulated devices and one control plane"),
+    "refit": Tool("bench.simulation.refits", "refits of a pair's calibration on generated streams, under a promise"),
     "residency": Tool("bed.residency", "requests bound to one of two regions, under cuts and faults"),
     "ledger": Tool("bed.ledger", "egress ledgers under kills of their writers, and under tampering"),
     "scale": Tool("bed.scale", "1, 2 and 4 endpoints, and back"),

@@ -29,6 +29,7 @@ from causeway_server.models.parts.installed import (
     is_onnxruntime_installed,
 )
 from causeway_server.models.parts.voices import list_voices, voice_of
+from causeway_server.models.signals.calibration import read_refits
 from causeway_server.router.errors import PolicyError
 from causeway_server.router.policy.compiled import Policy, parse_policy
 from causeway_server.router.types import DeviceSignals, Modality
@@ -187,6 +188,15 @@ def _check_pair(model: str, policy: Policy, folders: list[Path]) -> Finding | No
             "signals", f"The calibration of {model} is not used: {error}", "Run `causeway-models calibrate` again."
         )
     return ok("signals", f"{QUALITY} and handoffs of {model} are calibrated beside {large}.")
+
+
+def check_refits(state_dir: Path) -> Iterator[Finding]:
+    """Report the device's refits of calibrated signals, if there are any."""
+    try:
+        for refit in read_refits(state_dir):
+            yield ok("refit", f"The signals {refit.signals_sha256[:12]} are corrected: {refit.sentence}.")
+    except (OSError, ValueError) as error:
+        yield warn("refit", f"The refits in {state_dir} cannot be read: {error}.", "Run this with --drop-refits.")
 
 
 def _check_quality(model: str, folders: list[Path]) -> Finding:

@@ -155,6 +155,7 @@ function attemptNote(attempt) {
     attempt.ttft_ms !== null && `first token after ${duration(attempt.ttft_ms)}`,
     attempt.tokens > 0 && `${count(attempt.tokens)} tokens`,
     confidence && attempt.state !== "handed_off" && `confidence ${confidence.score.toFixed(2)} over ${confidence.tokens} tokens`,
+    confidence && confidence.calibration && `calibration: ${confidence.calibration} (shipped: ${confidence.shipped.toFixed(2)})`,
   ]
     .filter(Boolean)
     .join(" · ");

@@ -6,6 +6,7 @@ import random
 
 from causeway_server.edge_node.signals.promises import Promises
 from causeway_server.router.policy.compiled import Policy, parse_policy
+from causeway_server.router.types import Confidence
 
 FILE = """
 version: 1
@@ -33,7 +34,7 @@ def test_the_evidence_of_a_pair_that_was_set_aside_comes_back_with_it() -> None:
     before, rng = Promises(), random.Random(1)
     use(before, "first")
     for _ in range(50):
-        before.draw("doubt", 0.9, rng, on_device=True)
+        before.draw("doubt", Confidence(8, 0.9, -0.1, 0.9, 0.2), rng, on_device=True)
     evidence = requests(before)
     use(before, "second")
     assert (evidence > 0.0, requests(before)) == (True, 0.0)

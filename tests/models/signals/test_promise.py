@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from causeway_server.models.signals.calibration import Correction
 from causeway_server.models.signals.promise import KeptPromise, PromiseDraw, PromiseRecord
 from causeway_server.router.types import Promise
 
@@ -186,3 +187,42 @@ def test_where_the_surest_answers_are_wrong_too_often_the_cloud_answers() -> Non
         kept.count(None)
         kept.label(0.999, OF_CLOUD, good=at % 5 != 0)
     assert kept.signals.threshold is None
+
+
+def of_two_kinds() -> KeptPromise:
+    """A promise whose device states 0.8 for both kinds; one of them is good, the other one bad."""
+    kept = new()
+    for at in range(2_000):
+        kept.count(None, at % 2)
+        kept.label(0.8, OF_CLOUD, good=at % 2 == 0, kind=at % 2)
+    return kept
+
+
+def test_a_correction_by_kind_opens_the_kind_that_is_good() -> None:
+    """Without it the evidence of both is about one confidence, at which too many answers are bad."""
+    kept, correction = of_two_kinds(), Correction(1.0, 0.0, (1.0, -2.0))
+    assert (kept.signals.threshold or 1.0) > 0.8
+    kept.read_with(correction)
+    threshold = kept.signals.threshold
+    assert threshold is not None
+    assert correction(0.8, 1) < threshold < correction(0.8, 0)
+
+
+def test_no_evidence_is_lost_when_a_correction_ends() -> None:
+    kept, before = opened(), opened()
+    for correction in (Correction(0.5, -1.0), Correction()):
+        kept.read_with(correction)
+        kept.count(SURE)
+        before.count(SURE)
+        kept.label(SURE, OF_DEVICE, good=True)
+        before.label(SURE, OF_DEVICE, good=True)
+    assert kept.signals == before.signals
+    assert kept.record == before.record
+
+
+def test_a_correction_moves_the_threshold_as_it_moves_the_confidence() -> None:
+    kept, correction = opened(), Correction(1.0, -1.0)
+    threshold = kept.signals.threshold
+    assert threshold is not None
+    kept.read_with(correction)
+    assert kept.signals.threshold == pytest.approx(correction(threshold, 0), abs=0.01)

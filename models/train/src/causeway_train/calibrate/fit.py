@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causeway_server.models.signals.calibration import LinearLogit, log_odds
-from causeway_server.models.signals.pair import KindMixture, PairParameters, PairStage, handoff_inputs
+from causeway_server.models.signals.pair import GoldenAnswer, KindMixture, PairParameters, PairStage, handoff_inputs
 from causeway_server.models.signals.structure import CHOICES_INPUT, STRUCTURE
 
 from .prompts import LabelledAnswer
@@ -35,6 +35,7 @@ _FREE = 1e-6  # penalty of the kinds' gain as an input of `edge.quality`, and of
 _EVEN = 1e-9
 _MIN_RIDGE = 1e-4  # penalty of an input that has no other
 _NEWTON_STEPS = 60
+_GOLDEN = 300  # golden answers of a pair's file: less than 20 KB
 
 Indices = NDArray[np.int64]
 
@@ -133,6 +134,21 @@ def predict_unseen(rows: Rows, tokens: Sequence[int], seed: int) -> Unseen:
             values[held] = predict(stage.logit, stage_inputs(part, stage.tokens, quality[held]))
         folds.append((held, fitted))
     return Unseen(quality, tuple(stages), tuple(folds))
+
+
+def golden_answers(rows: Rows, unseen: Unseen, kinds: KindMixture | None, seed: int) -> tuple[GoldenAnswer, ...]:
+    """Return a random part of the rows as golden answers, with the last stage's predictions."""
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(rows))[:_GOLDEN])
+    inputs, found = rows.inputs[chosen], np.zeros(len(chosen), np.int64)
+    if kinds is not None:
+        found = np.stack([predict(kind, inputs) for kind in kinds.kinds], axis=1).argmax(axis=1)
+    quality, confidence = (unseen.quality[chosen].tolist(), unseen.stages[-1][chosen].tolist())
+    return tuple(
+        GoldenAnswer(kind, round(log_odds(first), 2), round(log_odds(second), 2), good)
+        for kind, first, second, good in zip(
+            found.tolist(), quality, confidence, rows.enough[chosen].tolist(), strict=True
+        )
+    )
 
 
 def predict_published(published: PairParameters, rows: Rows) -> Unseen:

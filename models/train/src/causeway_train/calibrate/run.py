@@ -19,7 +19,7 @@ from causeway_server.router.errors import BackendError
 
 from ..publish_signal import SignalMetadata, publish_signal
 from .collect import Answerer, EndpointAnswerer, EngineAnswerer, collect
-from .fit import FOLDS, Rows, Unanswered, fit_pair, predict_published, predict_unseen
+from .fit import FOLDS, Rows, Unanswered, fit_pair, golden_answers, predict_published, predict_unseen
 from .prompts import AnswerLog, LabelledAnswer, Pair, label
 from .report import (
     BOTH,
@@ -216,6 +216,7 @@ def _fit_and_publish(
         fitted.stages,
         report.handoff,
         fitted.kinds,
+        golden_answers(rows, unseen, fitted.kinds, plan.seed),
     )
     weights = plan.run / "signals.json"
     weights.write_bytes(msgspec.json.format(msgspec.json.encode(parameters), indent=1))
