@@ -52,7 +52,7 @@ aarch64: NEON alone (Cortex-A72: Raspberry Pi 4); dot products and FP16 (A76, A7
 SVE2 and INT8 products (Neoverse V3AE: Jetson Thor). Elsewhere one backend has CMake's defaults: on x86-64 AVX2, FMA and
 F16C.
 """
-CROSS_SECONDS = 300  # measured: AMD EPYC, GCC 12
+CROSS_SECONDS = 390  # measured: AMD EPYC, GCC 12
 _FOR_COMPILERS = ("llama_cpp/include/", "llama_cpp/lib/cmake/", "llama_cpp/lib/pkgconfig/")
 _OPENMP = "libgomp.so.1"  # comes with compilers only; llama.cpp's libraries look beside themselves first
 
