@@ -7,7 +7,7 @@ kind of prompts, with penalties that pull both towards no correction. It is adop
    under the correction in use: if the latter is true, that happens with a probability of at most 1 / `_LEAST_RATIO`,
    for any number of labels (an e-value);
 2. the labels speak for it also once those of any one client are left out, if that leaves `_LEAST_OTHERS` of that
-   third: none brings it about alone;
+   third: their part of the evidence must be at least their part of the labels, so none brings it about alone;
 3. the golden answers of the pair's file do not become less likely by more than `_TOLERANCE` nats each, whatever the
    labels say: that bounds what wrong labels can do.
 
@@ -122,7 +122,8 @@ def _judged(
         return "not_better", 0.0
     sources = np.array([label.source for label in labels[seen:]])
     others = [gains[sources != source] for source in np.unique(sources)]
-    if any(len(one) >= _LEAST_OTHERS and one.sum() <= 0.0 for one in others):  # (2)
+    needed = math.log(_LEAST_RATIO) / len(gains)
+    if any(len(one) >= _LEAST_OTHERS and one.sum() < needed * len(one) for one in others):  # (2)
         return "one_client", 0.0
     return fitted, float(gains.mean())
 

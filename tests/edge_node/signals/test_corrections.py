@@ -91,6 +91,15 @@ def test_one_client_brings_nothing_about_alone() -> None:
     assert isinstance(proposed(everyone, golden(0.8)), Refit)
 
 
+def test_weak_labels_of_the_others_do_not_complete_one_clients_evidence() -> None:
+    """Their labels alone speak for the correction, but less than they would if it were true of them."""
+    found = [
+        msgspec.structs.replace(label, good=False, source=1) if at % 3 == 0 else label
+        for at, label in enumerate(labels(0.717))
+    ]
+    assert proposed(found, golden(0.7)) == "one_client"
+
+
 def test_the_golden_answers_bound_what_labels_of_every_client_can_do() -> None:
     found = [msgspec.structs.replace(label, source=at % 20) for at, label in enumerate(labels(0.3))]
     assert proposed(found, golden(0.9)) == "golden"
