@@ -81,7 +81,7 @@ class UnsupportedFeature(InvalidRequest, code="unsupported_feature"):
 
 
 class ThreadsUnsupported(UnsupportedFeature, code="thread_unsupported_request"):
-    """No conversation is kept here. Anthropic's clients send the whole of it after this code."""
+    """This server keeps no conversations. After this code, Anthropic's clients send the whole conversation."""
 
 
 class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
@@ -113,7 +113,7 @@ class NotFound(InvalidRequest, status=404, code="not_found"):
 
 
 class ModelNotFound(NotFound, code="model_not_found"):
-    """The model does not exist. The message lists the models that do."""
+    """The model does not exist. The message lists the models that exist."""
 
 
 class ModelNotAllowed(ModelNotFound, status=403):
@@ -130,7 +130,7 @@ class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
 
 
 class MisdirectedRequest(InvalidRequest, status=421, code="misdirected_request"):
-    """The request's `Host` is not a name of this server: a web page may have pointed a name of its own to it."""
+    """The request's `Host` is not a name of this server. A web page may have pointed its own name here."""
 
 
 class AuthenticationFailed(CausewayError, status=401, type="authentication_error", code="invalid_api_key"):
@@ -208,7 +208,7 @@ class RecordUnreadable(CausewayError, code="record_unreadable"):
 
 
 class ResultTooLarge(InvalidRequest, status=422, code="answer_too_large"):
-    """The answer is larger than a job's may be (`max_result_bytes`); another attempt would not change that."""
+    """The answer is larger than a job's answer may be (`max_result_bytes`). Another attempt would not change that."""
 
 
 class IdempotencyConflict(InvalidRequest, status=409, code="idempotency_conflict"):
@@ -322,7 +322,7 @@ class CloudFailed(BackendError, code="cloud_failed"):
 
 
 class CloudUnreadable(CloudFailed, code="cloud_unreadable"):
-    """The cloud answered 200 with something that is not an answer. It does not count against the breaker."""
+    """The cloud answered 200 with a body that is not an answer. The circuit breaker does not count this fault."""
 
 
 class StreamBroken(BackendError, code="stream_broken"):

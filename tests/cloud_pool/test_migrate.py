@@ -21,7 +21,7 @@ BEFORE = "tiers:\n  - name: large\n    hedge: {enabled: true}\nparts: {remembere
         ("parts: {remembered: 5}\n", r"gateway\.yaml:1:9: .*`parts\.remembered` is now `parts\.fact_cache_entries`\."),
         (
             "tenants: {prices: [{tier: a, per_1k_prompt: 1}]}\n",
-            r"`per_1k_prompt` is now `input`\. Prices are those of a million tokens: multiply by 1,000\.",
+            r"`per_1k_prompt` is now `input`\. Prices are now per million tokens: multiply the old price by 1,000\.",
         ),
         ("jobs: {off_peak: {hours: 22-6}}\n", r"gateway\.yaml:1:8: jobs\.off_peak: .*There are no off-peak hours"),
         ("parts: {remembered_s: 5}\n", r"`parts\.remembered_s` is now `parts\.fact_cache_ttl_s`\."),
