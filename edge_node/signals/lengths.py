@@ -38,7 +38,8 @@ class AnswerLengths:
 
     def learn(self, inputs: Sequence[float], tokens: float) -> None:
         """Take the length of an answer into account. Takes some tens of microseconds."""
-        error = math.log(max(1.0, tokens)) - _dot(self._weights, inputs)
+        tokens = min(max(1.0, tokens), MOST_TOKENS)
+        error = math.log(tokens) - _dot(self._weights, inputs)
         towards = [_dot(row, inputs) for row in self._spread]
         doubt = 1.0 + _dot(towards, inputs)
         self._weights = [weight + one / doubt * error for weight, one in zip(self._weights, towards, strict=True)]

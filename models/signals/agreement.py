@@ -13,7 +13,7 @@ from .pair import Encode
 F1_RIGHT = 0.5  # word overlap from which a text counts as the reference
 SIMILAR = 0.8  # cosine of the encoder's vectors from which two free texts agree
 MIN_CHOICES = 2
-_CHOICE = re.compile(r"^\s*\(?([A-H])[.):]\s", re.MULTILINE)
+CHOICE = re.compile(r"^[^\S\n]*\(?([A-H])[.):]\s", re.MULTILINE)
 _BARE_LETTER = re.compile(r"^\W*([A-H])(?:[.):,]|\s*$)")  # "B. below", but not "A good way"
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
@@ -23,7 +23,7 @@ _BOXED = re.compile(r"\\boxed\{[^\d}-]*(-?\d[\d,]*(?:\.\d+)?)")
 
 def answers_agree(question: str, small: str, large: str, encode: Encode) -> bool:
     """Return whether two answers agree by their texts; by the letters of choices, if listed and both begin with one."""
-    letters = _CHOICE.findall(question)
+    letters = CHOICE.findall(question)
     chosen = [found[1] for text in (small, large) if (found := _BARE_LETTER.match(text)) and found[1] in letters]
     if len(letters) >= MIN_CHOICES and len(chosen) == 2:
         return chosen[0] == chosen[1]

@@ -6,7 +6,7 @@ import math
 import re
 
 CHARACTERS = 8192  # structural features see the first characters of a longer prompt
-_CHOICE_LINE = re.compile(r"^\s*\(?[A-H1-8][.):]\s", re.MULTILINE)
+CHOICE_LINE = re.compile(r"^[^\S\n]*\(?[A-H1-8][.):]\s", re.MULTILINE)
 _NUMBER = re.compile(r"\d+")
 _WORD = re.compile(r"[^\W\d_]+")
 _QUESTION_WORD = re.compile(r"\b(?:how (?:many|much)|total|calculate|sum|percent|average|each)\b", re.IGNORECASE)
@@ -26,7 +26,7 @@ def structure(text: str) -> tuple[float, ...]:
         math.log1p(len(words)),
         math.log1p(len(numbers)),
         math.log1p(text.count("\n")),
-        math.log1p(len(_CHOICE_LINE.findall(text))),
+        math.log1p(len(CHOICE_LINE.findall(text))),
         float(has_choices(text)),
         float("?" in text),
         float(bool(_QUESTION_WORD.search(text))),
@@ -38,4 +38,4 @@ def structure(text: str) -> tuple[float, ...]:
 
 def has_choices(text: str) -> bool:
     """Return whether a prompt lists the answers to choose from."""
-    return len(_CHOICE_LINE.findall(text[:CHARACTERS])) >= 2
+    return len(CHOICE_LINE.findall(text[:CHARACTERS])) >= 2

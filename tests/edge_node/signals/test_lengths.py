@@ -64,3 +64,14 @@ def test_estimates_stay_within_what_an_answer_may_have() -> None:
     for text in ("", SUM * 80, "{" * 9000, "1 " * 5000, "A. x\n" * 2000):
         for limit in (1, None):
             assert 1.0 <= expected(lengths, text, limit) <= MOST_TOKENS
+
+
+def test_one_absurd_length_is_forgotten_soon() -> None:
+    """A server that reports more tokens than an answer may have does not spoil the estimate for thousands of answers."""
+    lengths = AnswerLengths()
+    inputs = length_inputs("What is the capital of France?", None)
+    for tokens in [*[25.0] * 50, 2.0**31, *[25.0] * 500]:
+        lengths.learn(inputs, tokens)
+    found = lengths.expected(inputs)
+    assert found is not None
+    assert found < 60
