@@ -67,7 +67,7 @@ def test_estimates_stay_within_what_an_answer_may_have() -> None:
 
 
 def test_one_absurd_length_is_forgotten_soon() -> None:
-    """A server that reports more tokens than an answer may have does not spoil the estimate for thousands of answers."""
+    """A server that reports more tokens than an answer may have does not spoil the estimate for long."""
     lengths = AnswerLengths()
     inputs = length_inputs("What is the capital of France?", None)
     for tokens in [*[25.0] * 50, 2.0**31, *[25.0] * 500]:
