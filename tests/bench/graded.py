@@ -239,13 +239,13 @@ def ablation(found: list[Graded]) -> None:
         ("the same, the usual day is known", recorded, "learned", known),
         ("the same, all questions in one day", list(days(found, 1)), "learned", Demand()),
     ]
-    print(f"{'gain of a paced budget / that of hindsight:':50} clairvoyant  as known  spent")
+    print(f"{'gain of a paced budget / that of hindsight:':58} clairvoyant  as known  spent")
     for name, day, kind, usual in cases:
         means = [
             statistics.mean(values)
             for values in zip(*(paced(day, kind, usual)[1:] or paced(day, kind, usual)), strict=True)
         ]
-        print(f"{name:50} {means[0]:11.3f}  {means[1]:8.3f}  {means[3]:5.0%}")
+        print(f"{name:58} {means[0]:11.3f}  {means[1]:8.3f}  {means[3]:5.0%}")
 
 
 def money(found: list[Graded]) -> list[Row]:
