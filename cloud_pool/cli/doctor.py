@@ -56,7 +56,7 @@ async def examine(config: Config) -> list[CheckResult]:
         from causeway_server.router.serving.otel import send_empty_export
 
         fault = await send_empty_export(config.tracing.endpoint)
-        faults["tracing"] = fault and f"The collector at {config.tracing.endpoint} takes no traces: {fault}"
+        faults["tracing"] = fault and f"The collector at {config.tracing.endpoint} does not accept traces: {fault}"
     return [CheckResult(check, "fail" if fault else "ok", fault) for check, fault in faults.items()]
 
 

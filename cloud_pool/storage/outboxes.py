@@ -67,7 +67,7 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
         reply = as_list(await self._db.run("webhook_claim", self._db.time, lease_ms, limit, *slots, _MAX_AGE_MS))
         rows, dropped, aside = (as_list(part) for part in reply)
         for name in map(as_text, dropped):
-            log.error("%s has failed, because its record is lost.", name)
+            log.error("The webhook delivery %s has failed, because its record is lost.", name)
             self.on_unreadable()
         for tenant, error in zip(map(as_text, aside[::2]), map(as_text, aside[1::2]), strict=True):
             code = error.split(" ")[0]  # the rest may quote data of the tenant
@@ -77,7 +77,8 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
             try:
                 deliveries.append(msgspec.convert(plain, WebhookDelivery, strict=False))
             except msgspec.ValidationError as error:
-                log.error("%s has failed, because its record is damaged or of another version: %s", plain["id"], error)
+                problem = "The webhook delivery %s has failed, because its record is damaged or of another version: %s"
+                log.error(problem, plain["id"], error)
                 await self._db.run("webhook_finish", self._db.time, plain["id"], plain["fence"], "failed", 0, 0, 0, 0)
                 self.on_unreadable()
         if deliveries:

@@ -267,7 +267,7 @@ class OpenAIUpstream:
         except CausewayError:
             return ""
         is_missing = feature == "logprobs" and not any(chunk.logprobs for chunk in found)
-        return "Its answer has no logprobs." if is_missing else ""
+        return "The server's answer has no logprobs." if is_missing else ""
 
     async def count(self, model: str, request: Request, body: bytes, deadline: float) -> int:
         """Return the number of tokens of a chat's prompt, which the server renders and counts without running it.

@@ -267,9 +267,10 @@ def _migrate(connection: Connection, downgrade: str | None) -> None:
             url = connection.engine.url.set(drivername=connection.dialect.name)
             place = shlex.quote(url.render_as_string(hide_password=True))
             raise ConfigError(
-                f"The database has revision {found} of a newer version; this one knows {known[0]} and older. Start the "
-                f"newer version, or take the database back with it: `causeway-fleet downgrade {known[0]} --database "
-                f"{place}`{', with the password for ***' if url.password else ''}.",
+                f"The database has revision {found}, from a newer version of causeway-fleet; this version knows "
+                f"{known[0]} and older. Start the newer version, or take the database back with it: "
+                f"`causeway-fleet downgrade {known[0]} --database {place}`"
+                f"{', with the password for ***' if url.password else ''}.",
                 where="--database",
             )
         if downgrade is None:

@@ -48,7 +48,8 @@ def prices(files: tuple[Path, ...], model: str | None) -> None:
         from genai_prices.data_snapshot import get_snapshot
     except ImportError:
         raise click.ClickException(
-            f"The table of prices is the library {_LIBRARY}. Install causeway-router[prices], or write prices yourself."
+            f"The library {_LIBRARY}, which has the prices, is not installed. Install causeway-router[prices], "
+            "or write the prices yourself."
         ) from None
     table = f"{_LIBRARY} {version(_LIBRARY)}"
     find = partial(price_of, get_snapshot(), table=table, now=datetime.now(UTC))

@@ -250,7 +250,7 @@ def read_judge(path: Path) -> JudgeFile:
         if shapes != (TEXT_BUCKETS, WORD_BUCKETS, FEATURES, FEATURES):
             raise ValueError(f"its arrays have {shapes} rows")
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{path}: not a judge's file ({error})") from error
+        raise ArtifactError(f"{path}: not a file of the semantic cache's judge ({error})") from error
     return file
 
 

@@ -119,7 +119,8 @@ class PairEstimator:
             weights = [len(kind.weights) for kind in kinds.kinds]
             fits = fits and weights == [inputs] * len(kinds.gains) and bool(weights)
         if not fits or any(len(stage.logit.weights) != HANDOFF_INPUTS for stage in parameters.stages):
-            raise ArtifactError(f"a pair's signals must have {inputs} weights, and stages of {HANDOFF_INPUTS}")
+            need = f"{inputs} weights for a prompt, and {HANDOFF_INPUTS} in each stage of the handoff"
+            raise ArtifactError(f"the signals of a pair of models must have {need}")
         self.parameters = parameters
         self.sha256 = sha256
         self._encoder = encoder
@@ -179,7 +180,7 @@ def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path]
             faults.append(str(error))
     if faults:
         raise ArtifactError("; ".join(faults))
-    raise ArtifactNotFound(f"no pair with {small.name} is calibrated")
+    raise ArtifactNotFound(f"no pair of models with {small.name} is calibrated")
 
 
 def load_pair_file(

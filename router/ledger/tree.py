@@ -66,19 +66,19 @@ class Tree:
     def root(self, size: int) -> bytes:
         """Return the root of the first `size` leaves. Raises ValueError for a size that is not known."""
         if not self.start <= size <= self.size:
-            raise ValueError(f"The log has the sizes {self.start} to {self.size}, not {size}.")
+            raise ValueError(f"The log can have the sizes {self.start} to {self.size}, but not the size {size}.")
         return self._hash(0, size) if size else EMPTY
 
     def inclusion(self, index: int, size: int) -> list[bytes]:
         """Return the proof that the leaf at `index` is one of the first `size`. Raises ValueError for deleted ones."""
         if not self.start <= index < size <= self.size:
-            raise ValueError(f"The log has the positions {self.start} to {size - 1}, not {index}.")
+            raise ValueError(f"The log has the positions {self.start} to {size - 1}, but not the position {index}.")
         return self._path(index, 0, size)
 
     def consistency(self, old: int, new: int) -> list[bytes]:
         """Return the proof that the first `old` leaves are the beginning of the first `new`. Raises ValueError."""
         if not (self.start <= old <= new <= self.size and old):
-            raise ValueError(f"The log has the sizes {self.start} to {self.size}, not {old} and {new}.")
+            raise ValueError(f"The log can have the sizes {self.start} to {self.size}, but not both {old} and {new}.")
         return self._subproof(old, 0, new, whole=True)
 
     def _hash(self, left: int, right: int) -> bytes:

@@ -52,7 +52,7 @@ class SpeechDetector:
             raise Refusal(f"it has {len(job.pcm)} bytes, which is not a whole number of windows")
         state = np.frombuffer(job.state, "<f4") if job.state else np.zeros(_STATE, np.float32)
         if state.size != _STATE:
-            raise Refusal("its state belongs to another detector")
+            raise Refusal("the state that was sent with it belongs to another speech detector")
         before, context, hidden, cell = np.split(state, _PARTS)
         audio = np.concatenate([before, np.frombuffer(job.pcm, "<i2").astype(np.float32) / 2.0**15])
         windows = np.concatenate([context, self._lowered(audio)])

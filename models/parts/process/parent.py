@@ -140,10 +140,10 @@ class WorkerProcess:
                 await self._receive()
         except TimeoutError:
             self._end_child()
-            raise WorkerFailed(f"its process did not load within {_LOAD_S:g} s") from None
+            raise WorkerFailed(f"the worker process did not load within {_LOAD_S:g} s") from None
         except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self._end_child()
-            raise WorkerFailed("its process died while it loaded") from error
+            raise WorkerFailed("the worker process died while it loaded") from error
         self._ready = True
 
     async def _receive(self) -> ChildReply:

@@ -79,7 +79,7 @@ async def test_a_lost_delivery_holds_back_no_other(
     assert await bed.status(job, "acme/device") == "failed"
     assert bed.unreadable == 1
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
-        f"{lost.id} has failed, because its record is lost."
+        f"The webhook delivery {lost.id} has failed, because its record is lost."
     ]
     assert await database.command("GET", database.key("webhooks_pending")) == b"0"
 

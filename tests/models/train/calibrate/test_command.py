@@ -136,7 +136,7 @@ def test_published_signals_are_checked_on_prompts_that_their_fit_did_not_see(
     assert "| all prompts | 160 | 0.0% |" in report
     below = json.loads(signals)["handoff"]["below"]
     assert f"| handoff after 24 tokens | {below:.3f} |" in report
-    assert "no pair with assistant is calibrated" in call(*command, "--to", tmp_path / "empty").output
+    assert "no pair of models with assistant is calibrated" in call(*command, "--to", tmp_path / "empty").output
 
 
 def test_wrong_options_and_files_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ class TeacherLog:
                     row = msgspec.json.decode(line, type=TeacherAnswers)
                     self.rows[row.id] = row
                 elif (found := msgspec.json.decode(line, type=TeacherSettings)) != settings:
-                    raise ArtifactError(f"{path}: answers of {found}, not of {settings}. Name another --run folder.")
+                    raise ArtifactError(
+                        f"{path}: the answers are of {found}, but this run asks {settings}. Name another --run folder."
+                    )
             except msgspec.DecodeError as error:
                 raise ArtifactError(
                     f"{path}:{number}: {error}. Delete the line, or delete the file to start again."
