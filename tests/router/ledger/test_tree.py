@@ -58,9 +58,9 @@ def test_each_root_and_proof_is_as_defined(start: int) -> None:
 
 def test_what_was_deleted_cannot_be_proved() -> None:
     tree = kept(6)
-    with pytest.raises(ValueError, match="positions 6 to 20, not 5"):
+    with pytest.raises(ValueError, match="positions 6 to 20, but not the position 5"):
         tree.inclusion(5, 21)
-    with pytest.raises(ValueError, match="sizes 6 to 21, not 5"):
+    with pytest.raises(ValueError, match="sizes 6 to 21, but not the size 5"):
         tree.root(5)
     with pytest.raises(ValueError, match="sizes 6 to 21"):
         tree.consistency(5, 21)
