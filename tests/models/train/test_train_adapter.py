@@ -121,10 +121,10 @@ def test_an_adapter_learns_the_calls_and_is_added_to_its_model(tmp_path: Path, d
     """A second call with more epochs resumes."""
     run, models = tmp_path / "run", ["--models", str(tmp_path / "models")]
     given = ["train-adapter", "--student", str(student), "--data", str(data), "--run", str(run), "--first-layer", "1"]
-    plan = ["--rank", "8", "--learning-rate", "0.03", "--batch-rows", "8", "--report-minutes", "0", "--refusals", "10"]
+    plan = ["--rank", "8", "--learning-rate", "0.01", "--batch-rows", "8", "--report-minutes", "0", "--refusals", "10"]
     first = CliRunner().invoke(main, [*given, *plan, "--epochs", "1"])
     assert first.exit_code == 0, first.output
-    again = CliRunner().invoke(main, [*given, *plan, "--epochs", "16"])
+    again = CliRunner().invoke(main, [*given, *plan, "--epochs", "24"])
     assert again.exit_code == 0, again.output
     assert "The training resumes at step" in again.output
     added = CliRunner().invoke(causeway_models, ["add", str(student), "--name", "base", "--to", models[1]])

@@ -161,7 +161,7 @@ def train_adapter(
 
     plan = msgspec.convert(schedule, AdapterPlan)
     examples = call_examples(Corpus.read(data), student, hwu64_repeats=hwu64_repeats, refusals=refusals, seed=plan.seed)
-    made = Student(student, plan.rank, plan.first_layer)
+    made = Student(student, plan.rank, plan.first_layer, seed=plan.seed)
     trainer = AdapterTrainer(made, plan, run, examples.vocabulary)
     click.echo(f"{len(examples.learned)} answers are learned")
     if trainer.resume():

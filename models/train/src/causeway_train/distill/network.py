@@ -132,6 +132,7 @@ class Student(nn.Module):
     Args:
         rank: The rank of each adapter matrix.
         scale: The factor of the adapter, alpha / rank.
+        seed: The seed of the adapter's first values.
     """
 
     embedding: Tensor
@@ -139,9 +140,16 @@ class Student(nn.Module):
     norm: Tensor
 
     def __init__(
-        self, path: Path, rank: int, first_layer: int = 0, scale: float = 2.0, dtype: torch.dtype = torch.bfloat16
+        self,
+        path: Path,
+        rank: int,
+        first_layer: int = 0,
+        scale: float = 2.0,
+        dtype: torch.dtype = torch.bfloat16,
+        seed: int = 1,
     ) -> None:
         super().__init__()
+        torch.manual_seed(seed)
         self.shape, tensors = read_student(path, dtype)
         self.rank, self.scale, self.first_layer, self._dtype = rank, scale, first_layer, dtype
         self.register_buffer("embedding", tensors["token_embd.weight"], persistent=False)

@@ -123,7 +123,7 @@ def _train(
     texts = [f"{one.question} {log.rows[one.id].samples[0].text}" for one in learned if log.rows[one.id].samples]
     references = [_with_reference(prompt, log, plan.least_agreement) for prompt in held]
     (plan.run / HELD_BACK).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in references))
-    student = Student(plan.student, plan.adapter.rank, plan.adapter.first_layer)
+    student = Student(plan.student, plan.adapter.rank, plan.adapter.first_layer, seed=plan.adapter.seed)
     trainer = AdapterTrainer(student, plan.adapter, plan.run)
     if trainer.resume():
         echo(f"The training resumes at step {trainer.step}.")
