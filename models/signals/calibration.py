@@ -26,6 +26,7 @@ _MAX_LOG_ODDS = 30.0
 REFITS_FILE: Final = "refits-1.json"
 MAX_SLOPE: Final = 4.0  # of a correction, whose slope is at least the reciprocal of it
 MAX_OFFSET: Final = 3.0
+_Count = Annotated[int, Meta(ge=0, le=10**9)]
 _Offset = Annotated[float, Meta(ge=-MAX_OFFSET, le=MAX_OFFSET)]
 
 
@@ -66,9 +67,9 @@ class Refit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     signals_sha256: str
-    number: int
-    at: float
-    labels: int
+    number: _Count
+    at: Annotated[float, Meta(ge=0.0, le=4e9)]
+    labels: _Count
     gain: float
     quality: Correction
     confidence: Correction
