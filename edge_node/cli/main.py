@@ -73,7 +73,11 @@ def doctor(config: Config, as_json: bool, drop_refits: bool) -> None:
     from .doctor.report import run
 
     if drop_refits:
-        (Path(config.state_dir) / REFITS_FILE).unlink(missing_ok=True)
+        try:
+            (Path(config.state_dir) / REFITS_FILE).unlink(missing_ok=True)
+        except OSError as error:
+            hint = "Run this as the daemon's user, or delete the file."
+            raise ConfigError(f"{error.filename} cannot be deleted: {error.strerror}. {hint}") from error
     sys.exit(run(config, as_json=as_json))
 
 
