@@ -491,7 +491,8 @@ class Shadows:
             self._wake.clear()
             if not started and self._store is not None and self._observer is not None:
                 started = True
-                self._observer.add(await self._store.restore(self._observer.window), self._max_drift)
+                earlier = await self._store.restore(self._observer.window)
+                self._observer.add(earlier, self._max_drift, restored=True)
                 self._observer.promises.restore(self._store.earlier_promises)
                 self.checks.restore(self._store)
                 self._labelled.set()

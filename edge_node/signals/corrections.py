@@ -7,7 +7,8 @@ kind of prompts, with penalties that pull both towards no correction. It is adop
    under the correction in use: if the latter is true, that happens with a probability of at most 1 / `_LEAST_RATIO`,
    for any number of labels (an e-value);
 2. the labels speak for it also once those of any one client are left out, if that leaves `_LEAST_OTHERS` of that
-   third: their part of the evidence must be at least their part of the labels, so none brings it about alone;
+   third: their part of the evidence must be at least their part of the labels, so none brings it about alone. The
+   same holds once the labels of earlier runs, which may be anyone's, are left out as well;
 3. the golden answers of the pair's file do not become less likely by more than `_TOLERANCE` nats each, whatever the
    labels say: that bounds what wrong labels can do.
 
@@ -31,6 +32,7 @@ WINDOW: Final = 1000  # newest labels that a fit takes into account
 LEAST: Final = 200  # labels before the first fit
 EVERY: Final = 100  # labels between two fits
 REFUTED: Final = 1000.0  # e-value at which a refit is given up
+RESTORED: Final = -1  # the source of all named clients' labels of earlier runs, whose sources are unknown
 _LEAST_GOLDEN: Final = 50
 _TOLERANCE: Final = 0.1
 _SEEN: Final = 2 / 3  # share of the labels that the fit sees
@@ -122,6 +124,7 @@ def _judged(
         return "not_better", 0.0
     sources = np.array([label.source for label in labels[seen:]])
     others = [gains[sources != source] for source in np.unique(sources)]
+    others += [gains[(sources != source) & (sources != RESTORED)] for source in np.unique(sources)]
     needed = math.log(_LEAST_RATIO) / len(gains)
     if any(len(one) >= _LEAST_OTHERS and one.sum() < needed * len(one) for one in others):  # (2)
         return "one_client", 0.0

@@ -24,7 +24,7 @@ from causeway_server.models.signals.calibration import REFITS_FILE, Refit, read_
 from causeway_server.router.serving.folders import write_atomically
 from causeway_server.router.serving.metrics import Sample
 
-from .corrections import EVERY, LEAST, REFUTED, WINDOW, RefitLabel, Refusal, fails_golden, propose, watched
+from .corrections import EVERY, LEAST, REFUTED, RESTORED, WINDOW, RefitLabel, Refusal, fails_golden, propose, watched
 
 if TYPE_CHECKING:
     from .estimators import LearnedEstimators
@@ -87,6 +87,12 @@ class Refits:
             known.against = watched(known.against, used, label)
             if known.against > REFUTED:
                 self.give_up(f"an e-value of {known.against:.0f} says that it is worse", [sha256])
+
+    def restore(self, sha256: str, label: RefitLabel) -> None:
+        """Take a label of an earlier run into account: it is not new, and no evidence about the refit in use."""
+        known = self._known.setdefault(sha256, _Labels())
+        known.labels.append(msgspec.structs.replace(label, source=RESTORED if label.source else 0))
+        known.wanted = max(EVERY, LEAST - len(known.labels))
 
     @property
     def due(self) -> tuple[str, str] | None:

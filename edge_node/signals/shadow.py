@@ -130,13 +130,14 @@ class ShadowObserver:
             source=hash(client) % 64,  # Python salts the hash in each process, so that the file tells nobody's name
         )
 
-    def add(self, answers: Iterable[ShadowAnswer], max_drift: float) -> None:
-        """Take new answers into account, oldest first, and set drifted signals aside."""
+    def add(self, answers: Iterable[ShadowAnswer], max_drift: float, *, restored: bool = False) -> None:
+        """Take answers into account, oldest first, and set drifted signals aside. `restored`: of an earlier run."""
+        take = self.refits.restore if restored else self.refits.add
         for answer in answers:
             if answer.signals_sha256:
                 self._recent.setdefault(answer.signals_sha256, deque(maxlen=WINDOW)).append(answer)
             if (label := _refit_label(answer)) is not None:
-                self.refits.add(answer.signals_sha256, label)
+                take(answer.signals_sha256, label)
         self.look(max_drift)
 
     def look(self, max_drift: float) -> None:

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from causeway_server.edge_node.serving.requests import Admission
-from causeway_server.edge_node.signals.corrections import Refusal, propose
+from causeway_server.edge_node.signals.corrections import EVERY, LEAST, Refusal, propose
 from causeway_server.edge_node.signals.estimators import LearnedEstimators
 from causeway_server.edge_node.signals.refits import Refits
 from causeway_server.edge_node.storage.state_folder import StateFolderLock
@@ -57,6 +57,12 @@ def stored(found: LearnedEstimators, directory: Path, offset: float = -0.5) -> R
     return refit
 
 
+def absurd(**values: float) -> bytes:
+    """A file of a refit that no daemon writes."""
+    refit = {"signals_sha256": "x", "number": 1, "at": NOW, "labels": 600, "gain": 0.1}
+    return msgspec.json.encode([refit | {"quality": {}, "confidence": {}} | values])
+
+
 async def test_a_refit_is_used_kept_and_counted(tmp_path: Path) -> None:
     found = learned(tmp_path)
     made = refits(found, tmp_path)
@@ -78,6 +84,33 @@ async def test_a_restart_goes_on_with_the_refit(tmp_path: Path) -> None:
     stored(found, tmp_path)
     refits(found, tmp_path, count=0)
     assert score(found, chat(OPEN), SURE) == pytest.approx(0.845, abs=0.01)
+
+
+async def test_labels_of_an_earlier_run_are_not_judged_again(tmp_path: Path) -> None:
+    """The labels of `test_labels_against_a_refit_give_it_up`, restored: the refit stays, and no fit is due at once."""
+    found = learned(tmp_path)
+    stored(found, tmp_path)
+    made = refits(found, tmp_path, count=0)
+    for label in labels(1.0, count=600):
+        made.restore(found.pairs["assistant"], label)
+    assert made.in_use
+    for number, label in enumerate(labels(0.8, count=EVERY)):
+        assert not made.due, number
+        made.add(found.pairs["assistant"], label)
+    assert made.due
+    assert made.in_use
+
+
+async def test_a_few_labels_of_an_earlier_run_count_for_the_first_fit(tmp_path: Path) -> None:
+    found = learned(tmp_path)
+    made = refits(found, tmp_path, count=0)
+    for label in labels(0.7, count=40):
+        made.restore(found.pairs["assistant"], label)
+    for label in labels(0.7, count=LEAST - 41):
+        made.add(found.pairs["assistant"], label)
+    assert not made.due
+    made.add(found.pairs["assistant"], labels(0.7, count=1)[0])
+    assert made.due
 
 
 async def test_a_request_cancels_a_refit_and_nothing_has_changed(tmp_path: Path) -> None:
@@ -147,7 +180,19 @@ async def test_without_room_on_the_disk_the_shipped_calibration_stays(tmp_path: 
     assert not made.due
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80\xff", b'[{"signals_sha256":"x"}]', b"[1", b"{}"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x80\xff",
+        b'[{"signals_sha256":"x"}]',
+        b"[1",
+        b"{}",
+        absurd(at=1e18),
+        absurd(number=-1),
+        absurd(labels=-1),
+    ],
+)
 async def test_a_file_that_cannot_be_read_is_removed_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
