@@ -76,8 +76,7 @@ def doctor(config: Config, as_json: bool, drop_refits: bool) -> None:
         try:
             (Path(config.state_dir) / REFITS_FILE).unlink(missing_ok=True)
         except OSError as error:
-            hint = "Run this as the daemon's user, or delete the file."
-            raise ConfigError(f"{error.filename} cannot be deleted: {error.strerror}. {hint}") from error
+            usage_error(f"{error.filename}: {error.strerror}. Delete it yourself, or run this as the daemon's user.")
     sys.exit(run(config, as_json=as_json))
 
 

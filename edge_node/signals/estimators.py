@@ -133,8 +133,7 @@ class LearnedEstimators:
         if pair is not None and (text := prompt_text(call.request)) is not None:
             quality, kind = pair.known(text)
             score = stated = pair(confidence, after, text, quality, ended=ended)
-            if self.refits is not None:
-                confidence = msgspec.structs.replace(confidence, kind=kind)
+            confidence = msgspec.structs.replace(confidence, kind=kind)
             if (refit := self._refit(pair)) is not None:
                 confidence = msgspec.structs.replace(confidence, shipped=stated, calibration=refit.name)
                 score = refit.confidence(stated, kind)

@@ -89,10 +89,10 @@ class Refits:
                 self.give_up(f"an e-value of {known.against:.0f} says that it is worse", [sha256])
 
     def restore(self, sha256: str, label: RefitLabel) -> None:
-        """Take a label of an earlier run into account: it is not new, and no evidence about the refit in use."""
+        """Take a label of an earlier run into account. The refit in use was fitted on it, so it is no evidence."""
         known = self._known.setdefault(sha256, _Labels())
         known.labels.append(msgspec.structs.replace(label, source=RESTORED if label.source else 0))
-        known.wanted = max(EVERY, LEAST - len(known.labels))
+        known.wanted = EVERY if sha256 in self.in_use else known.wanted - 1
 
     @property
     def due(self) -> tuple[str, str] | None:

@@ -86,6 +86,9 @@ async def test_an_idle_device_refits_and_its_records_and_pages_say_so(tmp_path: 
     assert f"are corrected: {refit.name}" in shown
     shown = CliRunner().invoke(main, ["doctor", "--state-dir", str(state), "--format", "json", "--drop-refits"]).output
     assert (refit.name in shown, (state / FILE).exists()) == (False, False)
+    (state / FILE).mkdir()
+    refused = CliRunner().invoke(main, ["doctor", "--state-dir", str(state), "--drop-refits"])
+    assert (refused.exit_code, "Delete it yourself" in refused.output) == (2, True)
 
 
 @pytest.mark.parametrize("policy", [PAIR, REFIT], ids=["off", "few-labels"])
@@ -117,10 +120,10 @@ async def test_a_hot_or_empty_device_does_not_refit(tmp_path: Path, device_is: D
 
 
 async def test_a_busy_device_does_not_refit(tmp_path: Path) -> None:
-    """A request that runs in the cloud holds it up, until it ends."""
+    """A request that runs in the cloud holds it up, until it ends. Signals that drifted would go to the cloud, too."""
     folders, state = signals(tmp_path), tmp_path / "state"
     await remember(state, digest(folders), agreed=139, count=199)
-    async with running(tmp_path, policy=REFIT, model_dirs=folders) as device:
+    async with running(tmp_path, policy=REFIT.replace("0.15", "0.5"), model_dirs=folders) as device:
         device.cloud.gate = asyncio.Event()
         held = asyncio.create_task(device.ask(model="large"))
         await until(lambda: device.cloud.running == 1)

@@ -101,13 +101,11 @@ async def test_labels_of_an_earlier_run_are_not_judged_again(tmp_path: Path) -> 
     assert made.in_use
 
 
-async def test_a_few_labels_of_an_earlier_run_count_for_the_first_fit(tmp_path: Path) -> None:
+async def test_labels_of_an_earlier_run_without_a_refit_count_for_the_first_fit(tmp_path: Path) -> None:
     found = learned(tmp_path)
     made = refits(found, tmp_path, count=0)
-    for label in labels(0.7, count=40):
+    for label in labels(0.7, count=LEAST - 1):
         made.restore(found.pairs["assistant"], label)
-    for label in labels(0.7, count=LEAST - 41):
-        made.add(found.pairs["assistant"], label)
     assert not made.due
     made.add(found.pairs["assistant"], labels(0.7, count=1)[0])
     assert made.due
