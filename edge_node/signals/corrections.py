@@ -9,8 +9,8 @@ kind of prompts, with penalties that pull both towards no correction. It is adop
 2. the labels speak for it also once those of any one client are left out, if that leaves `_LEAST_OTHERS` of that
    third: their part of the evidence must be at least their part of the labels, so none brings it about alone. The
    same holds once the labels of earlier runs, which may be anyone's, are left out as well;
-3. the golden answers of the pair's file do not become less likely by more than `_TOLERANCE` nats on average, whatever the
-   labels say: that bounds what wrong labels can do.
+3. the golden answers of the pair's file do not become less likely by more than `_TOLERANCE` nats on average, whatever
+   the labels say: that bounds what wrong labels can do.
 
 While it is in use, each further label multiplies an e-value against it (`watched`).
 """

@@ -117,9 +117,9 @@ def test_a_prompt_of_token_ids_keeps_the_engine_s_score(tmp_path: Path) -> None:
         ({"large": ModelIdentity("assistant-large", "0" * 64)}, "other weights of assistant-large"),
         ({"large": ModelIdentity("another")}, "beside another, which is not a target"),
         ({"encoder_sha256": "0" * 64}, "made for word vectors with sha256"),
-        ({"stages": ()}, "a pair's signals have"),
-        ({"quality": LinearLogit((1.0,), 0.0)}, "a pair's signals have"),
-        ({"kinds": KindMixture((), ())}, "a pair's signals have"),
+        ({"stages": ()}, "the signals of a pair of models must have"),
+        ({"quality": LinearLogit((1.0,), 0.0)}, "the signals of a pair of models must have"),
+        ({"kinds": KindMixture((), ())}, "the signals of a pair of models must have"),
     ],
 )
 def test_signals_that_do_not_belong_to_this_pair_are_ignored_and_said(
