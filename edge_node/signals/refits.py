@@ -89,7 +89,7 @@ class Refits:
                 self.give_up(f"an e-value of {known.against:.0f} says that it is worse", [sha256])
 
     def restore(self, sha256: str, label: RefitLabel) -> None:
-        """Take a label of an earlier run into account. The refit in use was fitted on it, so it is no evidence."""
+        """Take a label of an earlier run into account. The refit in use was fitted on it, so it is not evidence."""
         known = self._known.setdefault(sha256, _Labels())
         known.labels.append(msgspec.structs.replace(label, source=RESTORED if label.source else 0))
         known.wanted = EVERY if sha256 in self.in_use else known.wanted - 1
