@@ -351,7 +351,7 @@ async def test_the_models_are_those_that_a_request_may_name_each_with_where(repl
             "whisper-1": hears,
         }
         assert (await client.models.retrieve("whisper-1")).to_dict() == listed["whisper-1"]
-        with pytest.raises(NotFoundError, match="reads parts of requests"):
+        with pytest.raises(NotFoundError, match="it reads parts only"):
             await client.models.retrieve("images")
         with pytest.raises(NotFoundError, match="Known: large, speech, speech-2, whisper-1\\."):
             await client.models.retrieve("nothing")
