@@ -10,8 +10,8 @@ promise, the large model is asked the same afterwards.
 What is simulated: the sensors. The daemon sees another `/sys/class`, with the files of a Jetson. Power follows the
 processor time of the device's engine; a battery and a heat sink follow the power. The local day begins with the run,
 and the daemon knows from "the day before" how many requests its hours have, and what the recorded answers of the
-pair (tests/bench/pair) tell about the promise: these are the answers that its calibration was fitted on, so that the
-threshold begins too low for new questions. Days are shorter with `--minutes`.
+pair (tests/bench/pair) tell about the promise, with confidences of fits that did not see the question. Days are shorter
+with `--minutes`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,16 @@ from causeway_server.edge_node.daemon.optional_parts import Manifests
 from causeway_server.edge_node.signals.estimators import LearnedEstimators
 from causeway_server.edge_node.storage.shadow import ShadowStore
 from causeway_server.edge_node.storage.spend import ENERGY, SpendStore
-from causeway_server.models.catalog.artifact import find_signal
 from causeway_server.models.comparison.prompts import EvaluationPrompt, is_right, read_prompts
-from causeway_server.models.signals.agreement import answers_agree
-from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.models.signals.promise import PromiseRecord
 from causeway_server.router.decision.pacing import Demand, EnergyState
 from causeway_server.router.policy.compiled import Policy, parse_policy
+from causeway_train.calibrate.fit import predict_unseen
 from causeway_train.calibrate.prompts import PairAnswers
 from tests.stack import BIN, TOKEN, Stack
 
 from .bench_energy import FILES
-from .graded import ANSWERS
+from .graded import ANSWERS, read
 from .rows import Row
 
 SMALL, LARGE = "qwen-05b", "qwen-15b"
@@ -60,7 +58,7 @@ SLICES = 24
 _DEMAND = 2  # the row of a store of spending
 LOAD_S, ANSWER_S = 900.0, 900.0  # on a busy machine
 PRIVATE, PROMISED, REPEATED = 0.08, 0.6, 0.1
-SHARE = 0.6  # of what all answers of the cloud would cost: the budget
+SHARE = 0.15  # of what all answers of the cloud would cost: the budget
 CUT, KILLED = (0.40, 0.45), 0.65  # of the day
 AFTER = 24  # tokens that the handoff holds back
 LONG = 50  # questions with long answers
@@ -330,26 +328,21 @@ def _cpu_s(process: psutil.Process) -> float:
     return total
 
 
-def evidence(policy: Policy, prompts: Sequence[EvaluationPrompt], seen: Mapping[str, PairAnswers]) -> PromiseRecord:
-    """Return what the promise knows after the recorded requests, all of which the cloud answered."""
-    chance = random.Random(0)
-    learned = LearnedEstimators()
+def evidence(policy: Policy, questions: Path) -> PromiseRecord:
+    """Return what the promise knows after the recorded requests, all of which the cloud answered.
+
+    The confidences are those of fits that did not see the question.
+    """
+    chance, learned = random.Random(0), LearnedEstimators()
     learned.activate(policy)
     learned.promises.use(policy, Manifests(()).weights, learned.pairs)
-    encoder = SentenceEncoder(find_signal("embedding", None, ()).path)
-    for prompt in prompts:
-        row = seen.get(prompt.id)
-        if row is None or not row.small.confidences:
-            continue
-        ended = len(row.small.confidences) < AFTER
-        confidence = row.small.confidences[:AFTER][-1]
-        found = learned.estimate(SMALL, prompt.question, confidence, AFTER, ended=ended)
-        if found is not None and found.score is not None:
-            good = answers_agree(prompt.question, row.small.text, row.large.text, encoder)
-            stated = msgspec.structs.replace(confidence, score=found.score)
-            draw = learned.promises.draw("promised", stated, chance, on_device=False)
-            if draw is not None:
-                learned.promises.label("promised", stated, draw, good=good)
+    _, rows, agreed, _ = read(questions)
+    scores = predict_unseen(rows, (AFTER,), 1).stages[-1].tolist()
+    for row, score, good in zip(rows.answers, scores, agreed.tolist(), strict=True):
+        stated = msgspec.structs.replace(row.confidences[:AFTER][-1], score=score)
+        draw = learned.promises.draw("promised", stated, chance, on_device=False)
+        if draw is not None:
+            learned.promises.label("promised", stated, draw, good=good)
     return learned.promises.records[-1]
 
 
@@ -475,7 +468,7 @@ def main(options: argparse.Namespace) -> list[Row]:
             )
         )
         policy = parse_policy((folder / "policy.yaml").read_text(), "policy.yaml")
-        run = asyncio.run(live(folder, day, options.minutes, evidence(policy, prompts, seen)))
+        run = asyncio.run(live(folder, day, options.minutes, evidence(policy, options.questions)))
     print("\n".join(table(run, budget)))
     return rows_of(run, budget)
 
