@@ -44,7 +44,7 @@ class MetadataRollback(UpdateRefused, code="metadata_rollback"):
 
 
 class MetadataFrozen(UpdateRefused, code="metadata_frozen"):
-    """Timestamp or snapshot has expired: the source has published nothing since (a freeze), or the clock is wrong."""
+    """The timestamp or snapshot has expired: the source has published nothing since (a freeze), or the clock is wrong."""
 
 
 class RoleExpired(UpdateRefused, code="role_expired"):
@@ -82,11 +82,11 @@ class PolicyUnusable(UpdateRefused, code="policy_unusable"):
 
 
 class CasesFailed(UpdateRefused, code="cases_failed"):
-    """A case of the bundle has another result on this device."""
+    """A test case of the bundle fails on this device."""
 
 
 class RequestsLeave(UpdateRefused, code="requests_leave"):
-    """Some recent requests of this device would leave it under the new policy, and `leaving` is `refuse`."""
+    """Under the new policy some recent requests would leave the device, and `leaving` is `refuse`."""
 
 
 class ModelUnusable(UpdateRefused, code="model_unusable"):
@@ -101,7 +101,7 @@ class ModelTooLarge(UpdateRefused, code="model_too_large"):
 
 
 class GoldenAnswerDiffers(UpdateRefused, code="golden_answer_differs"):
-    """The model answers a golden prompt with another text."""
+    """The model's answer to a golden prompt differs from the expected text."""
 
 
 class ErrorsRose(UpdateRefused, code="errors_rose"):
@@ -117,7 +117,7 @@ class LatencyRose(UpdateRefused, code="latency_rose"):
 
 
 class HeatRose(UpdateRefused, code="heat_rose"):
-    """The device is hotter than before the change, or throttled."""
+    """The device is hotter than before the change, or is throttled."""
 
 
 class Unhealthy(UpdateRefused, code="unhealthy"):
