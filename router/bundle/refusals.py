@@ -44,7 +44,7 @@ class MetadataRollback(UpdateRefused, code="metadata_rollback"):
 
 
 class MetadataFrozen(UpdateRefused, code="metadata_frozen"):
-    """The timestamp or snapshot has expired: the source has published nothing since (a freeze), or the clock is wrong."""
+    """The timestamp or snapshot has expired: the source published nothing since (a freeze), or the clock is wrong."""
 
 
 class RoleExpired(UpdateRefused, code="role_expired"):
