@@ -2,8 +2,9 @@
 
 After every hundredth label, while the device is idle, a correction of each signal is fitted (`signals.corrections`).
 It is used once it is on the disk: whenever the daemon dies, there is the earlier refit or the new one. It is given up,
-and the calibration that ships is used again, if later labels speak against it, if a promise raises an alarm, if the
-signals' file is replaced, or if its file here is unreadable, fails the golden answers, or is deleted.
+and the calibration that ships is used again, if later labels speak against it, if a promise raises an alarm, or if its
+file here is unreadable, fails the golden answers, or is deleted. Refits of signals that the policy does not use are
+kept, so that a policy that is taken back finds them again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .estimators import LearnedEstimators
 
 log = logging.getLogger(__name__)
+_KEPT = 8  # refits and labels of other signals, the newest
 
 
 @dataclass
@@ -63,12 +65,17 @@ class Refits:
         self._known: dict[str, _Labels] = {}  # by digest of the signals
         self.results: Counter[tuple[str, str]] = Counter()  # by model and result
         self.in_use: dict[str, Refit] = {}
+        self._kept: list[Refit] = []  # of signals that the policy does not use
 
     def use(self, *, refit: bool) -> None:
         """Follow another policy, and read the file again. `refit`: whether the policy asks for refits."""
         models = {sha256: model for model, sha256 in self._learned.pairs.items()}
-        self._known = {sha256: labels for sha256, labels in self._known.items() if sha256 in models}
+        others = [sha256 for sha256 in self._known if sha256 not in models]
+        for sha256 in others[:-_KEPT]:
+            del self._known[sha256]
         found = {one.signals_sha256: one for one in (self._read() if refit else [])}
+        kept = sorted((one for sha256, one in found.items() if sha256 not in models), key=lambda one: one.at)
+        self._kept = kept[-_KEPT:]
         for sha256, one in [item for item in found.items() if item[0] in models]:
             if fails_golden(one, self._learned.golden(models[sha256])):
                 log.warning("%s of %s is dropped: the golden answers are less likely.", one.name, models[sha256])
@@ -155,7 +162,7 @@ class Refits:
 
     def _read(self) -> list[Refit]:
         if self._directory is None:
-            return list(self.in_use.values())
+            return [*self.in_use.values(), *self._kept]
         try:
             return read_refits(self._directory)
         except (OSError, ValueError) as error:
@@ -165,8 +172,9 @@ class Refits:
     def _write(self, refits: dict[str, Refit]) -> bool:
         """Write the file; return whether that succeeded."""
         try:
-            if self._directory is not None and refits:
-                write_atomically(self._directory / REFITS_FILE, msgspec.json.encode(list(refits.values())), 0o600)
+            if self._directory is not None and (refits or self._kept):
+                content = msgspec.json.encode([*refits.values(), *self._kept])
+                write_atomically(self._directory / REFITS_FILE, content, 0o600)
             elif self._directory is not None:
                 (self._directory / REFITS_FILE).unlink(missing_ok=True)
         except OSError as error:

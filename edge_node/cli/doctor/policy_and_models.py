@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from causeway_server.models.catalog.artifact import (
@@ -190,13 +191,21 @@ def _check_pair(model: str, policy: Policy, folders: list[Path]) -> Finding | No
     return ok("signals", f"{QUALITY} and handoffs of {model} are calibrated beside {large}.")
 
 
-def check_refits(state_dir: Path) -> Iterator[Finding]:
-    """Report the device's refits of calibrated signals, if there are any."""
+def check_refits(state_dir: Path, policy: Policy | None, engine: EngineConfig) -> Iterator[Finding]:
+    """Report the device's refits of calibrated signals, if there are any, and whether the policy uses them."""
     try:
-        for refit in read_refits(state_dir):
-            yield ok("refit", f"The signals {refit.signals_sha256[:12]} are corrected: {refit.sentence}.")
+        refits = read_refits(state_dir)
     except (OSError, ValueError) as error:
         yield warn("refit", f"The refits in {state_dir} cannot be read: {error}.", "Run this with --drop-refits.")
+        return
+    in_use = set()
+    if refits and policy is not None and policy.shadow is not None and policy.shadow.refit:
+        for model in judged_models(policy):
+            with suppress(ArtifactError, ImportError):
+                in_use.add(load_pair(model, policy, _model_dirs(engine)).sha256)
+    for refit in refits:
+        used = "are corrected" if refit.signals_sha256 in in_use else "have a refit that the policy does not use"
+        yield ok("refit", f"The signals {refit.signals_sha256[:12]} {used}: {refit.sentence}.")
 
 
 def _check_quality(model: str, folders: list[Path]) -> Finding:

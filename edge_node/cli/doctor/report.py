@@ -63,7 +63,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
         yield from policy_and_models.check_memory(artifacts, config.engine, device)
         yield from policy_and_models.check_signals(policy, config.engine)
     yield from policy_and_models.check_encoders(config)
-    yield from policy_and_models.check_refits(Path(config.state_dir))
+    yield from policy_and_models.check_refits(Path(config.state_dir), policy, config.engine)
     yield from check_state_dir(Path(config.state_dir), config.cache)
     yield check_encryption(StateKeys(Path(config.state_dir), config.encryption.key_file))
     yield check_threads(config.engine)

@@ -82,8 +82,15 @@ async def test_an_idle_device_refits_and_its_records_and_pages_say_so(tmp_path: 
         await device.ask()
         await finished(device)
         assert (await confidence(device, await device.ask())).calibration == refit.name
-    shown = CliRunner().invoke(main, ["doctor", "--state-dir", str(state), "--format", "json"]).output
+    (tmp_path / "policy.yaml").write_text(REFIT)
+    (tmp_path / "edge.yaml").write_text(
+        f"policy: {tmp_path}/policy.yaml\nengine: {{model_dirs: [{', '.join(map(str, folders))}]}}\n"
+    )
+    doctor = ["doctor", "--state-dir", str(state), "--format", "json"]
+    shown = CliRunner().invoke(main, [*doctor, "--config", str(tmp_path / "edge.yaml")]).output
     assert f"are corrected: {refit.name}" in shown
+    shown = CliRunner().invoke(main, doctor).output
+    assert f"have a refit that the policy does not use: {refit.name}" in shown
     shown = CliRunner().invoke(main, ["doctor", "--state-dir", str(state), "--format", "json", "--drop-refits"]).output
     assert (refit.name in shown, (state / FILE).exists()) == (False, False)
     (state / FILE).mkdir()

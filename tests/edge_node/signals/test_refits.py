@@ -24,12 +24,18 @@ from causeway_server.edge_node.signals.refits import Refits
 from causeway_server.edge_node.storage.state_folder import StateFolderLock
 from causeway_server.models.signals.calibration import REFITS_FILE as FILE
 from causeway_server.models.signals.calibration import Correction, Refit, read_refits
-from causeway_server.router.policy.compiled import Limits
+from causeway_server.router.policy.compiled import Limits, parse_policy
 from tests.edge_node.signals.test_corrections import golden, labels
 
 from .test_calibrated_pair import OPEN, POLICY, SURE, chat, publish, score
 
 NOW = 1_780_000_000.0
+CLOUD_ONLY = """
+version: 1
+name: cloud
+targets: {large: {at: cloud, model: assistant-large}}
+routes: [{name: all, use: [large]}]
+"""
 
 
 def learned(folder: Path, **changes: object) -> LearnedEstimators:
@@ -214,14 +220,42 @@ async def test_a_file_that_fails_the_golden_answers_is_dropped(
     assert score(found, chat(OPEN), SURE) == pytest.approx(0.9)
 
 
-async def test_other_signals_end_a_refit(tmp_path: Path) -> None:
+async def test_a_policy_with_other_signals_uses_no_refit_and_keeps_it(tmp_path: Path) -> None:
+    """A policy with other signals is pushed and taken back; the daemon may restart meanwhile."""
     (tmp_path / "earlier").mkdir()
     (tmp_path / "later").mkdir()
-    stored(learned(tmp_path / "earlier"), tmp_path)
+    kept = stored(learned(tmp_path / "earlier"), tmp_path)
     found = learned(tmp_path / "later", golden=tuple(golden(0.8)))
-    refits(found, tmp_path, count=0)
+    made = refits(found, tmp_path)
     assert score(found, chat(OPEN), SURE) == pytest.approx(0.9)
-    assert not (tmp_path / FILE).exists()
+    assert read_refits(tmp_path) == [kept]
+    await made.run()
+    assert read_refits(tmp_path) == [*made.in_use.values(), kept]
+    made.give_up("an alarm")
+    again = learned(tmp_path / "earlier")
+    refits(again, tmp_path, count=0)
+    assert score(again, chat(OPEN), SURE) == pytest.approx(kept.confidence(0.9, 0))
+
+
+async def test_labels_outlive_a_policy_without_these_signals(tmp_path: Path) -> None:
+    found = learned(tmp_path)
+    made = refits(found, tmp_path)
+    due = made.due
+    found.activate(parse_policy(CLOUD_ONLY))
+    made.use(refit=True)
+    assert made.due is None
+    found.activate(POLICY)
+    made.use(refit=True)
+    assert made.due == due == ("assistant", found.pairs["assistant"])
+
+
+async def test_refits_of_other_signals_are_bounded(tmp_path: Path) -> None:
+    found = learned(tmp_path)
+    refit = Refit("", 3, NOW, 600, 0.1, Correction(), Correction(1.0, -0.5))
+    many = [msgspec.structs.replace(refit, signals_sha256=f"{at:064}", at=NOW + at) for at in range(20)]
+    (tmp_path / FILE).write_bytes(msgspec.json.encode(many))
+    refits(found, tmp_path, count=0)
+    assert read_refits(tmp_path) == many[-8:]
 
 
 async def test_signals_without_golden_answers_are_not_refitted(tmp_path: Path) -> None:
