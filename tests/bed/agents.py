@@ -444,8 +444,8 @@ def compared(turns: int, seed: int, usd: float = 20.0) -> tuple[list[Row], str]:
     fewer = 1.0 - with_cost["switches"] / without["switches"]
     lost = 1.0 - with_cost["lost"] / without["lost"]
     rows = [
-        Row("share of switches that switch_cost saves", fewer, "", 0.7, better="higher"),
-        Row("share of lost prefix tokens that it saves", lost, "", 0.0, better="higher"),
+        Row("share of model switches that `switch_cost` avoids", fewer, "", 0.7, better="higher"),
+        Row("share of lost prefix tokens that `switch_cost` avoids", lost, "", 0.0, better="higher"),
     ]
     return rows, "\n".join(lines)
 
@@ -466,9 +466,9 @@ async def measure(turns: int, seed: int) -> list[Row]:
         Row("tool results that reached another model", len(scripts.foreign), "", 0.0),
         Row("private requests that reached a cloud", len(scripts.leaked), "", 0.0),
         Row("private turns that a daemon read", len(_private(scripts)), "", 1.0, better="higher"),
-        Row("sessions that went to their end", ended["sessions"], "", 1.0, better="higher"),
-        Row("the same without `session`: tool results to another model", len(loose.foreign), "", 1.0, better="higher"),
-        Row("the same without `session`: private requests in a cloud", len(loose.leaked), "", 1.0, better="higher"),
+        Row("sessions that ran to their end", ended["sessions"], "", 1.0, better="higher"),
+        Row("without `session`: tool results that reached another model", len(loose.foreign), "", 1.0, better="higher"),
+        Row("without `session`: private requests that reached a cloud", len(loose.leaked), "", 1.0, better="higher"),
         *rows,
     ]
 

@@ -339,9 +339,15 @@ async def measure(bed: Bed, requests: int, stages: Sequence[Stage] = STAGES) -> 
     print(textwrap.fill("; ".join(f"{how}: {count}" for how, count in sorted(total.items())), 110))
     print("probes of the ways: " + ", ".join(f"{name} {way.probes}" for name, way in bed.ways.items()) + " bytes")
     return [
-        Row("bound requests", sum(total.values()), "", each * len(stages), better="higher"),
-        Row("bytes of bound requests in the other region", elsewhere, "B", 0.0),
-        Row("bytes of bound requests at home", bed.at_home, "B", 1.0, better="higher"),
-        Row("bytes of 100 unbound requests in the other region", bed.elsewhere - elsewhere, "B", 1.0, better="higher"),
-        Row("jobs left open", left, "", 0.0),
+        Row("requests that were bound to one region", sum(total.values()), "", each * len(stages), better="higher"),
+        Row("bytes of bound requests that reached the other region", elsewhere, "B", 0.0),
+        Row("bytes of bound requests that reached their own region", bed.at_home, "B", 1.0, better="higher"),
+        Row(
+            "bytes of 100 unbound requests that reached the other region",
+            bed.elsewhere - elsewhere,
+            "B",
+            1.0,
+            better="higher",
+        ),
+        Row("jobs that did not end", left, "", 0.0),
     ]

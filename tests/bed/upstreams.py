@@ -197,19 +197,20 @@ async def deaths(upstreams: Upstreams, session: aiohttp.ClientSession, seconds: 
     failed = [one for one in found if not one.answered and not one.began and one.ended <= none_left]
     refused = sum(not one.answered and one.ended > none_left for one in found)
     untrue = [one for one in found if (one.answered or not one.began) and not is_billed(one, records.get(one.id, []))]
-    note = f"of {len(found)}; broken after their first token: {sum(one.began and not one.answered for one in found)}"
+    broken = sum(one.began and not one.answered for one in found)
+    note = f"of {len(found)} requests; {broken} broke after their first token"
     errors = ", ".join(sorted({one.error for one in failed}))
     return [
         Row(
             "requests that failed before their first token", len(failed), "", 0.0, note=f"{note}; {errors}".rstrip("; ")
         ),
-        Row("answers with more or fewer than one end", sum(one.ends != 1 for one in found if not one.error), "", 0.0),
+        Row("answers without exactly one end", sum(one.ends != 1 for one in found if not one.error), "", 0.0),
         Row(
-            "answers whose record differs from what the client was told",
+            "answers whose audit record differs from what the client got",
             len(untrue),
             "",
             0.0,
-            note=f"of {len(records)}; refused, as no server was left: {refused}",
+            note=f"of {len(records)} records; {refused} requests were refused because no server was left",
         ),
     ]
 
@@ -252,7 +253,14 @@ async def speed(upstreams: Upstreams, session: aiohttp.ClientSession, rounds: in
         f"gateway {middle['gateway']:.1f}, direct {middle['direct']:.1f} tokens/s; {rounds} rounds, {STREAMS} streams"
     )
     return [
-        Row("vLLM's tokens/s through the gateway / direct", statistics.median(ratios), "x", MIN_SPEED, "higher", note)
+        Row(
+            "vLLM's tokens/s, through the gateway / called directly",
+            statistics.median(ratios),
+            "x",
+            MIN_SPEED,
+            "higher",
+            note,
+        )
     ]
 
 
@@ -287,8 +295,9 @@ async def leave(upstreams: Upstreams, session: aiohttp.ClientSession, clients: i
     while (await running_now())[0]:
         await asyncio.sleep(0.01)
     took_s, step_s = time.perf_counter() - left, max(steps)
-    note = f"step {step_s:.2f} s"
-    return [Row(f"until vLLM runs nothing, {clients} clients left", took_s, "s", step_s + 1.0, note=note)]
+    note = f"a step takes {step_s:.2f} s"
+    what = f"time until vLLM runs nothing after {clients} clients left"
+    return [Row(what, took_s, "s", step_s + 1.0, note=note)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -81,7 +81,8 @@ async def _added(session: aiohttp.ClientSession, urls: dict[str, str], rounds: i
     }
     own = statistics.median(direct) * 1000.0
     note = f"edge {added['edge']:.3f} ms, gateway {added['gateway']:.3f} ms, server {own:.3f} ms"
-    return [Row("added first token p50, gateway / edge", added["gateway"] / added["edge"], "x", MAX_OF_EDGE, note=note)]
+    what = "median time added to the first token, gateway / edge"
+    return [Row(what, added["gateway"] / added["edge"], "x", MAX_OF_EDGE, note=note)]
 
 
 async def _first_token_s(session: aiohttp.ClientSession, url: str) -> float:
@@ -103,7 +104,8 @@ async def _left(url: str, cloud: ScriptedCloud, clients: int) -> list[Row]:
     began = time.perf_counter()
     await until(lambda: cloud.running == 0)
     await process.wait()
-    return [Row(f"until the server runs nothing, {clients} clients left", time.perf_counter() - began, "s", 1.0)]
+    what = f"time until the server runs nothing after {clients} clients left"
+    return [Row(what, time.perf_counter() - began, "s", 1.0)]
 
 
 async def _ask(url: str, clients: int) -> None:

@@ -209,7 +209,7 @@ def main(options: argparse.Namespace) -> list[Row]:
                 f"          quality {KEEP - whole.mean():.2%}, 95 % of streams at least "
                 f"{KEEP - np.quantile(whole, 0.95):.2%}, worst 1,000 {KEEP - np.quantile(window, 0.95):.2%}"
             )
-            rows.append(Row(f"share of the oracle's, {kind}", 100 * share.sum() / oracle.sum(), "%"))
+            rows.append(Row(f"the share of the oracle's, {kind} streams", 100 * share.sum() / oracle.sum(), "%"))
             broken += is_broken.tolist()
             shares += share.tolist()
             oracles += oracle.tolist()
@@ -224,9 +224,20 @@ def main(options: argparse.Namespace) -> list[Row]:
                   f"of 1,000 {KEEP - window.max():.2%}")  # fmt: skip
     return [
         Row("broken streams", 100 * float(np.mean(broken)), "%", 5.0),
-        Row("share on the device, of the oracle's", 100 * sum(shares) / sum(oracles), "%", 80.0, "higher"),
+        Row(
+            "requests answered on the device, as a share of the oracle's",
+            100 * sum(shares) / sum(oracles),
+            "%",
+            80.0,
+            "higher",
+        ),
         *rows,
-        Row("labels until a drop of ten points is found, 95th percentile", float(np.quantile(drops, 0.95)), "", 300.0),
-        Row("drops found", 100 * float(np.mean(drops >= 0)), "%", 99.0, "higher"),
+        Row(
+            "labels until the device finds a drop of ten points, 95th percentile",
+            float(np.quantile(drops, 0.95)),
+            "",
+            300.0,
+        ),
+        Row("drops of ten points that the device finds", 100 * float(np.mean(drops >= 0)), "%", 99.0, "higher"),
         Row("broken streams of adversaries", 100 * float(np.mean(attacks)), "%", 5.0),
     ]
