@@ -197,8 +197,8 @@ async def deaths(upstreams: Upstreams, session: aiohttp.ClientSession, seconds: 
     failed = [one for one in found if not one.answered and not one.began and one.ended <= none_left]
     refused = sum(not one.answered and one.ended > none_left for one in found)
     untrue = [one for one in found if (one.answered or not one.began) and not is_billed(one, records.get(one.id, []))]
-    broken = sum(one.began and not one.answered for one in found)
-    note = f"of {len(found)} requests; {broken} broke after their first token"
+    cut = sum(one.began and not one.answered for one in found)
+    note = f"of {len(found)} requests; {cut} broke after their first token"
     errors = ", ".join(sorted({one.error for one in failed}))
     return [
         Row(
