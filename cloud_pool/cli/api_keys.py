@@ -23,14 +23,17 @@ from .usage import gateways_redis
 
 _T = TypeVar("_T")
 priority_option = option(
-    "--priority", "Highest priority that a request may have.", click.Choice(tuple(RANK)), "standard"
+    "--priority",
+    "Highest priority that a request with the key or token may have.",
+    click.Choice(tuple(RANK)),
+    "standard",
 )
 _LIFETIME = click.option(
     "--lifetime-s",
     type=click.FloatRange(min=60),
     default=90 * DAY_S,
     show_default="90 days",
-    help="Seconds until the key expires.",
+    help="Time until the key expires, in seconds.",
 )
 
 
@@ -43,15 +46,26 @@ def api() -> None:
 @click.argument("tenant")
 @click.argument("name")
 @option(
-    "--scope", "Scope of the key; repeatable.", click.Choice(("chat", "jobs")), ("chat",), to="scopes", multiple=True
+    "--scope",
+    "Scope of the key; may be repeated.",
+    click.Choice(("chat", "jobs")),
+    ("chat",),
+    to="scopes",
+    multiple=True,
 )
 @priority_option
-@option("--model", "Model that the key may use; repeatable; default: all.", to="models", multiple=True)
-@option("--usd-per-day", "Budget per UTC day; default: none.", click.FloatRange(min=0), 0.0, show_default=False)
+@option("--model", "Model that the key may use; may be repeated; default: all models.", to="models", multiple=True)
+@option(
+    "--usd-per-day",
+    "Budget of the key per UTC day, in USD; default: no budget.",
+    click.FloatRange(min=0),
+    0.0,
+    show_default=False,
+)
 @_LIFETIME
 @redis_options
 def create(source: ConfigSource, tenant: str, name: str, lifetime_s: float, **fields: object) -> None:
-    """Make an API key and print it. Its id goes to stderr."""
+    """Make an API key and print it on stdout. The id of the key is printed on stderr."""
     fields["models"] = fields["models"] or None
     try:
         asked = msgspec.convert({**fields, "name": name, "expires_in_s": lifetime_s}, NewApiKey)
@@ -68,12 +82,12 @@ def create(source: ConfigSource, tenant: str, name: str, lifetime_s: float, **fi
     type=click.FloatRange(min=0, max=30 * DAY_S),
     default=DAY_S,
     show_default="a day",
-    help="Seconds for which the old secret is also accepted.",
+    help="Time for which the old secret is still accepted, in seconds.",
 )
 @_LIFETIME
 @redis_options
 def rotate(source: ConfigSource, tenant: str, key_id: str, overlap_s: float, lifetime_s: float) -> None:
-    """Give an API key another secret and print it."""
+    """Give an API key a new secret, and print the secret."""
     asked = Rotation(overlap_s, lifetime_s)
     _print(*_with_store(source, lambda store: store.rotate(tenant, key_id, asked, ANYONE.grants)))
 
@@ -83,7 +97,7 @@ def rotate(source: ConfigSource, tenant: str, key_id: str, overlap_s: float, lif
 @click.argument("key_id")
 @redis_options
 def delete(source: ConfigSource, tenant: str, key_id: str) -> None:
-    """Delete an API key. Gateways refuse it within seconds."""
+    """Delete an API key. Within seconds, gateways refuse the deleted key."""
     _with_store(source, lambda store: store.delete(tenant, key_id))
     click.echo(f"Deleted {key_id}. Gateways refuse it within seconds.")
 
@@ -92,7 +106,7 @@ def delete(source: ConfigSource, tenant: str, key_id: str) -> None:
 @click.argument("tenant")
 @redis_options
 def list_keys(source: ConfigSource, tenant: str) -> None:
-    """Show the API keys of a tenant."""
+    """List the API keys of a tenant."""
 
     async def read(store: ApiKeyStore) -> tuple[list[ApiKey], dict[str, int]]:
         return await store.list(tenant), await store.last_used()

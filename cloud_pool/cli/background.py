@@ -21,7 +21,7 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 _DEAD = ".dead"
 _OPERATOR_PORT = option(
     "--operator-port",
-    "Serve metrics and operators on this port of operator.host; 0: any free port. Without it they are not served.",
+    "Port on operator.host for metrics and the operators' API; 0: any free port. Default: neither is served.",
     click.IntRange(0, 65535),
 )
 
@@ -30,7 +30,10 @@ _OPERATOR_PORT = option(
 @_OPERATOR_PORT
 @configured_command
 def worker(process: ConfiguredProcess) -> None:
-    """Run jobs from Redis on the tiers. Prints `ready worker=…` on stdout; SIGTERM drains."""
+    """Run a worker, which runs jobs from Redis on the tiers. After SIGTERM it only finishes its running jobs.
+
+    When it is ready, it prints `ready worker=…` on stdout.
+    """
     begin_imports()
     from ..background import run_worker
 
@@ -42,17 +45,20 @@ def worker(process: ConfiguredProcess) -> None:
 @click.command(context_settings=_HELP)
 @option(
     "--in",
-    "Topic of messages: nats://host:4222/SUBJECT (wildcards allowed) or kafka://host:9092/TOPIC.",
+    "Topic with the messages to answer: nats://host:4222/SUBJECT (wildcards are allowed) or kafka://host:9092/TOPIC.",
     to="source",
     required=True,
 )
-@option("--out", "Topic of answers, and of expiry notices for expired messages.", to="sink", required=True)
-@option("--dead", "Topic of dead letters; default: the topic of --out with `.dead` appended.")
-@option("--name", "Name of the pipeline. Its processes share their progress.", default="stream")
+@option("--out", "Topic on which answers, and notices of expired messages, are published.", to="sink", required=True)
+@option("--dead", "Topic on which dead letters are published; default: the topic of --out with `.dead` appended.")
+@option("--name", "Name of the pipeline. Processes with the same name share their progress.", default="stream")
 @_OPERATOR_PORT
 @configured_command
 def stream(process: ConfiguredProcess, source: str, sink: str, dead: str | None, name: str) -> None:
-    """Answer the messages of a topic with the tiers. Prints `ready stream=…` on stdout; SIGTERM drains."""
+    """Answer the messages of a broker's topic with the tiers. After SIGTERM only messages in progress are finished.
+
+    When it is ready, it prints `ready stream=…` on stdout.
+    """
     config, reread, flags = process
     topics, serves_operators = _topics(name, source, sink, dead), flags.operator_port is not None
     from ..background import run_pipeline  # on demand: gRPC takes half a second to import

@@ -32,7 +32,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 @redis_options
 @format_option
 def doctor(source: ConfigSource, as_json: bool) -> None:
-    """Check certificates, Redis, the store of jobs and the collector of traces. Exit status 1 if a check fails."""
+    """Check certificates, Redis, the store of jobs and the collector of traces. Exit with status 1 if a check fails."""
     findings = asyncio.run(examine(source.load()))
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}).decode())

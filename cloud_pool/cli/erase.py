@@ -21,15 +21,17 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@option("--tenant", "Erase a tenant: all its devices and users.")
-@option("--device", "Erase a device, as tenant/device.")
-@option("--user", "Erase the jobs of a user, as tenant/user: the jobs whose requests have this `user`.")
-@option("--sign", "Private key that signs the receipt, from `keys new`.", _FILE, to="private")
+@option("--tenant", "Erase the data of a tenant, with all its devices and users.")
+@option("--device", "Erase the data of a device, written as tenant/device.")
+@option(
+    "--user", "Erase the jobs of a user, written as tenant/user: the jobs whose requests have this value in `user`."
+)
+@option("--sign", "File with the private key that signs the receipt, made by `keys new`.", _FILE, to="private")
 @option("--receipt", "File for the receipt; default: stdout.", PATH, to="file")
-@option("--dry-run", "Print the amount of data, and change nothing.", is_flag=True)
+@option("--dry-run", "Only print how much data would be erased.", is_flag=True)
 @option("--yes", "Do not ask for confirmation.", is_flag=True)
-@option("--verify", "Instead of erasing, verify this receipt with --keys.", _FILE, to="signed")
-@option("--keys", "JWKS file with the public key, for --verify.", _FILE, to="key_file")
+@option("--verify", "Erase nothing; verify this receipt with the public key in --keys.", _FILE, to="signed")
+@option("--keys", "JWKS file with the public key for --verify.", _FILE, to="key_file")
 @redis_options
 def erase(
     source: ConfigSource,
@@ -43,7 +45,7 @@ def erase(
     signed: Path | None,
     key_file: Path | None,
 ) -> None:
-    """Erase all data of a tenant, device or user. Prints a signed receipt.
+    """Erase all data of a tenant, device or user, and print a signed receipt.
 
     Revoke the subject's tokens first. If a run was interrupted, the same command continues it.
     """

@@ -36,11 +36,14 @@ def dlq(context: click.Context, source: ConfigSource) -> None:
 
 
 @dlq.command("list")
-@option("--limit", "Maximum number of dead letters.", click.IntRange(1, 10_000), 100)
+@option("--limit", "Maximum number of dead letters to list.", click.IntRange(1, 10_000), 100)
 @click.pass_obj
 @report_errors
 def list_dead_letters(source: ConfigSource, limit: int) -> None:
-    """List dead letters, newest first. Columns: time, job, owner, tier, attempts, code of the last error."""
+    """List dead letters, the newest first.
+
+    The columns are time, job, owner, tier, number of attempts, and code of the last error.
+    """
     letters = _run(source.load(), lambda stores: stores.jobs.dead_letters(limit))
     if not letters:
         click.echo("There are no dead letters.", err=True)
@@ -51,22 +54,29 @@ def list_dead_letters(source: ConfigSource, limit: int) -> None:
 
 @dlq.command("retry")
 @click.argument("jobs", nargs=-1)
-@option("--all", "Queue all dead letters that `list` shows by default.", to="every", is_flag=True)
+@option("--all", "Queue all dead letters that `dlq list` shows by default.", to="every", is_flag=True)
 @click.pass_obj
 @report_errors
 def retry(source: ConfigSource, jobs: tuple[str, ...], every: bool) -> None:
-    """Queue dead letters again, with all attempts and a new deadline. A batch's lines need a new batch."""
+    """Queue the jobs of dead letters again, each with all its attempts and a new deadline. Jobs of a batch cannot be
+    queued again: send their lines in a new batch.
+    """
     _for_each_job(source.load(), jobs, every, "queued again", lambda store, job: store.retry(job))
 
 
 @dlq.command("purge")
 @click.argument("jobs", nargs=-1)
-@option("--all", "Delete all dead letters that `list` shows by default, after confirmation.", to="every", is_flag=True)
+@option(
+    "--all",
+    "Delete all dead letters that `dlq list` shows by default. The command asks for confirmation.",
+    to="every",
+    is_flag=True,
+)
 @option("--yes", "Do not ask for confirmation.", is_flag=True)
 @click.pass_obj
 @report_errors
 def purge(source: ConfigSource, jobs: tuple[str, ...], every: bool, yes: bool) -> None:
-    """Delete dead letters with their requests."""
+    """Delete dead letters together with their requests."""
     if every and not jobs:
         ask(PROGRAM, "Delete all dead letters, with their requests, permanently?", yes=yes)
     _for_each_job(source.load(), jobs, every, "purged", lambda store, job: store.purge(job))
@@ -82,7 +92,7 @@ def jobs() -> None:
 @format_option
 @click.argument("files", nargs=-1, type=_AUDIT_FILE)
 def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ...]) -> None:
-    """List the accepted jobs and batches that Redis has lost, for example by a failover.
+    """List jobs and batches that were accepted but that Redis has lost, for example in a failover.
 
     FILES are the audit files of all gateways, rotated ones included, and of workers to see the last runs; default: the
     file of the configuration. Exits with status 1 if a job or batch is missing.

@@ -44,44 +44,49 @@ keys.add_command(api)
 
 
 @keys.command()
-@option("--private", "File for the private key, written with mode 0600. Keep it off the gateways.", PATH, required=True)
-@option("--keys", "JWKS file; the public key is added to it.", PATH, to="key_file", required=True)
+@option(
+    "--private",
+    "File for the private key, written with mode 0600. Do not copy this file to the gateways.",
+    PATH,
+    required=True,
+)
+@option("--keys", "JWKS file to which the public key is added.", PATH, to="key_file", required=True)
 @report_errors
 def new(private: Path, key_file: Path) -> None:
-    """Create a signing key and print its id. Gateways read the changed key set within a second."""
+    """Create a signing key and print its id. Gateways read the changed JWKS file within a second."""
     click.echo(issuing.new_key(private, key_file).kid)
 
 
 @keys.command()
-@option("--private", "Signing key, from `keys new`.", PATH, required=True)
-@option("--tenant", "The device's tenant.", required=True)
-@option("--device", "The device's name.", required=True)
+@option("--private", "File with the signing key, made by `keys new`.", PATH, required=True)
+@option("--tenant", "Tenant of the device.", required=True)
+@option("--device", "Name of the device.", required=True)
 @option(
     "--scope",
-    "Scope that the token permits; repeatable.",
+    "Scope that the token permits; may be repeated.",
     click.Choice(SCOPES),
     ("chat", "jobs"),
     to="scopes",
     multiple=True,
 )
 @priority_option
-@option("--critical", "Permit requests with x-causeway-critical: true.", is_flag=True)
+@option("--critical", "Permit requests with the header `x-causeway-critical: true`.", is_flag=True)
 @option(
     "--model",
-    "Model that the token may use; repeatable; default: all models of its tenant.",
+    "Model that the token may use; may be repeated; default: all models of the tenant.",
     to="models",
     multiple=True,
 )
 @option(
     "--modality",
-    "Kind of content that messages may have; repeatable; default: all.",
+    "Kind of content that messages with the token may have; may be repeated; default: all kinds.",
     click.Choice(MODALITIES),
     to="modalities",
     multiple=True,
 )
 @option(
     "--region",
-    "Region (identity.region of gateways) in which the token is valid; repeatable; default: all.",
+    "Region in which gateways (by their key identity.region) accept the token; may be repeated; default: all.",
     to="regions",
     multiple=True,
 )
@@ -92,8 +97,10 @@ def new(private: Path, key_file: Path) -> None:
     show_default="30 days",
     help="Lifetime of the token in seconds.",
 )
-@option("--issuer", "Issuer, equal to the gateways' identity.issuer.", default=_DEFAULTS.issuer)
-@option("--audience", "Audience, equal to the gateways' identity.audience.", default=_DEFAULTS.audience)
+@option("--issuer", "Issuer of the token: the value of identity.issuer at the gateways.", default=_DEFAULTS.issuer)
+@option(
+    "--audience", "Audience of the token: the value of identity.audience at the gateways.", default=_DEFAULTS.audience
+)
 @report_errors
 def issue(
     private: Path,
@@ -109,7 +116,7 @@ def issue(
     issuer: str,
     audience: str,
 ) -> None:
-    """Print a token for a device. The token's id, for `keys revoke`, goes to stderr."""
+    """Make a token for a device and print it on stdout. The token's id, for `keys revoke`, is printed on stderr."""
     key = issuing.read_private(private)
     grants = Grants(
         priority=priority,
@@ -137,13 +144,13 @@ def issue(
 @click.argument("file", type=PATH)
 @option(
     "--after-s",
-    "Seconds until the key encrypts. All gateways and workers must have the file by then.",
+    "Seconds until the new key is used for encryption. All gateways and workers must have the file by then.",
     click.FloatRange(min=0),
     600.0,
 )
 @report_errors
 def rotate(file: Path, after_s: float) -> None:
-    """Add a key that encrypts jobs, and print its id. FILE is `jobs.encryption_key_file` of the gateways and workers.
+    """Add a key that encrypts jobs to FILE (the gateways' `jobs.encryption_key_file`), and print the id of the key.
 
     The first key of a new file encrypts at once. No key is removed: older ones decrypt what they have encrypted.
     """
@@ -154,14 +161,18 @@ def rotate(file: Path, after_s: float) -> None:
 
 @keys.command()
 @redis_options
-@option("--token-id", "Revoke one token, by its id.")
-@option("--device", "Revoke all tokens of tenant/device issued until now.")
-@option("--key", "Revoke a signing key and all tokens that it signed, by removing it from --keys.", to="kid")
-@option("--keys", "JWKS file, for --key.", PATH, to="key_file")
+@option("--token-id", "Revoke the token with this id.")
+@option("--device", "Revoke all tokens issued until now for this device, written as tenant/device.")
+@option(
+    "--key",
+    "Revoke a signing key, and with it all tokens that it signed: remove the key from the file in --keys.",
+    to="kid",
+)
+@option("--keys", "JWKS file from which --key is removed.", PATH, to="key_file")
 def revoke(
     source: ConfigSource, token_id: str | None, device: str | None, kid: str | None, key_file: Path | None
 ) -> None:
-    """Revoke a token, a device or a key. Gateways refuse revoked ones within seconds."""
+    """Revoke a token, all tokens of a device, or a signing key. Within seconds, gateways refuse the revoked tokens."""
     if (token_id is not None) + (device is not None) + (kid is not None) != 1:
         raise click.UsageError("Give exactly one of --token-id, --device and --key.")
     if kid is not None:
@@ -200,10 +211,10 @@ async def _revoke(config: Config, token_id: str | None, device: str | None, now:
 
 @keys.command()
 @click.argument("token", required=False)
-@option("--keys", "List the keys of this JWKS file.", PATH, to="key_file")
+@option("--keys", "JWKS file whose keys are listed.", PATH, to="key_file")
 @redis_options
 def show(source: ConfigSource, token: str | None, key_file: Path | None) -> None:
-    """Show a token's claims, a key set, or the revocations in Redis. Claims are not verified."""
+    """Show the claims of a token (without verifying them), the keys of a JWKS file, or the revocations in Redis."""
     if token is not None:
         _show_token(token)
     if key_file is not None:

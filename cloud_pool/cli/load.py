@@ -48,23 +48,25 @@ class LoadSettings(msgspec.Struct, frozen=True):
 
 @click.command("load")
 @click.argument("url")
-@option("--model", "Model that the requests name.", default="auto")
-@option("--users", "Closed loop: number of users, each with one request at a time.", _SOME)
-@option("--rate", "Open loop: number of conversations that begin per second, at random times.", _POSITIVE)
-@option("--duration-s", "Seconds in which new requests begin.", _POSITIVE, 30.0)
-@option("--trace", "File of conversations, a JSON object per line with `turns`, `think_s` and `at_s`.", _PATH)
+@option("--model", "Model that the requests ask for.", default="auto")
+@option("--users", "Closed loop: number of users. Each user has one request in progress at a time.", _SOME)
+@option("--rate", "Open loop: mean number of conversations that begin per second, at random times.", _POSITIVE)
+@option("--duration-s", "Time in which new requests are sent, in seconds.", _POSITIVE, 30.0)
+@option(
+    "--trace", "File of conversations to replay. Each line is a JSON object with `turns`, `think_s` and `at_s`.", _PATH
+)
 @option("--turns", "Number of turns of each generated conversation.", _SOME, 1)
 @option("--words", "Number of words of each generated turn.", _SOME, 16)
-@option("--think-s", "Seconds from an answer to the next generated turn.", click.FloatRange(0), 0.0)
-@option("--max-tokens", "Maximum tokens of each answer.", _SOME, 64)
-@option("--stream/--no-stream", "Whether the requests ask for streams.", default=True)
-@option("--timeout-s", "Seconds after which a request counts as failed.", _POSITIVE, 60.0)
-@option("--seed", "Seed of the random texts and times.", int, 1)
-@option("--key-env", "Environment variable with the API key.", default="")
-@option("--report", "HTML file for a report with plots.", _PATH)
+@option("--think-s", "Pause between an answer and the next generated turn, in seconds.", click.FloatRange(0), 0.0)
+@option("--max-tokens", "Maximum number of tokens of each answer.", _SOME, 64)
+@option("--stream/--no-stream", "Ask for streamed answers, or for whole answers.", default=True)
+@option("--timeout-s", "Time after which a request counts as failed, in seconds.", _POSITIVE, 60.0)
+@option("--seed", "Seed of the random numbers for texts and times.", int, 1)
+@option("--key-env", "Name of the environment variable that contains the API key.", default="")
+@option("--report", "HTML file to which a report with plots is written.", _PATH)
 @format_option
 def load_command(report: Path | None, *, as_json: bool, **settings: object) -> None:
-    """Send a load to the server at URL, such as http://127.0.0.1:8100/v1, and print what its clients measured.
+    """Send load to the server at URL, such as http://127.0.0.1:8100/v1, and print what the clients measured.
 
     Give --users, --rate, or a trace with times. Exit code: 0 all requests were answered, 1 some failed, 2 usage error.
     """

@@ -48,13 +48,18 @@ def main() -> None:
 
 
 @main.command()
-@option("--host", "Address to listen on. Any address except loopback needs --token-file.")
-@option("--port", "Port; 0: any free port, which the ready line names.", _PORT)
-@option("--token-file", "File of bearer tokens, with lines of `<device> <token>` or `<device> sha256:<hex>`.", PATH)
-@option("--operator-port", "Port for metrics and operators; 0: any free port; default: --port + 100.", _PORT)
+@option("--host", "Address on which the gateway listens. Any address except loopback needs --token-file.")
+@option("--port", "Port on which the gateway listens; 0: any free port, which the `ready` line names.", _PORT)
+@option("--token-file", "File of bearer tokens. Each line is `<device> <token>` or `<device> sha256:<hex>`.", PATH)
+@option(
+    "--operator-port", "Port of the metrics and the operators' API; 0: any free port; default: --port + 100.", _PORT
+)
 @configured_command
 def serve(process: ConfiguredProcess) -> None:
-    """Serve OpenAI requests from Triton. Prints `ready url=… operator=…` on stdout. SIGHUP reloads the endpoints."""
+    """Run a gateway, which answers OpenAI requests with Triton's models. SIGHUP makes it read its endpoints again.
+
+    When it is ready, it prints `ready url=… operator=…` on stdout.
+    """
     begin_imports()
     from ..app import run  # on demand: its imports take half a second
 
@@ -62,9 +67,9 @@ def serve(process: ConfiguredProcess) -> None:
 
 
 @main.command("config")
-@option("--schema", "Instead, print the JSON schema of the file, for editors.", is_flag=True)
+@option("--schema", "Print the JSON schema of the configuration file instead, for editors.", is_flag=True)
 def list_config_keys(*, schema: bool) -> None:
-    """List all configuration keys with their defaults and meanings."""
+    """List all keys of the configuration file with their defaults and meanings."""
     if schema:
         click.echo(schema_of(Config, "Causeway gateway"), nl=False)
         return
@@ -75,7 +80,7 @@ def list_config_keys(*, schema: bool) -> None:
 @main.command()
 @click.argument("file", type=PATH)
 def migrate(file: Path) -> None:
-    """Replace the names of the previous version in a configuration file.
+    """Replace names that the previous version used in a configuration file by the present names.
 
     Layout and comments are kept, and the original is saved as FILE.before.
     """
@@ -88,7 +93,7 @@ def migrate(file: Path) -> None:
 
 @main.command()
 def openapi() -> None:
-    """Print the OpenAPI document of a gateway with jobs. Each gateway serves its own document as /openapi.json."""
+    """Print the OpenAPI document of a gateway with jobs. A running gateway serves its own document at /openapi.json."""
     from ..openapi import gateway_document
 
     click.echo(msgspec.json.format(msgspec.json.encode(gateway_document())))

@@ -75,7 +75,7 @@ def redis_options(command: Callable[..., None]) -> Callable[..., None]:
         command(*args, source=ConfigSource(path, redis), **options)
 
     redis = option("--redis", "URL of the Redis that gateways and workers share.", envvar="CAUSEWAY_REDIS")
-    return option("--config", "The gateways' YAML file.", PATH, to="path")(redis(run))
+    return option("--config", "Configuration file of the gateways (YAML).", PATH, to="path")(redis(run))
 
 
 def poll_grpc_in_one_thread() -> None:
@@ -96,16 +96,24 @@ class ConfiguredProcess(NamedTuple):
 
 
 _OPTIONS = (
-    option("--config", "The gateways' YAML file. Flags override it.", PATH, to="path"),
+    option(
+        "--config", "Configuration file of the gateways (YAML). The flags of this command override it.", PATH, to="path"
+    ),
     option("--redis", "URL of the Redis that gateways and workers share.", envvar="CAUSEWAY_REDIS"),
-    option("--triton", "host:port of Triton's gRPC, for tiers without an address of their own."),
+    option("--triton", "Address (host:port) of Triton's gRPC port, for tiers that set no address themselves."),
     option(
         "--tier",
-        "Name of a tier, which is also the name of its artifact and its model; repeatable.",
+        "Name of a tier. The tier's artifact and model have the same name. May be repeated.",
         to="tiers",
         multiple=True,
     ),
-    option("--model-dir", "Folder searched for artifacts first; repeatable.", PATH, to="model_dirs", multiple=True),
+    option(
+        "--model-dir",
+        "Folder in which artifacts are looked for first; may be repeated.",
+        PATH,
+        to="model_dirs",
+        multiple=True,
+    ),
     option("--log", "Log level.", click.Choice(["debug", "info", "warning", "error"])),
 )
 

@@ -37,29 +37,35 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@option("--host", "Address of Triton's gRPC.", default="127.0.0.1")
-@option("--grpc-port", "Port of gRPC; 0: any free port.", _PORT, 8001)
-@option("--metrics-port", "Port of the metrics; 0: any free port.", _PORT, 8002)
-@option("--metrics-host", "Address of the metrics, over HTTP.", default="127.0.0.1")
+@option("--host", "Address on which Triton serves gRPC.", default="127.0.0.1")
+@option("--grpc-port", "Port on which Triton serves gRPC; 0: any free port.", _PORT, 8001)
+@option("--metrics-port", "Port on which Triton serves metrics over HTTP; 0: any free port.", _PORT, 8002)
+@option("--metrics-host", "Address on which Triton serves metrics over HTTP.", default="127.0.0.1")
 @click.option(
     "--key-file",
     type=PATH,
     default=default_key_file,
     show_default="~/.local/state/causeway-triton/key",
     help=(
-        "File with the key of the model control; a missing file is made. Gateways and workers "
-        "read it as `triton_key_file`."
+        "File with the key for Triton's model control. A missing file is created. Gateways and workers "
+        "need the same file as `triton_key_file`."
     ),
 )
 @option(
     "--model",
-    "Model to serve: NAME, or NAME=ARTIFACT to serve an artifact under another name; repeatable. "
-    "`speech`, `images` and `files` are encoders of parts.",
+    "Model to serve: NAME, or NAME=ARTIFACT to serve an artifact under another name; may be repeated. "
+    "The names `speech`, `images` and `files` stand for encoders, which read audio, images and files.",
     default=(DEFAULT_TIER,),
     to="models",
     multiple=True,
 )
-@option("--model-dir", "Folder searched for artifacts first; repeatable.", PATH, to="model_dirs", multiple=True)
+@option(
+    "--model-dir",
+    "Folder in which artifacts are looked for first; may be repeated.",
+    PATH,
+    to="model_dirs",
+    multiple=True,
+)
 @option(
     "--environment",
     "Folder of Triton's Python environment.",
@@ -68,36 +74,45 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
     show_default=False,
     envvar="CAUSEWAY_TRITON_ENV",
 )
-@option("--sequences", "Sequences that a model decodes together.", click.IntRange(1, 256), 16)
+@option("--sequences", "Number of sequences that a model decodes together.", click.IntRange(1, 256), 16)
 @option(
     "--context-tokens",
-    "Context of one sequence in tokens; 0: the model's own.",
+    "Context length of one sequence, in tokens; 0: the model's own context length.",
     click.IntRange(min=0),
     0,
     show_default=False,
 )
 @option(
     "--threads",
-    "Threads of a model; 0: the number that trials find best.",
+    "Number of CPU threads of a model; 0: the number that trial runs find fastest.",
     click.IntRange(min=0),
     0,
     show_default=False,
 )
-@option("--gpu-layers", "Layers on the GPU; -1: all; auto: as many as fit.", default="auto", callback=_gpu_layers)
+@option(
+    "--gpu-layers", "Number of layers on the GPU; -1: all; auto: as many as fit.", default="auto", callback=_gpu_layers
+)
 @option(
     "--encoder-python",
-    "Python that has the extras `voice` and `images`, for encoders; default: the Python of this command.",
+    "Python program for encoders, with the extras `voice` and `images`; default: the one that runs this command.",
     default=sys.executable,
     show_default=False,
 )
 @option("--max-audio-s", "Maximum length of an audio clip, in seconds.", click.FloatRange(min=1), PartLimits().audio_s)
-@option("--max-pixels", "Maximum pixels of an image.", click.IntRange(min=1), PartLimits().pixels)
+@option("--max-pixels", "Maximum number of pixels of an image.", click.IntRange(min=1), PartLimits().pixels)
 @option("--max-text-bytes", "Maximum size of a text file, in bytes.", click.IntRange(min=1), PartLimits().text_bytes)
-@option("--drain-s", "Time for running requests after SIGTERM, in seconds.", click.FloatRange(min=0), 10.0)
 @option(
-    "--trace-endpoint", "OpenTelemetry collector (OTLP over HTTP), as http://host:4318; empty: no traces.", default=""
+    "--drain-s",
+    "Maximum time after SIGTERM in which running requests may finish, in seconds.",
+    click.FloatRange(min=0),
+    10.0,
 )
-@option("--restart/--no-restart", "Whether to start the server again after a crash.", default=True)
+@option(
+    "--trace-endpoint",
+    "URL of an OpenTelemetry collector (OTLP over HTTP), such as http://host:4318; empty: no traces.",
+    default="",
+)
+@option("--restart/--no-restart", "Start the Triton server again after a crash, or not.", default=True)
 def triton(
     host: str,
     grpc_port: int,
@@ -119,7 +134,7 @@ def triton(
     trace_endpoint: str,
     restart: bool,
 ) -> None:
-    """Keep a Triton server running. Prints `ready grpc=… metrics=…` on stdout when its models are loaded."""
+    """Run a Triton server. When the models are loaded, the command prints `ready grpc=… metrics=…` on stdout."""
     try:
         triton_environment = find_environment(environment)
         key = ensure_key(key_file)

@@ -65,7 +65,7 @@ def _day(_context: click.Context, _option: click.Parameter, text: str | None) ->
 @option("--day", "Day in UTC, such as 2026-11-21; default: today.", callback=_day)
 @format_option
 def usage_command(source: ConfigSource, tenant: str, day: str, as_json: bool) -> None:
-    """Show a tenant's usage on a day, and its cost."""
+    """Show the usage of a tenant on one day, and the cost."""
     rows = asyncio.run(_read(source.load(), tenant, day))
     if as_json:
         click.echo(msgspec.json.encode(rows).decode())

@@ -149,7 +149,7 @@ def option(
 
 format_option = option(
     "--format",
-    "Output for people, or JSON.",
+    "Format of the output: `human`, for people, or `json`.",
     click.Choice(["human", "json"]),
     "human",
     to="as_json",

@@ -138,7 +138,7 @@ def metric_names(package: str) -> set[str]:
 
 def redis_keys() -> str:
     rows = [(f"`{key.pattern}`", key.type, key.owner, key.meaning, key.bound) for key in REDIS_KEYS]
-    return table(("key", "type", "written by", "holds", "bound"), rows)
+    return table(("key", "type", "written by", "holds", "lifetime or limit"), rows)
 
 
 def edge_headers() -> str:
