@@ -61,7 +61,7 @@ _JOBS = _keys(
     "storage",
     "<jobs>:",
     ("layout", "string", "fixed", _ONE, "version of the format of all keys and records of jobs"),
-    ("replicated", "string", "fixed", _VALUE, "an empty value, written before the Redis command WAIT"),
+    ("replicated", "string", "fixed", _VALUE, "an empty value, which is written before each Redis command WAIT"),
     ("accepted", "string", "fixed", _ONE, "number of all jobs that were ever accepted"),
     ("tiers", "set", "fixed", "limited by the number of tiers", "names of the tiers that ever had a job"),
     (
@@ -147,8 +147,8 @@ _JOBS = _keys(
     ),
     ("ended_bytes:<tenant>", "string", "ttl", _ONE, "size of the tenant's ended jobs in bytes"),
     ("jobs:<owner>", "zset", "ttl", "a job is removed when its record must have expired", "all jobs of the owner"),
-    ("usage", "hash", "ends", _BILLED, "usage by finished runs that is not yet added to the usage of the tenants"),
-    ("usage_batch", "hash", "ends", _BILLED, "the part of that usage that a worker is adding to the tenants' usage"),
+    ("usage", "hash", "ends", _BILLED, "usage of finished runs that is not yet added to the usage of the tenants"),
+    ("usage_batch", "hash", "ends", _BILLED, "the part of this usage that a worker is adding now"),
     ("dead", "stream", "fixed", "about `jobs.max_dead_letters` entries", "dead letters"),
     (
         "response:<id>",
@@ -175,7 +175,13 @@ _JOBS = _keys(
 _WEBHOOKS = _keys(
     "storage",
     "<jobs>:",
-    ("webhook:<id>", "hash", "ends", "removed after the last attempt, after about four days", "a pending webhook"),
+    (
+        "webhook:<id>",
+        "hash",
+        "ends",
+        "removed after the last attempt, at most about four days later",
+        "a pending webhook",
+    ),
     (
         "webhooks",
         "zset",
@@ -339,8 +345,8 @@ _TENANTS = _keys(
         "the tenant's usage on that day, by tier and route",
     ),
     ("budget", "hash", "ttl", _RESERVED, "maximum cost of each of the tenant's requests in progress (reservation)"),
-    ("budget:ends", "zset", "ttl", _RESERVED, "the same requests, ordered by the time at which the reservation ends"),
-    ("batch:<id>", "string", "ttl", "kept for a day", "mark that this part of the usage was added"),
+    ("budget:ends", "zset", "ttl", _RESERVED, "the requests in progress, ordered by the end of their reservation"),
+    ("batch:<id>", "string", "ttl", "kept for a day", "mark that a part of the usage was added"),
     ("charge:<id>", "string", "ttl", "kept for two minutes", "mark that a request was charged to the token buckets"),
 )
 _SHARED = (
