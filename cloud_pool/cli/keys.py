@@ -165,7 +165,7 @@ def rotate(file: Path, after_s: float) -> None:
 @option("--device", "Revoke all tokens issued until now for this device, written as tenant/device.")
 @option(
     "--key",
-    "Revoke a signing key, and with it all tokens that it signed: remove the key from the file in --keys.",
+    "Revoke a signing key and all tokens that it signed. The command removes the key from the file in --keys.",
     to="kid",
 )
 @option("--keys", "JWKS file from which --key is removed.", PATH, to="key_file")

@@ -148,7 +148,13 @@ _JOBS = _keys(
     ("ended_bytes:<tenant>", "string", "ttl", _ONE, "size of the tenant's ended jobs in bytes"),
     ("jobs:<owner>", "zset", "ttl", "a job is removed when its record must have expired", "all jobs of the owner"),
     ("usage", "hash", "ends", _BILLED, "usage of finished runs that is not yet added to the usage of the tenants"),
-    ("usage_batch", "hash", "ends", _BILLED, "the part of this usage that a worker is adding now"),
+    (
+        "usage_batch",
+        "hash",
+        "ends",
+        _BILLED,
+        "the part of `<jobs>:usage` that a worker is adding to the usage of the tenants",
+    ),
     ("dead", "stream", "fixed", "about `jobs.max_dead_letters` entries", "dead letters"),
     (
         "response:<id>",
@@ -283,7 +289,7 @@ _BATCHES = _keys(
         "zset",
         "ttl",
         _BATCHES_KEPT,
-        "batches that count against the tenant's limit, ordered by the time at which they stop to count",
+        "batches that count against the tenant's limit, ordered by the time at which they stop counting",
     ),
 )
 _STREAMS = _keys(
