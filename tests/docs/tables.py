@@ -203,7 +203,7 @@ def _summary(kind: type) -> str:
 def signal_table() -> str:
     rows = []
     for name, spec in SIGNALS.items():
-        values = f" ({', '.join(value or '``' for value in spec.values)})" if spec.values else ""
+        values = f" ({', '.join(value for value in spec.values if value)})" if spec.values else ""
         kind = f"{spec.type}, {spec.unit}" if spec.unit else spec.type
         rows.append((f"`{name}`", kind, spec.meaning + values, spec.absent or "never"))
     return table(("signal", "type", "meaning", "absent when"), rows)
