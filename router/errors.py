@@ -12,7 +12,7 @@ Phase = Literal["connect", "send", "first_token", "stream"]
 
 
 class CausewayError(Exception):
-    """An internal fault; the base of all errors that a client can see.
+    """An internal fault of the server. All other error classes are derived from this class.
 
     Args:
         message: The text for people: what is wrong, where, what to do.
@@ -73,15 +73,15 @@ class MissingField(InvalidRequest, code="missing_required_parameter"):
 
 
 class UnknownField(InvalidRequest, code="unknown_parameter"):
-    """A field is unknown where unknown fields are refused."""
+    """The request has an unknown field at a place where unknown fields are refused."""
 
 
 class UnsupportedFeature(InvalidRequest, code="unsupported_feature"):
-    """The request is valid, but no target that may answer supports it."""
+    """The request is valid, but none of the targets that may answer it supports it."""
 
 
 class ThreadsUnsupported(UnsupportedFeature, code="thread_unsupported_request"):
-    """This server keeps no conversations. After this code, Anthropic's clients send the whole conversation."""
+    """This server keeps no conversations. After this error code, Anthropic's clients send the whole conversation."""
 
 
 class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
@@ -89,19 +89,19 @@ class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
 
 
 class InvalidGrammar(InvalidRequest, code="invalid_schema"):
-    """A JSON schema has a keyword that cannot be enforced."""
+    """A JSON schema in the request has a keyword that the server cannot enforce."""
 
 
 class GuardRefused(InvalidRequest, code="guard_refused"):
-    """A rule of the guard refuses the request for personal data or keys in its texts."""
+    """A rule of the guard refuses the request, because its texts have personal data or secret keys."""
 
 
 class BodyTooLarge(InvalidRequest, status=413, code="body_too_large"):
-    """The body is larger than the server accepts."""
+    """The body of the request is larger than the server accepts."""
 
 
 class RequestTimeout(InvalidRequest, status=408, code="request_timeout"):
-    """The request did not arrive completely in time."""
+    """The server did not receive the complete request in time."""
 
 
 class UnsupportedMediaType(InvalidRequest, status=415, code="unsupported_media_type"):
@@ -109,19 +109,19 @@ class UnsupportedMediaType(InvalidRequest, status=415, code="unsupported_media_t
 
 
 class NotFound(InvalidRequest, status=404, code="not_found"):
-    """The path or the object does not exist."""
+    """The requested path or object does not exist."""
 
 
 class ModelNotFound(NotFound, code="model_not_found"):
-    """The model does not exist. The message lists the models that exist."""
+    """The model that the request names does not exist. The message lists the existing models."""
 
 
 class ModelNotAllowed(ModelNotFound, status=403):
-    """The model exists, but the client may not use it. The message lists the models that it may use."""
+    """The model exists, but the client may not use it. The message lists the models that the client may use."""
 
 
 class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
-    """The path exists, but not with this HTTP method."""
+    """The path exists, but does not support this HTTP method."""
 
     def __init__(self, message: str, *, allow: str = "") -> None:
         """Create the error. `allow`: the methods of the path, as the header `Allow` lists them."""
@@ -130,7 +130,9 @@ class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
 
 
 class MisdirectedRequest(InvalidRequest, status=421, code="misdirected_request"):
-    """The request's `Host` is not a name of this server. A web page may have pointed its own name here."""
+    """The request's header `Host` is not a name of this server. A web page may have pointed a host name of its own to
+    this server's address.
+    """
 
 
 class AuthenticationFailed(CausewayError, status=401, type="authentication_error", code="invalid_api_key"):
@@ -138,26 +140,26 @@ class AuthenticationFailed(CausewayError, status=401, type="authentication_error
 
 
 class PermissionDenied(CausewayError, status=403, type="permission_error", code="permission_denied"):
-    """The client is authenticated, but lacks the permission."""
+    """The client is authenticated, but lacks the permission for this request."""
 
 
 class OriginNotAllowed(PermissionDenied, code="origin_not_allowed"):
-    """A web page of another origin may not send this request."""
+    """The request comes from a web page of another origin, which may not send it."""
 
 
 # --- the request is valid, but cannot be served now ------------------------------------------------------------------
 
 
 class RateLimited(CausewayError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
-    """The client sends more requests, or uses more tokens, than it may."""
+    """The client sends more requests, or uses more tokens, than its limits allow."""
 
 
 class QueueFull(CausewayError, status=429, type="rate_limit_error", code="queue_full", retryable=True):
-    """The queue is full, or every target is saturated."""
+    """The queue of waiting requests is full, or every target is saturated."""
 
 
 class Shed(CausewayError, status=429, type="rate_limit_error", code="overloaded", retryable=True):
-    """Overload: the request could not be served in time, or has less priority than the others."""
+    """The server is overloaded: it cannot serve this request in time, or serves requests of higher priority first."""
 
 
 class Draining(CausewayError, status=503, type="server_error", code="draining"):
@@ -165,7 +167,7 @@ class Draining(CausewayError, status=503, type="server_error", code="draining"):
 
 
 class IdentityUnavailable(CausewayError, status=503, code="identity_unavailable"):
-    """The client's identity cannot be verified now, because the list of revoked tokens is unreachable."""
+    """The server cannot verify the client's identity now, because the list of revoked tokens is unreachable."""
 
 
 class DeadlineExceeded(CausewayError, status=504, type="timeout_error", code="deadline_exceeded"):
@@ -177,42 +179,46 @@ class NoRoute(CausewayError, status=503, type="routing_error", code="no_route"):
 
 
 class SessionTargetUnavailable(NoRoute, code="session_target_unavailable"):
-    """The session is pinned to one target (`session.mode: require`), which cannot answer. The message names it."""
+    """The session is pinned to one target (`session.mode: require`), and this target cannot answer. The message names
+    it.
+    """
 
 
 class OutsideRegion(NoRoute, code="outside_region"):
-    """The request is bound to regions, and a place that it needs is in none of them. The message names both."""
+    """The request is bound to regions, but needs a place outside these regions. The message names the regions and the
+    place.
+    """
 
 
 class AllAttemptsFailed(CausewayError, status=503, type="routing_error", code="all_attempts_failed"):
-    """Every attempt failed. The message lists the reasons."""
+    """Every attempt to answer the request failed. The message lists the reasons."""
 
 
 class TargetsFailed(AllAttemptsFailed, status=502):
-    """Every attempt failed after it had reached its target: the target broke off, or its answer could not be used."""
+    """Every attempt reached its target, but failed then: the target broke off, or its answer could not be used."""
 
 
 class ClientGone(CausewayError, status=499, code="client_gone"):
-    """The client disconnected. The error is recorded, not sent."""
+    """The client disconnected. This error is recorded, but not sent."""
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
 class JobStoreUnavailable(CausewayError, status=503, code="job_store_unavailable", retryable=True):
-    """The store of jobs does not answer, or cannot write. Whether it executed the last command is unknown."""
+    """The store of jobs does not answer, or cannot write. It may or may not have executed the last command."""
 
 
 class RecordUnreadable(CausewayError, code="record_unreadable"):
-    """A stored record, such as a job, is damaged or of another version."""
+    """A stored record, such as a job, is damaged or was written by another version."""
 
 
 class ResultTooLarge(InvalidRequest, status=422, code="answer_too_large"):
-    """The answer is larger than a job's answer may be (`max_result_bytes`). Another attempt would not change that."""
+    """The job's answer is larger than `max_result_bytes` allows. Another attempt would not change that."""
 
 
 class IdempotencyConflict(InvalidRequest, status=409, code="idempotency_conflict"):
-    """The key was used with another body."""
+    """The `Idempotency-Key` was used before, with another body."""
 
 
 class JobCancelled(CausewayError, status=409, code="job_cancelled"):
@@ -220,14 +226,14 @@ class JobCancelled(CausewayError, status=409, code="job_cancelled"):
 
 
 class JobAlreadyEnded(InvalidRequest, status=409, code="job_ended"):
-    """A job or batch that has ended cannot be cancelled."""
+    """The job or batch cannot be cancelled, because it has ended."""
 
 
 # --- an attempt failed -----------------------------------------------------------------------------------------------
 
 
 class BackendError(CausewayError, status=502, type="backend_error", code="backend_error", retryable=True):
-    """A target failed. `phase` tells how far the attempt got."""
+    """A target failed. The field `phase` says how far the attempt got."""
 
     def __init__(
         self,
@@ -242,23 +248,23 @@ class BackendError(CausewayError, status=502, type="backend_error", code="backen
 
 
 class TargetNotConfigured(BackendError, status=503, code="target_not_configured"):
-    """The target cannot be reached from this device, which has no engine or no cloud configured."""
+    """This device cannot reach the target, because no engine or no cloud is configured."""
 
 
 class GuardFailed(BackendError, status=503, code="guard_failed"):
-    """The request could not be masked for this target: the detectors failed, were too slow, or cannot read a part."""
+    """The guard could not mask the request for this target: its detectors failed, were too slow, or cannot read a part."""
 
 
 class EngineUnavailable(BackendError, status=503, code="engine_unavailable"):
-    """The engine is starting, waits before a restart after a crash, or has no model."""
+    """The device's engine is starting, waits before it restarts after a crash, or has no model."""
 
 
 class EngineCrashed(BackendError, code="engine_crashed"):
-    """The engine process died while it worked on the request."""
+    """The process of the device's engine died while it worked on the request."""
 
 
 class EngineOutOfMemory(BackendError, status=503, code="engine_out_of_memory"):
-    """The KV cache is full, even after idle prefixes were evicted."""
+    """The engine's KV cache is full, even after the engine evicted the prefixes that no request uses."""
 
 
 class EngineTimeout(BackendError, status=504, code="engine_timeout"):
@@ -266,11 +272,13 @@ class EngineTimeout(BackendError, status=504, code="engine_timeout"):
 
 
 class EncoderFailed(BackendError, status=503, code="encoder_failed"):
-    """The encoders of this device found nothing in time, and the request has no other content."""
+    """The request has only audio, images or files, and the encoders of this device found nothing in them in time."""
 
 
 class CloudUnreachable(BackendError, status=503, code="cloud_unreachable"):
-    """The connection failed: refused, no network route, DNS, TLS."""
+    """The connection to the cloud failed, for example because of the network route, DNS or TLS, or because it was
+    refused.
+    """
 
 
 class CloudTimeout(BackendError, status=504, code="cloud_timeout"):
@@ -278,7 +286,7 @@ class CloudTimeout(BackendError, status=504, code="cloud_timeout"):
 
 
 class CloudDisconnected(CloudUnreachable, status=502, code="cloud_disconnected"):
-    """The cloud closed the connection without an answer. It may have received the request."""
+    """The cloud closed the connection without an answer. The cloud may have received the request."""
 
 
 class CloudSaturated(BackendError, status=429, type="rate_limit_error", code="cloud_saturated"):
@@ -290,7 +298,7 @@ class CloudUnavailable(BackendError, status=503, code="cloud_unavailable"):
 
 
 class CloudRejected(BackendError, code="cloud_rejected"):
-    """The cloud refuses this server's credentials, or its URL, so requests fail until they are corrected."""
+    """The cloud refuses the credentials or the URL that this server uses. Requests fail until these are corrected."""
 
 
 class CloudRefused(BackendError, type="invalid_request_error", code="cloud_refused"):
@@ -302,19 +310,19 @@ class CloudPaymentRequired(CloudRefused, status=402, code="cloud_payment_require
 
 
 class CloudNotFound(CloudRefused, status=404, code="cloud_not_found"):
-    """The cloud answered 404: it does not know the model or the path."""
+    """The cloud answered 404: the cloud does not know the model or the path."""
 
 
 class CloudBodyTooLarge(CloudRefused, status=413, code="cloud_body_too_large"):
-    """The cloud answered 413: the body is larger than it accepts."""
+    """The cloud answered 413: the body is larger than the cloud accepts."""
 
 
 class CloudUnprocessable(CloudRefused, status=422, code="cloud_unprocessable"):
-    """The cloud answered 422: it does not accept a value."""
+    """The cloud answered 422: the cloud does not accept a value in the request."""
 
 
 class CloudLegallyUnavailable(CloudRefused, status=451, code="cloud_unavailable_for_legal_reasons"):
-    """The cloud answered 451: it may not answer for legal reasons."""
+    """The cloud answered 451: the cloud may not answer, for legal reasons."""
 
 
 class CloudFailed(BackendError, code="cloud_failed"):
@@ -322,7 +330,7 @@ class CloudFailed(BackendError, code="cloud_failed"):
 
 
 class CloudUnreadable(CloudFailed, code="cloud_unreadable"):
-    """The cloud answered 200 with a body that is not an answer. The circuit breaker does not count this fault."""
+    """The cloud answered 200 with a body that is not an answer. This fault does not count for the circuit breaker."""
 
 
 class StreamBroken(BackendError, code="stream_broken"):
@@ -330,18 +338,20 @@ class StreamBroken(BackendError, code="stream_broken"):
 
 
 class LowConfidence(BackendError, code="low_confidence"):
-    """The confidence of the first tokens was too low, so the next target answers. This is a handoff, not a fault."""
+    """The confidence of the answer's first tokens was too low, so the next target answers. This is a handoff, not a
+    fault.
+    """
 
 
 class BreakerOpen(BackendError, status=503, code="breaker_open"):
-    """The circuit breaker of the target is open: no request was sent."""
+    """No request was sent to the target, because its circuit breaker is open."""
 
 
 # --- the operator's files --------------------------------------------------------------------------------------------
 
 
 class ConfigError(CausewayError, code="invalid_config"):
-    """A configuration file is invalid. `where` is ``file:line: key.path``, as far as each is known."""
+    """A configuration file is invalid. The message begins with ``file:line: key.path``, as far as these are known."""
 
     def __init__(self, message: str, *, where: str = "") -> None:
         super().__init__(f"{where}: {message}" if where else message)
