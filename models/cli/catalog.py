@@ -33,25 +33,26 @@ from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()
 
-name_option = option("--name", "Model name for policies; defaults to the file's name.")
+name_option = option("--name", "Name of the model, by which policies refer to it. Default: the file's name.")
 user_models_option = click.option(
     "--to",
     type=folder,
     default=user_models,
     show_default="~/.local/share/causeway/models",
-    help="Folder of models to add to. All commands and the daemon search the default folder.",
+    help="Folder of models to which the model is added. All commands and the daemon search the default "
+    "folder for models.",
 )
-context_option = option("--context", "Context length in tokens per sequence.", click.IntRange(1), 2048)
+context_option = option("--context", "Context length of each sequence, in tokens.", click.IntRange(1), 2048)
 device_option = option(
-    "--device", "Device whose memory the model must fit.", click.Choice(sorted(fit.DEVICES)), "this-machine"
+    "--device", "Device into whose memory the model must fit.", click.Choice(sorted(fit.DEVICES)), "this-machine"
 )
-batch_option = option("--batch", "Sequences decoded in parallel.", click.IntRange(1), 4)
+batch_option = option("--batch", "Number of sequences that are decoded at the same time.", click.IntRange(1), 4)
 
 
 @click.command("list")
 @models_option
 def list_command(extra_dirs: Sequence[Path]) -> None:
-    """List the models and router signals that a policy or the daemon can use."""
+    """List the models and the router signals on this machine that a policy or the daemon can use."""
     columns = ("name", "kind", "bits", "weights", "size", "licence")
     table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)
     for artifact in list_artifacts(extra_dirs):
@@ -77,7 +78,7 @@ def list_command(extra_dirs: Sequence[Path]) -> None:
 @click.argument("names", nargs=-1)
 @models_option
 def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
-    """Check the weights of all models, or of NAMES, against their manifests.
+    """Check the weights of all models, or only of the models NAMES, against the models' manifests.
 
     Exits with 1 if a file is altered or missing.
     """
@@ -101,16 +102,19 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
 @device_option
 @context_option
 @batch_option
-@option("--force", "Add the model even if it does not fit the device's memory.", is_flag=True)
+@option("--force", "Add the model even if it does not fit into the device's memory.", is_flag=True)
 @option(
     "--calls",
-    "The model answers with function calls, as the shipped ones do, so constrain its answers to the call grammar.",
+    "Constrain the model's answers to the call grammar. For a model that answers with function calls, "
+    "as the shipped models do.",
     is_flag=True,
 )
 @option(
-    "--link", "Link a GGUF instead of copying it. This takes no space, but the original file must stay.", is_flag=True
+    "--link",
+    "Link the GGUF file instead of copying it. A link takes no disk space, but the original file must stay.",
+    is_flag=True,
 )
-@option("--mmproj", "The mmproj file of a vision model. With it the model accepts images.", existing_file)
+@option("--mmproj", "The mmproj file of a vision model. With this file the model accepts images.", existing_file)
 @gate_options
 def add(
     file: Path,
@@ -127,7 +131,7 @@ def add(
     prompt_files: Sequence[Path],
     limits: Sequence[str],
 ) -> None:
-    """Check a GGUF or ONNX FILE of your own and add it as a named model."""
+    """Check FILE, a model of your own in the format GGUF or ONNX, and add it under a name."""
     added = add_model(
         file,
         to,
@@ -147,11 +151,15 @@ def add(
 @click.command("add-adapter")
 @click.argument("model")
 @click.argument("file", type=existing_file)
-@option("--name", "Adapter name; requests ask for MODEL+NAME. Defaults to the file's name.")
-@option("--scale", "Strength of the adapter's effect.", float, 1.0)
-@option("--link", "Link the file instead of copying it.", is_flag=True)
-@option("--replace", "Replace the model's adapter of this name.", is_flag=True)
-@option("--calls", "With the adapter the model answers with calls: constrain them to the call grammar.", is_flag=True)
+@option("--name", "Name of the adapter. Requests select it as MODEL+NAME. Default: the file's name.")
+@option("--scale", "Factor for the strength of the adapter's effect.", float, 1.0)
+@option("--link", "Link FILE instead of copying it.", is_flag=True)
+@option("--replace", "Replace the adapter of this name if the model already has one.", is_flag=True)
+@option(
+    "--calls",
+    "Constrain the answers with this adapter to the call grammar. For an adapter that answers with function calls.",
+    is_flag=True,
+)
 @models_option
 def add_adapter_command(
     model: str,
@@ -163,7 +171,7 @@ def add_adapter_command(
     calls: bool,
     extra_dirs: Sequence[Path],
 ) -> None:
-    """Add a LoRA adapter to MODEL, a GGUF FILE from convert_lora_to_gguf.py."""
+    """Add a LoRA adapter to the model MODEL. FILE is a GGUF file made by convert_lora_to_gguf.py."""
     mode: PlaceMode = "link" if link else "copy"
     artifact = find_artifact(model, extra_dirs)
     answers: Answers | None = "calls" if calls else None
@@ -174,10 +182,12 @@ def add_adapter_command(
 @click.command("add-mmproj")
 @click.argument("model")
 @click.argument("file", type=existing_file)
-@option("--link", "Link the file instead of copying it.", is_flag=True)
+@option("--link", "Link FILE instead of copying it.", is_flag=True)
 @models_option
 def add_mmproj_command(model: str, file: Path, link: bool, extra_dirs: Sequence[Path]) -> None:
-    """Add the mmproj FILE of a vision MODEL, so that the model accepts images. An earlier mmproj file is replaced."""
+    """Add FILE, the mmproj file of the vision model MODEL, so that the model accepts images. It replaces an earlier
+    mmproj file.
+    """
     artifact = add_mmproj(find_artifact(model, extra_dirs), file, "link" if link else "copy")
     entry = artifact.manifest.projector
     assert entry is not None
@@ -203,14 +213,16 @@ def print_added(added: AddResult) -> None:
 
 @click.command("add-voice")
 @click.argument("file", type=existing_file)
-@option("--config", "The voice's JSON; defaults to FILE.json.", existing_file, to="settings_file")
-@option("--name", "Voice name for requests; defaults to the file's name.")
+@option("--config", "JSON file of the voice. Default: FILE.json.", existing_file, to="settings_file")
+@option("--name", "Name of the voice, by which requests select it. Default: the file's name.")
 @user_models_option
 @device_option
-@option("--licence", "Name of its licence, such as CC-BY-4.0.", default="")
-@option("--licence-file", "File with the text of its licence. It is stored beside the voice.", existing_file)
-@option("--force", "Add the voice even if it does not fit the device's memory.", is_flag=True)
-@option("--link", "Link the ONNX file instead of copying it.", is_flag=True)
+@option("--licence", "Name of the voice's licence, such as CC-BY-4.0.", default="")
+@option(
+    "--licence-file", "File with the text of the voice's licence. This file is stored beside the voice.", existing_file
+)
+@option("--force", "Add the voice even if it does not fit into the device's memory.", is_flag=True)
+@option("--link", "Link the voice's ONNX file instead of copying it.", is_flag=True)
 def add_voice_command(
     file: Path,
     settings_file: Path | None,
@@ -222,7 +234,7 @@ def add_voice_command(
     force: bool,
     link: bool,
 ) -> None:
-    """Check and add a Piper voice, an ONNX FILE with its .onnx.json."""
+    """Check and add a Piper voice. FILE is the voice's ONNX file; its JSON file lies beside it as FILE.json."""
     added = add_voice(
         file,
         to,
@@ -243,7 +255,9 @@ def add_voice_command(
 @batch_option
 @models_option
 def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]) -> None:
-    """Estimate the memory of MODEL, and the devices that it fits. MODEL: a name, a GGUF file, `speech` or `images`."""
+    """Estimate how much memory MODEL needs, and on which devices it fits. MODEL is a model's name, a GGUF file,
+    `speech` or `images`.
+    """
     if model in packaged_models():
         packaged = packaged_models()[model]
         _print_fit(f"{packaged.name}: {packaged.title}", packaged.memory_bytes)

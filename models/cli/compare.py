@@ -25,15 +25,17 @@ T = TypeVar("T", bound=Callable[..., object] | click.Command)
 
 prompts_option = option(
     "--prompts",
-    'JSON lines with {"prompt": ...}, and "answer" with "metric" if there is a reference. May be repeated.',
+    'File of prompts: JSON lines with {"prompt": ...}, and also "answer" and "metric" if a prompt has '
+    "a reference answer. May be repeated.",
     existing_file,
     to="prompt_files",
     multiple=True,
 )
 limits_option = option(
     "--limit",
-    "FIGURE=NUMBER: refuse the second model if FIGURE is beyond NUMBER. Figures: kl_mean, kl_p99, perplexity_ratio (at "
-    "most); top1, exact_match, rouge_l, accuracy_change (at least). May be repeated.",
+    "Limit for a figure of the comparison, as FIGURE=NUMBER. A model that does not keep the limit is "
+    "refused. NUMBER is a maximum for kl_mean, kl_p99 and perplexity_ratio, and a minimum for top1, "
+    "exact_match, rouge_l and accuracy_change. May be repeated.",
     to="limits",
     multiple=True,
 )
@@ -42,7 +44,11 @@ _kv_type = click.Choice(get_args(KVType))
 
 def gate_options(command: T) -> T:
     """Add `--against`, `--prompts` and `--limit`, from which `make_gate` makes a gate."""
-    against = option("--against", "Model or GGUF to compare FILE with before it is added; needs --prompts and --limit.")
+    against = option(
+        "--against",
+        "Model (a name or a GGUF file) with which the new model is compared before it is added. Needs "
+        "--prompts and --limit.",
+    )
     return against(prompts_option(limits_option(command)))
 
 
@@ -67,11 +73,22 @@ def make_gate(
 @click.argument("second")
 @prompts_option
 @limits_option
-@option("--answers", "Answer at most this many prompts; 0: compare distributions alone.", click.IntRange(0), 200)
-@option("--first-kv", "KV cache of the first model.", _kv_type, "f16")
-@option("--second-kv", "KV cache of the second model.", _kv_type, "f16")
-@option("--context", "Context of a prompt with its answer, in tokens.", click.IntRange(1), 2048)
-@option("--format", "Output for people, or one JSON object.", click.Choice(["human", "json"]), "human", to="output")
+@option(
+    "--answers",
+    "Maximum number of prompts that both models answer. 0: only the probabilities of tokens are compared.",
+    click.IntRange(0),
+    200,
+)
+@option("--first-kv", "Format of the KV cache of the model FIRST.", _kv_type, "f16")
+@option("--second-kv", "Format of the KV cache of the model SECOND.", _kv_type, "f16")
+@option("--context", "Context length for a prompt with its answer, in tokens.", click.IntRange(1), 2048)
+@option(
+    "--format",
+    "Format of the output: text for people (human), or one JSON object (json).",
+    click.Choice(["human", "json"]),
+    "human",
+    to="output",
+)
 @threads_option(2)
 @models_option
 def compare(
@@ -87,7 +104,8 @@ def compare(
     threads: int,
     extra_dirs: Sequence[Path],
 ) -> None:
-    """Compare the models or GGUF files FIRST and SECOND, for example to see what a quantisation costs.
+    """Compare the models FIRST and SECOND (names or GGUF files), for example to see how much quality a quantisation
+    costs.
 
     Figures per token (KL divergence, perplexity) need the same vocabulary. Answers are greedy and unconstrained. Exits
     with 1 if a --limit is not kept.

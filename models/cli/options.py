@@ -20,9 +20,13 @@ file = click.Path(dir_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 models_option = option(
-    "--models", "Folder in which models are searched first; may be repeated.", folder, to="extra_dirs", multiple=True
+    "--models",
+    "Folder that is searched for models before the default folders. May be repeated.",
+    folder,
+    to="extra_dirs",
+    multiple=True,
 )
-to_option = option("--to", "Folder of models to publish to.", folder, required=True)
+to_option = option("--to", "Folder of models to which the result is published.", folder, required=True)
 
 
 class CommandGroup(ProgramGroup):
@@ -47,7 +51,7 @@ class CommandGroup(ProgramGroup):
 
 
 def threads_option(default: int) -> Callable[[T], T]:
-    return option("--threads", "CPU threads.", click.IntRange(1), default)
+    return option("--threads", "Number of CPU threads.", click.IntRange(1), default)
 
 
 def mebibytes(size_bytes: int) -> str:

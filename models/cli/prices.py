@@ -34,9 +34,9 @@ _UNITS: Final[Mapping[str, tuple[tuple[str, ...], int, int]]] = {
 
 @click.command("prices")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@option("--of", "Print the price of a model, such as openai/gpt-4o-mini.", to="model")
+@option("--of", "Print the prices of the named model, such as openai/gpt-4o-mini.", to="model")
 def prices(files: tuple[Path, ...], model: str | None) -> None:
-    """Write today's prices into FILES: policies, and gateways' configurations.
+    """Write the current prices of models into FILES, which are policies or configuration files of gateways.
 
     Each `price: {of: openai/gpt-4o-mini}` gets its prices, and the version of the table, beside it. Run it again to
     follow a newer version of the library genai-prices; the previous file is kept as FILE.before.

@@ -104,15 +104,19 @@ class _Pull:
 
 @click.command()
 @click.argument("source")
-@option("--sha256", "Checksum of the file; required for a URL.")
+@option("--sha256", "SHA-256 checksum of the file. Required if SOURCE is a URL.")
 @name_option
 @user_models_option
 @device_option
 @context_option
 @batch_option
-@option("--force", "Pull the model even if it does not fit the device's memory.", is_flag=True)
-@option("--mmproj", "Pull the mmproj file of a vision model too. With it the model accepts images.", is_flag=True)
-@option("--yes", "Accept size and licence without a prompt.", is_flag=True)
+@option("--force", "Download the model even if it does not fit into the device's memory.", is_flag=True)
+@option(
+    "--mmproj",
+    "Also download the mmproj file of a vision model. With this file the model accepts images.",
+    is_flag=True,
+)
+@option("--yes", "Accept the size and the licence of the download without a question.", is_flag=True)
 def pull(
     source: str,
     sha256: str | None,
@@ -125,7 +129,7 @@ def pull(
     mmproj: bool,
     yes: bool,
 ) -> None:
-    """Download a GGUF, check it, and add it as a named model. An interrupted download is resumed.
+    """Download a GGUF file from SOURCE, check it, and add it under a name. An interrupted download is resumed.
 
     SOURCE is hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M, hf:OWNER/REPO:FILE.gguf, a URL with --sha256, or demo:smol or
     demo:qwen, pairs of demonstration models. The settings of huggingface_hub apply: HF_ENDPOINT, HF_TOKEN, HF_HOME.

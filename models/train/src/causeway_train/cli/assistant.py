@@ -32,29 +32,41 @@ from .options import data_option, rows_argument
 from .signals import MINILM
 
 _importance = click.option(
-    "--importance", type=existing_file, help="Importance matrix, as written by the command `importance`."
+    "--importance", type=existing_file, help="File with an importance matrix, as the command `importance` writes it."
 )
-_steps = click.option("--steps", type=click.IntRange(1), default=1_000_000, help="Stop after this many steps.")
+_steps = click.option(
+    "--steps", type=click.IntRange(1), default=1_000_000, help="Number of steps after which the training stops."
+)
 _minutes = click.option(
-    "--minutes", type=float, default=30.0, show_default=True, help="Training time in total, over all resumptions."
+    "--minutes", type=float, default=30.0, show_default=True, help="Total training time in minutes, over all calls."
 )
-_run = click.option("--run", type=folder, required=True, help="Folder for checkpoints and log; a second call resumes.")
+_run = click.option(
+    "--run",
+    type=folder,
+    required=True,
+    help="Folder for checkpoints and the log. A second call with this folder resumes the run.",
+)
 _WEIGHT, _COUNT = click.FloatRange(0), click.IntRange(0)
 
 
 def _schedule(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of the training schedule, which train and distill share."""
     options = (
-        ("--batch-tokens", click.IntRange(64), 6144, "Tokens per batch, padding included."),
-        ("--matrix-lr", float, 0.01, "Learning rate of Muon, for matrices."),
-        ("--vector-lr", float, 1.5e-3, "Learning rate of AdamW, for all other weights."),
-        ("--dropout", click.FloatRange(0, 0.9), 0.1, "Dropout of residual channels."),
-        ("--attention-weight", _WEIGHT, 0.3, "Weight of the supervised-attention loss."),
-        ("--tagging-weight", _WEIGHT, 0.5, "Weight of the slot-tagging loss."),
-        ("--ema-decay", click.FloatRange(0, 1), 0.998, "Decay per step of the averaged weights."),
-        ("--refusals", _COUNT, 6000, "Examples to refuse in an epoch."),
-        ("--hwu64-repeats", click.IntRange(1), 2, "How often an epoch holds each row of HWU64."),
-        ("--report-minutes", click.FloatRange(0.01), 3.0, "Minutes between checkpoints and reports."),
+        ("--batch-tokens", click.IntRange(64), 6144, "Number of tokens in a batch, including padding."),
+        ("--matrix-lr", float, 0.01, "Learning rate of the optimiser Muon, which trains the matrices."),
+        (
+            "--vector-lr",
+            float,
+            1.5e-3,
+            "Learning rate of the optimiser AdamW, which trains all weights other than matrices.",
+        ),
+        ("--dropout", click.FloatRange(0, 0.9), 0.1, "Dropout rate of the residual channels."),
+        ("--attention-weight", _WEIGHT, 0.3, "Weight of the supervised-attention loss in the total loss."),
+        ("--tagging-weight", _WEIGHT, 0.5, "Weight of the slot-tagging loss in the total loss."),
+        ("--ema-decay", click.FloatRange(0, 1), 0.998, "Decay, per step, of the moving average of the weights."),
+        ("--refusals", _COUNT, 6000, "Number of examples in an epoch that the model must learn to refuse."),
+        ("--hwu64-repeats", click.IntRange(1), 2, "Number of times that an epoch has each row of the data set HWU64."),
+        ("--report-minutes", click.FloatRange(0.01), 3.0, "Time between two checkpoints and reports, in minutes."),
     )
     for name, kind, default, text in reversed(options):
         command = click.option(name, type=kind, default=default, show_default=True, help=text)(command)
@@ -70,39 +82,57 @@ def _schedule(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--layers",
     type=click.IntRange(1),
-    help="Number of layers; default: that of --from or --grow-from, else 4 (assistant) or 12 (assistant-large).",
+    help="Number of layers. Default: the number in --from or --grow-from; without these options, 4 "
+    "(assistant) or 12 (assistant-large).",
 )
-@click.option("--width", type=click.IntRange(64), help="Width; default: that of --from or --grow-from, else 256.")
-@click.option("--grow-from", type=existing_folder, help="Initialise from a run with fewer layers.")
+@click.option(
+    "--width",
+    type=click.IntRange(64),
+    help="Width of the network. Default: the width in --from or --grow-from; without these options, 256.",
+)
+@click.option(
+    "--grow-from", type=existing_folder, help="Folder of a run with fewer layers, which initialises the network."
+)
 @click.option(
     "--from",
     "start",
     type=existing_file,
-    help="Initialise from a GGUF that this tool exported; --layers may be greater than its number of layers.",
+    help="GGUF file, exported by causeway-train, that initialises the network. --layers may be greater than "
+    "the number of layers in this file.",
 )
 @click.option(
     "--repeat-prompt/--single-prompt",
     default=True,
     show_default=True,
-    help="Whether the chat template repeats the last message; applies to a new run and to --from.",
+    help="--repeat-prompt: the chat template repeats the last message. --single-prompt: it does not. "
+    "Applies to a new run and to --from.",
 )
-@click.option("--encoder", type=existing_file, help="ONNX sentence encoder for the embedding loss, without --minilm.")
+@click.option(
+    "--encoder",
+    type=existing_file,
+    help="ONNX file of the sentence encoder for the embedding loss. Used without --minilm.",
+)
 @click.option(
     "--minilm",
     type=existing_folder,
-    help="Published MiniLM files: train a function teacher on the rows, and distil its soft labels and embeddings.",
+    help="Folder with the published files of MiniLM. MiniLM is trained on the rows as a teacher for "
+    "functions, and the network learns from this teacher's soft labels and embeddings.",
 )
 @click.option(
-    "--soft-labels", type=_COUNT, default=60_000, show_default=True, help="Soft-labelled texts in an epoch (--minilm)."
+    "--soft-labels",
+    type=_COUNT,
+    default=60_000,
+    show_default=True,
+    help="Number of texts with soft labels in an epoch. Used with --minilm.",
 )
 @click.option(
     "--row-share",
     type=click.FloatRange(0.01, 1),
     default=1.0,
     show_default=True,
-    help="Share of the rows in an epoch (assistant-large).",
+    help="Share, 0 to 1, of the rows that an epoch uses. Applies to assistant-large only.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed for random choices.")
 @_schedule
 def train(
     name: str,
@@ -122,7 +152,9 @@ def train(
     seed: int,
     **schedule: float,
 ) -> None:
-    """Train one of the two assistants from scratch, from a published GGUF, or from a run with fewer layers."""
+    """Train one of the two assistant models. The training begins from scratch, from a published GGUF file, or from a
+    run with fewer layers.
+    """
     from ..assistant.run import shape_for
     from ..assistant.run import train as start_training
     from ..assistant.trainer import TrainingPlan
@@ -146,9 +178,11 @@ def train(
 
 @click.command("distill-assistant")
 @data_option
-@click.option("--teacher", type=existing_folder, required=True, help="The teacher's run.")
+@click.option(
+    "--teacher", type=existing_folder, required=True, help="Folder of the run in which the teacher was trained."
+)
 @_run
-@click.option("--student", type=existing_folder, help="Run to initialise the student from.")
+@click.option("--student", type=existing_folder, help="Folder of a run whose network initialises the student.")
 @_minutes
 @_steps
 @click.option(
@@ -156,9 +190,9 @@ def train(
     type=click.FloatRange(0, 1),
     default=0.7,
     show_default=True,
-    help="Weight of the teacher's probabilities against the labels.",
+    help="Weight, 0 to 1, of the teacher's probabilities; the rest is the weight of the labels.",
 )
-@click.option("--seed", type=int, default=2, show_default=True, help="Seed of random choices.")
+@click.option("--seed", type=int, default=2, show_default=True, help="Seed for random choices.")
 @_schedule
 def distill_assistant(
     data: Path,
@@ -171,8 +205,8 @@ def distill_assistant(
     seed: int,
     **schedule: float,
 ) -> None:
-    """Distil the device's model from the large one: from its probabilities on every token, and from its answers to
-    unlabelled texts (pseudo-labels).
+    """Train the device's model on the large model, the teacher (distillation). The device's model learns from the
+    teacher's probabilities for every token, and from the teacher's answers to unlabelled texts (pseudo-labels).
     """
     from ..assistant.run import distill as start_training
     from ..assistant.trainer import TrainingPlan
@@ -186,7 +220,9 @@ def distill_assistant(
 @click.argument("run", type=existing_folder)
 @click.argument("gguf", type=file)
 def export(run: Path, gguf: Path) -> None:
-    """Write a run's network, tokenizer and chat template as an F32 GGUF."""
+    """Write the network, the tokenizer and the chat template of the training run in the folder RUN to the F32 file
+    GGUF.
+    """
     from ..assistant.run import export_run
 
     export_run(run, gguf)
@@ -197,10 +233,18 @@ def export(run: Path, gguf: Path) -> None:
 @click.argument("run", type=existing_folder)
 @click.argument("target", type=file)
 @data_option
-@click.option("--examples", type=click.IntRange(1), default=4000, show_default=True, help="Training examples to use.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
+@click.option(
+    "--examples",
+    type=click.IntRange(1),
+    default=4000,
+    show_default=True,
+    help="Number of training examples that are used.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed for random choices.")
 def importance(run: Path, target: Path, data: Path, examples: int, seed: int) -> None:
-    """Write a run's importance matrix (.npz) for quantize: the mean squared input of each matrix column."""
+    """Write the importance matrix of the training run in the folder RUN to TARGET (.npz), for the command `quantize`.
+    The matrix has the mean squared input of each column of each weight matrix.
+    """
     from ..assistant.run import write_importance
 
     write_importance(run, data, target, examples, seed)
@@ -216,11 +260,13 @@ def importance(run: Path, target: Path, data: Path, examples: int, seed: int) ->
     multiple=True,
     required=True,
     type=existing_file,
-    help="JSON lines as those of `causeway-models compare`; may be repeated.",
+    help="File of prompts in the same form as for `causeway-models compare`. May be repeated.",
 )
 @threads_option(2)
 def importance_gguf(source: Path, target: Path, files: Sequence[Path], threads: int) -> None:
-    """Write the importance matrix (.npz) of any GGUF for quantize, measured by llama.cpp on the texts of prompts."""
+    """Write the importance matrix of the GGUF file SOURCE to TARGET (.npz), for the command `quantize`. llama.cpp
+    measures the matrix on the texts of the prompts.
+    """
     import numpy as np
 
     from causeway_server.models.comparison.prompts import read_prompts
@@ -235,12 +281,15 @@ def importance_gguf(source: Path, target: Path, files: Sequence[Path], threads: 
 @click.command()
 @click.argument("source", type=existing_file)
 @rows_argument
-@click.option("--work", type=folder, required=True, help="Folder for the quantised variants.")
+@click.option("--work", type=folder, required=True, help="Folder to which the quantised variants are written.")
 @click.option(
-    "--held-back/--all-rows", default=True, show_default=True, help="Use only the rows that training holds back."
+    "--held-back/--all-rows",
+    default=True,
+    show_default=True,
+    help="--held-back: use only the rows that were held back from training. --all-rows: use all rows.",
 )
-@click.option("--all-domains", is_flag=True, help="Also use rows outside the device's domain.")
-@click.option("--limit", type=click.IntRange(1), help="Use at most this many rows of each file.")
+@click.option("--all-domains", is_flag=True, help="Also use rows that are outside the domain of the device's model.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of rows that are used of each file.")
 @threads_option(2)
 @_importance
 def compare(
@@ -253,7 +302,9 @@ def compare(
     threads: int,
     importance: Path | None,
 ) -> None:
-    """Measure exact match and perplexity of the F32 GGUF SOURCE on FILES at F32, Q8_0, Q4_0 and Q4_K_M."""
+    """Measure exact match and perplexity of the model SOURCE on FILES. SOURCE is an F32 GGUF file; it is measured in
+    the formats F32, Q8_0, Q4_0 and Q4_K_M.
+    """
     from ..export.compare_precisions import PrecisionResult
     from ..export.compare_precisions import compare as measure
 
@@ -273,11 +324,15 @@ def compare(
 @click.command()
 @click.argument("source", type=existing_file)
 @click.argument("target", type=file)
-@click.option("--to", default="Q4_0", show_default=True, help="Q4_0, Q8_0, Q4_K_M, Q5_K_M, Q6_K or F16.")
-@click.option("--embedding-too", is_flag=True, help="Quantise the tied embedding to Q4_0 as well (default: Q6_K).")
+@click.option(
+    "--to", default="Q4_0", show_default=True, help="Format of the weights: Q4_0, Q8_0, Q4_K_M, Q5_K_M, Q6_K or F16."
+)
+@click.option(
+    "--embedding-too", is_flag=True, help="Quantise the tied embedding to Q4_0, too. Default: Q6_K for this embedding."
+)
 @_importance
 def quantize(source: Path, target: Path, to: str, embedding_too: bool, importance: Path | None) -> None:
-    """Quantise a GGUF with llama.cpp."""
+    """Quantise the GGUF file SOURCE with llama.cpp, and write the result to TARGET."""
     from ..export.quantize import quantize as convert
 
     convert(source, target, to, embedding_too=embedding_too, importance=importance)
@@ -295,10 +350,12 @@ def quantize(source: Path, target: Path, to: str, embedding_too: bool, importanc
     type=click.FloatRange(0, 1),
     default=0.5,
     show_default=True,
-    help="Weight of SECOND in the average, 0 to 1.",
+    help="Share of SECOND in the average, 0 to 1. FIRST has the rest.",
 )
 def average(first: Path, second: Path, target: Path, share: float) -> None:
-    """Average the weights of two F32 GGUFs, where SECOND was trained from FIRST."""
+    """Average the weights of the F32 GGUF files FIRST and SECOND, and write the result to TARGET. SECOND must have been
+    trained from FIRST.
+    """
     from ..export.averaging import average as write_average
 
     write_average(first, second, target, share)
@@ -309,11 +366,15 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
 @click.argument("gguf", type=existing_file)
 @click.option("--name", required=True, help="Name of the model.")
 @to_option
-@click.option("--report", type=existing_file, help="Output of `evaluate --format json`.")
-@click.option("--command", default="", help="Command that made the model, for the manifest.")
-@click.option("--seed", type=int, help="Training seed, for the manifest.")
-@click.option("--note", default="", help="Remark for the manifest and the card.")
-@click.option("--minilm", is_flag=True, help="The model was trained with --minilm or --encoder: attribute MiniLM.")
+@click.option("--report", type=existing_file, help="File with the output of `evaluate --format json`.")
+@click.option("--command", default="", help="Command that made the model, as the manifest shows it.")
+@click.option("--seed", type=int, help="Seed of the training, as the manifest shows it.")
+@click.option("--note", default="", help="Remark that is added to the manifest and the card.")
+@click.option(
+    "--minilm",
+    is_flag=True,
+    help="Attribute MiniLM as a source. For a model that was trained with --minilm or --encoder.",
+)
 @gate_options
 @context_option
 def publish(
@@ -330,7 +391,9 @@ def publish(
     limits: Sequence[str],
     context: int,
 ) -> None:
-    """Make an artifact of a GGUF trained here: weights, manifest, and card with the measured figures."""
+    """Publish the file GGUF, which causeway-train trained, as an artifact: the weights, a manifest, and a card with the
+    measured figures.
+    """
     from ..publish import publish_assistant
 
     teachers = (MINILM,) if minilm else ()
@@ -345,7 +408,7 @@ def publish(
 @data_option
 @click.option("--to", type=file, default=CATALOG, show_default="the shipped catalogue", help="File to write.")
 def catalog(data: Path, to: Path) -> None:
-    """Write the catalogue of functions and arguments that the data's intents define."""
+    """Write the catalogue of the functions and arguments that the intents in the data define."""
     rows = [row for name in INTENT_SOURCES for row in read_rows(data / "intents" / f"{name}.jsonl")]
     entries = catalog_of(row for row in rows if not is_validation_row(row))
     save_catalog(entries, to)

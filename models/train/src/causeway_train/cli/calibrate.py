@@ -28,71 +28,95 @@ from causeway_server.models.cli.options import (
 @click.option(
     "--large",
     required=True,
-    help="Large model, which runs in the cloud: a model on this machine, or a model's name at --large-url.",
+    help="Large model, which runs in the cloud: the name of a model on this machine, or of a model at --large-url.",
 )
-@click.option("--large-url", default="", help="OpenAI endpoint of the large model, such as https://host/v1.")
-@click.option("--large-key-env", default="", help="Environment variable that holds the endpoint's API key.")
-@click.option("--judge", default="", help="Model that compares answers if a prompt has no reference.")
+@click.option("--large-url", default="", help="URL of the large model's OpenAI endpoint, such as https://host/v1.")
+@click.option("--large-key-env", default="", help="Name of the environment variable that has the endpoint's API key.")
 @click.option(
-    "--judge-url", default="", help="OpenAI endpoint of the judge. It uses the API key of --large-key-env, too."
+    "--judge",
+    default="",
+    help="Model that compares the answers of both models if a prompt has no reference answer (the judge).",
+)
+@click.option(
+    "--judge-url",
+    default="",
+    help="URL of the judge's OpenAI endpoint. The API key of --large-key-env is used for this endpoint, too.",
 )
 @click.option(
     "--prompts",
     "files",
     multiple=True,
     type=existing_file,
-    help='JSON lines with {"prompt": ...}, and "answer" with "metric" if there is a reference. May be repeated.',
+    help='File of prompts: JSON lines with {"prompt": ...}, and also "answer" and "metric" if a prompt has '
+    "a reference answer. May be repeated.",
 )
 @click.option(
     "--from-shadow",
     "state_dir",
     type=existing_folder,
-    help="A daemon's state folder: fit on its recorded shadow answers, and ask no prompts.",
+    help="State folder of a daemon. The signals are fitted on the comparisons that the daemon recorded for "
+    "shadow requests; no model is asked.",
 )
-@click.option("--run-dir", type=folder, help="Folder for the answers; a second call goes on with them.")
+@click.option(
+    "--run-dir", type=folder, help="Folder in which the answers are kept. A second call continues with these answers."
+)
 @to_option
-@click.option("--name", help="Name of the artifact; default: calibrated-SMALL.")
+@click.option("--name", help="Name of the published artifact. Default: calibrated-SMALL.")
 @click.option(
     "--sources",
     type=existing_file,
     help=(
-        'JSON lines with {"name": ..., "licence": ..., "attribution": ...}: sources of the prompts, for '
-        "the manifest and the card."
+        "File with the sources of the prompts, which the manifest and the card name: JSON lines with "
+        '{"name": ..., "licence": ..., "attribution": ...}.'
     ),
 )
-@click.option("--keep", type=click.FloatRange(0, 1, min_open=True), help="Share of the large model's quality to keep.")
-@click.option("--cloud-share", type=click.FloatRange(0, 1), help="Share of the requests that may go to the cloud.")
+@click.option(
+    "--keep",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Choose the threshold that keeps this share of the large model's quality.",
+)
+@click.option(
+    "--cloud-share",
+    type=click.FloatRange(0, 1),
+    help="Choose the threshold at which at most this share of the requests goes to the cloud.",
+)
 @click.option(
     "--hold-tokens",
     type=click.IntRange(1, 32),
     default=24,
     show_default=True,
-    help="Maximum number of tokens that are held back before the handoff decision.",
+    help="Maximum number of the answer's first tokens that are held back from the client until the handoff is decided.",
 )
 @click.option(
     "--hold-ms",
     type=click.IntRange(1),
     default=1500,
     show_default=True,
-    help="Maximum milliseconds that tokens are held back.",
+    help="Maximum time for which tokens are held back from the client, in milliseconds.",
 )
 @click.option(
     "--ask/--no-ask",
     default=True,
-    help="Whether to ask the models prompts that have no answers yet. --no-ask uses the stored answers alone.",
+    help="--ask: send prompts that have no stored answers to the models. --no-ask: use only the stored answers.",
 )
-@click.option("--check", is_flag=True, help="Measure the published signals on these prompts, and fit nothing.")
+@click.option(
+    "--check", is_flag=True, help="Measure the published signals on the given prompts, without fitting new signals."
+)
 @click.option(
     "--parallel",
     type=click.IntRange(1, 64),
     default=4,
     show_default=True,
-    help="Number of prompts that are asked at the same time.",
+    help="Number of prompts that are sent to a model at the same time.",
 )
 @click.option(
-    "--context", type=click.IntRange(256), default=4096, show_default=True, help="Context of one sequence, in tokens."
+    "--context",
+    type=click.IntRange(256),
+    default=4096,
+    show_default=True,
+    help="Context length of one sequence, in tokens.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed for random choices.")
 @threads_option(2)
 @models_option
 def calibrate(
@@ -116,7 +140,7 @@ def calibrate(
     extra_dirs: Sequence[Path],
     **bounds: int,
 ) -> None:
-    """Learn when a pair's small model is good enough, and choose the threshold.
+    """Learn from answers when the small model of a pair is good enough, and choose the threshold of the handoff.
 
     Asks both models every prompt, compares the answers with the references or with each other, and publishes
     `edge.quality` and the confidence of a handoff as one artifact with a report. A run that was killed resumes. With
@@ -193,14 +217,19 @@ def _large(name: str, dirs: Sequence[Path], *, is_remote: bool, may_be_absent: b
     multiple=True,
     required=True,
     type=existing_file,
-    help='JSON lines: {"prompt": ..., "grades": {MODEL: 0 to 1}, "tokens": {MODEL: length}}; may be repeated.',
+    help='File of graded answers: JSON lines with {"prompt": ..., "grades": {MODEL: 0 to 1}, "tokens": '
+    "{MODEL: length}}. May be repeated.",
 )
 @to_option
-@click.option("--name", default="candidates", show_default=True, help="Name of the artifact.")
-@click.option("--sources", type=existing_file, help="JSON lines as those of `calibrate`: the data that the card names.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
+@click.option("--name", default="candidates", show_default=True, help="Name of the published artifact.")
+@click.option(
+    "--sources",
+    type=existing_file,
+    help="File with the sources of the data, which the card names. Same form as --sources of the command `calibrate`.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed for random choices.")
 def candidates(files: Sequence[Path], to: Path, name: str, sources: Path | None, seed: int) -> None:
-    """Learn which of several models answers a prompt well, for `best_of` in a policy.
+    """Learn how well each of several models answers a prompt. A policy's `best_of` uses the result.
 
     Fits an estimate of each model's quality on graded answers, chooses between regressions and nearest neighbours on
     held-out rows, and publishes it with a report of rows that neither saw.

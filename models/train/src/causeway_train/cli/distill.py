@@ -16,27 +16,40 @@ from causeway_server.models.cli.options import existing_file, folder, mebibytes,
 from ..export.quantize import QUANTISATIONS
 from .options import data_option
 
-_RUN = "Folder for answers, checkpoints and log; a second call resumes."
+_RUN = "Folder for answers, checkpoints and the log. A second call with this folder resumes the run."
 _COUNT, _SHARE = click.IntRange(1), click.FloatRange(0, 1)
 
 
 _student = click.option(
-    "--student", type=existing_file, required=True, help="GGUF of the llama or Qwen family, quantised or not."
+    "--student",
+    type=existing_file,
+    required=True,
+    help="GGUF file of the student, a model of the llama or Qwen family, quantised or not.",
 )
 
 
 def _schedule(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of an adapter's shape and training."""
     options: tuple[tuple[str, click.ParamType | type, float, str], ...] = (
-        ("--minutes", float, 60.0, "Training time over all resumptions."),
-        ("--epochs", float, 3.0, "Passes over the answers."),
+        ("--minutes", float, 60.0, "Total training time in minutes, over all calls."),
+        ("--epochs", float, 3.0, "Number of passes over the answers."),
         ("--rank", _COUNT, 16, "Rank of the adapter."),
-        ("--first-layer", click.IntRange(0), 0, "First layer with an adapter. Layers below cost one pass in all."),
-        ("--learning-rate", float, 1e-3, "Peak learning rate of the adapter's matrices A."),
-        ("--b-ratio", float, 1.0, "Learning rate of its matrices B, as a multiple of that of A."),
-        ("--batch-rows", _COUNT, 32, "Answers in a batch."),
-        ("--report-minutes", float, 3.0, "Minutes between checkpoints."),
-        ("--seed", int, 1, "Seed of random choices."),
+        (
+            "--first-layer",
+            click.IntRange(0),
+            0,
+            "First layer that gets an adapter. Lower layers are computed only once for each answer.",
+        ),
+        ("--learning-rate", float, 1e-3, "Highest learning rate of the adapter's matrices A."),
+        (
+            "--b-ratio",
+            float,
+            1.0,
+            "Learning rate of the adapter's matrices B, as a multiple of the learning rate of the matrices A.",
+        ),
+        ("--batch-rows", _COUNT, 32, "Number of answers in a batch."),
+        ("--report-minutes", float, 3.0, "Time between two checkpoints, in minutes."),
+        ("--seed", int, 1, "Seed for random choices."),
     )
     for name, kind, default, text in reversed(options):
         command = click.option(name, type=kind, default=default, show_default=True, help=text)(command)
@@ -45,46 +58,68 @@ def _schedule(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @_student
-@click.option("--teacher", "url", required=True, help="OpenAI endpoint of the teacher, such as https://host/v1.")
-@click.option("--teacher-model", required=True, help="Name of the teacher at its endpoint.")
-@click.option("--teacher-key-env", default="", help="Environment variable that holds the endpoint's API key.")
-@click.option("--system", type=existing_file, help="File with a system message that the teacher gets, the student not.")
+@click.option("--teacher", "url", required=True, help="URL of the teacher's OpenAI endpoint, such as https://host/v1.")
+@click.option("--teacher-model", required=True, help="Name of the teacher's model at its endpoint.")
+@click.option("--teacher-key-env", default="", help="Name of the environment variable that has the endpoint's API key.")
+@click.option(
+    "--system",
+    type=existing_file,
+    help="File with a system message that is sent to the teacher, but is not part of the student's prompts.",
+)
 @click.option(
     "--prompts",
     "files",
     multiple=True,
     required=True,
     type=existing_file,
-    help='JSON lines with {"prompt": ...}, and "answer" with "metric" if there is a reference. May be repeated.',
+    help='File of prompts: JSON lines with {"prompt": ...}, and also "answer" and "metric" if a prompt has '
+    "a reference answer. May be repeated.",
 )
 @click.option("--run", type=folder, required=True, help=_RUN)
 @to_option
 @click.option("--name", required=True, help="Name of the model.")
-@click.option("--samples", type=_COUNT, default=1, show_default=True, help="Answers of the teacher to each prompt.")
+@click.option(
+    "--samples",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    help="Number of answers that the teacher gives to each prompt (samples).",
+)
 @click.option(
     "--agreement",
     type=_SHARE,
     default=0.6,
     show_default=True,
-    help="Share of the samples that must agree on an answer without reference.",
+    help="Share of the teacher's samples that must agree on an answer if the prompt has no reference answer.",
 )
 @click.option(
-    "--parallel", type=_COUNT, default=4, show_default=True, help="Prompts that the teacher is asked at a time."
+    "--parallel",
+    type=_COUNT,
+    default=4,
+    show_default=True,
+    help="Number of prompts that are sent to the teacher at the same time.",
 )
-@click.option("--longest", type=_COUNT, default=512, show_default=True, help="Tokens of a prompt with its answer.")
+@click.option(
+    "--longest",
+    type=_COUNT,
+    default=512,
+    show_default=True,
+    help="Maximum number of tokens of a prompt with its answer.",
+)
 @click.option(
     "--soft-weight",
     type=_SHARE,
     default=0.5,
     show_default=True,
-    help="Weight of the teacher's probabilities against its answer, where it gives them for the student's tokens.",
+    help="Weight, 0 to 1, of the teacher's probabilities; the rest is the weight of the teacher's answer. "
+    "Applies to tokens of the student for which the teacher gives probabilities.",
 )
 @click.option(
     "--quantisation",
     type=click.Choice(list(QUANTISATIONS)),
     default="Q4_K_M",
     show_default=True,
-    help="Format of the student's weights.",
+    help="Format of the published student's weights.",
 )
 @_schedule
 def distill(
@@ -104,7 +139,7 @@ def distill(
     quantisation: str,
     **schedule: float,
 ) -> None:
-    """Distil a teacher behind an OpenAI endpoint into a pretrained student.
+    """Train a pretrained student on the answers of a teacher, a model behind an OpenAI endpoint (distillation).
 
     The teacher answers the prompts. Answers that the reference or the teacher's own samples agree with train a LoRA
     adapter, on every token also with the teacher's probabilities where it gives them. The adapter is merged into the
@@ -140,15 +175,32 @@ def distill(
 @click.command("train-adapter")
 @_student
 @data_option
-@click.option("--run", type=folder, required=True, help="Folder for checkpoints and log; a second call resumes.")
+@click.option(
+    "--run",
+    type=folder,
+    required=True,
+    help="Folder for checkpoints and the log. A second call with this folder resumes the run.",
+)
 @click.option("--name", default="commands", show_default=True, help="Name of the adapter.")
-@click.option("--hwu64-repeats", type=_COUNT, default=2, show_default=True, help="Examples of each row of HWU64.")
-@click.option("--refusals", type=click.IntRange(0), default=1000, show_default=True, help="Examples to refuse.")
+@click.option(
+    "--hwu64-repeats",
+    type=_COUNT,
+    default=2,
+    show_default=True,
+    help="Number of examples made of each row of the data set HWU64.",
+)
+@click.option(
+    "--refusals",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    help="Number of examples that the model must learn to refuse.",
+)
 @_schedule
 def train_adapter(
     student: Path, data: Path, run: Path, name: str, hwu64_repeats: int, refusals: int, **schedule: float
 ) -> None:
-    """Train an adapter of a pretrained student to answer with the device's function calls.
+    """Train an adapter for a pretrained student, with which the student answers with the device's function calls.
 
     Each report writes RUN/adapter.gguf, for `causeway-models add-adapter MODEL RUN/adapter.gguf --calls`.
     """

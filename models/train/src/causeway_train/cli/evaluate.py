@@ -28,9 +28,14 @@ from ..function_calls.dataset import Row, is_held_out, is_validation_row, read_r
 from ..function_calls.intents import is_device_row
 from .options import limit_option, rows_argument, spread_evenly
 
-_run = click.option("--run", type=folder, help="Keep the models' answers here and reuse them in the next call.")
+_run = click.option(
+    "--run", type=folder, help="Folder in which the models' answers are kept. The next call reuses these answers."
+)
 _held = click.option(
-    "--held-back/--all-rows", "held", default=False, help="Use only the rows that training holds back."
+    "--held-back/--all-rows",
+    "held",
+    default=False,
+    help="--held-back: use only the rows that were held back from training. --all-rows: use all rows.",
 )
 
 
@@ -42,11 +47,15 @@ _held = click.option(
     multiple=True,
     default=("assistant", "assistant-large"),
     show_default=True,
-    help="Model to measure, or MODEL+ADAPTER; may be repeated.",
+    help="Model to measure, as MODEL or MODEL+ADAPTER. May be repeated.",
 )
 @_held
-@click.option("--source", help="Label set of the rows (hwu64, snips2017, ...); defaults to the file's name.")
-@click.option("--grammar/--no-grammar", default=False, help="Constrain each answer to the call grammar.")
+@click.option("--source", help="Set of labels that the rows use (hwu64, snips2017, ...). Default: the file's name.")
+@click.option(
+    "--grammar/--no-grammar",
+    default=False,
+    help="--grammar: constrain each answer to the call grammar. --no-grammar: do not constrain answers.",
+)
 @limit_option
 @threads_option(2)
 @click.option(
@@ -55,7 +64,7 @@ _held = click.option(
     type=click.Choice(["human", "json"]),
     default="human",
     show_default=True,
-    help="Tables for people, or the report as JSON.",
+    help="Format of the output: tables for people (human), or the report as JSON (json).",
 )
 @models_option
 def evaluate(
@@ -69,7 +78,9 @@ def evaluate(
     output_format: str,
     extra_dirs: Sequence[Path],
 ) -> None:
-    """Answer every row of FILES (JSON lines: text, intent, slots) and print the share of correct answers."""
+    """Let models answer every row of FILES, and print the share of correct answers. FILES have JSON lines with text,
+    intent and slots.
+    """
     rows = [row for path in files for row in spread_evenly(_selected(read_rows(path, source or ""), held), limit)]
     reports = [_evaluated(name, rows, grammar, threads, extra_dirs, quiet=output_format == "json") for name in names]
     if output_format == "json":
@@ -85,8 +96,8 @@ def evaluate(
 @click.command("evaluate-routing")
 @rows_argument
 @_held
-@click.option("--device", default="assistant", show_default=True, help="The device's model.")
-@click.option("--cloud", default="assistant-large", show_default=True, help="The cloud's model.")
+@click.option("--device", default="assistant", show_default=True, help="Name of the device's model.")
+@click.option("--cloud", default="assistant-large", show_default=True, help="Name of the cloud's model.")
 @click.option(
     "--share",
     "shares",
@@ -94,16 +105,16 @@ def evaluate(
     type=click.FloatRange(0, 1),
     default=(0.5, 0.7, 0.8, 0.9, 1.0),
     show_default=True,
-    help="Share of the traffic in the device's domain; may be repeated.",
+    help="Share, 0 to 1, of the requests that are in the domain of the device's model. May be repeated.",
 )
 @click.option(
     "--after",
     type=click.IntRange(1, 16),
     default=8,
     show_default=True,
-    help="Tokens after which the handoff is decided.",
+    help="Number of tokens after which the handoff is decided.",
 )
-@click.option("--to", type=folder, help="Also write routing.md, routing.csv and routing.svg to this folder.")
+@click.option("--to", type=folder, help="Folder to which routing.md, routing.csv and routing.svg are also written.")
 @_run
 @threads_option(1)
 @models_option
@@ -119,8 +130,8 @@ def evaluate_routing(
     threads: int,
     extra_dirs: Sequence[Path],
 ) -> None:
-    """Measure how much of the cloud model's exact match a pair of models retains, by the share of requests that the
-    device answers.
+    """Measure a pair of models (device and cloud): how much of the cloud model's exact match the pair retains, for each
+    share of the requests that the device answers.
 
     Requests in the device's domain are weighted to make up each --share of the traffic. With --held-back, the rows
     that the signals were calibrated on are left out.

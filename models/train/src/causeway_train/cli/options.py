@@ -11,11 +11,16 @@ from causeway_server.models.cli.options import existing_file, existing_folder
 from ..function_calls.dataset import Row
 
 data_option = click.option(
-    "--data", type=existing_folder, required=True, help="Folder with intents/*.jsonl and routing/*.jsonl."
+    "--data",
+    type=existing_folder,
+    required=True,
+    help="Folder of training data, with the files intents/*.jsonl and routing/*.jsonl.",
 )
 rows_argument = click.argument("files", nargs=-1, required=True, type=existing_file)
 limit_option = click.option(
-    "--limit", type=click.IntRange(1), help="Use at most this many rows of each file, spread evenly."
+    "--limit",
+    type=click.IntRange(1),
+    help="Maximum number of rows that are used of each file. The rows are spread evenly over the file.",
 )
 
 

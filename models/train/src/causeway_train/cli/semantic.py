@@ -24,31 +24,34 @@ if TYPE_CHECKING:
     from causeway_server.models.semantic.judge import Judge
 
 _PARAPHRASED = 0.2
-_seed = click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
+_seed = click.option("--seed", type=int, default=1, show_default=True, help="Seed for random choices.")
 _max_error = click.option(
     "--max-error",
     type=click.FloatRange(0.002, 0.05),
     default=0.01,
     show_default=True,
-    help="Maximum share of all requests that may get a wrong answer.",
+    help="Maximum share, 0 to 1, of all requests that may get a wrong answer from the cache.",
 )
 
 
 @click.command("train-semantic")
 @data_option
-@click.option("--run", type=folder, required=True, help="Folder for the judge before it is published.")
+@click.option("--run", type=folder, required=True, help="Folder to which the judge is written before it is published.")
 @to_option
-@click.option("--epochs", type=click.IntRange(1), default=4, show_default=True, help="Passes over the training pairs.")
+@click.option(
+    "--epochs", type=click.IntRange(1), default=4, show_default=True, help="Number of passes over the training pairs."
+)
 @click.option(
     "--decay",
     type=click.FloatRange(0),
     default=0.5,
     show_default=True,
-    help="Weight decay of the table of differing words.",
+    help="Weight decay for the judge's table of differing words.",
 )
 @_seed
 def train_semantic(data: Path, run: Path, to: Path, epochs: int, decay: float, seed: int) -> None:
-    """Train the semantic cache's judge, and choose its thresholds on rows that it was not trained on.
+    """Train the judge of the semantic cache, which says whether two questions mean the same, and choose the judge's
+    thresholds. The thresholds are chosen on rows that were not used for the training.
 
     Needs torch. The rows that `evaluate-semantic` reports on are used for neither.
     """
@@ -97,21 +100,23 @@ def train_semantic(data: Path, run: Path, to: Path, epochs: int, decay: float, s
     type=click.FloatRange(0, 0.9),
     default=0.0,
     show_default=True,
-    help="Share of requests that repeat an earlier one in other words.",
+    help="Share, 0 to 1, of the requests that repeat an earlier request in other words.",
 )
 @click.option(
     "--part",
     type=click.Choice(["calibrate", "report"]),
     default="report",
     show_default=True,
-    help="Rows to measure on; the threshold was chosen on `calibrate`.",
+    help="Part of the rows that is measured. The threshold was chosen on the part `calibrate`.",
 )
 @_seed
 @models_option
 def evaluate_semantic(
     data: Path, max_error: float, paraphrased: float, part: Part, seed: int, extra_dirs: Sequence[Path]
 ) -> None:
-    """Measure the semantic cache on a stream of HWU64's and CLINC150's rows: hits, wrong hits, time of a look-up."""
+    """Measure the semantic cache (hits, wrong hits, time of a look-up) on a stream of rows of the data sets HWU64 and
+    CLINC150.
+    """
     from causeway_server.models.catalog.artifact import find_judged_artifact, find_signal
     from causeway_server.models.semantic.judge import Judge
 

@@ -38,16 +38,23 @@ ROUTING_LINK = (
 _QUESTION_CHARACTERS = 600  # long questions are cut to this length, as in training
 
 _run = click.option(
-    "--run", type=folder, required=True, help="Folder for intermediate results; a second call resumes from them."
+    "--run",
+    type=folder,
+    required=True,
+    help="Folder for intermediate results. A second call with this folder continues from these results.",
 )
 
 
 @click.command("convert-bert")
 @click.argument("source", metavar="FOLDER", type=existing_folder)
 @click.argument("target", metavar="FILE", type=file)
-@click.option("--int8", is_flag=True, help="Quantise the matrices to int8: a quarter of the size, and faster.")
+@click.option(
+    "--int8",
+    is_flag=True,
+    help="Quantise the matrices to int8. The file then has a quarter of the size, and the encoder is faster.",
+)
 def convert_bert(source: Path, target: Path, int8: bool) -> None:
-    """Convert a BERT sentence encoder to one ONNX file.
+    """Convert the BERT sentence encoder in FOLDER to the ONNX file FILE.
 
     FOLDER holds model.safetensors, config.json and vocab.txt. FILE is the teacher for `train-encoder`;
     `causeway-models add` takes it in for a device that can afford milliseconds per text.
@@ -60,14 +67,21 @@ def convert_bert(source: Path, target: Path, int8: bool) -> None:
 
 @click.command("train-encoder")
 @data_option
-@click.option("--teacher", type=existing_file, required=True, help="ONNX file written by convert-bert.")
+@click.option(
+    "--teacher",
+    type=existing_file,
+    required=True,
+    help="ONNX file of the teacher, as written by the command `convert-bert`.",
+)
 @_run
 @to_option
-@click.option("--epochs", type=click.IntRange(0), default=8, show_default=True, help="Passes over the texts.")
-@click.option("--dimensions", type=click.IntRange(8), default=256, show_default=True, help="Length of a vector.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random choices.")
+@click.option("--epochs", type=click.IntRange(0), default=8, show_default=True, help="Number of passes over the texts.")
+@click.option(
+    "--dimensions", type=click.IntRange(8), default=256, show_default=True, help="Number of dimensions of a vector."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed for random choices.")
 def train_encoder(data: Path, teacher: Path, run: Path, to: Path, epochs: int, dimensions: int, seed: int) -> None:
-    """Distil the device's sentence encoder, a static int8 table, from a transformer."""
+    """Train the device's sentence encoder (a static int8 table) on the vectors of a transformer, the teacher."""
     from causeway_server.models.signals.encoder import SentenceEncoder
 
     from ..data.corpus import Corpus
@@ -113,22 +127,29 @@ def train_encoder(data: Path, teacher: Path, run: Path, to: Path, epochs: int, d
 @click.command("train-quality")
 @data_option
 @_run
-@click.option("--model", default="assistant", show_default=True, help="Published model whose answers are graded.")
+@click.option(
+    "--model",
+    default="assistant",
+    show_default=True,
+    help="Published model whose answers are graded as correct or wrong.",
+)
 @to_option
 @click.option(
     "--tokens",
     type=click.IntRange(1, 16),
     default=8,
     show_default=True,
-    help="Tokens after which the reported calibration is measured.",
+    help="Number of tokens after which the calibration in the report is measured.",
 )
 @limit_option
-@click.option("--seed", type=int, default=6, show_default=True, help="Seed of random choices.")
+@click.option("--seed", type=int, default=6, show_default=True, help="Seed for random choices.")
 @threads_option(1)
 def train_quality(
     data: Path, run: Path, model: str, to: Path, tokens: int, limit: int | None, seed: int, threads: int
 ) -> None:
-    """Train edge.quality and the confidence calibrator on a model's own correct and wrong answers."""
+    """Train the estimator of `edge.quality` and the calibrator of confidence on the correct and the wrong answers of a
+    model.
+    """
     from causeway_server.models.signals.quality import QualityEstimator
 
     from ..data.corpus import Corpus
@@ -188,31 +209,41 @@ _SPOKEN_NOTE = "The stage for spoken requests"
 @click.command("train-spoken")
 @data_option
 @_run
-@click.option("--model", default="assistant", show_default=True, help="Model that answers; it must have a calibrator.")
+@click.option(
+    "--model",
+    default="assistant",
+    show_default=True,
+    help="Model that answers the commands. The model must have a calibrator.",
+)
 @to_option
 @click.option(
-    "--speech", default="speech", show_default=True, help="Speech model, as pulled by `causeway-models pull speech`."
+    "--speech",
+    default="speech",
+    show_default=True,
+    help="Name of the speech model, which `causeway-models pull speech` downloads.",
 )
 @click.option(
     "--voices",
     default="en-us,en-gb,en-gb-scotland",
     show_default=True,
-    help="Voices of espeak-ng that speak the commands.",
+    help="Voices of espeak-ng that speak the commands, separated by commas.",
 )
-@click.option("--espeak", default="espeak-ng", show_default=True, help="Command of espeak-ng, with its options.")
+@click.option(
+    "--espeak", default="espeak-ng", show_default=True, help="Command that starts espeak-ng, with its options."
+)
 @click.option(
     "--below",
     type=click.FloatRange(0.0, 1.0),
     default=0.55,
     show_default=True,
-    help="Confidence below which the handoff that is measured takes place.",
+    help="Threshold of the handoff that is measured: a confidence below it leads to a handoff.",
 )
 @click.option(
     "--tokens",
     type=click.IntRange(1, 16),
     default=8,
     show_default=True,
-    help="Tokens after which the handoff is decided.",
+    help="Number of tokens after which the handoff is decided.",
 )
 @limit_option
 @threads_option(1)
@@ -229,7 +260,9 @@ def train_spoken(
     limit: int | None,
     threads: int,
 ) -> None:
-    """Train the calibrator's stage for spoken requests, on held-back commands that espeak-ng speaks."""
+    """Train the part of the confidence calibrator that applies to spoken requests. It is trained on held-back commands
+    that espeak-ng speaks.
+    """
     from causeway_server.models.catalog.artifact import find_signal
     from causeway_server.models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
 
@@ -280,8 +313,8 @@ def train_spoken(
 @_run
 @to_option
 def train_heard_words(data: Path, run: Path, to: Path) -> None:
-    """Count the words of the training rows. The counts decide which of several transcripts of a spoken command is the
-    likeliest.
+    """Count the words in the training rows. By these counts the device chooses the likeliest of several transcripts of
+    a spoken command.
     """
     from ..data.corpus import Corpus
     from ..signals.spoken import count_words
