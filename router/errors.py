@@ -252,7 +252,7 @@ class TargetNotConfigured(BackendError, status=503, code="target_not_configured"
 
 
 class GuardFailed(BackendError, status=503, code="guard_failed"):
-    """The guard could not mask the request for this target: its detectors failed, were too slow, or cannot read a part."""
+    """The guard could not mask the request for this target: detectors failed, were too slow, or cannot read a part."""
 
 
 class EngineUnavailable(BackendError, status=503, code="engine_unavailable"):

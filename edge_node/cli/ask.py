@@ -54,9 +54,9 @@ _NO_MICROPHONE = (
 @click.command()
 @click.argument("text")
 @request_options
-@option("--no-stream", "Wait for the whole answer.", is_flag=True)
+@option("--no-stream", "Print the answer when it is complete, not while it is generated.", is_flag=True)
 def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **flags: Any) -> None:
-    """Send a prompt to the running daemon.
+    """Send the prompt TEXT to the running daemon, and print the answer.
 
     TEXT `-` reads stdin. The answer goes to stdout, its route and reason to stderr. Exit codes: 0 answered, 1 rejected
     or failed, 2 usage error, 3 daemon unreachable, 4 timed out, 5 the connection broke during the answer, 130 Ctrl-C.
@@ -79,11 +79,11 @@ def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **fla
 @click.command()
 @click.argument("text")
 @request_options
-@option("--policy", "Try this policy file instead of asking the daemon.", PATH, to="policy_path")
+@option("--policy", "Policy file that decides. Without this option the running daemon decides.", PATH, to="policy_path")
 @option(
     "--set",
-    "With --policy: set a signal, such as device.temperature_c=90, or down=TARGET. Repeatable. All "
-    "other signals are absent.",
+    "Value of a signal, such as device.temperature_c=90, or down=TARGET for a target that is down. "
+    "Only with --policy. May be repeated. Signals without a value are absent.",
     to="settings",
     multiple=True,
     metavar="SIGNAL=VALUE",
@@ -91,7 +91,7 @@ def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **fla
 def route(
     text: str, url: str, api_key: str, as_json: bool, policy_path: Path | None, settings: tuple[str, ...], **flags: Any
 ) -> None:
-    """Show how a prompt would be routed, and why, without running it.
+    """Show how the prompt TEXT would be routed, and why. The prompt is not answered.
 
     TEXT `-` reads stdin. Exit codes as for ask.
     """
@@ -116,12 +116,12 @@ def route(
 @request_options
 @option(
     "--duration-s",
-    "Length of the recording in seconds, if there is no AUDIO.",
+    "Length of the recording in seconds. Without the file AUDIO the command records the request.",
     click.FloatRange(min=0.1, max=120.0),
     5.0,
 )
 def listen(audio: str, url: str, api_key: str, as_json: bool, duration_s: float, **flags: Any) -> None:
-    """Send a spoken request to the running daemon.
+    """Send a spoken request to the running daemon, and print the answer.
 
     AUDIO is an audio file, or `-` for stdin; without it the microphone is recorded. The answer goes to stdout; its
     transcript, route and times to stderr. Exit codes as for ask.

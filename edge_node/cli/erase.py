@@ -16,10 +16,10 @@ from .options import connect, daemon_options
 
 @click.command()
 @daemon_options
-@option("--client", "Name of the client, as in decision records.", required=True)
-@option("--yes", "Do not ask for confirmation.", is_flag=True)
+@option("--client", "Name of the client, as decision records show it.", required=True)
+@option("--yes", "Proceed without asking for confirmation.", is_flag=True)
 def erase(url: str, api_key: str, as_json: bool, client: str, *, yes: bool) -> None:
-    """Erase everything that the device stores of a client, and print the signed receipt.
+    """Erase everything that the device stores about a client, and print the signed receipt.
 
     A daemon with API keys needs one with the right `erasure`. Exit codes: 0 erased, 1 refused, 2 usage error, 3
     unreachable.

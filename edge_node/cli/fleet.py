@@ -40,15 +40,27 @@ def fleet() -> None:
 @fleet.command()
 @config_options
 @click.argument("control_plane", metavar="CONTROL_PLANE_URL")
-@option("--token", "The join token; `-` reads stdin.", default="-", show_default=False, envvar="CAUSEWAY_JOIN_TOKEN")
-@option("--name", "Wanted device id; by default the control plane chooses one.", default="")
-@option("--label", "Label, such as role=kiosk; repeatable.", to="labels", multiple=True, metavar="KEY=VALUE")
-@option("--site", "Site of the device; only a few devices of a site change at once.", default="")
-@option("--ca-file", "PEM file of the authority that signed the control plane's certificate.", PATH)
+@option(
+    "--token",
+    "Join token. `-`: read the token from stdin.",
+    default="-",
+    show_default=False,
+    envvar="CAUSEWAY_JOIN_TOKEN",
+)
+@option("--name", "Device id that the device requests. Default: the control plane chooses an id.", default="")
+@option(
+    "--label",
+    "Label of the device, such as role=kiosk. May be repeated.",
+    to="labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+)
+@option("--site", "Site of the device. Rollouts change only a few devices of a site at the same time.", default="")
+@option("--ca-file", "PEM file of the certificate authority that signed the control plane's certificate.", PATH)
 def join(
     config: Config, control_plane: str, token: str, name: str, labels: tuple[str, ...], site: str, ca_file: Path | None
 ) -> None:
-    """Enrol this device with a join token.
+    """Enrol this device in the fleet of the control plane at CONTROL_PLANE_URL, with a join token.
 
     Makes a device key; restart the daemon afterwards. Exit code: 0 joined, 1 refused, 2 usage error, 3 the control
     plane is unreachable: try again.
@@ -81,9 +93,9 @@ def join(
 
 @fleet.command()
 @config_options
-@option("--yes", "Do not ask for confirmation.", is_flag=True)
+@option("--yes", "Proceed without asking for confirmation.", is_flag=True)
 def leave(config: Config, yes: bool) -> None:
-    """Leave the fleet and delete its identity, key and bundles.
+    """Leave the fleet, and delete the device's identity, key and bundles of this fleet.
 
     The device then answers from its own files. Stop the daemon first. The command asks for confirmation. The control
     plane keeps the device until an operator revokes it. Exit code: 0 left, 1 not confirmed, 2 usage error, or neither a
@@ -120,7 +132,7 @@ def leave(config: Config, yes: bool) -> None:
 @config_options
 @click.argument("medium", metavar="FILE", type=click.Path(path_type=Path, exists=True))
 def import_(config: Config, medium: Path) -> None:
-    """Import a bundle from a USB stick: a folder, tar or zip file.
+    """Import a bundle without a network, for example from a USB stick. FILE is a folder, a tar file or a zip file.
 
     MEDIUM holds the fleet's published files (`tuf/` and `blobs/`), which are verified as from the network. The daemon
     installs the bundle within a minute, or at its next start. Exit code: 0 imported, 1 refused, 2 usage error.
@@ -158,7 +170,7 @@ def import_(config: Config, medium: Path) -> None:
 @config_options
 @format_option
 def status(config: Config, as_json: bool) -> None:
-    """Print this device's identity, its bundle and its problems.
+    """Print this device's identity in the fleet, its bundle and its problems.
 
     They are as the daemon last recorded them. Exit code: 0 in a fleet, 1 not in a fleet or with problems, 2 usage
     error.

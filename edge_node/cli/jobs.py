@@ -33,10 +33,10 @@ def jobs() -> None:
 
 @jobs.command("list")
 @daemon_options
-@option("--status", "Only jobs with this status.", click.Choice([state.value for state in JobState]))
-@option("--limit", "Maximum number of jobs, newest first.", click.IntRange(min=1), 100)
+@option("--status", "List only jobs with this status.", click.Choice([state.value for state in JobState]))
+@option("--limit", "Maximum number of jobs in the list. The newest jobs come first.", click.IntRange(min=1), 100)
 def list_(url: str, api_key: str, as_json: bool, status: str | None, limit: int) -> None:
-    """Print id, status, attempts and last error of each job, newest first."""
+    """List the jobs, newest first, each with its id, status, number of attempts and last error."""
 
     def run(causeway: Causeway) -> list[Job]:
         found: list[Job] = []
@@ -53,7 +53,7 @@ def list_(url: str, api_key: str, as_json: bool, status: str | None, limit: int)
 @daemon_options
 @click.argument("job")
 def show(url: str, api_key: str, as_json: bool, job: str) -> None:
-    """Print one job with its webhook and its answer."""
+    """Print the job JOB with its webhook and its answer."""
     (shown,) = _ask(url, api_key, lambda causeway: [causeway.job(job)])
     _print([shown], as_json=as_json)
     if shown.webhook and not as_json:
@@ -66,7 +66,7 @@ def show(url: str, api_key: str, as_json: bool, job: str) -> None:
 @daemon_options
 @click.argument("job")
 def retry(url: str, api_key: str, as_json: bool, job: str) -> None:
-    """Queue a dead letter again, with all attempts and a new deadline."""
+    """Queue JOB, a dead letter (a job that used up its attempts), again with all attempts and a new deadline."""
     _print(_ask(url, api_key, lambda causeway: [causeway.retry(job)]), as_json=as_json)
 
 
@@ -74,7 +74,7 @@ def retry(url: str, api_key: str, as_json: bool, job: str) -> None:
 @daemon_options
 @click.argument("job")
 def purge(url: str, api_key: str, as_json: bool, job: str) -> None:
-    """Delete a job that has ended, with its request and its answer."""
+    """Delete the job JOB with its request and its answer. The job must have ended."""
     _print(_ask(url, api_key, lambda causeway: [causeway.purge(job)]), as_json=as_json)
 
 

@@ -46,7 +46,7 @@ def main() -> None:
 @main.command()
 @config_options
 def serve(config: Config) -> None:
-    """Run the daemon until SIGTERM or Ctrl-C, which drain it.
+    """Run the daemon until SIGTERM or Ctrl-C. The daemon then finishes the requests in progress and stops.
 
     Prints `ready url=…` once it accepts requests.
     """
@@ -62,9 +62,14 @@ def serve(config: Config) -> None:
 @main.command()
 @config_options
 @format_option
-@option("--drop-refits", "First drop the device's refits; a running daemon follows at SIGHUP.", is_flag=True)
+@option(
+    "--drop-refits",
+    "First drop the corrections of calibrated signals that the device made itself (refits). A running "
+    "daemon drops them at SIGHUP.",
+    is_flag=True,
+)
 def doctor(config: Config, as_json: bool, drop_refits: bool) -> None:
-    """Check everything that the daemon needs and say how to fix it.
+    """Check everything that the daemon needs, and say how to correct each fault.
 
     Exit code 1 if a check fails.
     """
@@ -98,7 +103,7 @@ def _print_schema(context: click.Context, _option: click.Parameter, wanted: bool
 @config_options
 @option(
     "--keys",
-    "List every key with its environment variable, its default and its meaning.",
+    "List all configuration keys with their environment variables, defaults and meanings.",
     is_flag=True,
     is_eager=True,
     expose_value=False,
@@ -106,14 +111,14 @@ def _print_schema(context: click.Context, _option: click.Parameter, wanted: bool
 )
 @option(
     "--schema",
-    "Print the JSON schema of the file, for editors.",
+    "Print the JSON schema of the configuration file, which editors can use.",
     is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=_print_schema,
 )
 def print_config(config: Config) -> None:
-    """Print the effective configuration, or list every key.
+    """Print the configuration that the daemon would use, or list all configuration keys.
 
     The output is a file that --config accepts. Secrets are hidden.
     """
@@ -134,7 +139,7 @@ def _without_secret(config: Config) -> Config:
 @main.command()
 @click.argument("file", type=PATH, envvar=CONFIG_VARIABLE)
 def migrate(file: Path) -> None:
-    """Replace the names of the previous version in a configuration file.
+    """Replace the key names of the previous version in the configuration file FILE by the present names.
 
     Its policy and the folders of pulled models are rewritten, too. FILE is by default $CAUSEWAY_CONFIG. Layout and
     comments are kept, and each original is saved as FILE.before.
@@ -166,9 +171,11 @@ def decisions() -> None:
 
 @decisions.command()
 @config_options
-@option("--since", "Only records of this most recent period, such as 24h or 7d.", default="", metavar="DURATION")
+@option(
+    "--since", "Print only the records of this most recent period, such as 24h or 7d.", default="", metavar="DURATION"
+)
 def export(config: Config, since: str) -> None:
-    """Print the records on disk as JSON lines, oldest first.
+    """Print the decision records on disk as JSON lines, oldest first.
 
     `causeway-fleet replay` reads them. The daemon may be running. Exit code: 0 printed, 1 the records cannot be read, 2
     usage error.
@@ -199,9 +206,14 @@ def export(config: Config, since: str) -> None:
 
 @main.command("rotate-key")
 @config_options
-@option("--new-key-file", "Let the key in this file open the state folder, too; a missing file is made.", PATH)
+@option(
+    "--new-key-file",
+    "File with an additional key that can then open the state folder, too. If the file is missing, it "
+    "is made with a new key.",
+    PATH,
+)
 def rotate_key(config: Config, new_key_file: Path | None) -> None:
-    """Replace the key that encrypts the state folder.
+    """Replace the key with which the state folder is encrypted.
 
     The daemon may be running: within a minute it encrypts new content with the new key, and older content again in the
     background. With --new-key-file, set encryption.key_file to that file before the next start.
@@ -225,12 +237,16 @@ def rotate_key(config: Config, new_key_file: Path | None) -> None:
 
 @main.command()
 @config_options
-@option("--small", "Model for the device. A policy is written for it.", metavar="MODEL")
-@option("--large", "Model for the cloud, served by Triton. A policy is written for it.", metavar="MODEL")
-@option("--vllm", "Start the vLLM that FILE describes instead of Triton.", PATH, metavar="FILE")
-@option("--no-cloud", "Start only the daemon, without Triton and the gateway.", is_flag=True)
-@option("--once", "Ask the demo questions, print the table, and stop.", is_flag=True)
-@option("--run-dir", "Folder for logs and state.", PATH)
+@option("--small", "Name of the model for the device. The command writes a policy for this model.", metavar="MODEL")
+@option(
+    "--large",
+    "Name of the model for the cloud, which Triton serves. The command writes a policy for this model.",
+    metavar="MODEL",
+)
+@option("--vllm", "Start vLLM instead of Triton. FILE describes the vLLM server.", PATH, metavar="FILE")
+@option("--no-cloud", "Start only the daemon. Triton and the gateway are not started.", is_flag=True)
+@option("--once", "Send the questions of the demonstration, print the table of answers, and stop.", is_flag=True)
+@option("--run-dir", "Folder for the logs and the state of the started programs.", PATH)
 def up(
     config: Config,
     small: str | None,
@@ -240,7 +256,7 @@ def up(
     once: bool,
     run_dir: Path | None,
 ) -> None:
-    """Start Triton, the gateway and the daemon on this machine.
+    """Start Triton, the gateway and the daemon together on this machine.
 
     Then ask demo questions, and serve until Ctrl-C. Triton serves every cloud model that the policy names, from this
     machine's models. With --small or --large the policy is written for that pair; with --vllm the large model is

@@ -46,11 +46,13 @@ Prefer = Annotated[
     Field(description="Narrows the policy; it never widens it."),
 ]
 Tags = Annotated[tuple[str, ...], Field(description="Tags for the policy's rules, such as `private`.")]
-MaxTokens = Annotated[int | None, Field(description="Maximum tokens of the answer.", ge=1)]
+MaxTokens = Annotated[int | None, Field(description="Maximum number of tokens in the answer.", ge=1)]
 Key = Annotated[str, Field(description="Idempotency key: the same key is the same job. Default: a new job.")]
 Webhook = Annotated[str, Field(description="URL that is notified of the job's end; the daemon limits the URLs.")]
 JobId = Annotated[str, Field(description="The id of one job, to read it with its answer; empty: list the jobs.")]
-Limit = Annotated[int, Field(description="Maximum number of jobs, newest first.", ge=1, le=100)]
+Limit = Annotated[
+    int, Field(description="Maximum number of jobs in the list. The newest jobs come first.", ge=1, le=100)
+]
 
 
 class DeviceTools:
@@ -205,15 +207,19 @@ async def serve_http(server: MCPServer[Any], port: int) -> None:
 
 
 @click.command("mcp")
-@option("--url", "URL of the daemon; unix:///path for a Unix socket. [$CAUSEWAY_URL]", default="")
-@option("--api-key", "API key for stdio, if the daemon requires one. [$CAUSEWAY_API_KEY]", default="")
+@option("--url", "URL of the daemon, or unix:///path for a Unix socket. [$CAUSEWAY_URL]", default="")
+@option(
+    "--api-key",
+    "API key for requests that arrive over stdio. Needed only if the daemon requires one. [$CAUSEWAY_API_KEY]",
+    default="",
+)
 @option(
     "--port",
-    f"Serve streamable HTTP at {HOST} on this port instead of stdio; each caller sends its own API key.",
+    f"Port at {HOST} for MCP over streamable HTTP, instead of over stdio. Each caller then sends its own API key.",
     click.IntRange(1, 65535),
 )
 def mcp(url: str, api_key: str, port: int | None) -> None:
-    """Serve the running daemon's tools to agents over MCP.
+    """Offer tools of the running daemon to agents over MCP (Model Context Protocol).
 
     The tools are ask, route, explain_decision, submit_job and jobs. Without --port it speaks over stdin and stdout,
     until stdin ends.

@@ -69,9 +69,15 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         command(config=config, **rest)
 
     options = [
-        option("--config", f"YAML file. [${CONFIG_VARIABLE}]", PATH, to="config_path", envvar=CONFIG_VARIABLE),
+        option(
+            "--config",
+            f"Configuration file in YAML. [${CONFIG_VARIABLE}]",
+            PATH,
+            to="config_path",
+            envvar=CONFIG_VARIABLE,
+        ),
         *(click.option(f"--{name.replace('_', '-')}", cls=_KeyOption, help=key) for name, key in _CONFIG_FLAGS.items()),
-        option("--set", "Set any configuration key.", to="settings", multiple=True, metavar="KEY=VALUE"),
+        option("--set", "Set the configuration key KEY to VALUE.", to="settings", multiple=True, metavar="KEY=VALUE"),
     ]
     return _with_options(run, options)
 
@@ -86,12 +92,25 @@ def command_line(flags: Mapping[str, Any]) -> tuple[str, ...]:
 def request_options(command: F) -> F:
     """Add the flags of the commands that send one request to a running daemon."""
     options = [
-        option("--model", "Target, or `auto` to let the policy decide.", default="auto"),
-        option("--prefer", "Routing preference, which can only narrow the policy.", click.Choice(get_args(Prefer))),
-        option("--tag", "Tag for the policy's rules, such as `private`; repeatable.", to="tags", multiple=True),
-        option("--temperature", "Sampling temperature; default: the target's.", float),
-        option("--max-tokens", "Maximum tokens of the answer.", click.IntRange(min=1)),
-        option("--deadline-s", "Deadline in seconds.", click.FloatRange(min=0, min_open=True)),
+        option("--model", "Name of the target that must answer, or `auto`: the policy decides.", default="auto"),
+        option(
+            "--prefer",
+            "Routing preference. It can only narrow the policy's choice of targets, never widen it.",
+            click.Choice(get_args(Prefer)),
+        ),
+        option(
+            "--tag",
+            "Tag of the request, such as `private`, which the policy's rules can test. May be repeated.",
+            to="tags",
+            multiple=True,
+        ),
+        option("--temperature", "Sampling temperature. Default: the temperature of the target.", float),
+        option("--max-tokens", "Maximum number of tokens in the answer.", click.IntRange(min=1)),
+        option(
+            "--deadline-s",
+            "Time, in seconds, after which the request is given up.",
+            click.FloatRange(min=0, min_open=True),
+        ),
     ]
     return _with_options(daemon_options(command), options)
 
@@ -99,8 +118,8 @@ def request_options(command: F) -> F:
 def daemon_options(command: F) -> F:
     """Add the flags of commands that talk to a running daemon: those of `connect`, and `--format`."""
     options = [
-        option("--url", "URL of the daemon; unix:///path for a Unix socket. [$CAUSEWAY_URL]", default=""),
-        option("--api-key", "API key, if the daemon requires one. [$CAUSEWAY_API_KEY]", default=""),
+        option("--url", "URL of the daemon, or unix:///path for a Unix socket. [$CAUSEWAY_URL]", default=""),
+        option("--api-key", "API key. Needed only if the daemon requires one. [$CAUSEWAY_API_KEY]", default=""),
         format_option,
     ]
     return _with_options(command, options)

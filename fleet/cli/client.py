@@ -73,11 +73,16 @@ def connected(command: Callable[..., Any]) -> Callable[..., Any]:
 
     file = click.Path(path_type=Path, dir_okay=False)
     for add in (
-        option("--ca-file", "Certificates to trust.", file, envvar="CAUSEWAY_FLEET_CA_FILE"),
-        option("--token-file", f"File with your token; default: ${TOKEN_VARIABLE}.", file),
+        option(
+            "--ca-file",
+            "PEM file of the CAs that are trusted for the control plane's certificate.",
+            file,
+            envvar="CAUSEWAY_FLEET_CA_FILE",
+        ),
+        option("--token-file", f"File with the operator's token. Default: the token in ${TOKEN_VARIABLE}.", file),
         option(
             "--url",
-            "The control plane; default: $CAUSEWAY_FLEET_URL.",
+            "URL of the control plane. $CAUSEWAY_FLEET_URL replaces the default.",
             default="http://127.0.0.1:8090",
             envvar="CAUSEWAY_FLEET_URL",
         ),
@@ -98,4 +103,4 @@ def _token(file: Path | None) -> str:
         raise click.UsageError(f"--token-file {file}: {error}") from error
 
 
-yes_option = option("--yes", "Do not ask.", is_flag=True)
+yes_option = option("--yes", "Proceed without asking for confirmation.", is_flag=True)

@@ -95,7 +95,7 @@ for _command in (quick.quick, proofs.prove, signing.keys, signing.sign, signing.
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def init(folder: Path) -> None:
-    """Write a new fleet into FOLDER: fleet.yaml, a policy, its test cases.
+    """Write the files of a new fleet to FOLDER: fleet.yaml, a policy, and test cases for the policy.
 
     Exit code: 0 written, 2 a file exists already or cannot be written.
     """
@@ -111,16 +111,20 @@ def init(folder: Path) -> None:
 @main.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @format_option
-@option("--strict", "Treat warnings as errors.", is_flag=True)
+@option("--strict", "Treat each warning as an error.", is_flag=True)
 @option(
     "--signals",
-    "Signals of device, edge and cloud that the devices can read, as a comma-separated list or a "
-    "file. Warn if a policy uses others.",
+    "Signals of the groups device, edge and cloud that the devices can read: a list separated by "
+    "commas, or a file. `lint` warns if a policy uses other signals of these groups.",
     metavar="FILE|LIST",
 )
-@option("--fix", "First replace the names of the previous version, also in test cases.", is_flag=True)
+@option(
+    "--fix",
+    "First replace names of the previous version by the present names, in policies and in test cases.",
+    is_flag=True,
+)
 def lint(paths: tuple[Path, ...], as_json: bool, strict: bool, signals: str | None, fix: bool) -> None:
-    """Check policy files, folders of policies, or a fleet with its fleet.yaml.
+    """Check PATHS: policy files, folders of policies, or the folder of a fleet with its fleet.yaml.
 
     With the extra `fleet`, each policy is proved, too (see `prove`). With --fix, files are rewritten with their layout
     and comments; each original is saved as FILE.before. Problems are printed with file, line, column and key.
@@ -142,7 +146,8 @@ def lint(paths: tuple[Path, ...], as_json: bool, strict: bool, signals: str | No
 @main.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def migrate(files: tuple[Path, ...]) -> None:
-    """Replace metrics of the previous version in alert rules and dashboards.
+    """Replace names of metrics of the previous version by the present names in FILES, which are alert rules and
+    dashboards.
 
     `lint --fix` rewrites policies, test cases and fleets. Exit code: 0 done, 1 some changes must be made by hand.
     """
@@ -167,7 +172,7 @@ def _migrate(files: Sequence[tuple[Path, DocumentKind]]) -> int:
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def test(folder: Path) -> None:
-    """Check the policies of FOLDER and run the test cases in FOLDER/cases.
+    """Check the policies in FOLDER, and run the test cases in FOLDER/cases.
 
     If FOLDER has a fleet.yaml, check the fleet and run the cases of its policies, which are in `cases` beside them.
     Models have the adapters of each cohort that runs the policy. Exit code: 0 all pass, 1 a file has errors or a case
@@ -199,15 +204,16 @@ def test(folder: Path) -> None:
 @click.argument("text")
 @option(
     "--set",
-    "A signal, such as device.temperature_c=90 or request.tags=private; also request.model=TARGET, "
-    "or down=TARGET. Repeatable. All other signals are absent.",
+    "Value of a signal, such as device.temperature_c=90 or request.tags=private. Also "
+    "request.model=TARGET for the model that the request names, and down=TARGET for a target that is "
+    "down. May be repeated. Signals without a value are absent.",
     to="settings",
     multiple=True,
     metavar="SIGNAL=VALUE",
 )
 @format_option
 def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> None:
-    """Show how POLICY would route a request of this TEXT, and why.
+    """Show how POLICY would route a request with the prompt TEXT, and why.
 
     Exit code: 0 decided, 1 the policy has errors or lacks the model, 2 bad arguments.
     """
@@ -234,11 +240,14 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
 @click.argument("new", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("more", nargs=-1, metavar="--over RECORDS...")
 @option(
-    "--old", "Compare with this policy instead of the recorded decisions.", click.Path(path_type=Path, dir_okay=False)
+    "--old",
+    "Policy with which NEW is compared. Default: NEW is compared with the recorded decisions.",
+    click.Path(path_type=Path, dir_okay=False),
 )
 @option(
     "--over",
-    "Files or folders of JSON lines from `causeway-edge decisions export`; - is stdin. Repeatable.",
+    "Files or folders of decision records, as JSON lines from `causeway-edge decisions export`. `-`: "
+    "read stdin. May be repeated.",
     multiple=True,
     required=True,
     metavar="RECORDS",
@@ -246,15 +255,15 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
 @format_option
 @option(
     "--limit",
-    "Maximum number of requests listed as leaving the device; 0: all. JSON lists all.",
+    "Maximum number of requests that are listed as leaving the device. 0: all requests. JSON output always lists all.",
     click.IntRange(min=0),
     20,
 )
 def replay(
     new: Path, more: tuple[str, ...], old: Path | None, over: tuple[str, ...], as_json: bool, limit: int
 ) -> None:
-    """Replay recorded decisions under the policy NEW, and report what changes. The report has moves, requests that
-    leave the device, cost and latency.
+    """Replay recorded decisions under the policy NEW, and report what changes: requests that move to another target,
+    requests that leave the device, cost and latency.
 
     Exit code: 0 no request that stayed on the device would leave it, 1 at least one would or may, 2 the policy has
     errors, there are no records, or bad arguments.
@@ -279,7 +288,7 @@ def replay(
 @main.command()
 @click.argument("file", type=click.Choice(["policy", "fleet", "operators", "trust"]), default="policy")
 def schema(file: str) -> None:
-    """Print the JSON schema of policy files, fleet.yaml, operators.yaml or trust.yaml."""
+    """Print the JSON schema of policy files, of fleet.yaml, of operators.yaml or of trust.yaml."""
     structs: dict[str, type[msgspec.Struct]] = {"fleet": FleetDoc, "operators": OperatorsDoc, "trust": TrustDoc}
     click.echo(policy_schema() if file == "policy" else schema_of(structs[file], f"Causeway {file}.yaml"), nl=False)
 
@@ -337,26 +346,50 @@ _File = click.Path(path_type=Path, dir_okay=False)
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@option("--keys", "Folder with the private keys of the online roles.", _Folder, required=True)
-@option("--state-dir", "Folder of this server, with its token key and SQLite's database.", _Folder, required=True)
-@option("--listen", "Address to listen at; port 0: any free port.", default="127.0.0.1:8090", metavar="HOST:PORT")
-@option("--database", "postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.", default="", metavar="URL")
-@option("--issuer", "Claim `iss` of the tokens that devices get.", default="causeway")
+@option(
+    "--keys",
+    "Folder with the private keys of the online roles (the roles that sign while the control plane runs).",
+    _Folder,
+    required=True,
+)
+@option(
+    "--state-dir",
+    "State folder of this server. It has the key that signs tokens, and SQLite's database.",
+    _Folder,
+    required=True,
+)
+@option(
+    "--listen",
+    "Address at which the server listens. Port 0: any free port.",
+    default="127.0.0.1:8090",
+    metavar="HOST:PORT",
+)
+@option(
+    "--database",
+    "URL of a PostgreSQL database, as postgresql://USER:PASSWORD@HOST/NAME. Default: a SQLite database "
+    "in the state folder.",
+    default="",
+    metavar="URL",
+)
+@option("--issuer", "Value of the claim `iss` in the tokens that devices get.", default="causeway")
 @option(
     "--max-files",
-    "Maximum open files of connections. A parked poll takes one file, any other connection two.",
+    "Maximum number of files that connections may open. A device's poll that waits for a change takes "
+    "one file, any other connection takes two.",
     click.IntRange(min=64),
     65_536,
 )
-@option("--tls-cert-file", "PEM file of the server's certificate. Default: no TLS.", _File, to="cert_file")
-@option("--tls-key-file", "PEM file with the private key of --tls-cert-file.", _File, to="key_file")
+@option(
+    "--tls-cert-file", "PEM file with the server's certificate. Default: the server uses no TLS.", _File, to="cert_file"
+)
+@option("--tls-key-file", "PEM file with the private key of the certificate in --tls-cert-file.", _File, to="key_file")
 @option(
     "--tls-client-ca-file",
-    "PEM file of the CAs of client certificates, which every client then needs.",
+    "PEM file of the CAs that sign client certificates. Every client then needs such a certificate.",
     _File,
     to="client_ca_file",
 )
-@option("--device-ca", "Folder made by `tls init`. Its CA issues devices' certificates.", _Folder)
+@option("--device-ca", "Folder that `tls init` made. The CA in this folder issues the devices' certificates.", _Folder)
 def serve(
     folder: Path,
     keys: Path,
@@ -368,7 +401,7 @@ def serve(
     device_ca: Path | None,
     **tls: Path | None,
 ) -> None:
-    """Serve the control plane of the fleet in FOLDER. Prints `ready url=…` on stdout.
+    """Run the control plane of the fleet in FOLDER. When it can serve, it prints `ready url=…` on stdout.
 
     Beyond loopback it needs a certificate, or a TLS proxy in front of it.
 
@@ -406,10 +439,21 @@ def serve(
 
 @main.command()
 @click.argument("revision")
-@option("--state-dir", "Folder of the server with SQLite's database; not needed with --database.", _Folder)
-@option("--database", "postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.", default="", metavar="URL")
+@option(
+    "--state-dir",
+    "State folder of the control plane, which has SQLite's database. Not needed with --database.",
+    _Folder,
+)
+@option(
+    "--database",
+    "URL of a PostgreSQL database, as postgresql://USER:PASSWORD@HOST/NAME. Default: a SQLite database "
+    "in the state folder.",
+    default="",
+    metavar="URL",
+)
 def downgrade(revision: str, state_dir: Path | None, database: str) -> None:
-    """Take the database of a stopped control plane back to REVISION, so that an earlier version starts with it.
+    """Take the database of a stopped control plane back to the schema REVISION, so that an earlier version of the
+    control plane can use it.
 
     What later revisions added stays for the next upgrade. Exit code: 0 done, 1 not possible, nothing
     written, 2 bad arguments.

@@ -25,13 +25,17 @@ _PLAIN = re.compile(r"[^\s\"={}\[\],]+")
 
 @click.command()
 @click.argument("device", default="")
-@option("--cohort", "Only devices of this cohort.", default="")
-@option("--state", "Only devices in this state of the agent, or revoked, cloned, held or pinned.", default="")
-@option("--site", "Only devices of this site.", default="")
-@option("--search", "Only devices whose id contains this text.", default="")
+@option("--cohort", "List only devices of this cohort.", default="")
+@option(
+    "--state",
+    "List only devices whose agent is in this state. Other values: revoked, cloned, held or pinned.",
+    default="",
+)
+@option("--site", "List only devices of this site.", default="")
+@option("--search", "List only devices whose id contains this text.", default="")
 @connected
 def devices(client: FleetClient, device: str, cohort: str, state: str, site: str, search: str) -> None:
-    """List devices, or show one DEVICE with its history.
+    """List the fleet's devices, or show DEVICE with its history.
 
     Exit code: 0 shown, 1 the control plane refuses or does not answer.
     """
@@ -60,19 +64,24 @@ def every_device(client: FleetClient, **query: str) -> list[DeviceAnswer]:
 
 
 @click.command()
-@option("--cohort", "The cohort of the devices; default: the cohort that matches their labels.", default="")
+@option(
+    "--cohort",
+    "Cohort of the devices that join with the token. Default: the cohort that matches their labels.",
+    default="",
+)
 @option("--uses", "Number of devices that may join with the token.", click.IntRange(min=1), 1)
-@option("--expires", "Validity of the token, such as 30m, 12h or 7d.", default="1d")
+@option("--expires", "Time for which the token is valid, such as 30m, 12h or 7d.", default="1d")
 @option(
     "--label",
-    "Label of the devices, which overrides the label that a device reports. Repeatable.",
+    "Label of the devices that join with the token. It overrides the label that a device reports. May be repeated.",
     to="labels",
     multiple=True,
     metavar="NAME=VALUE",
 )
 @connected
 def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tuple[str, ...]) -> None:
-    """Make a join token and print it; it cannot be shown again. A device joins with `causeway-edge fleet join`.
+    """Make a join token and print it. The token cannot be shown again. A device joins the fleet with the token and
+    `causeway-edge fleet join`.
 
     Exit code: 0 made, 1 refused, 2 bad arguments.
     """
@@ -96,7 +105,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
 def _action(name: str, text: str) -> click.Command:
     @click.command(name, help=f"{text}\n\nExit code: 0 done, 1 refused.")
     @click.argument("device")
-    @option("--reason", "Reason for the audit log.", default="")
+    @option("--reason", "Reason, which is written to the audit log.", default="")
     @connected
     def command(client: FleetClient, device: str, reason: str) -> None:
         _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/{name}", DeviceAnswer, {"reason": reason}),))
@@ -104,17 +113,18 @@ def _action(name: str, text: str) -> click.Command:
     return command
 
 
-hold = _action("hold", "Let DEVICE keep the bundle that it runs.")
-release = _action("release", "Let DEVICE follow its cohort again. This ends a hold and a pin.")
+hold = _action("hold", "Hold DEVICE: it keeps the bundle that it runs now, whatever its cohort's rollouts say.")
+release = _action("release", "Let DEVICE follow the rollouts of its cohort again. This ends a hold or a pin.")
 
 
 @click.command()
 @click.argument("device")
-@option("--reason", "Reason for the audit log.", default="")
+@option("--reason", "Reason, which is written to the audit log.", default="")
 @yes_option
 @connected
 def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
-    """Revoke DEVICE permanently, here and at the cloud gateways, after asking. Its tokens and its key are refused.
+    """Revoke DEVICE permanently. The control plane and the gateways then refuse its tokens and its key. The command
+    asks for confirmation.
 
     The device continues with the bundle that it runs, without the cloud and without updates. Its name stays in use: to
     return, the device must leave (`causeway-edge fleet leave`) and join with a new join token under another name. Exit
@@ -135,14 +145,20 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
 
 @click.command()
 @click.argument("device")
-@option("--client", "Only what the device stores of this client; default: of all.", to="of", metavar="NAME")
-@option("--reason", "Reason for the audit log.", default="")
-@option("--wait", "Maximum time to wait for the receipt.", default="60s")
-@option("--status", "Print the last order's receipt instead of giving an order.", is_flag=True)
+@option(
+    "--client",
+    "Erase only what the device stores about this client. Default: about all clients.",
+    to="of",
+    metavar="NAME",
+)
+@option("--reason", "Reason, which is written to the audit log.", default="")
+@option("--wait", "Maximum time that the command waits for the receipt.", default="60s")
+@option("--status", "Print the receipt of the last order, and give no new order.", is_flag=True)
 @yes_option
 @connected
 def erase(client: FleetClient, device: str, of: str | None, reason: str, wait: str, status: bool, yes: bool) -> None:
-    """Order DEVICE to erase what it stores of its clients, after asking, and print its signed receipt.
+    """Order DEVICE to erase what it stores about its clients, and print its signed receipt. The command asks for
+    confirmation.
 
     A device that is offline erases when it is back. Of a device that has erased everything the control plane keeps its
     row and the audit log, no history and no counters. Exit code: 0 erased, 1 refused, or the answer is no, or not
@@ -169,10 +185,10 @@ def erase(client: FleetClient, device: str, of: str | None, reason: str, wait: s
 @click.command()
 @click.argument("device")
 @click.argument("bundle")
-@option("--reason", "Reason for the audit log.", default="")
+@option("--reason", "Reason, which is written to the audit log.", default="")
 @connected
 def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
-    """Let DEVICE run the signed BUNDLE, whatever its cohort's rollouts say.
+    """Pin DEVICE: it runs the signed bundle BUNDLE, whatever its cohort's rollouts say.
 
     For a bundle that a rollout has named, its first digits are enough; for any other bundle the whole id is needed.
     Exit code: 0 done, 1 refused.

@@ -45,12 +45,14 @@ def read_folder(folder: Path) -> list[tuple[list[Path], Log]]:
 @click.argument("folders", nargs=-1, required=True, metavar="DEVICE_LOG... GATEWAY_LOG...", type=_Folder)
 @option(
     "--heads",
-    "File of the tree heads of the last audit. Keep it away from the machines that are audited.",
+    "File with the tree heads (signed states of the ledgers) of the last audit. Keep this file away "
+    "from the machines that are audited.",
     click.Path(path_type=Path, dir_okay=False),
     Path("egress-heads.json"),
 )
 def egress(folders: tuple[Path, ...], heads: Path) -> None:
-    """Compare copies of devices' and gateways' egress ledgers: what left, what arrived, and what was tampered with.
+    """Compare copies of the egress ledgers of devices and gateways. The report says what left the devices, what arrived
+    at the gateways, and which ledgers were tampered with.
 
     Each argument is a folder `egress` of a state folder, in any order. Without faults the tree heads are noted for the
     next audit. Exit code: 0 no faults, 1 tampered with, private, arrived without the device's ledger, or undecided for
@@ -88,9 +90,14 @@ def _print(logs: list[Log], report: Report) -> None:
 @click.command()
 @click.argument("folder", type=_Folder)
 @click.argument("name", metavar="ID")
-@option("--since", "Also prove that the log extends its first SINCE records.", click.IntRange(min=1))
+@option(
+    "--since",
+    "Also prove that the ledger has grown from its first SINCE records without a change to them.",
+    click.IntRange(min=1),
+)
 def proof(folder: Path, name: str, since: int | None) -> None:
-    """Print the proof that the record of a decision or request ID is in a log, as JSON for `router/ledger/proofs.py`.
+    """Print the proof that the ledger in FOLDER has the record of ID, the id of a decision or a request. The proof is
+    JSON, which `router/ledger/proofs.py` checks.
 
     Exit code: 0 printed, 1 there is no such record, 2 bad arguments.
     """

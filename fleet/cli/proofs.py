@@ -45,21 +45,27 @@ class ProofReport(msgspec.Struct, frozen=True):
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @option(
     "--old",
-    "Earlier policy: prove that PATHS let nothing leave the device that it keeps on it.",
+    "File of an earlier policy. The command proves that the policies in PATHS let nothing leave the "
+    "device that the earlier policy keeps there.",
     click.Path(path_type=Path, dir_okay=False, exists=True),
 )
 @option(
     "--timeout",
-    "Maximum seconds for each statement; then the statement is undecided.",
+    "Maximum time, in seconds, for the proof of each statement. After this time the statement counts as undecided.",
     click.FloatRange(min=0.01),
     10.0,
     to="timeout_s",
 )
 @option(
-    "--format", "Output for people, or one JSON object.", click.Choice(["human", "json"]), "human", to="output_format"
+    "--format",
+    "Format of the output: text for people (human), or one JSON object (json).",
+    click.Choice(["human", "json"]),
+    "human",
+    to="output_format",
 )
 def prove(paths: tuple[Path, ...], old: Path | None, timeout_s: float, output_format: str) -> None:
-    """Prove the promises of policies for all requests and all signals, or show a counterexample as a test case.
+    """Prove the promises of the policies in PATHS for all requests and all values of signals. If a promise does not
+    hold, a counterexample is shown as a test case.
 
     Exit code: 0 proved, 1 refuted or the policy has errors, 2 bad arguments, 3 something is undecided.
     """

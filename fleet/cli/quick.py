@@ -43,17 +43,27 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @click.command()
 @click.argument("policy", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @option(
-    "--devices", "How many devices, such as 20, or their names: kiosk-1,kiosk-2,…", required=True, metavar="N|NAMES"
+    "--devices",
+    "Number of devices, such as 20, or their names, separated by commas: kiosk-1,kiosk-2,…",
+    required=True,
+    metavar="N|NAMES",
 )
 @option(
     "--listen",
-    "Address at which devices reach the control plane; beyond this machine, HOST is in its certificate.",
+    "Address at which devices reach the control plane. If devices on other machines must reach it, "
+    "HOST becomes a name in its certificate.",
     default="127.0.0.1:8090",
     metavar="HOST:PORT",
 )
-@option("--wait", "How long to wait for devices that have not joined, before the others get the policy.", default="10m")
+@option(
+    "--wait",
+    "Maximum time that the command waits for devices that have not joined. Then the devices that have "
+    "joined get the policy.",
+    default="10m",
+)
 def quick(policy: Path, devices: str, listen: str, wait: str) -> None:
-    """Bring POLICY to a few devices: set up a fleet with one key, serve it, print how devices join, and roll out.
+    """Bring POLICY to a few devices. The command sets up a fleet with one key, serves the control plane, prints how
+    devices join, and rolls the policy out.
 
     The fleet's folder is the git checkout of POLICY, or the folder of its fleet.yaml; what is there already stays. In
     git, POLICY and its test cases must be committed. Run it again to go on where it was stopped, and after each change

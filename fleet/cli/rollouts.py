@@ -46,11 +46,25 @@ _SHOWN = 20  # rollouts in the overview
 @click.command()
 @click.argument("folder", type=_Folder)
 @option(
-    "--cohort", "Only this cohort. Repeatable; default: every cohort whose bundle changed.", to="only", multiple=True
+    "--cohort",
+    "Roll out to this cohort only. May be repeated. Default: all cohorts whose bundle has changed.",
+    to="only",
+    multiple=True,
 )
-@option("--bundle", "A signed bundle, such as an earlier one, instead of the newest one.", default="")
-@option("--allow-leaving", "Let recorded requests leave the device. This needs an approver.", is_flag=True)
-@option("--without-replay", "Continue without records to replay. This needs an approver.", is_flag=True)
+@option(
+    "--bundle",
+    "Id of the signed bundle that is rolled out, such as an earlier one. Default: the newest bundle.",
+    default="",
+)
+@option(
+    "--allow-leaving",
+    "Continue even if, in the replay, recorded requests leave the device under the new policy. Only an "
+    "approver may do this.",
+    is_flag=True,
+)
+@option(
+    "--without-replay", "Continue even if there are no records to replay. Only an approver may do this.", is_flag=True
+)
 @yes_option
 @connected
 def apply(
@@ -62,7 +76,7 @@ def apply(
     without_replay: bool,
     yes: bool,
 ) -> None:
-    """Roll out the signed bundles of FOLDER, after asking.
+    """Roll out the signed bundles of the fleet in FOLDER. The command asks for confirmation.
 
     Exit code: 0 begun or nothing to do, 1 refused or not signed, or the answer is no, 2 bad arguments, or there is no
     terminal to ask at and no --yes.
@@ -121,8 +135,8 @@ def begin(
 @format_option
 @connected
 def status(client: FleetClient, rollout: str, as_json: bool) -> None:
-    """Show the fleet and its rollouts, or one ROLLOUT with its last evaluation. A cohort's name stands for its
-    newest rollout.
+    """Show the fleet and its rollouts, or one ROLLOUT (an id, or a cohort) with its last evaluation. The name of a
+    cohort means the cohort's newest rollout.
 
     Exit code: 0 shown, 1 the control plane refuses or does not answer.
     """
@@ -153,7 +167,7 @@ def _decision(action: str, text: str) -> click.Command:
         help=f"{text}\n\nExit code: 0 done, 1 refused: the rollout's state or the operator's role does not allow it.",
     )
     @click.argument("rollout")
-    @option("--reason", "Reason for the audit log and for other operators.", default="")
+    @option("--reason", "Reason, which the audit log and other operators get.", default="")
     @connected
     def command(client: FleetClient, rollout: str, reason: str) -> None:
         path = f"/v1/rollouts/{_find(client, rollout)}/{action}"
@@ -162,21 +176,21 @@ def _decision(action: str, text: str) -> click.Command:
     return command
 
 
-pause = _decision("pause", "Pause ROLLOUT (an id, or a cohort); its devices keep the bundle.")
-resume = _decision("resume", "Let the paused ROLLOUT (an id, or a cohort) continue.")
+pause = _decision("pause", "Pause ROLLOUT (an id, or a cohort). Devices that already have the new bundle keep it.")
+resume = _decision("resume", "Continue the paused ROLLOUT (an id, or a cohort).")
 accept = _decision(
-    "accept", "Accept the paused stage of ROLLOUT (an id, or a cohort) as passed. This needs an approver."
+    "accept", "Accept the paused stage of ROLLOUT (an id, or a cohort) as passed. Only an approver may do this."
 )
 
 
 @click.command()
 @click.argument("rollout")
-@option("--reason", "Reason for the audit log and for other operators.", default="")
+@option("--reason", "Reason, which the audit log and other operators get.", default="")
 @yes_option
 @connected
 def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:
-    """Return the devices of ROLLOUT (an id, or a cohort) to the previous bundle, after asking. The rollout may have
-    ended already.
+    """Abort ROLLOUT (an id, or a cohort): its devices return to the previous bundle. The command asks for confirmation.
+    A rollout that has ended can be aborted, too.
 
     An aborted rollout cannot continue: `apply` begins a new one. Exit code: 0 done, 1 the rollout's state or the
     operator's role does not allow it, or the answer is no, 2 there is no terminal to ask at, and no --yes.

@@ -34,7 +34,7 @@ HOST = re.compile(r"[A-Za-z0-9*][A-Za-z0-9.:-]{0,252}")
 _EXTRA = ("tuf", "securesystemslib", "cryptography")
 _Folder = click.Path(path_type=Path, file_okay=False)
 _File = click.Path(path_type=Path, dir_okay=False, exists=True)
-_keys_option = option("--keys", "Folder of the key files.", _Folder, Path("keys"), to="folder")
+_keys_option = option("--keys", "Folder that has the key files.", _Folder, Path("keys"), to="folder")
 
 
 @click.group()
@@ -45,11 +45,11 @@ def keys() -> None:
 @keys.command("new")
 @click.argument("name")
 @_keys_option
-@option("--passphrase", "Ask for a passphrase, which encrypts the key.", is_flag=True)
-@option("--passphrase-file", "File with the passphrase on one line.", _File)
+@option("--passphrase", "Ask for a passphrase with which the private key is encrypted.", is_flag=True)
+@option("--passphrase-file", "File whose only line is the passphrase that encrypts the private key.", _File)
 def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None) -> None:
-    """Make a key pair, NAME.pem and NAME.pub. NAME.pem is private: store it safely. NAME.pub belongs in git, for
-    trust.yaml.
+    """Make a pair of keys, NAME.pem and NAME.pub. NAME.pem is private: store it safely. NAME.pub is public: commit it
+    to git, where trust.yaml refers to it.
 
     Exit code: 0 made, 1 a key of this name exists already, 2 bad arguments.
     """
@@ -68,7 +68,7 @@ def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None)
 @keys.command("list")
 @_keys_option
 def list_(folder: Path) -> None:
-    """List the keys of a folder, with the private keys that are present."""
+    """List the keys in a folder, and say for which of them the private key is present."""
     with readable_errors():
         from ..trust.keys import is_encrypted, list_keys
 
@@ -90,7 +90,7 @@ def tls() -> None:
 @click.argument("folder", type=_Folder)
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def init_tls(folder: Path, names: tuple[str, ...]) -> None:
-    """Make a CA in FOLDER unless it has one, and a certificate for each server NAME, a host name or an address.
+    """Make a CA in FOLDER if it has none, and a certificate for each server. NAME is the server's host name or address.
 
     FOLDER/ca.pem is what clients trust. FOLDER/ca.key signs: only the control plane needs it (`serve --device-ca`).
     Each server gets NAME.pem and NAME.key, for a year; remove them and run the command again to renew them.
@@ -109,10 +109,14 @@ def init_tls(folder: Path, names: tuple[str, ...]) -> None:
 
 @click.command()
 @click.argument("folder", type=_Folder)
-@option("--key", "A private key; repeatable.", _File, to="key_files", multiple=True, required=True)
-@option("--passphrase-file", "File with the passphrase of encrypted keys. Default: ask for it.", _File)
+@option("--key", "Private key that signs. May be repeated.", _File, to="key_files", multiple=True, required=True)
+@option(
+    "--passphrase-file",
+    "File with the passphrase of encrypted private keys. Default: the command asks for the passphrase.",
+    _File,
+)
 def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None) -> None:
-    """Sign the changes of the fleet in FOLDER with these keys. Metadata with enough signatures is published.
+    """Sign the changes of the fleet in FOLDER with the given keys. Metadata with enough signatures is published.
 
     Metadata that lacks signatures waits in FOLDER/pending for the next signer; FOLDER/published holds the static files
     for the devices. With the keys of rollout, snapshot and timestamp, the published files become visible to the
@@ -126,14 +130,18 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
 @keys.command("holders")
 @click.argument("folder", type=_Folder)
 @click.argument("files", nargs=-1, required=True, type=_File, metavar="NAME.pub...")
-@option("--threshold", "Number of them that must sign.", click.IntRange(min=1), 2)
-@option("--key", "A private key to sign the change with; repeatable.", _File, to="key_files", multiple=True)
-@option("--passphrase-file", "File with the passphrase of encrypted keys. Default: ask for it.", _File)
+@option("--threshold", "Number of these keys that must sign a change.", click.IntRange(min=1), 2)
+@option("--key", "Private key that signs this change. May be repeated.", _File, to="key_files", multiple=True)
+@option(
+    "--passphrase-file",
+    "File with the passphrase of encrypted private keys. Default: the command asks for the passphrase.",
+    _File,
+)
 def holders(
     folder: Path, files: tuple[Path, ...], threshold: int, key_files: tuple[Path, ...], passphrase_file: Path | None
 ) -> None:
-    """Make the keys NAME.pub the only keys of root and artifacts in FOLDER, for example when several people take over
-    from the one key of `quick`.
+    """Make the public keys NAME.pub the only keys of the roles root and artifacts in FOLDER. For example, several
+    people can replace the single key that `quick` made by their own keys.
 
     Writes trust.yaml again, without its comments, and signs like `sign`. Enough of the earlier holders and of the new
     ones must sign. Devices follow by themselves. Exit code: 0 done, 1 the fleet has errors, or a key is invalid.
@@ -181,7 +189,7 @@ def sign_fleet(checked: CheckedFleet, keys: Mapping[Path, CryptoSigner]) -> bool
 @click.command()
 @click.argument("folder", type=_Folder)
 def diff(folder: Path) -> None:
-    """Show the changes of the fleet in FOLDER against the last signed bundles, and prove what may leave the device.
+    """Show the changes of the fleet in FOLDER since the last signed bundles, and prove what may leave the devices.
 
     Exit code: 0 nothing more may leave, 1 more may leave, or the fleet has errors, 3 this is undecided.
     """
