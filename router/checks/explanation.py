@@ -53,7 +53,7 @@ _REASON_TEXTS = table_of(__package__, "reasons.yaml", dict[ReasonCode, tuple[str
 """Mark, style and text of each reason; `{detail}` and `{target}` are fields of the reason."""
 
 
-_ABSENT_IN_A_DRAFT = "{detail} is not set, so the rule does not hold"
+_ABSENT_IN_A_DRAFT = "the signal {detail} is not set, so the rule does not hold"
 _DRAFT_NOTE = (
     "a draft: give signals with --set SIGNAL=VALUE; unless prompt_tokens is set, it is estimated from the text"
 )

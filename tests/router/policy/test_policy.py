@@ -174,7 +174,7 @@ MISTAKES = {
     "a price per thousand tokens": (
         edit("model: b", "model: b, usd_per_1k_tokens: 1"),
         (5, 32, "targets.large.usd_per_1k_tokens"),
-        "`usd_per_1k_tokens` is now `price`. Prices are now per million tokens: 0.07 becomes `price: {input: 70",
+        "`usd_per_1k_tokens` is now `price`. Prices are now per million tokens: a price of 0.07 becomes `price: {input",
     ),
     "a model without its prices": (
         edit("model: b", "model: b, price: {of: openai/gpt-4o-mini}"),
