@@ -208,8 +208,8 @@ def export(config: Config, since: str) -> None:
 @config_options
 @option(
     "--new-key-file",
-    "File with an additional key that can then open the state folder, too. If the file is missing, it "
-    "is made with a new key.",
+    "File with an additional key that can then open the state folder, too. If the file is missing, the "
+    "command makes it with a new key.",
     PATH,
 )
 def rotate_key(config: Config, new_key_file: Path | None) -> None:

@@ -210,7 +210,7 @@ async def serve_http(server: MCPServer[Any], port: int) -> None:
 @option("--url", "URL of the daemon, or unix:///path for a Unix socket. [$CAUSEWAY_URL]", default="")
 @option(
     "--api-key",
-    "API key for requests that arrive over stdio. Needed only if the daemon requires one. [$CAUSEWAY_API_KEY]",
+    "API key for requests that arrive over stdio. Needed only if the daemon requires API keys. [$CAUSEWAY_API_KEY]",
     default="",
 )
 @option(

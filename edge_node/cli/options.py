@@ -95,7 +95,7 @@ def request_options(command: F) -> F:
         option("--model", "Name of the target that must answer, or `auto`: the policy decides.", default="auto"),
         option(
             "--prefer",
-            "Routing preference. It can only narrow the policy's choice of targets, never widen it.",
+            "Routing preference. The preference can only narrow the policy's choice of targets, never widen it.",
             click.Choice(get_args(Prefer)),
         ),
         option(
@@ -119,7 +119,7 @@ def daemon_options(command: F) -> F:
     """Add the flags of commands that talk to a running daemon: those of `connect`, and `--format`."""
     options = [
         option("--url", "URL of the daemon, or unix:///path for a Unix socket. [$CAUSEWAY_URL]", default=""),
-        option("--api-key", "API key. Needed only if the daemon requires one. [$CAUSEWAY_API_KEY]", default=""),
+        option("--api-key", "API key. Needed only if the daemon requires API keys. [$CAUSEWAY_API_KEY]", default=""),
         format_option,
     ]
     return _with_options(command, options)

@@ -204,7 +204,7 @@ def test(folder: Path) -> None:
 @click.argument("text")
 @option(
     "--set",
-    "Value of a signal, such as device.temperature_c=90 or request.tags=private. Also "
+    "Value of a signal, such as device.temperature_c=90 or request.tags=private. Further values: "
     "request.model=TARGET for the model that the request names, and down=TARGET for a target that is "
     "down. May be repeated. Signals without a value are absent.",
     to="settings",
@@ -354,7 +354,7 @@ _File = click.Path(path_type=Path, dir_okay=False)
 )
 @option(
     "--state-dir",
-    "State folder of this server. It has the key that signs tokens, and SQLite's database.",
+    "State folder of this server. The folder has the key that signs tokens, and SQLite's database.",
     _Folder,
     required=True,
 )
@@ -401,7 +401,8 @@ def serve(
     device_ca: Path | None,
     **tls: Path | None,
 ) -> None:
-    """Run the control plane of the fleet in FOLDER. When it can serve, it prints `ready url=…` on stdout.
+    """Run the control plane of the fleet in FOLDER. When the control plane can serve, it prints `ready url=…` on
+    stdout.
 
     Beyond loopback it needs a certificate, or a TLS proxy in front of it.
 

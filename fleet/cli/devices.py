@@ -73,7 +73,8 @@ def every_device(client: FleetClient, **query: str) -> list[DeviceAnswer]:
 @option("--expires", "Time for which the token is valid, such as 30m, 12h or 7d.", default="1d")
 @option(
     "--label",
-    "Label of the devices that join with the token. It overrides the label that a device reports. May be repeated.",
+    "Label of the devices that join with the token. This label overrides the label that a device "
+    "reports. May be repeated.",
     to="labels",
     multiple=True,
     metavar="NAME=VALUE",
@@ -105,7 +106,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
 def _action(name: str, text: str) -> click.Command:
     @click.command(name, help=f"{text}\n\nExit code: 0 done, 1 refused.")
     @click.argument("device")
-    @option("--reason", "Reason, which is written to the audit log.", default="")
+    @option("--reason", "Reason that is written to the audit log.", default="")
     @connected
     def command(client: FleetClient, device: str, reason: str) -> None:
         _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/{name}", DeviceAnswer, {"reason": reason}),))
@@ -119,12 +120,12 @@ release = _action("release", "Let DEVICE follow the rollouts of its cohort again
 
 @click.command()
 @click.argument("device")
-@option("--reason", "Reason, which is written to the audit log.", default="")
+@option("--reason", "Reason that is written to the audit log.", default="")
 @yes_option
 @connected
 def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
-    """Revoke DEVICE permanently. The control plane and the gateways then refuse its tokens and its key. The command
-    asks for confirmation.
+    """Revoke DEVICE permanently. The control plane and the gateways then refuse the device's tokens and its key. The
+    command asks for confirmation.
 
     The device continues with the bundle that it runs, without the cloud and without updates. Its name stays in use: to
     return, the device must leave (`causeway-edge fleet leave`) and join with a new join token under another name. Exit
@@ -151,7 +152,7 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
     to="of",
     metavar="NAME",
 )
-@option("--reason", "Reason, which is written to the audit log.", default="")
+@option("--reason", "Reason that is written to the audit log.", default="")
 @option("--wait", "Maximum time that the command waits for the receipt.", default="60s")
 @option("--status", "Print the receipt of the last order, and give no new order.", is_flag=True)
 @yes_option
@@ -185,7 +186,7 @@ def erase(client: FleetClient, device: str, of: str | None, reason: str, wait: s
 @click.command()
 @click.argument("device")
 @click.argument("bundle")
-@option("--reason", "Reason, which is written to the audit log.", default="")
+@option("--reason", "Reason that is written to the audit log.", default="")
 @connected
 def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
     """Pin DEVICE: it runs the signed bundle BUNDLE, whatever its cohort's rollouts say.

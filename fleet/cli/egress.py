@@ -92,7 +92,7 @@ def _print(logs: list[Log], report: Report) -> None:
 @click.argument("name", metavar="ID")
 @option(
     "--since",
-    "Also prove that the ledger has grown from its first SINCE records without a change to them.",
+    "Also prove that the ledger's first SINCE records are unchanged, and that later records only follow them.",
     click.IntRange(min=1),
 )
 def proof(folder: Path, name: str, since: int | None) -> None:

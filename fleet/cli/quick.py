@@ -51,7 +51,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @option(
     "--listen",
     "Address at which devices reach the control plane. If devices on other machines must reach it, "
-    "HOST becomes a name in its certificate.",
+    "HOST becomes a name in the control plane's certificate.",
     default="127.0.0.1:8090",
     metavar="HOST:PORT",
 )

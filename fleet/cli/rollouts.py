@@ -167,7 +167,7 @@ def _decision(action: str, text: str) -> click.Command:
         help=f"{text}\n\nExit code: 0 done, 1 refused: the rollout's state or the operator's role does not allow it.",
     )
     @click.argument("rollout")
-    @option("--reason", "Reason, which the audit log and other operators get.", default="")
+    @option("--reason", "Reason that is written to the audit log and shown to other operators.", default="")
     @connected
     def command(client: FleetClient, rollout: str, reason: str) -> None:
         path = f"/v1/rollouts/{_find(client, rollout)}/{action}"
@@ -185,7 +185,7 @@ accept = _decision(
 
 @click.command()
 @click.argument("rollout")
-@option("--reason", "Reason, which the audit log and other operators get.", default="")
+@option("--reason", "Reason that is written to the audit log and shown to other operators.", default="")
 @yes_option
 @connected
 def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:

@@ -141,7 +141,7 @@ def holders(
     folder: Path, files: tuple[Path, ...], threshold: int, key_files: tuple[Path, ...], passphrase_file: Path | None
 ) -> None:
     """Make the public keys NAME.pub the only keys of the roles root and artifacts in FOLDER. For example, several
-    people can replace the single key that `quick` made by their own keys.
+    people can put their own keys in the place of the single key that `quick` made.
 
     Writes trust.yaml again, without its comments, and signs like `sign`. Enough of the earlier holders and of the new
     ones must sign. Devices follow by themselves. Exit code: 0 done, 1 the fleet has errors, or a key is invalid.

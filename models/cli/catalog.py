@@ -105,8 +105,8 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
 @option("--force", "Add the model even if it does not fit into the device's memory.", is_flag=True)
 @option(
     "--calls",
-    "Constrain the model's answers to the call grammar. For a model that answers with function calls, "
-    "as the shipped models do.",
+    "Constrain the model's answers to the call grammar. Use this option for a model that answers with "
+    "function calls, as the shipped models do.",
     is_flag=True,
 )
 @option(
@@ -157,7 +157,8 @@ def add(
 @option("--replace", "Replace the adapter of this name if the model already has one.", is_flag=True)
 @option(
     "--calls",
-    "Constrain the answers with this adapter to the call grammar. For an adapter that answers with function calls.",
+    "Constrain the answers with this adapter to the call grammar. Use this option if the model answers "
+    "with function calls when it has the adapter.",
     is_flag=True,
 )
 @models_option

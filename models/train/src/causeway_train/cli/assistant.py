@@ -104,8 +104,8 @@ def _schedule(command: Callable[..., None]) -> Callable[..., None]:
     "--repeat-prompt/--single-prompt",
     default=True,
     show_default=True,
-    help="--repeat-prompt: the chat template repeats the last message. --single-prompt: it does not. "
-    "Applies to a new run and to --from.",
+    help="--repeat-prompt: the chat template repeats the last message. --single-prompt: it does not. The "
+    "option applies to a new run and to --from.",
 )
 @click.option(
     "--encoder",
@@ -373,7 +373,7 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
 @click.option(
     "--minilm",
     is_flag=True,
-    help="Attribute MiniLM as a source. For a model that was trained with --minilm or --encoder.",
+    help="Attribute MiniLM as a source. Use this option for a model that was trained with --minilm or --encoder.",
 )
 @gate_options
 @context_option

@@ -112,7 +112,7 @@ def _schedule(command: Callable[..., None]) -> Callable[..., None]:
     default=0.5,
     show_default=True,
     help="Weight, 0 to 1, of the teacher's probabilities; the rest is the weight of the teacher's answer. "
-    "Applies to tokens of the student for which the teacher gives probabilities.",
+    "The weight applies to those tokens of the student for which the teacher gives probabilities.",
 )
 @click.option(
     "--quantisation",
@@ -200,7 +200,7 @@ def distill(
 def train_adapter(
     student: Path, data: Path, run: Path, name: str, hwu64_repeats: int, refusals: int, **schedule: float
 ) -> None:
-    """Train an adapter for a pretrained student, with which the student answers with the device's function calls.
+    """Train an adapter for a pretrained student. With the adapter the student answers with the device's function calls.
 
     Each report writes RUN/adapter.gguf, for `causeway-models add-adapter MODEL RUN/adapter.gguf --calls`.
     """

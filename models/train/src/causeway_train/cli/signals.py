@@ -260,7 +260,7 @@ def train_spoken(
     limit: int | None,
     threads: int,
 ) -> None:
-    """Train the part of the confidence calibrator that applies to spoken requests. It is trained on held-back commands
+    """Train the part of the confidence calibrator that applies to spoken requests. The training uses held-back commands
     that espeak-ng speaks.
     """
     from causeway_server.models.catalog.artifact import find_signal
