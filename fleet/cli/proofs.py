@@ -58,7 +58,7 @@ class ProofReport(msgspec.Struct, frozen=True):
 )
 @option(
     "--format",
-    "Format of the output: text for people (human), or one JSON object (json).",
+    "Format of the output: `human`, for people, or `json` (one JSON object).",
     click.Choice(["human", "json"]),
     "human",
     to="output_format",

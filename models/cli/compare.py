@@ -85,7 +85,7 @@ def make_gate(
 @option("--context", "Context length for a prompt with its answer, in tokens.", click.IntRange(1), 2048)
 @option(
     "--format",
-    "Format of the output: text for people (human), or one JSON object (json).",
+    "Format of the output: `human`, for people, or `json` (one JSON object).",
     click.Choice(["human", "json"]),
     "human",
     to="output",

@@ -64,7 +64,7 @@ _held = click.option(
     type=click.Choice(["human", "json"]),
     default="human",
     show_default=True,
-    help="Format of the output: tables for people (human), or the report as JSON (json).",
+    help="Format of the output: `human` (tables for people), or `json` (the report).",
 )
 @models_option
 def evaluate(
