@@ -135,8 +135,8 @@ def run_benchmarks(arguments: Sequence[str]) -> int:
         lines += origin(f"python -m tests.bench {' '.join(names)}", time.monotonic() - started, load)
         lines += [
             "",
-            "Each figure is a ratio or difference within one run, of medians over interleaved rounds; the absolute",
-            "figures behind it are in the last column. A yardstick is the time of a fixed piece of pure Python in the",
+            "Each figure is a ratio or a difference of two medians of the same run, whose rounds take turns. The last",
+            "column has the absolute figures. One yardstick is the time that a fixed piece of pure Python takes in the",
             "same run.",
             "",
             *markdown_rows(rows),

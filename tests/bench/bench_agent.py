@@ -1,4 +1,4 @@
-"""(x) the daemon's hit, pass-through and memory as a device of a fleet: with the agent, its token and a parked poll.
+"""A cached answer, a forwarded request and memory of a daemon in a fleet: with agent, token and a parked poll.
 
 The control plane is a process of its own with signed metadata; the device has joined, looked for a plan, and waits.
 Hits and requests that are passed on are held to the limits of `bench_edge`; its memory is compared with that of a
@@ -48,7 +48,7 @@ def main() -> list[Row]:
             for port in (alone.port, device.port):
                 ask(port, body)
         more_mb = device.rss_mb() - alone.rss_mb()
-        note = f"without a fleet {alone.rss_mb():.1f} MB"
+        note = f"a daemon without a fleet takes {alone.rss_mb():.1f} MB"
         rows = [
             *hit_rows(Contestant("ours", device.port, HITS), Contestant("bare", fixed, HITS)),
             *passed_rows(
@@ -57,8 +57,8 @@ def main() -> list[Row]:
                 Contestant("floor", upstream, PASSED),
             ),
         ]
-        named = [msgspec.structs.replace(row, name=f"(x) in a fleet: {row.name.strip()}") for row in rows]
-        return [*named, Row("(x) in a fleet: more memory", more_mb, "MB", MORE_MB, note=note)]
+        named = [msgspec.structs.replace(row, name=f"in a fleet, {row.name.strip()}") for row in rows]
+        return [*named, Row("additional memory of a daemon in a fleet", more_mb, "MB", MORE_MB, note=note)]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""(n) A budget of money that is paced, beside hindsight and beside spending it in the order of arrival.
+"""A budget of money that is paced, beside hindsight and beside spending it in the order of arrival.
 
 Ten days each of 12 devices: requests with a time of day, the quality of both answers, and an expected, an actual and
 a greatest price. Numbers of requests, hard questions and budgets differ from device to device and from day to day; a
@@ -119,9 +119,16 @@ def main(seeds: Sequence[int] = REPORTED) -> list[Row]:
             over_stop.append(gained / stopped(day))
             overruns += spent > day.budget
     ordered = sorted(shares)
-    note = f"{len(shares)} days; 5 % below {ordered[len(ordered) // 20]:.3f}; first days {statistics.mean(firsts):.3f}"
+    low, first = ordered[len(ordered) // 20], statistics.mean(firsts)
+    note = f"mean of {len(shares)} days; 5 % of them have less than {low:.3f}, and first days have {first:.3f}"
     return [
-        Row("(n) gain of a paced budget / hindsight's", statistics.mean(shares), "x", 0.95, "higher", note),
-        Row("(n) the same / in the order of arrival", statistics.mean(over_stop), "x", 1.1, "higher"),
-        Row("(n) budgets overrun", overruns, "days", 0.0),
+        Row("gain of a paced budget ÷ the gain with hindsight", statistics.mean(shares), "x", 0.95, "higher", note),
+        Row(
+            "gain of a paced budget ÷ the gain if requests take the money in their order of arrival",
+            statistics.mean(over_stop),
+            "x",
+            1.1,
+            "higher",
+        ),
+        Row("budgets that were overrun", overruns, "days", 0.0),
     ]

@@ -1,11 +1,11 @@
-"""(d) what edge and gateway add to the first token of a direct call to Triton; and the cost of a streamed token.
+"""What edge and gateway add to the first token of a direct call to Triton; and the cost of a streamed token.
 
 Triton, gateway and edge run as the commands that users start. Requests go over the three paths in turn, so that other
 work on the machine disturbs all of them alike. Triton has a core of its own, as it has a machine of its own in
 production; otherwise its later tokens take the core on which the first one travels. One row shows the same without
 pinning.
 
-Each request of (d) has words that no request before it had, as users' requests have: the engine keeps the prompts of
+Each request has words that no request before it had, as users' requests have: the engine keeps the prompts of
 its last requests, and a prompt asked again costs it next to nothing. One row shows the same with one prompt throughout.
 """
 
@@ -47,6 +47,13 @@ LONG_TOKENS, LONG_ROUNDS, PARALLEL = 400, 10, 16
 # The control tokens of our own models have the first ids. Without them every token has a text, and so an event.
 ONLY_TEXT = {"logit_bias": {str(token): -100 for token in range(8)}}
 FIRST = b'"delta":{"content":'  # the event before it has the role only
+RATIO = "time added to the first token ÷ the time of a direct call to Triton"
+WORDS = {
+    "direct": "direct call",
+    "socket": "gateway over a plain socket",
+    "gateway": "gateway",
+    "edge": "edge and gateway",
+}
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 
 Ask = Callable[[str], Awaitable[float]]  # the user's text → seconds to the first token
@@ -67,7 +74,7 @@ def main() -> list[Row]:
 
 
 def _renamed(row: Row) -> Row:
-    return msgspec.structs.replace(row, name="    (d) without pinning")
+    return msgspec.structs.replace(row, name=f"    edge and gateway, processes not pinned to cores: {RATIO}")
 
 
 @contextlib.contextmanager
@@ -108,44 +115,44 @@ async def _measure(bed: Bed, *, judged: bool) -> list[Row]:
         tokens = await _token_costs(triton, http, bed)
         per_core = await _per_core(http, bed)
     await triton.close()
-    again = [_added("    (d) of one prompt, asked again and again", again_ms, "edge")] if again_ms else []
+    again = (
+        [_added(f"    edge and gateway, the same prompt in each request: {RATIO}", again_ms, "edge")]
+        if again_ms
+        else []
+    )
     return [
-        _added(
-            "(d) edge→gateway→Triton, added to the first token, as a share of a direct call",
-            ms,
-            "edge",
-            0.7 if judged else None,
-        ),
-        _added("    of which the gateway", ms, "gateway", 0.35 if judged else None),
-        _added("    the same without the client's library, socket to socket", ms, "socket", 0.35 if judged else None),
+        _added(f"edge and gateway: {RATIO}", ms, "edge", 0.7 if judged else None),
+        _added(f"    gateway alone: {RATIO}", ms, "gateway", 0.35 if judged else None),
+        _added(f"    gateway alone, asked without an HTTP library: {RATIO}", ms, "socket", 0.35 if judged else None),
         *again,
         Row(
-            "    time between two streamed tokens through the gateway over a direct stream's",
+            "    time between two streamed tokens: the gateway's ÷ that of a direct call",
             tokens.interval_us / tokens.direct_interval_us,
             "x",
             1.12 if judged else None,
-            note=f"a token every {tokens.interval_us:.0f} and {tokens.direct_interval_us:.0f} us, "
+            note=f"gateway {tokens.interval_us:.0f} us, direct call {tokens.direct_interval_us:.0f} us; "
             f"streams of {LONG_TOKENS} tokens",
         ),
         Row(
-            "    the gateway's CPU time per streamed token over a direct client's",
+            "    CPU time per streamed token: the gateway's ÷ a direct client's",
             tokens.cpu_us / tokens.direct_cpu_us,
             "x",
-            note=f"{tokens.cpu_us:.0f} and {tokens.direct_cpu_us:.0f} us",
+            note=f"gateway {tokens.cpu_us:.0f} us, direct client {tokens.direct_cpu_us:.0f} us",
         ),
         Row(
-            "    the gateway's requests/s per core",
+            "    requests for each second of the gateway's CPU time",
             per_core,
             "/s",
             better="higher",
-            note=f"streams of {SAMPLING['max_tokens']} tokens, {PARALLEL} at once; from its CPU time",
+            note=f"streams of {SAMPLING['max_tokens']} tokens, {PARALLEL} at once",
         ),
     ]
 
 
 def _added(what: str, ms: Mapping[str, float], way: str, limit: float | None = None) -> Row:
-    behind = ", ".join(f"{name} {value:.2f} ms" for name, value in ms.items())
-    return Row(what, (ms[way] - ms["direct"]) / ms["direct"], "x", limit, note=behind)
+    behind = ", ".join(f"{WORDS[name]} {value:.2f} ms" for name, value in ms.items())
+    note = f"time to the first token: {behind}"
+    return Row(what, (ms[way] - ms["direct"]) / ms["direct"], "x", limit, note=note)
 
 
 def _new_texts() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""(a) `decide` with the default policy: µs per decision, the reading of its signals included; and what a promise and
+"""`decide` with the default policy: µs per decision, the reading of its signals included; and what a promise and
 budgets add to it.
 """
 
@@ -55,12 +55,14 @@ def main() -> list[Row]:
     rounds = sorted((_measure(policy, asks) for _ in range(ROUNDS)), key=lambda figures: figures[1])
     p50, p99, cache_p50 = rounds[ROUNDS // 2]
     times, pairs = _times(asks)
-    spread = f"p99 of the {ROUNDS} rounds {rounds[0][1]:.1f} to {rounds[-1][1]:.1f} us"
-    note = f"{len(asks)} kinds of ask, {CALLS} calls a round; plan_cache p50 {cache_p50:.1f} us"
+    spread = f"between {rounds[0][1]:.1f} and {rounds[-1][1]:.1f} us in the {ROUNDS} rounds"
+    note = f"{len(asks)} kinds of requests, {CALLS} calls a round; the cache's plan takes {cache_p50:.1f} us (median)"
     return [
-        scaled("(a) decide p50, in yardsticks", p50, note=note),
-        scaled("(a) decide p99, in yardsticks", p99, LIMIT, spread),
-        Row("(a) decide p99 with a promise and budgets / without", times, "x", MAX_TIMES, note=pairs),
+        scaled("routing decision, median, in yardsticks", p50, note=note),
+        scaled("routing decision, 99th percentile, in yardsticks", p99, LIMIT, spread),
+        Row(
+            "routing decision, 99th percentile: with a promise and budgets ÷ without", times, "x", MAX_TIMES, note=pairs
+        ),
     ]
 
 
@@ -83,7 +85,7 @@ def _times(asks: list[Ask]) -> tuple[float, str]:
     told = [(request, paced(now), estimates) for request, now, estimates in asks]
     rounds = [_in_turns([(policies[0], asks), (policies[1], told)]) for _ in range(ROUNDS)]
     one, both = (statistics.median(found) for found in zip(*rounds, strict=True))
-    return statistics.median(more / less for less, more in rounds), f"{one:.1f} and {both:.1f} us"
+    return statistics.median(more / less for less, more in rounds), f"without {one:.1f} us, with {both:.1f} us"
 
 
 def _in_turns(sides: list[tuple[Policy, list[Ask]]]) -> tuple[float, ...]:

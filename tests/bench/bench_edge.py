@@ -1,4 +1,4 @@
-"""(b) an exact hit over HTTP, (c) a request that is passed on, (f) the daemon's memory and start.
+"""A cached answer over HTTP, a forwarded request, and the daemon's memory and start.
 
 Each server is a process of its own, the load generator another. Ours and the bare one take turns in short rounds; each
 figure is the median of the rounds' own ratios, so that a neighbour who comes and goes counts little.
@@ -33,6 +33,9 @@ ROUNDS = 21
 ASKS = 1000  # different ones, in turn: what the daemon remembers of a single ask is no help
 _ASK = '{"model":"auto","messages":[{"role":"user","content":"Turn on light %d in the kitchen."}],"temperature":0}'
 HITS = tuple((_ASK % number).encode() for number in range(ASKS))
+HIT, PASS = "cached answer", "forwarded request"
+SERVER, FORWARDER = "a bare aiohttp server's", "a bare aiohttp forwarder's"
+WORDS = {"ours": "edge", "bare": "bare aiohttp", "floor": "upstream asked directly"}
 PASSED = tuple(body.replace(b'"temperature":0', b'"temperature":0.2') for body in HITS)  # sampled: not cached
 
 
@@ -64,8 +67,8 @@ def main() -> list[Row]:
                 Contestant("bare", forwarder, PASSED),
                 Contestant("floor", upstream, PASSED),
             ),
-            Row("(f) memory without the model", rss_mb, "MB", 120.0),
-            Row("(f) start to ready", edge.ready_s, "s", 2.0),
+            Row("memory (RSS) of a daemon without a model", rss_mb, "MB", 120.0),
+            Row("time from the start of a daemon without a model until it is ready", edge.ready_s, "s", 2.0),
         ]
 
 
@@ -75,8 +78,8 @@ def hit_rows(*contestants: Contestant) -> list[Row]:
     many = _play(contestants, MANY, 3000)
     slower = _median(one, lambda r: r.figures["ours"].p50_ms / r.figures["bare"].p50_ms)
     return [
-        Row(f"(b) exact hit, p50 at {ONE}", slower, "x", 1.6, note=_p50s(one)),
-        Row(f"(b) exact hit, rate at {MANY}", _median(many, _rate), "x", 0.35, "higher", _rates(many)),
+        Row(f"{HIT}, {ONE} connection: median time ÷ {SERVER}", slower, "x", 1.6, note=_p50s(one)),
+        Row(f"{HIT}, {MANY} connections: rate ÷ {SERVER}", _median(many, _rate), "x", 0.35, "higher", _rates(many)),
     ]
 
 
@@ -86,9 +89,20 @@ def passed_rows(*contestants: Contestant) -> list[Row]:
         packed = _play(contestants, ONE, 400)
     many = _play(contestants, MANY, 1500)
     return [
-        Row(f"(c) passed on, added p50 at {ONE}", _median(one, _added), "x", 2.0, note=_p50s(one)),
-        Row("    the same, all on one core", _median(packed, _added), "x", note=_p50s(packed)),
-        Row(f"(c) passed on, rate at {MANY}", _median(many, _rate), "x", 0.4, "higher", _rates(many)),
+        Row(
+            f"{PASS}, {ONE} connection: median time added ÷ {FORWARDER}",
+            _median(one, _added),
+            "x",
+            2.0,
+            note=_p50s(one),
+        ),
+        Row(
+            f"{PASS}, {ONE} connection, all processes on one core: median time added ÷ {FORWARDER}",
+            _median(packed, _added),
+            "x",
+            note=_p50s(packed),
+        ),
+        Row(f"{PASS}, {MANY} connections: rate ÷ {FORWARDER}", _median(many, _rate), "x", 0.4, "higher", _rates(many)),
     ]
 
 
@@ -104,12 +118,12 @@ def _added(one: Round) -> float:
 
 def _p50s(rounds: list[Round]) -> str:
     names = rounds[0].figures
-    return ", ".join(f"{name} {_median(rounds, lambda r: r.figures[name].p50_ms):.3f} ms" for name in names)  # noqa: B023
+    return ", ".join(f"{WORDS[name]} {_median(rounds, lambda r: r.figures[name].p50_ms):.3f} ms" for name in names)  # noqa: B023
 
 
 def _rates(rounds: list[Round]) -> str:
     names = rounds[0].figures
-    return ", ".join(f"{name} {_median(rounds, lambda r: r.figures[name].rps):.0f}/s" for name in names)  # noqa: B023
+    return ", ".join(f"{WORDS[name]} {_median(rounds, lambda r: r.figures[name].rps):.0f}/s" for name in names)  # noqa: B023
 
 
 def _median(rounds: list[Round], figure: Callable[[Round], float]) -> float:

@@ -1,4 +1,4 @@
-"""(o) A battery that must last until 18:00 and heat that must not throttle: paced, beside hindsight and a mere stop.
+"""A battery that must last until 18:00 and heat that must not throttle: paced, beside hindsight and a mere stop.
 
 Two days each of 40 devices, in steps of 20 s: the sensors' files as a Jetson has them, read by the daemon's probes;
 noise, readings that are missing, batteries that hold less than they say, fans that fail, clouds that are away. The
@@ -341,10 +341,10 @@ def main(seeds: Sequence[int] = REPORTED, days: int = DAYS) -> list[Row]:
     )
     share = mean(one.value / one.best for one, _ in could)
     lasted = sum(one.lasted for one, _ in could)
-    note = f"{lasted} of {len(could)} days; with a mere stop {sum(one.lasted for _, one in could)}"
+    note = f"{lasted} of {len(could)} days; {sum(one.lasted for _, one in could)} if answers only stop at the budget"
     return [
         Row(
-            "(o) days whose battery lasts / days that any plan could last",
+            "days on which the battery lasts ÷ days on which any plan could make it last",
             lasted / len(could),
             "x",
             0.99,
@@ -352,12 +352,16 @@ def main(seeds: Sequence[int] = REPORTED, days: int = DAYS) -> list[Row]:
             note,
         ),
         Row(
-            "(o) hours throttled",
+            "share of the hours in which the device is throttled",
             100 * hot,
             "%",
             2.0,
-            note=f"without any answer {100 * least:.2f}, unpaced {100 * without:.2f}",
+            note=f"without any answer {100 * least:.2f} %, unpaced {100 * without:.2f} %",
         ),
-        Row("(o) value of the answers / hindsight's for the battery", share, "x"),
-        Row("(o) the same / with a mere stop", mean(one.value / max(1e-9, other.value) for one, other in could), "x"),
+        Row("value of the answers ÷ the value with hindsight", share, "x"),
+        Row(
+            "value of the answers ÷ the value if answers only stop at the budget",
+            mean(one.value / max(1e-9, other.value) for one, other in could),
+            "x",
+        ),
     ]

@@ -1,4 +1,4 @@
-"""(e) the engine's tokens/s against raw `llama_decode` with the same batch, and against `python -m llama_cpp.server`.
+"""The engine's tokens/s against raw `llama_decode` with the same batch, and against `python -m llama_cpp.server`.
 
 Same model file, threads, prompts and lengths; the contestants take turns in short rounds, and each figure is the median
 of the rounds' own ratios. Beside them: what it costs to hold calls to their utterances' words, over whole answers of
@@ -88,11 +88,18 @@ def _raw_rows(path: Path, threads: int) -> list[Row]:
         ours.run(batch)
         rounds = [(raw.run(prompts, ANSWER_TOKENS), ours.run(batch)) for _ in range(RAW_ROUNDS)]
         ratio = statistics.median(mine / least for least, mine in rounds)
-        note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s, {threads} thread{'s' if threads > 1 else ''}"
-        rows.append(Row(f"(e) engine / raw llama_decode at {batch}", ratio, "x", 0.85, "higher", note))
+        note = (
+            f"engine {_rate(rounds, 1)} tokens/s, llama_decode {_rate(rounds, 0)} tokens/s; {_count(threads, 'thread')}"
+        )
+        name = f"{_count(batch, 'stream')}, tokens/s: engine ÷ llama_decode called directly"
+        rows.append(Row(name, ratio, "x", 0.85, "higher", note))
     ours.close()
     raw.close()
     return rows
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def _rate(rounds: list[tuple[float, float]], side: int) -> str:
@@ -154,8 +161,9 @@ def call_row(threads: int, batch: int, limit: float | None = None) -> Row:
     rounds = [(calls.run(held=False), calls.run(held=True)) for _ in range(CALL_ROUNDS)]
     calls.close()
     ratio = statistics.median(held / free for free, held in rounds)
-    note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s, prompts included"
-    return Row(f"(e) constrained calls / unconstrained answers, at {batch}", ratio, "x", limit, "higher", note)
+    note = f"constrained {_rate(rounds, 1)} tokens/s, unconstrained {_rate(rounds, 0)} tokens/s, prefill included"
+    name = f"{_count(batch, 'stream')}, tokens/s: constrained function calls ÷ unconstrained answers"
+    return Row(name, ratio, "x", limit, "higher", note)
 
 
 class _Calls:
@@ -213,9 +221,10 @@ async def _server_row(path: Path, threads: int) -> Row:
             (await server.run(prompts, ANSWER_TOKENS), await ours.run(prompts, ANSWER_TOKENS))
             for _ in range(SERVER_ROUNDS + 1)
         ][1:]
-    note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s; ours from the child, streamed; theirs over HTTP, whole"
+    mine, theirs = (f"{_rate(rounds, side)} tokens/s" for side in (1, 0))
+    note = f"engine {mine}, streamed by its child process; llama_cpp.server {theirs}, whole answers over HTTP"
     ratio = statistics.median(mine / other for other, mine in rounds)
-    return Row(f"(e) engine / llama_cpp.server at {MANY}", ratio, "x", 1.3, "higher", note)
+    return Row(f"{MANY} streams, tokens/s: engine ÷ llama_cpp.server", ratio, "x", 1.3, "higher", note)
 
 
 def _text(number: int) -> str:

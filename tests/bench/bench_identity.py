@@ -43,10 +43,10 @@ def main() -> list[Row]:
             known.append(_each_us(lambda: seen.principal(header), TIMES))
             fresh.append(_each_us(lambda: unseen.principal(header), TIMES // 10))
     known_us, fresh_us = statistics.median(known), statistics.median(fresh)
-    note = f"{fresh_us / known_us:.0f} times less than verifying the signature"
+    note = f"the check of a new token takes {fresh_us / known_us:.0f} times as long"
     return [
-        scaled("(identity) a signed token seen before, in yardsticks", known_us, 4.0, note),
-        scaled("(identity) a signed token verified, in yardsticks", fresh_us, 60.0),
+        scaled("check of a signed access token that was seen before, in yardsticks", known_us, 4.0, note),
+        scaled("check of a new signed access token, in yardsticks", fresh_us, 60.0),
     ]
 
 

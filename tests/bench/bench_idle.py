@@ -1,4 +1,4 @@
-"""(j) a request on a new connection while 2,000 others are open and idle, over TCP and over the Unix socket.
+"""A request on a new connection while 2,000 others are open and idle, over TCP and over the Unix socket.
 
 Three daemons take turns, request by request: one without other connections, one that holds all 2,000, and one whose
 limit is reached, so that each new connection closes the one that has been idle longest.
@@ -32,6 +32,7 @@ _REQUEST = (
     b"Content-Length: %d\r\n\r\n" % len(_BODY)
 ) + _BODY
 _LIMITS = {"calm": 4096, "crowded": 4096, "full": 1024}  # server.max_connections
+WORDS = {"calm": "no idle connections", "crowded": f"{IDLE} of them", "full": "at the limit"}
 Address = tuple[str, int] | str
 
 
@@ -76,9 +77,21 @@ def _rows(way: str, addresses: dict[str, Address]) -> Iterator[Row]:
             if number >= 50:  # the first ones warm up
                 times[name].append(took_ms)
     p50 = {name: statistics.median(found) for name, found in times.items()}
-    note = ", ".join(f"{name} {ms:.3f} ms" for name, ms in p50.items())
-    yield Row(f"(j) next request beside {IDLE} idle, {way}", p50["crowded"] / p50["calm"], "x", LIMIT, note=note)
-    yield Row("    the same at the connection limit", p50["full"] / p50["calm"], "x", LIMIT, note=note)
+    note = ", ".join(f"{WORDS[name]} {ms:.3f} ms" for name, ms in p50.items())
+    yield Row(
+        f"next request over {way} beside {IDLE} idle connections: median time ÷ the time without idle connections",
+        p50["crowded"] / p50["calm"],
+        "x",
+        LIMIT,
+        note=note,
+    )
+    yield Row(
+        f"next request over {way} at the limit of connections: median time ÷ the time without idle connections",
+        p50["full"] / p50["calm"],
+        "x",
+        LIMIT,
+        note=note,
+    )
 
 
 def _ask(address: Address) -> float:

@@ -1,4 +1,4 @@
-"""(m) Proofs of policies: their time, how many are undecided, and the formulas beside `decide`."""
+"""Proofs of policies: their time, how many are undecided, and the formulas beside `decide`."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _shipped() -> Iterator[Row]:
         assert all(proof.status == "proved" for proof in prove(policy))
         times[path.stem] = time.process_time() - began
     slowest = max(times, key=times.__getitem__)
-    note = f"{len(times)} policies; {slowest} is the slowest; processor time"
-    yield Row("(m) proof of a shipped policy, slowest", times[slowest], "s", 1.0, note=note)
+    note = f"processor time; {len(times)} policies were proved, and the proof of {slowest} is the slowest"
+    yield Row("slowest proof of a policy that ships", times[slowest], "s", 1.0, note=note)
 
 
 def _drawn() -> Iterator[Row]:
@@ -54,10 +54,16 @@ def _drawn() -> Iterator[Row]:
         statements, undecided, of_policies = statements + len(found), undecided + left, of_policies + bool(left)
         before = policy
     times.sort()
-    note = f"{undecided} of {statements} statements about {len(times)} policies; of {of_policies} policies"
-    yield Row("(m) statements undecided in 10 s", 100 * undecided / statements, "%", 2.0, note=note)
-    note = f"p50; p99 {times[int(0.99 * len(times))]:.2f} s, longest {times[-1]:.2f} s; processor time"
-    yield Row("(m) proof of a drawn policy", times[len(times) // 2], "s", note=note)
+    note = f"{undecided} of {statements} statements about {len(times)} policies; they belong to {of_policies} policies"
+    yield Row(
+        "share of statements that the prover could not decide in 10 s",
+        100 * undecided / statements,
+        "%",
+        2.0,
+        note=note,
+    )
+    note = f"processor time; 99th percentile {times[int(0.99 * len(times))]:.2f} s, longest {times[-1]:.2f} s"
+    yield Row("median proof of a generated policy", times[len(times) // 2], "s", note=note)
 
 
 def _agreement() -> Iterator[Row]:
@@ -68,8 +74,8 @@ def _agreement() -> Iterator[Row]:
         compared, policies = compared + agreement.compared, policies + 1
         if compared >= PAIRS:
             break
-    note = f"of {compared:,} pairs of {policies} policies"
-    yield Row("(m) formulas that disagree with decide", differing, "pairs", 0.0, note=note)
+    note = f"of {compared:,} pairs of a request and one of {policies} policies"
+    yield Row("pairs in which the formulas disagree with `decide`", differing, "pairs", 0.0, note=note)
 
 
 def _print_rows() -> None:

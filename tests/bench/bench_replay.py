@@ -1,4 +1,4 @@
-"""(r) `causeway-fleet replay` of 100,000 records, in a process of its own: start, reading and printing included.
+"""`causeway-fleet replay` of 100,000 records, in a process of its own: start, reading and printing included.
 
 The process has one thread; its CPU time is what it takes on a machine with nothing else to do.
 """
@@ -24,7 +24,7 @@ from tests.tool import run_tool
 from .bench_decide import POLICY, mixed
 from .rows import Row, scaled
 
-NAME = "(r) what-if over 100,000 records, CPU time a record, in yardsticks"
+NAME = "replay of a new policy over 100,000 records: CPU time per record, in yardsticks"
 RECORDS = 100_000
 LIMIT = 20.0  # of a record
 ROOT = Path(__file__).parents[2]
@@ -53,9 +53,8 @@ def main() -> list[Row]:
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=False)
         took_s, cpu_s = time.monotonic() - started, _children_s() - used
         assert done.returncode in (0, 1), done.stderr.decode()
-        note = (
-            f"{cpu_s:.2f} s of CPU time, {records.stat().st_size / 2**20:.0f} MiB of JSON lines; elapsed {took_s:.1f} s"
-        )
+        size_mib = records.stat().st_size / 2**20
+        note = f"CPU time {cpu_s:.2f} s and elapsed time {took_s:.1f} s for {size_mib:.0f} MiB of JSON lines"
         return [scaled(NAME, 1e6 * cpu_s / RECORDS, LIMIT, note)]
 
 

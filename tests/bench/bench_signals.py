@@ -1,4 +1,4 @@
-"""(signals) what learned signals and the device's model take, on one thread: µs a text, first token, tokens/s.
+"""What learned signals and the device's model take, on one thread: µs a text, first token, tokens/s.
 
 Texts are the commands below, each of a length that people use; a figure is the median round of means. The model answers
 one stream at a time, through the engine that the daemon runs, with nothing left of a prompt from the time before.
@@ -62,16 +62,18 @@ def _signal_rows() -> list[Row]:
     model = find_artifact("assistant")
     rows = []
     encoder = SentenceEncoder(find_signal("embedding").path)
-    rows.append(_row("encoder, tokens and vector", encoder, ENCODER))
+    rows.append(_row("sentence encoder, a text to its vector", encoder, ENCODER))
     try:
         quality = QualityEstimator(find_signal("edge.quality", model).path)
-        rows.append(_row("edge.quality", quality, QUALITY))
+        rows.append(_row("signal edge.quality of a text", quality, QUALITY))
         calibrator = ConfidenceCalibrator.load(find_signal("confidence", model).path)
         sure = Confidence(8, 0.8, -0.2, 0.7, 0.4, 0.01)
-        rows.append(_row("calibrator", lambda _: calibrator(sure, 8, 0.7, ended=False), None))
+        rows.append(
+            _row("calibrator, confidence to probability", lambda _: calibrator(sure, 8, 0.7, ended=False), None)
+        )
     except ArtifactError as error:
-        print(f"(signals) not all are measured: {error}")
-    rows.append(_row("semantic look-up, 10,000 questions in one bucket", _semantic_lookup(), SEMANTIC))
+        print(f"Not all signals are measured: {error}")
+    rows.append(_row("look-up in the semantic cache, all 10,000 questions are compared", _semantic_lookup(), SEMANTIC))
     return rows
 
 
@@ -104,8 +106,8 @@ def _semantic_lookup() -> Told:
 
 def _row(name: str, tell: Told, limit: float | None) -> Row:
     rounds = sorted(_mean_us(tell) for _ in range(ROUNDS))
-    note = f"{CALLS} calls a round, {rounds[0]:.1f} to {rounds[-1]:.1f} us"
-    return scaled(f"(signals) {name}, in yardsticks", statistics.median(rounds), limit, note)
+    note = f"between {rounds[0]:.1f} and {rounds[-1]:.1f} us in rounds of {CALLS} calls"
+    return scaled(f"{name}, in yardsticks", statistics.median(rounds), limit, note)
 
 
 def _mean_us(tell: Told) -> float:
@@ -135,21 +137,26 @@ def _model_rows(model: Artifact) -> list[Row]:
     finally:
         os.sched_setaffinity(0, cores)
     firsts, rates = ([one[side] for one in answers] for side in (0, 1))
-    told = f"{model.name} {model.manifest.quantisation}, one stream on one core, {ANSWERS} answers"
+    told = f"{model.name} {model.manifest.quantisation}, one stream on one core, median of {ANSWERS} answers"
     first, rate = statistics.median(firsts) * 1e3, statistics.median(rates)
-    calls = f"calls of the utterance's words, {2 * ANSWERS} answers to their end"
+    calls = f"median of {2 * ANSWERS} whole calls, constrained to words of the request"
     held_first = statistics.median(one[0] for one in held) * 1e3
     held_rate = statistics.median(one[1] for one in held)
     return [
-        scaled("(signals) device's model, first token of a call, in yardsticks", held_first * 1e3, FIRST_TOKEN, calls),
-        scaled("(signals) device's model, a token of a call, in yardsticks", 1e6 / held_rate, TOKEN, calls),
         scaled(
-            "(signals) device's model, first token, in yardsticks",
+            "device's model, time to the first token of a function call, in yardsticks",
+            held_first * 1e3,
+            FIRST_TOKEN,
+            calls,
+        ),
+        scaled("device's model, time per token of a function call, in yardsticks", 1e6 / held_rate, TOKEN, calls),
+        scaled(
+            "device's model, time to the first token, in yardsticks",
             first * 1e3,
             FIRST_TOKEN,
-            f"{told}; slowest {_slowest(firsts)}",
+            f"{told}; the slowest took {_slowest(firsts)}",
         ),
-        scaled("(signals) device's model, a token, in yardsticks", 1e6 / rate, TOKEN, told),
+        scaled("device's model, time per token, in yardsticks", 1e6 / rate, TOKEN, told),
     ]
 
 

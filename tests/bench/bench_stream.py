@@ -40,21 +40,21 @@ def _edge_rows() -> list[Row]:
 
     return [
         Row(
-            f"(h) {STREAMS} streams of {TOKENS} tokens: added to the first token, over a bare forwarder's",
+            f"{STREAMS} streams of {TOKENS} tokens: time that the edge adds to the first token ÷ a bare forwarder's",
             median(
                 rounds,
                 lambda r: (r["edge"].first_ms - r["direct"].first_ms) / (r["bare"].first_ms - r["direct"].first_ms),
             ),
             "x",
             2.0,
-            note=f"edge {added('edge'):.2f} ms, bare {added('bare'):.2f} ms; a token every 5 ms",
+            note=f"edge {added('edge'):.2f} ms, bare forwarder {added('bare'):.2f} ms; a token every 5 ms",
         ),
         Row(
-            "    CPU time per stream, over a bare forwarder's",
+            "    CPU time per stream: the edge's ÷ a bare forwarder's",
             median(rounds, lambda r: r["edge"].cpu_ms / r["bare"].cpu_ms),
             "x",
             1.3,
-            note=f"edge {cpu('edge'):.2f} ms, bare {cpu('bare'):.2f} ms",
+            note=f"edge {cpu('edge'):.2f} ms, bare forwarder {cpu('bare'):.2f} ms",
         ),
     ]
 
@@ -78,11 +78,11 @@ def _gateway_row() -> Row:
 
     ours_us, bare_us = (median(rounds, lambda r: token_us(r, name)) for name in ("gateway", "read"))  # noqa: B023
     return Row(
-        "    the gateway's CPU time per streamed token, over a bare gRPC reader's",
+        "    CPU time per streamed token: the gateway's ÷ a bare gRPC reader's",
         median(rounds, lambda r: token_us(r, "gateway") / token_us(r, "read")),
         "x",
         1.5,
-        note=f"gateway {ours_us:.1f} us, reader {bare_us:.1f} us; {PARALLEL} streams, a token every 5 ms",
+        note=f"gateway {ours_us:.1f} us, gRPC reader {bare_us:.1f} us; {PARALLEL} streams, a token every 5 ms",
     )
 
 

@@ -1,8 +1,8 @@
 """`python -m tests.bench edge-ablation [--rounds 5]`: what each shortcut of the edge's HTTP side is worth.
 
-Daemons run side by side, one with everything and one without each mechanism, and answer the requests of the rows (b),
-an exact hit, and (c), one that is passed on, in turns of a few hundred. A figure is a daemon's processor time a
-request, over that of the daemon with everything in the same round: the median over the rounds, the lowest and the
+Daemons run side by side, one with everything and one without each mechanism, and answer the requests of the rows
+"cached answer" and "forwarded request", in turns of a few hundred. A figure is a daemon's processor time per request,
+divided by that of the daemon with everything in the same round: the median over the rounds, the lowest and the
 highest. The product has no such switches: with a mechanism's name first, this program starts a daemon without it.
 """
 
@@ -86,7 +86,7 @@ def main() -> None:
             name: servers.enter_context(_daemon(Path(folder) / str(number), upstream, name))
             for number, name in enumerate([EVERYTHING, *chosen, "everything again"])
         }
-        for title, bodies in (("(b) exact hit", bench_edge.HITS), ("(c) passed on", bench_edge.PASSED)):
+        for title, bodies in (("cached answer", bench_edge.HITS), ("forwarded request", bench_edge.PASSED)):
             rounds = [_play(daemons, bodies, arguments.turns) for _ in range(arguments.rounds + 1)][
                 1:
             ]  # the first fills the caches

@@ -125,9 +125,9 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
     OFF: ("edge_node.observability.tracing:RequestTracer.begin", "edge_node.observability.tracing:RequestTrace.end"),
 }
 SCENARIOS = {
-    "passed on": Scenario("passed on", "pass", MANY, 2.0),
+    "forwarded request": Scenario("forwarded request", "pass", MANY, 2.0),
     "a stream of 64 tokens": Scenario("a stream of 64 tokens", "stream", MANY, 2.0),
-    "exact hit": Scenario("exact hit", "hit", MANY, 2.0),
+    "cached answer": Scenario("cached answer", "hit", MANY, 2.0),
 }
 
 
@@ -402,7 +402,7 @@ def rows(measured: Mapping[str, Measured]) -> Iterator[tuple[str, ...]]:
     for mechanism in MECHANISMS:
         yield (mechanism, *(f"{shares[name].get(mechanism, 0.0):.1f}" for name in measured))
     left = [one.total_us - sum(shares[name].values()) for name, one in measured.items()]
-    yield ("the rest: event loop, kernel, other functions", *(f"{us:.1f}" for us in left))
+    yield ("everything else: event loop, kernel, other functions", *(f"{us:.1f}" for us in left))
     yield ("total", *(f"{one.total_us:.1f}" for one in measured.values()))
 
 
@@ -419,8 +419,9 @@ def section(lines: Sequence[tuple[str, ...]], source: Sequence[str]) -> str:
             TITLE,
             "",
             *source,
-            f"µs of processor time a request, {MANY} at once, streams with a token every {GAP_US / 1000:g} ms. Each",
-            "mechanism's functions are timed in a running daemon, without what other mechanisms do within them.",
+            f"Figures are µs of processor time per request, with {MANY} requests in flight. Streams have a token every",
+            f"{GAP_US / 1000:g} ms. The functions of each mechanism are timed in a running daemon, without the time of",
+            "functions of other mechanisms that they call.",
             "",
             f"| mechanism | {' | '.join(SCENARIOS)} |",
             "|---" * (len(SCENARIOS) + 1) + "|",

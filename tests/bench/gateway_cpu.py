@@ -66,11 +66,11 @@ def _request_rows(rounds: list[Round], *, beside: bool) -> list[Row]:
         return 1e3 * one[f"{name} {WHOLE}"].cpu_ms
 
     ours_us = median(rounds, lambda r: us(r, GATEWAY))
-    rows = [Row("the gateway's CPU time a request, one token, not streamed", ours_us, "us")]
+    rows = [Row("the gateway's CPU time for a request with an answer of one token, not streamed", ours_us, "us")]
     if beside:
         ratio = median(rounds, lambda r: us(r, GATEWAY) / us(r, BESIDE))
-        note = f"beside: {median(rounds, lambda r: us(r, BESIDE)):.0f} us"
-        rows.append(Row("    over the other version's", ratio, "x", MAX_OF_BESIDE, note=note))
+        note = f"other version {median(rounds, lambda r: us(r, BESIDE)):.0f} us"
+        rows.append(Row("    the same ÷ the other version's CPU time", ratio, "x", MAX_OF_BESIDE, note=note))
     return rows
 
 
@@ -81,9 +81,13 @@ def _token_rows(rounds: list[Round], *, beside: bool) -> list[Row]:
 
     ours_us, bare_us = (median(rounds, lambda r: us(r, name)) for name in (GATEWAY, BARE))  # noqa: B023
     ratio = median(rounds, lambda r: us(r, GATEWAY) / us(r, BARE))
-    note = f"gateway {ours_us:.1f} us, reader {bare_us:.1f} us"
-    rows = [Row("a streamed token's, over a bare gRPC reader's", ratio, "x", MAX_OF_BARE, note=note)]
+    note = f"gateway {ours_us:.1f} us, gRPC reader {bare_us:.1f} us"
+    rows = [
+        Row("CPU time per streamed token: the gateway's ÷ a bare gRPC reader's", ratio, "x", MAX_OF_BARE, note=note)
+    ]
     if beside:
         other_us, other = median(rounds, lambda r: us(r, BESIDE)), median(rounds, lambda r: us(r, BESIDE) / us(r, BARE))
-        rows.append(Row("    the other version's, over the reader's", other, "x", note=f"beside: {other_us:.1f} us"))
+        rows.append(
+            Row("    the other version's ÷ the gRPC reader's", other, "x", note=f"other version {other_us:.1f} us")
+        )
     return rows

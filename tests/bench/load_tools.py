@@ -35,7 +35,15 @@ from .results import RESULTS, origin, with_section
 from .streaming.run import gateway, process, server
 
 TITLE = "## Load tools side by side"
-HEADS = ("server", "load", "tool", "answers/s", "first token p50, p99", "between tokens p50", "failed")
+HEADS = (
+    "server",
+    "load",
+    "tool",
+    "answers/s",
+    "time to the first token: median, p99",
+    "median time between tokens",
+    "failed requests",
+)
 MAX_TOKENS, WORDS, PROMPTS = 64, 16, 1000
 
 
@@ -191,7 +199,7 @@ def main() -> int:
         shown = f"python -m tests.bench load-tools AIPERF GUIDELLM TOKENIZER --rounds {options.rounds}"
         about = origin(f"{shown} --seconds {options.seconds:g}", time.monotonic() - started, load)
         about.append(
-            f"Priority of everything that ran: nice {os.nice(0)}. Medians of the rounds; `failed`: all of them."
+            f"All processes ran at nice {os.nice(0)}. Figures are medians of the rounds; failed requests are summed."
         )
         RESULTS.write_text(with_section(RESULTS.read_text(), TITLE, "\n".join([TITLE, "", *about, "", *lines])))
     return 0

@@ -10,7 +10,7 @@ from .yardstick import yardstick_us
 
 
 class Row(msgspec.Struct, frozen=True):
-    name: str  # "(a) decide p99"
+    name: str  # "routing decision, median"
     value: float
     unit: str  # "us", "x", "MB", "s"
     limit: float | None = None
@@ -31,5 +31,5 @@ def checks(failures: Sequence[str]) -> list[Row]:
 
 def scaled(name: str, us: float, limit: float | None = None, note: str = "") -> Row:
     """A short operation's time as a multiple of the yardstick; the limit is such a multiple too."""
-    behind = f"{us:.3g} us, the yardstick {yardstick_us():.3g} us"
+    behind = f"{us:.3g} us; one yardstick is {yardstick_us():.3g} us"
     return Row(name, us / yardstick_us(), "x", limit, note=f"{behind}; {note}" if note else behind)

@@ -117,7 +117,7 @@ def test_first_requests_and_interrupted_calls_do_not_count() -> None:
 def test_the_stopwatches_cost_what_the_daemon_takes_more() -> None:
     """10 of 20 µs are decide's raw time; the stopwatches cost 4 µs, twice what they should."""
     shares = {"decide": Share(calls=1, ns=10_000, cost_ns=1_000), "": Share(calls=1, cost_ns=1_000)}
-    lines = dict(_first_figures({"passed on": Measured(Profile(1, shares), total_us=20.0, watched_us=24.0)}))
+    lines = dict(_first_figures({"forwarded request": Measured(Profile(1, shares), total_us=20.0, watched_us=24.0)}))
     assert lines["decide"] == "8.0"
     assert lines["total"] == "20.0"
     assert next(text for name, text in lines.items() if name.startswith("the rest")) == "12.0"
@@ -136,4 +136,4 @@ def test_cost_is_counted_where_it_falls() -> None:
 
 def test_a_mechanism_that_no_request_passes_is_named() -> None:
     shares = {name: Share(calls=1) for name in MECHANISMS if name not in ("decide", OFF)}
-    assert silent({"passed on": Measured(Profile(1, shares), 1.0, 1.0)}) == ["decide"]
+    assert silent({"forwarded request": Measured(Profile(1, shares), 1.0, 1.0)}) == ["decide"]

@@ -20,10 +20,10 @@ def readme_figures(results: str = "") -> str:
         results: The page of results; by default the one that is kept.
     """
     page = results or RESULTS.read_text(encoding="utf-8")
-    decision_us = _figure(page, "", "(a) decide p50", "behind it")
-    hit_ms = _figure(page, "", "(b) exact hit, p50 at 1", "behind it")
+    decision_us = _figure(page, "", "routing decision, median", "behind it")
+    hit_ms = _figure(page, "", "cached answer, 1 connection", "behind it")
     ours_ms, litellm_ms = (
-        _figure(page, "Beside other proxies", name, "first token") for name in ("our edge", "LiteLLM")
+        _figure(page, "Beside other proxies", name, "to the first token") for name in ("our edge", "LiteLLM")
     )
     text = (
         f"A decision takes {decision_us} µs, an answer from the cache {hit_ms} ms. While 32 clients stream, the daemon "

@@ -100,7 +100,7 @@ async def _in_force(ours: OurEngine, streams: int, rounds: int) -> Row:
         texts = [f"Tell me story {number} of lighthouse {stream}." for stream in range(streams)]
         free = await _rate(ours.backend, [chat(text) for text in texts])
         pairs.append((await _rate(ours.backend, [chat(text, response_format=form(_LONG)) for text in texts]), free))
-    name = f"a schema in force / free decoding, {streams} stream{'s' if streams > 1 else ''}"
+    name = f"{streams} stream{'s' if streams > 1 else ''}: answers constrained to a JSON schema ÷ unconstrained answers"
     return _ratio(name, pairs[1:], 0.95, "tokens/s")
 
 
@@ -117,7 +117,14 @@ async def _new_schema(ours: OurEngine, rounds: int) -> Row:
             1000 * ((await run(ours.backend, chat(again, 1, response_format=form(schema)))).first_s - free.first_s)
         )
     size = len(json.dumps(schema)) // 1000
-    return Row("first token later by a new schema", statistics.median(later[1:]), "ms", 50, "lower", f"{size} kB")
+    return Row(
+        "time that a new JSON schema adds to the first token",
+        statistics.median(later[1:]),
+        "ms",
+        50,
+        "lower",
+        f"a schema of {size} kB",
+    )
 
 
 async def _calls(ours: OurEngine, rounds: int) -> Row:
@@ -130,7 +137,12 @@ async def _calls(ours: OurEngine, rounds: int) -> Row:
         pairs.append(
             (1 / (call.whole_s - call.first_s), (free.tokens - 1) / (call.tokens - 1) / (free.whole_s - free.first_s))
         )
-    return _ratio("required calls by jump-forward / one step a token", pairs[1:], 1.5, "calls/s behind the first token")
+    return _ratio(
+        "required function calls: with jump-forward decoding ÷ one step per token",
+        pairs[1:],
+        1.5,
+        "calls/s after the first token",
+    )
 
 
 async def _tiny(rounds: int) -> Row:
@@ -141,7 +153,7 @@ async def _tiny(rounds: int) -> Row:
             texts = [f"{_COMMANDS[at % len(_COMMANDS)]} {number} {at}" for at in range(IN_FLIGHT)]
             requests = [chat(text) for text in texts]
             pairs.append((await _rate(held, requests), await _rate(free, requests)))
-    name = f"calls of {IN_FLIGHT} new texts at once / free, from daemon to child and back"
+    name = f"{IN_FLIGHT} new texts at once: constrained function calls ÷ unconstrained answers, engine child included"
     return _ratio(name, pairs[1:], None, "tokens/s")
 
 
@@ -159,7 +171,7 @@ async def _backend(path: Path, answers: str) -> AsyncIterator[EngineBackend]:
 def _ratio(name: str, pairs: list[tuple[float, float]], limit: float | None, unit: str) -> Row:
     ours, free = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
     ratio = statistics.median(one / other for one, other in pairs)
-    return Row(name, ratio, "x", limit, "higher", f"{ours:.1f} of {free:.1f} {unit}")
+    return Row(name, ratio, "x", limit, "higher", f"{ours:.1f} {unit} ÷ {free:.1f} {unit}")
 
 
 async def _main(rounds: int) -> list[Row]:

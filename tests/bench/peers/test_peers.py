@@ -76,15 +76,15 @@ def _round(ours_us: float, envoy_first_ms: float) -> Round:
 
 def test_ratios_are_medians_of_the_rounds() -> None:
     rows = {row.name: row for row in judge(["ours", "envoy"], [_round(us, 2.0) for us in (90.0, 500.0, 95.0)])}
-    row = rows["CPU a request at 32, us ÷ Envoy 1.40.0"]
+    row = rows["CPU time per forwarded request, 32 in flight: our edge ÷ Envoy 1.40.0"]
     assert (row.value, row.holds) == (1.9, True)
-    assert rows["32 streams: first token added, ms ÷ Envoy 1.40.0"].value == 2.0
+    assert rows["time added to the first token of 32 streams: our edge ÷ Envoy 1.40.0"].value == 2.0
     assert not [name for name in rows if "vllm-router" in name]
 
 
 def test_a_ratio_to_less_than_nothing_misses() -> None:
     rows = {row.name: row for row in judge(["ours", "envoy"], [_round(90.0, 0.5)])}
-    assert rows["32 streams: first token added, ms ÷ Envoy 1.40.0"].holds is False
+    assert rows["time added to the first token of 32 streams: our edge ÷ Envoy 1.40.0"].holds is False
 
 
 def test_a_full_core_is_named_and_times_have_no_verdict() -> None:
@@ -94,5 +94,5 @@ def test_a_full_core_is_named_and_times_have_no_verdict() -> None:
     assert line("ours", [one])[-1] == "0.96, 0.50 (full)"
     assert line("envoy", [one])[-1] == "0.50, 0.50"
     rows = {row.name: row for row in judge(["ours", "envoy"], [one])}
-    assert rows["added p50 at 1, ms ÷ Envoy 1.40.0"].holds is None
-    assert rows["CPU a request at 32, us ÷ Envoy 1.40.0"].holds is True
+    assert rows["median time added to a forwarded request, 1 in flight: our edge ÷ Envoy 1.40.0"].holds is None
+    assert rows["CPU time per forwarded request, 32 in flight: our edge ÷ Envoy 1.40.0"].holds is True
