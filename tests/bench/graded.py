@@ -253,10 +253,28 @@ def money(found: list[Graded]) -> list[Row]:
     note = "by day " + ", ".join(f"{one.clairvoyant:.3f}" for one in shares)
     clairvoyant, known, stopped, spent = (statistics.mean(values) for values in zip(*shares[1:], strict=True))
     return [
-        Row("gain of a paced budget / clairvoyant hindsight's, after the first day", clairvoyant, "x", note=note),
-        Row("the same / hindsight's with the knowledge at arrival", known, "x", 0.95, "higher", f"spent {spent:.0%}"),
-        Row("the same / in the order of arrival", stopped, "x", 1.1, "higher"),
-        Row("budgets overrun", sum(one.spent > 1.0 for one in shares), "days", 0.0),
+        Row(
+            "gain of a paced budget ÷ the gain of clairvoyant hindsight, after the first day",
+            clairvoyant,
+            "x",
+            note=note,
+        ),
+        Row(
+            "gain of a paced budget ÷ the gain of hindsight with the same knowledge",
+            known,
+            "x",
+            0.95,
+            "higher",
+            f"spent {spent:.0%}",
+        ),
+        Row(
+            "gain of a paced budget ÷ the gain if requests take the money in their order of arrival",
+            stopped,
+            "x",
+            1.1,
+            "higher",
+        ),
+        Row("days over their budget", sum(one.spent > 1.0 for one in shares), "days", 0.0),
     ]
 
 
@@ -277,15 +295,23 @@ def promise(found: list[Graded]) -> list[Row]:
     note = f"the large model is better in {bad.mean():.1%}; wrong in the first pass {first:.2%}"
     return [
         Row(
-            "promise: broken streams",
+            f"share of {len(SEEDS)} streams of {SIZE:,} requests in which a promise of {KEEP:.0%} is broken",
             100 * statistics.mean(float(one.is_broken) for one in served),
             "%",
             5.0,
             note=note,
         ),
-        Row("promise: quality of the worst stream", 100 * (KEEP - max(lost)), "%"),
-        Row("promise: share on the device", 100 * statistics.mean(one.share for one in served), "%"),
-        Row("the same of the best fixed threshold", 100 * (len(kept) and int(kept[-1]) + 1) / len(found), "%"),
+        Row("quality of the worst of these streams", 100 * (KEEP - max(lost)), "%"),
+        Row(
+            "share of requests that the device answers under the promise",
+            100 * statistics.mean(one.share for one in served),
+            "%",
+        ),
+        Row(
+            "share of requests that the device answers with the best fixed threshold instead",
+            100 * (len(kept) and int(kept[-1]) + 1) / len(found),
+            "%",
+        ),
     ]
 
 
