@@ -120,7 +120,7 @@ def test_the_stopwatches_cost_what_the_daemon_takes_more() -> None:
     lines = dict(_first_figures({"forwarded request": Measured(Profile(1, shares), total_us=20.0, watched_us=24.0)}))
     assert lines["decide"] == "8.0"
     assert lines["total"] == "20.0"
-    assert next(text for name, text in lines.items() if name.startswith("the rest")) == "12.0"
+    assert next(text for name, text in lines.items() if name.startswith("everything else")) == "12.0"
 
 
 def _first_figures(measured: dict[str, Measured]) -> Iterator[tuple[str, str]]:
