@@ -1,4 +1,4 @@
-"""In-memory trackers of a process: fair shares of callers, latency, circuit breaker, spending.
+"""Trackers that a process keeps in memory: fair shares of callers, latencies, circuit breakers, money spent.
 
 Each tracker has one owner. Time is an argument, and memory is bounded.
 """

@@ -1,4 +1,4 @@
-"""An answer in progress: its state (`Generation`), and the run of its attempts (`AttemptRunner`): Decision → Chunks.
+"""An answer in progress: its state (`Generation`), and the run of the decision's attempts (`AttemptRunner`).
 
 The order, the hold-back for a handoff and the rule for the next attempt are pure (`router.decision.attempts`); this
 module awaits, and limits every wait:

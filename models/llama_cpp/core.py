@@ -1,4 +1,4 @@
-"""A loaded model and one step of it: build a batch, decode it, sample each sequence's next token, emit the text."""
+"""A loaded model and its steps: build a batch, decode it, sample each sequence's next token, emit the text."""
 
 from __future__ import annotations
 

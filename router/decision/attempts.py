@@ -1,4 +1,4 @@
-"""The attempts of one decision: each one a state machine (`TABLE`), and their order (`AttemptSequence`).
+"""The attempts of one decision: the state machine of each attempt (`TABLE`), and their order (`AttemptSequence`).
 
 The caller feeds events and does the I/O. Everything else is decided here: holding back first tokens, releasing them,
 and whether the next target may take over. `final_error` makes the client's error in the end.

@@ -1,4 +1,4 @@
-"""Listens over TCP and Unix sockets for HTTP/1.1, bounded in connections, headers and time.
+"""The HTTP/1.1 server over TCP and Unix sockets, with limits on connections, headers and time.
 
 A `Connection` answers plain requests itself, at a third of aiohttp's cost. At the first request that is not plain
 (another path, a WebSocket, a head that `read_head` does not know, malformed bytes) it moves to aiohttp's low-level

@@ -1,4 +1,4 @@
-"""Pieces → bytes: complete answers, streamed answers and errors, as an HTTP client receives them.
+"""The bytes that an HTTP client receives for complete answers, streamed answers and errors.
 
 Heads and chunks are built here (`PrebuiltResponse`, `EventStream`), because aiohttp's own response is slow: it builds a
 multidict of headers and serialises it again, which costs as much as the rest of a cache hit, and passes each write

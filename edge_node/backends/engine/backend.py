@@ -1,4 +1,4 @@
-"""A model on this device as a Backend: requests become sequences of its engine child, emissions become Chunks."""
+"""A model on this device as a Backend: it sends requests to its engine child and makes Chunks of the emissions."""
 
 from __future__ import annotations
 

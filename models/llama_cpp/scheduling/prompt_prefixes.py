@@ -1,4 +1,4 @@
-"""Sources of a prompt's prefix that need no decoding: a running slot, a prefix saved in memory, or a file.
+"""Sources of a prompt's prefix that is already decoded: a running slot, a prefix saved in memory, or a file.
 
 A source must have the same adapter, because keys and values depend on the adapter.
 
