@@ -1,4 +1,6 @@
-"""The service, which takes one request through all steps from admission to its outcome. Start reading here: this is the table of hops.
+"""The service, which takes one request through all steps from admission to its outcome.
+
+Start reading here: this is the table of steps.
 
     bytes → Request      `http.api`: parse and validate once
     admission            `requests`: a rate limit per client; a bounded queue in front of bounded concurrency

@@ -1,4 +1,6 @@
-"""The decision: request, signals and policy give an ordered list of attempts, and a cache plan. Pure: equal input, equal decision.
+"""The decision: request, signals and policy give an ordered list of attempts, and a cache plan.
+
+Pure: equal input, equal decision.
 
 `decide` works in five steps:
 
