@@ -19,25 +19,27 @@ ATTRIBUTIONS = (
     DataSource("SNIPS 2017", "CC0 1.0", "Coucke et al. 2018, sonos/nlu-benchmark"),
     DataSource("CLINC150", "CC BY 3.0", "Larson et al. 2019, clinc/oos-eval"),
     DataSource("BANKING77", "CC BY 4.0", "Casanueva et al. 2020, PolyAI-LDN/task-specific-datasets"),
-    DataSource("MMLU questions", "MIT", "Hendrycks et al. 2021; only as questions to refuse"),
-    DataSource("GSM8K questions", "MIT", "Cobbe et al. 2021; only as questions to refuse"),
+    DataSource("MMLU questions", "MIT", "Hendrycks et al. 2021; used only as questions that the model must refuse"),
+    DataSource("GSM8K questions", "MIT", "Cobbe et al. 2021; used only as questions that the model must refuse"),
 )
 _PURPOSES = {
     "assistant": (
-        "The device's model. It turns an everyday command (music, lights, alarms, lists, calendar, weather, volume, "
-        "date and time, restaurants, films, books) into one function call as compact JSON. It answers every other "
-        'request with the token `<|refuse|>`, followed by `{"name":"out_of_scope","arguments":{}}`. The router derives '
-        "the handoff decision from the probability of that token at the first position."
+        "This model runs on the device. It turns an everyday command (music, lights, alarms, lists, calendar, weather, "
+        "volume, date and time, restaurants, films, books) into one function call as compact JSON. It answers every "
+        'other request with the token `<|refuse|>`, followed by `{"name":"out_of_scope","arguments":{}}`. The router '
+        "derives the handoff decision from the probability of that token at the first position."
     ),
     "assistant-large": (
-        "The cloud's model. It covers the whole catalogue (home, assistant, travel, work, money, banking) as function "
-        "calls in compact JSON; a request that matches no function is answered with `out_of_scope`."
+        "This model runs in the cloud. It answers with a function call in compact JSON and knows the whole catalogue "
+        "of functions (home, assistant, travel, work, money, banking). If a request matches no function, the call is "
+        "`out_of_scope`."
     ),
 }
 _LIMITS = (
-    "- English only. Arguments are copied from the message, not normalised (`six am` stays `six am`).",
-    "- Not a general chat model: it knows no facts and follows no instructions outside its catalogue.",
-    "- It reads the last exchange and the last user message only; system messages are skipped.",
+    "- The model understands only English.",
+    "- It copies arguments from the message and does not normalise them (`six am` stays `six am`).",
+    "- It is not a general chat model: it knows no facts, and follows no instructions outside its catalogue.",
+    "- It reads only the last exchange and the last message of the user, and skips system messages.",
 )
 _MEASURES = ("intent", "exact", "valid", "refused")
 
@@ -87,7 +89,7 @@ def assistant_card(manifest: Manifest) -> str:
     """Return the Markdown of an assistant's `README.md`."""
     purpose = _PURPOSES.get(manifest.name)
     facts = {
-        "context": f"{manifest.context_length} tokens; trained on up to 250",
+        "context": f"{manifest.context_length} tokens; training used up to 250",
         "defaults": _defaults(manifest),
         "note": manifest.note if purpose else "",
     }
@@ -99,10 +101,10 @@ def _defaults(manifest: Manifest) -> str:
     defaults = {
         f"temperature {manifest.temperature or 0:g}": manifest.temperature is not None,
         f"at most {manifest.answer_tokens} tokens": manifest.answer_tokens > 0,
-        "answers constrained to the call grammar of each message": manifest.answers == "calls",
-        "transcripts of speech in lower case, without punctuation": manifest.transcripts == "spoken",
+        "answers are constrained to the call grammar of each message": manifest.answers == "calls",
+        "transcripts of speech get lower case and no punctuation": manifest.transcripts == "spoken",
     }
-    return ", ".join(text for text, applies in defaults.items() if applies)
+    return "; ".join(text for text, applies in defaults.items() if applies)
 
 
 def _measured(manifest: Manifest) -> list[str]:
@@ -113,7 +115,7 @@ def _measured(manifest: Manifest) -> list[str]:
     lines = [
         "## Measured",
         "",
-        "Greedy answers through llama.cpp on rows held back from training (`--held-back`).",
+        "llama.cpp generated greedy answers to rows that were held back from training (`--held-back`).",
         "",
         "| rows of | grammar | rows | intent | exact match | valid JSON | refused |",
         "|---|---|---|---|---|---|---|",
@@ -128,5 +130,8 @@ def _measured(manifest: Manifest) -> list[str]:
         lines.append(f"| {name} | {grammar} | {rows:g} | {shares} |")
     if "refusal_auroc" in metrics:
         auroc = metrics["refusal_auroc"]
-        lines += ["", f"Refusal token, out-of-domain against in-domain requests: AUROC {auroc:.3f}."]
+        lines += [
+            "",
+            f"The refusal token's probability separates out-of-domain from in-domain requests with AUROC {auroc:.3f}.",
+        ]
     return lines

@@ -82,7 +82,11 @@ def publish_signal(
 def signal_card(manifest: Manifest, appendix: Sequence[str] = ()) -> str:
     """Return the card of a signal: `card` with its figures, and `appendix` at the end."""
     figures = [f"- {key}: {value:g}" for key, value in manifest.metrics.items()]
-    measured = ["## Measured", "", "On prompts held back from training.", "", *figures] if figures else []
+    measured = (
+        ["## Measured", "", "The figures were measured on prompts that were held back from training.", "", *figures]
+        if figures
+        else []
+    )
     return card(manifest, manifest.note, measured, appendix)
 
 

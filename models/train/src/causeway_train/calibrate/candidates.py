@@ -177,7 +177,7 @@ def publish_candidates(
         architecture=report.chosen,
         quantisation="JSON numbers",
         command=command,
-        note=f"Estimates the probability that each of {', '.join(rows[0].grades)} answers right.",
+        note=f"This signal estimates the probability that each of {', '.join(rows[0].grades)} answers right.",
         metrics={"rows": float(report.rows), "best": report.best, "perfect": report.perfect},
         seed=seed,
         data=sources,

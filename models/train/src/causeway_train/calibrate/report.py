@@ -260,12 +260,14 @@ def markdown(report: PairReport) -> str:
         else "The signals were published before, and nothing is fitted on these prompts"
     )
     intro = (
-        f"{whole.rows} prompts, answered by both. {source}; brackets are 95 % bootstrap intervals. APGR: share of the "
-        "large model's advantage that is kept, averaged over all shares of requests sent to it; random routing has "
-        "0.50."
+        f"Both models answered {whole.rows} prompts. {source}. Brackets have 95 % bootstrap intervals. The columns "
+        "after `large` have the APGR of each signal: the share of the large model's advantage that is kept, averaged "
+        "over all shares of requests that are sent to the large model. Random routing has 0.50."
     )
     if report.weighted:
-        intro += " Not all prompts are answered: where tasks count together each has its share of all prompts."
+        intro += (
+            " Not all prompts were answered. In the row of all prompts, each task counts by its share of all prompts."
+        )
     lines = [
         f"# {report.small} and {report.large}",
         "",
@@ -275,7 +277,7 @@ def markdown(report: PairReport) -> str:
         "|---|---|---|---|---|---|---|---|---|",
         *map(_task_line, report.tasks),
         "",
-        f"Calibration error: {PROMPT} {report.errors[PROMPT]:.3f}, {BOTH} {report.errors[BOTH]:.3f}.",
+        f"The calibration error is {report.errors[PROMPT]:.3f} for {PROMPT} and {report.errors[BOTH]:.3f} for {BOTH}.",
         "",
         *([_BY_KIND, ""] if report.by_kind_only else []),
     ]
@@ -332,18 +334,18 @@ def _advice(report: PairReport, fitted: FittedReport) -> list[str]:
         else f"{fitted.target.keep or 1.0:.0%} of the large model's quality"
     )
     return [
-        f"Target: {wanted}. On prompts that were used neither for the fit nor for the threshold:",
+        f"The target is {wanted}. The results come from prompts that neither fit nor threshold used:",
         "",
         *_handoff_table(report),
         _operation_line(f"{PROMPT} alone", fitted.prompt_below, fitted.prompt_alone),
         "",
-        "The line for the policy:",
+        "This is the route for the policy:",
         "",
         "```yaml",
         policy_lines(report.handoff),
         "```",
         "",
-        f"By the prompt alone: `when: edge.quality >= {fitted.prompt_below:.3f}` on a route to the device.",
+        f"A route to the device decides by the prompt alone with `when: edge.quality >= {fitted.prompt_below:.3f}`.",
     ]
 
 
@@ -352,7 +354,7 @@ def _handoff_table(report: PairReport) -> list[str]:
     assert report.operation is not None
     name = f"handoff after {report.handoff.after_tokens} tokens"
     return [
-        "| decided by | threshold | quality kept | in the cloud |",
+        "| decided by | threshold | quality kept | sent to the cloud |",
         "|---|---|---|---|",
         _operation_line(name, report.handoff.below, report.operation),
     ]

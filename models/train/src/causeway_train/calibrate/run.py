@@ -275,7 +275,8 @@ def _metadata(plan: Plan, report: PairReport) -> SignalMetadata:
         architecture="logistic regressions over the encoder's vector, structure of the prompt, and confidence",
         quantisation="JSON numbers",
         command=plan.command,
-        note=f"Estimates the probability that {plan.pair.small.name} answers as well as {plan.pair.large.name}.",
+        note=f"This signal estimates the probability that {plan.pair.small.name} answers as well as "
+        f"{plan.pair.large.name}.",
         metrics=figures,
         seed=plan.seed,
         data=plan.sources,

@@ -78,12 +78,13 @@ def train_semantic(data: Path, run: Path, to: Path, epochs: int, decay: float, s
     }
     metadata = SignalMetadata(
         kind="same-answer",
-        architecture="lists of protected words; hashed words and the encoder's vector over all intents; two layers "
-        "over pairs",
+        architecture="lists of protected words; scores of all intents from hashed words and the encoder's vector; "
+        "two layers over pairs",
         quantisation="int8, one scale per row",
         command=f"causeway-train train-semantic --epochs {epochs} --decay {decay:g} --seed {seed}",
-        note="Estimates whether two questions have the same answer, for the semantic cache. `hits` and `wrong` are "
-        "shares of all requests of a stream of held-back rows at max_error 0.01 (`causeway-train evaluate-semantic`).",
+        note="This signal estimates for the semantic cache whether two questions have the same answer. Of a stream of "
+        "held-back rows with max_error 0.01, `hits` is the share of requests that get a stored answer, and `wrong` "
+        "the share of all requests that get a wrong one (`causeway-train evaluate-semantic`).",
         metrics=metrics,
         seed=seed,
         data=tuple(one for one in ATTRIBUTIONS if "questions" not in one.name),

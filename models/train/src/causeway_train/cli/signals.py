@@ -33,7 +33,7 @@ MINILM = DataSource(
 ROUTING_LINK = (
     "## Routing",
     "",
-    "Exact match retained, by the share of requests on the device: [routing.md](routing.md).",
+    "[routing.md](routing.md) shows how much exact match is retained at each share of requests on the device.",
 )
 _QUESTION_CHARACTERS = 600  # long questions are cut to this length, as in training
 
@@ -111,7 +111,8 @@ def train_encoder(data: Path, teacher: Path, run: Path, to: Path, epochs: int, d
         quantisation="int8, one scale per row",
         command="causeway-train convert-bert FOLDER FILE; "
         f"train-encoder --teacher FILE --epochs {epochs} --seed {seed}",
-        note="Maps a text to a vector of length 1, in one graph with its tokenizer. English, lower case.",
+        note="This signal maps an English text in lower case to a vector of length 1. The ONNX graph contains the "
+        "tokenizer.",
         metrics={
             "cosine/untrained": metrics.before,
             "cosine/trained": metrics.after,
@@ -184,7 +185,8 @@ def train_quality(
         architecture="hashed words, mean, two layers",
         quantisation="int8 table",
         command=command,
-        note=f"Estimates from the prompt alone the probability that {model} answers it correctly.",
+        note=f"This signal estimates from the prompt alone the probability that the model {model} answers the prompt "
+        "correctly.",
         metrics=quality_metrics.metrics(),
         seed=seed,
         data=ATTRIBUTIONS,
@@ -192,10 +194,11 @@ def train_quality(
     _print_metrics(publish_signal(graph, "edge-quality", to, metadata, judged=judged))
     metadata = SignalMetadata(
         kind="confidence",
-        architecture=f"one logistic regression per number of tokens; figures after {tokens}",
+        architecture=f"one logistic regression per number of tokens; the figures are those after {tokens} tokens",
         quantisation="JSON numbers",
         command=command,
-        note=f"Maps the confidence of the first tokens of an answer by {model} to the probability that it is correct.",
+        note=f"This signal maps the confidence of the first tokens of an answer by the model {model} to the "
+        "probability that the answer is correct.",
         metrics=calibration_metrics.metrics(),
         seed=seed,
         data=ATTRIBUTIONS,
@@ -203,7 +206,7 @@ def train_quality(
     _print_metrics(publish_signal(parameters, "calibrator", to, metadata, judged=judged, appendix=ROUTING_LINK))
 
 
-_SPOKEN_NOTE = "The stage for spoken requests"
+_SPOKEN_NOTE = "The stage for spoken requests is"
 
 
 @click.command("train-spoken")
@@ -299,8 +302,8 @@ def train_spoken(
         architecture=typed.manifest.architecture,
         quantisation=typed.manifest.quantisation,
         command=f"{command}; train-spoken --model {model} --voices {voices} --tokens {tokens}",
-        note=f"{note} {_SPOKEN_NOTE}: {len(fitted_on)} held-back commands spoken by espeak-ng, measured on "
-        f"{len(measured_on)} others.",
+        note=f"{note} {_SPOKEN_NOTE} fitted on {len(fitted_on)} held-back commands, spoken by espeak-ng, and measured "
+        f"on {len(measured_on)} others.",
         metrics={**typed.manifest.metrics, **figures.metrics()},
         seed=typed.manifest.seed,
         data=ATTRIBUTIONS,
@@ -330,8 +333,8 @@ def train_heard_words(data: Path, run: Path, to: Path) -> None:
         quantisation="JSON numbers",
         command="causeway-train train-heard-words",
         note=(
-            "Chooses among ten transcripts of a short English clip, with the probabilities that Whisper "
-            f"gives them. Counted from {len(rows)} texts; models/README.md has the measured gain."
+            "This signal chooses among ten transcripts of a short English clip, with the probabilities that Whisper "
+            f"gives them. The words of {len(rows)} texts were counted."
         ),
         metrics={},
         data=tuple(one for one in ATTRIBUTIONS if one.name in ("HWU64", "SNIPS 2017")),

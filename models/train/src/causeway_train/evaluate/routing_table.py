@@ -66,8 +66,9 @@ def table(mixes: Sequence[TrafficMix], rows: int) -> str:
         "goal",
     )
     lines = [
-        f"Over {rows} requests, weighted. *Retained*: exact match of the pair, relative to the cloud model alone;",
-        f"*on device*: share of requests that the device answers. Goal: {goal}.",
+        f"The figures are weighted means over {rows} requests. *Retained* is the exact match of the pair of models,",
+        "divided by that of the cloud model alone. *On device* is the share of requests that the device answers.",
+        f"The goal is {goal}.",
     ]
     for mix in mixes:
         lines += [
