@@ -99,7 +99,7 @@ def test_evaluate_routing_measures_the_shipped_pair(tmp_path: Path) -> None:
         CliRunner().invoke(main, [str(word) for word in arguments], catch_exceptions=False) for _ in range(2)
     )
     assert first.exit_code == second.exit_code == 0, first.output
-    assert "Over 3 requests" in first.stdout
+    assert "over 3 requests" in first.stdout
     assert first.stdout == second.stdout
     assert "has answered" in first.stderr
     assert "has answered" not in second.stderr

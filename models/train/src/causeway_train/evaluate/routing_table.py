@@ -57,7 +57,7 @@ def mix(samples: Sequence[RoutingSample], domain_share: float, names: Sequence[s
 
 def table(mixes: Sequence[TrafficMix], rows: int) -> str:
     """Return Markdown with one table per mix. `rows` is the number of requests measured."""
-    goal = f"{TARGET_RETAINED:.0%} retained with {TARGET_ON_DEVICE:.0%} on device"
+    goal = f"to retain {TARGET_RETAINED:.0%} with {TARGET_ON_DEVICE:.0%} on device"
     header = (
         "signal",
         f"retained with {TARGET_ON_DEVICE:.0%} on device",
