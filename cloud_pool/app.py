@@ -426,7 +426,7 @@ def reload_on_sighup(pools: Pools, variants: TierVariants, config: Config, rerea
         try:
             reload_tiers(pools, variants, config, reread)
         except ConfigError as error:
-            log.error("The tiers stay as they are, because the configuration is faulty: %s", error.message)
+            log.error("The tiers stay unchanged, because the new configuration is faulty: %s", error.message)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
@@ -637,7 +637,9 @@ def build_arrivals(config: Config) -> Arrivals | None:
     if not config.egress_ledger.enabled:
         return None
     if not config.state_dir:
-        raise ConfigError("The egress ledger needs a folder. Set `state_dir`.", where="egress_ledger.enabled")
+        raise ConfigError(
+            "The egress ledger needs a folder for its files. Set `state_dir`.", where="egress_ledger.enabled"
+        )
     from causeway_server.router.serving.egress.ledger import FOLDER, EgressLedger
 
     folder = Path(config.state_dir) / FOLDER
@@ -822,7 +824,10 @@ def build_jobs(config: Config, runtime: Runtime, bodies: BodyMemory) -> JobsGate
     settings = with_shared_redis(config.jobs, config.redis)
     if not settings.redis:
         if config.redis:
-            log.warning("Jobs are off, because `redis` is a cluster, which they do not support. Set `jobs.redis`.")
+            log.warning(
+                "Jobs are off, because `redis` names a Redis cluster, which jobs do not support. Set `jobs.redis` to "
+                "a Redis that is not a cluster."
+            )
         return None
     identify, ledger = runtime.accounts.authenticator.identify, runtime.accounts.ledger
     return JobsGateway(

@@ -156,7 +156,9 @@ class Background:
         if not self.jobs.redis and config.redis:
             raise ConfigError(NO_CLUSTER, where="jobs.redis")
         if not self.jobs.redis:
-            raise ConfigError(f"{process} needs the gateways' Redis: set its URL.", where="redis")
+            raise ConfigError(
+                f"{process} needs the gateways' Redis. Set `redis` to the URL of that Redis.", where="redis"
+            )
         if self.jobs.region and self.jobs.region != config.identity.region:
             reason = f"{process} reads what is stored in {self.jobs.region}: run it there, and set this key to it."
             raise ConfigError(reason, where="identity.region")

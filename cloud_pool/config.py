@@ -200,9 +200,12 @@ def _scalar(scalar: strict_yaml.Scalar) -> object:
     """Convert a scalar. Raises ConfigError for YAML types that are not used (dates, octal numbers)."""
     value = scalar.value()
     if scalar.kind in ("int", "float") and isinstance(value, str):
-        raise ConfigError(f"{value!r} is not a plain number.", where=str(scalar.location))
+        raise ConfigError(f"{value!r} is not a plain decimal number.", where=str(scalar.location))
     if scalar.kind == "other":
-        raise ConfigError(f"{value!r} is a YAML date or binary; quote it if text is meant.", where=str(scalar.location))
+        raise ConfigError(
+            f"{value!r} is a date or binary data in YAML. If it is meant as text, put it in quotes.",
+            where=str(scalar.location),
+        )
     return value
 
 
@@ -219,8 +222,9 @@ def _check(config: Config) -> None:
     for host in (config.server.host, *(() if config.grpc.port is None else (config.grpc.host,))):
         if not config.authenticates and not is_loopback(host):
             raise ConfigError(
-                f"Listening on {host} needs bearer tokens: set this key, `identity.key_file`, `identity.issuers` or "
-                "`identity.fleet.url`; or client certificates, with `identity.certificates.tenants`.",
+                f"Listening on {host} needs bearer tokens or client certificates. For tokens set `server.token_file`, "
+                "`identity.key_file`, `identity.issuers` or `identity.fleet.url`; for certificates set "
+                "`identity.certificates.tenants`.",
                 where="server.token_file",
             )
     if config.identity.certificates.tenants and not config.server.tls.client_ca_file:
@@ -251,7 +255,9 @@ def _check(config: Config) -> None:
         _check_endpoints(tier, where)
         for name in (tier.name, *tier.aliases, *tier.adapters):
             if name in seen:
-                raise ConfigError(f"{name!r} is already {seen[name]}.", where=where)
+                raise ConfigError(
+                    f"The name {name!r} is already a name, alias or adapter of {seen[name]}.", where=where
+                )
             seen[name] = where
 
 
@@ -259,12 +265,13 @@ def _check_operator(config: Config) -> None:
     operator = config.operator
     if not config.has_operator_tokens and not is_loopback(operator.host):
         raise ConfigError(
-            f"Listening on {operator.host} needs tokens. Set this key or identity.key_file.",
+            f"Listening on {operator.host} needs tokens. Set `operator.token_file` or `identity.key_file`.",
             where="operator.token_file",
         )
     if config.operator_server.port > MAX_PORT:
         raise ConfigError(
-            f"Port server.port + {OPERATOR_PORT_OFFSET} is above {MAX_PORT}. Set this key.", where="operator.port"
+            f"The port server.port + {OPERATOR_PORT_OFFSET} is above {MAX_PORT}. Set `operator.port`.",
+            where="operator.port",
         )
 
 
@@ -273,7 +280,10 @@ def _check_endpoints(tier: TierConfig, where: str) -> None:
         read_credentials(tier.upstream, f"{where}.upstream")
         for key, value in (("triton", tier.triton != DEFAULT_TRITON), ("endpoints", tier.endpoints)):
             if value:
-                raise ConfigError("This key is for Triton only. Set `upstream.urls`.", where=f"{where}.{key}")
+                raise ConfigError(
+                    f"`{key}` is only for Triton, but this tier has `kind: openai`. Set `upstream.urls`.",
+                    where=f"{where}.{key}",
+                )
         return
     if not tier.endpoints:
         parse_endpoint_address(tier.triton, where=f"{where}.triton")
@@ -284,7 +294,7 @@ def _check_endpoints(tier: TierConfig, where: str) -> None:
     for index, text in enumerate(tier.endpoints):
         address = parse_endpoint_address(text, where=f"{where}.endpoints[{index}]")
         if (address.is_dns, address.address) in seen:
-            raise ConfigError(f"{address.address} is listed twice.", where=f"{where}.endpoints[{index}]")
+            raise ConfigError(f"The endpoint {address.address} is listed twice.", where=f"{where}.endpoints[{index}]")
         seen.add((address.is_dns, address.address))
 
 

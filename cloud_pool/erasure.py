@@ -82,7 +82,7 @@ def verify(data: bytes, keys: Jwks) -> Receipt:
         header = jwt.get_unverified_header(signed.jws)
         key = parse_keys(keys, "the key set").get(str(header.get("kid")))
         if key is None or header.get("typ") != _TYPE:
-            raise ConfigError(f"No key of the set has signed this receipt (key {header.get('kid')}).")
+            raise ConfigError(f"The key {header.get('kid')}, which signed this receipt, is not in the key set.")
         payload = jwt.PyJWS().decode(signed.jws, key, [_ALGORITHM])
         receipt = msgspec.json.decode(payload, type=Receipt)
     except (jwt.InvalidTokenError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -411,7 +411,8 @@ class Erasure:
                 break
         else:
             raise ErasureConflict(
-                f"{subject.name} still writes new data: stop it, or revoke its tokens, then erase again."
+                f"There is still new data of {subject.name}. Stop the programs that write it, or revoke their tokens, "
+                "then erase again."
             )
         await self._db.replicate()
         await self._db.command("PEXPIRE", progress, _PROGRESS_TTL_MS)  # another run may have ended, and removed it

@@ -83,11 +83,13 @@ class ErasureApi:
         caller = self._parts.reader.caller(http)
         client = http.query.get("client", caller.name)
         if not client:  # it would be all of them
-            raise InvalidRequest("`client` is empty: name one, or leave it out for your own data.", param="client")
+            raise InvalidRequest(
+                "`client` is empty. Name a client, or leave `client` out to erase your own data.", param="client"
+            )
         if client != caller.name and not caller.erases_all:
             raise PermissionDenied(
-                f"The API key of {caller.name!r} erases only its own data. To erase that of {client[:64]!r}, add "
-                "`rights: [erasure]` to it in server.keys."
+                f"The API key of {caller.name!r} erases only its own data. To erase the data of {client[:64]!r}, add "
+                "`rights: [erasure]` to this key in server.keys."
             )
         return json_response(await self.erase(client))
 

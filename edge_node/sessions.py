@@ -97,7 +97,7 @@ class DeviceSessions(msgspec.Struct, frozen=True):
         """Open a session with its requests. Raises ModelNotFound."""
         name = AUTO if model is None else model
         if name not in self.policies.active.model_names:
-            raise ModelNotFound(f"The model `{name[:100]}` does not exist here.", param="model")
+            raise ModelNotFound(f"The model `{name[:100]}` does not exist on this device.", param="model")
         limits = self.audio.limits(self.config)
         session = RealtimeSession(session_id, name, client.hints, limits, new_decision_id, NO_SPEECH)
         return session, DeviceSessionRequests(self, client)

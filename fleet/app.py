@@ -149,7 +149,7 @@ async def serve(settings: ServeSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         async with running(settings) as (plane, url):
-            log.info("Serving the fleet %s at %s.", plane.fleet.name, url)
+            log.info("The control plane serves the fleet %s at %s.", plane.fleet.name, url)
             print(f"ready url={url}", flush=True)
             await stop.wait()
             log.info("Stopping.")

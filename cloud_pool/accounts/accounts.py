@@ -51,7 +51,7 @@ class Accounts(msgspec.Struct, frozen=True):
         """Reason why callers cannot be authenticated and this process is not ready; "" if they can."""
         signed = self.keys is not None or self.issuers is not None or self.api_keys is not None
         if signed and not self.revocations.has_copy:
-            return "The list of revoked tokens has never been read, so signed tokens are refused."
+            return "This gateway has not read the list of revoked tokens yet, so signed tokens are refused."
         return ""
 
     @property

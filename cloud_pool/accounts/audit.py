@@ -159,7 +159,7 @@ class AuditLog:
         file = self._open_current()
         if file.write(line) < len(line):
             file.write(b"\n")
-            raise OSError(f"{self._target}: only a part of a record was written.")
+            raise OSError(f"{self._target}: only a part of an audit record was written.")
 
     def _open_current(self) -> IO[bytes]:
         path = Path(self._target)

@@ -126,7 +126,11 @@ class PeerHeartbeat:
             unreadable = isinstance(error, msgspec.DecodeError | UnicodeDecodeError)
             reason = str(error) if unreadable else client_fault(error, self._redis)
             if not self.fault:
-                log.warning("The heartbeat between gateways and workers fails, so each keeps its permits: %s", reason)
+                log.warning(
+                    "The heartbeat between gateways and workers fails, so each process keeps the share of permits "
+                    "that it has: %s",
+                    reason,
+                )
             self.fault = reason
         else:
             if self.fault:

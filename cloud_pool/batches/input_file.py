@@ -120,7 +120,8 @@ def parse_line(data: bytes, endpoint: Endpoint, check_body: CheckBody, max_line_
     """Check a line and return it. Raises InvalidLine."""
     if len(data) > max_line_bytes:
         raise InvalidLine(
-            "line_too_long", f"A line may have at most {max_line_bytes} bytes (jobs.batches.max_line_bytes)."
+            "line_too_long",
+            f"A line of the input file may have at most {max_line_bytes} bytes (jobs.batches.max_line_bytes).",
         )
     try:
         wire = msgspec.json.decode(data.removeprefix(BOM), type=_InputLine)

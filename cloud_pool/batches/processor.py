@@ -115,12 +115,15 @@ class BatchExpansion:
         if self.stores.files.in_redis:
             max_bytes, key = limits.max_redis_bytes, "max_redis_bytes"
             if usage.store_bytes >= limits.max_redis_total_bytes:
-                log.warning("Batches wait: the files in Redis have reached jobs.batches.max_redis_total_bytes.")
-                raise QueueFull("The content store has no room, for any tenant.")
+                log.warning(
+                    "Batches wait, because the files in Redis have reached the limit "
+                    "jobs.batches.max_redis_total_bytes."
+                )
+                raise QueueFull("The file store has no room for the files of any tenant now.")
         if usage.bytes < max_bytes:
             return None
         return QuotaExceeded(
-            f"Your tenant's files have {usage.bytes} of {max_bytes} bytes (jobs.batches.{key}), so there "
+            f"Your tenant's files take {usage.bytes} of {max_bytes} bytes (jobs.batches.{key}), so there "
             "is no room for more output. Delete files, then send this line again."
         )
 
@@ -155,7 +158,7 @@ class BatchExpansion:
 
     async def _refuse(self, batch: Batch, number: int, line: RawLine, error: bytes) -> None:
         if not await self.stores.batches.refuse_line(batch, number, line.end, read_custom_id(line.data), error):
-            raise JobAlreadyEnded(f"The batch {batch.id} accepts no more lines here.")
+            raise JobAlreadyEnded(f"The batch {batch.id} has moved on, so it does not accept this line.")
 
     def _new_job(self, batch: Batch, line: BatchLine, number: int, offset: int) -> NewJob:
         return NewJob(
@@ -218,7 +221,7 @@ def _error(batch: Batch, outcome: LineOutcome) -> _LineError:
     if not_run is not None and not own_reason:
         if outcome.state is None and batch.cancelling_at is not None:
             not_run = "batch_cancelled"
-        return _LineError(not_run, "This request was not completed before the batch ended.")
+        return _LineError(not_run, "The batch ended before this request was completed.")
     try:
         return msgspec.json.decode(outcome.error, type=_LineError)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -359,7 +362,7 @@ class BatchProcessor:
                 with suppress(JobStoreUnavailable):
                     await self.stores.batches.schedule_step(batch.id, _STORE_DELAY_S)
         except Exception as error:  # of one batch, which the others survive
-            log.error("%s waits for a minute after an unexpected error: %s", batch.id, redacted(error))
+            log.error("The batch %s waits for a minute after an unexpected error: %s", batch.id, redacted(error))
             with suppress(JobStoreUnavailable):
                 await self.stores.batches.schedule_step(batch.id, _FAULT_DELAY_S)
         finally:
@@ -379,7 +382,7 @@ class BatchProcessor:
         try:
             file = await self.stores.files.lookup(batch.input)
             if file is None:
-                raise FileContentLost(f"The file {batch.input} no longer exists.")
+                raise FileContentLost(f"The input file {batch.input} no longer exists.")
             if batch.state == "validating":
                 await self._validate(batch, file)  # (1)
             elif batch.state == "finalizing":
@@ -445,5 +448,5 @@ class BatchProcessor:
         """End a batch whose lines can no longer be read, and keep the answers so far."""
         log.error("%s failed: %s", batch.id, error.message)
         await self._collection.collect(await self._cancel_jobs(batch))
-        fault = BatchLineError(error.code, f"{error.message} Upload it again.")
+        fault = BatchLineError(error.code, f"{error.message} Upload the file again.")
         await self.stores.batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode([fault]))

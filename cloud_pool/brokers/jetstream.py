@@ -65,7 +65,7 @@ async def translated() -> AsyncIterator[None]:
         yield
     except nats.errors.MaxPayloadError as error:
         raise MessageTooLarge(
-            "NATS does not accept a message of this size. See `max_payload` in its configuration."
+            "NATS does not accept a message of this size. See `max_payload` in the configuration of NATS."
         ) from error
     except FAULTS as error:
         reason = error.description if isinstance(error, nats.js.errors.APIError) else None
@@ -336,7 +336,7 @@ class JetStreamSink(_Subject):
     def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
         """Create the sink. Raises ConfigError for a wildcard."""
         if any(part in ("*", ">") for part in address.topic.split(".")):
-            raise ConfigError("A topic to publish to must not contain wildcards.", where=str(address))
+            raise ConfigError("A topic that messages are published to must not contain wildcards.", where=str(address))
         super().__init__(address, login)
         self._last = 0  # sequence in the stream
 

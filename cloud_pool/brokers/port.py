@@ -96,7 +96,7 @@ def parse_topic(text: str, where: str) -> TopicAddress:
 def _host(text: str, kind: BrokerKind, where: str) -> str:
     match = _HOST.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{text[:80]!r} is not a host:port. {_FORMS}", where=where)
+        raise ConfigError(f"{text[:80]!r} is not of the form `host:port`. {_FORMS}", where=where)
     return f"{match[1]}:{match[2] or _PORTS[kind]}"
 
 

@@ -251,7 +251,9 @@ class CachingService:
                         return
             fault = SharingFailed()
         except Exception as error:
-            log.error("An answer could not be shared with identical requests: %s", type(error).__name__)
+            log.error(
+                "An answer could not be sent to other clients with an identical request: %s", type(error).__name__
+            )
             fault = SharingFailed()
         finally:
             if self.generations.get(generation.key) is generation:

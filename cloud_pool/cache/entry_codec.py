@@ -82,7 +82,7 @@ class EntryCodec:
         """Decode an entry. Raises CorruptEntry."""
         form, digest, body = entry[:1], entry[1:_HEAD_BYTES], entry[_HEAD_BYTES:]
         if not hmac.compare_digest(digest, self._digest(key, form, body)):
-            raise CorruptEntry("The digest does not match.")
+            raise CorruptEntry("The digest of the cache entry does not match.")
         try:
             if form == _DEFLATED:
                 body = _inflated(body, self._max_entry_bytes * _MAX_INFLATION)
@@ -107,7 +107,7 @@ def unpack_batch(data: bytes, have: int) -> tuple[AnswerHead | None, tuple[Chunk
     except ValueError as error:  # msgspec's errors are ValueErrors too
         raise CorruptEntry(type(error).__name__) from None
     if batch.first > have:
-        raise CorruptEntry("A batch of chunks is missing.")
+        raise CorruptEntry("The cache entry lacks a batch of chunks.")
     return batch.head, chunks[have - batch.first :]
 
 
@@ -116,7 +116,7 @@ def _inflated(body: bytes, limit_bytes: int) -> bytes:
     decompressor = zlib.decompressobj()
     inflated = decompressor.decompress(body, limit_bytes)
     if not decompressor.eof:
-        raise CorruptEntry("The entry is truncated, or exceeds the maximum size.")
+        raise CorruptEntry("The cache entry is truncated, or exceeds the maximum size.")
     return inflated
 
 

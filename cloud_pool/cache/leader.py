@@ -84,7 +84,7 @@ class GenerationLeader(msgspec.Struct):
         except TimeoutError:
             return DeadlineExceeded("The deadline passed while the answer was being generated.")
         except Exception as error:
-            log.error("An answer failed unexpectedly: %s", type(error).__name__)
+            log.error("The generation of an answer failed unexpectedly: %s", type(error).__name__)
             return CausewayError("The gateway failed.")
         return None
 

@@ -175,5 +175,7 @@ def read_secret(config: CacheConfig) -> bytes:
     except OSError as error:
         raise ConfigError(str(error), where="cache.secret_file") from error
     if len(secret) < _MIN_SECRET_BYTES:
-        raise ConfigError(f"A secret needs at least {_MIN_SECRET_BYTES} bytes.", where="cache.secret_file")
+        raise ConfigError(
+            f"The secret in the file must have at least {_MIN_SECRET_BYTES} bytes.", where="cache.secret_file"
+        )
     return secret

@@ -195,7 +195,7 @@ class AnswerStore:
             return None
 
     async def _drop(self, key: GenerationKey, value: bytes, fault: CorruptEntry) -> None:
-        log.warning("A corrupt entry was deleted: %s", fault)
+        log.warning("A corrupt cache entry was deleted: %s", fault)
         self._metrics.fault("corrupt")
         await self._run("drop", key, value, timeout_s=self._config.redis_timeout_s)
 

@@ -99,7 +99,7 @@ def rotate(source: ConfigSource, tenant: str, key_id: str, overlap_s: float, lif
 def delete(source: ConfigSource, tenant: str, key_id: str) -> None:
     """Delete an API key. Within seconds, gateways refuse the deleted key."""
     _with_store(source, lambda store: store.delete(tenant, key_id))
-    click.echo(f"Deleted {key_id}. Gateways refuse it within seconds.")
+    click.echo(f"Deleted the API key {key_id}. Gateways refuse the key within seconds.")
 
 
 @api.command("list")

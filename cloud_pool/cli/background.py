@@ -84,4 +84,6 @@ def _checked_name(name: str) -> str:
     try:
         return msgspec.convert(name, ClaimName)
     except msgspec.ValidationError:
-        raise ConfigError("Use at most 64 letters, digits, `.`, `_` and `-`.", where="--name") from None
+        raise ConfigError(
+            "The name may have at most 64 characters: letters, digits, `.`, `_` and `-`.", where="--name"
+        ) from None

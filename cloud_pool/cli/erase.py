@@ -53,7 +53,7 @@ def erase(
         if key_file is None:
             raise ConfigError("--verify needs --keys, the JWKS file with the public key.", where="--keys")
         receipt = verify(signed.read_bytes(), read_jwks(key_file))
-        click.echo(f"The receipt is valid: {receipt.subject.name}, finished {receipt.finished}.")
+        click.echo(f"The receipt is valid: the erasure of {receipt.subject.name} finished at {receipt.finished}.")
         return
     subject = ErasureSubject.parse(tenant, device, user)
     if private is None and not dry_run:

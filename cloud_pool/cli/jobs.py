@@ -104,7 +104,9 @@ def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ..
     async def work(stores: JobStores) -> Reconciliation:
         audit_files = files or tuple(Path(name) for name in (config.audit_file,) if name not in ("", "-"))
         if not audit_files:
-            raise ConfigError("Name the audit files, because the configuration has none.", where="audit_file")
+            raise ConfigError(
+                "Name the audit files on the command line, because the configuration names none.", where="audit_file"
+            )
         return await reconcile(stores.database, config.jobs, audit_files)
 
     result = _run(config, work)
@@ -119,7 +121,7 @@ def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ..
         click.echo(f"{summary}, {result.unreadable_lines} unreadable lines.", err=True)
         if not result.acknowledged:
             click.echo(
-                "The files contain no acceptance: are these the audit files (`audit_file`) of all gateways?", err=True
+                "The files contain no accepted job. Are they the audit files (`audit_file`) of all gateways?", err=True
             )
     if result.lost:
         raise SystemExit(1)
@@ -140,7 +142,8 @@ def _for_each_job(
     if not results:
         click.echo("There are no dead letters.", err=True)
     for job, succeeded in results:
-        click.echo(f"{job}\t{done if succeeded else 'left: not a dead letter, or already counted by its batch'}")
+        left = "left unchanged: the job is not a dead letter, or its batch has already counted it"
+        click.echo(f"{job}\t{done if succeeded else left}")
     if not all(succeeded for _, succeeded in results):
         raise SystemExit(1)
 
@@ -152,7 +155,7 @@ def _run(config: Config, work: Callable[[JobStores], Awaitable[T]]) -> T:
     async def run() -> T:
         settings = with_shared_redis(config.jobs, config.redis)
         if not settings.redis:
-            raise ConfigError("Give --redis, or a --config that names it.", where="redis")
+            raise ConfigError("Give --redis, or a --config that names the Redis of the jobs.", where="redis")
         stores = JobStores.open(settings)
         try:
             return await work(stores)

@@ -155,7 +155,7 @@ def rotate(file: Path, after_s: float) -> None:
     The first key of a new file encrypts at once. No key is removed: older ones decrypt what they have encrypted.
     """
     key = rotate_keys(file, after_s, time.time())
-    click.echo(f"The key encrypts from {_date(key.seals_from)} on.", err=True)
+    click.echo(f"The new key encrypts jobs from {_date(key.seals_from)} on.", err=True)
     click.echo(key.id)
 
 
@@ -181,8 +181,8 @@ def revoke(
         issuing.remove_key(key_file, kid)
         left = len(read_jwks(key_file).keys)
         click.echo(
-            f"Removed key {kid} from {key_file}, which has {left} left. Gateways that read this file refuse all tokens "
-            "of the key within a second."
+            f"Removed the key {kid} from {key_file}. Keys left in the file: {left}. Within a second, gateways that "
+            "read this file refuse all tokens that the removed key signed."
         )
         return
     if device is not None and not all(device.partition("/")):
@@ -204,8 +204,8 @@ async def _revoke(config: Config, token_id: str | None, device: str | None, now:
         required = await PromotableReplicas(client).required(replicas)
         if required and not await is_replicated(client, required, timeout_s):
             raise click.ClickException(
-                f"Revoked, but fewer than {required} replicas confirmed it in {timeout_s:g} s, so a "
-                "failover could lose the revocation. Run the command again."
+                f"The revocation was written, but fewer than {required} replicas confirmed it in {timeout_s:g} s, so "
+                "a failover could lose it. Run the command again."
             )
 
 
@@ -232,7 +232,7 @@ def _show_token(token: str) -> None:
         decoded = jwt.decode_complete(token, options={"verify_signature": False})
         claims = msgspec.convert(decoded["payload"], Claims)
     except (jwt.InvalidTokenError, msgspec.ValidationError) as error:
-        raise ConfigError(f"Not a Causeway token: {error}") from error
+        raise ConfigError(f"The token is not a Causeway token: {error}") from error
     table = Table("claim", "value", title="not verified")
     for name, value in (
         ("key", str(decoded["header"].get("kid"))),

@@ -77,7 +77,7 @@ def load_command(report: Path | None, *, as_json: bool, **settings: object) -> N
         raise click.UsageError(str(error)) from error
     timed = bool(trace) and trace[0].at_s is not None
     if (chosen.users is not None) + (chosen.rate is not None) + timed != 1:
-        raise click.UsageError("Give one of --users, --rate, and a --trace whose lines have `at_s`.")
+        raise click.UsageError("Give exactly one of --users, --rate, and a --trace whose lines have `at_s`.")
     try:
         samples = asyncio.run(_run(chosen, trace))
     except ValueError as error:  # of the session's base URL: what a request raises becomes a failure

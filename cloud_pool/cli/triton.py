@@ -147,7 +147,9 @@ def triton(
             for text in models
         )
         if twice := [name for name, count in Counter(model.name for model in served).items() if count > 1]:
-            raise ConfigError(f"Two models are served as {twice[0]!r}. Rename one with NAME=ARTIFACT.", where="--model")
+            raise ConfigError(
+                f"Two models have the same name {twice[0]!r}. Rename one of them with NAME=ARTIFACT.", where="--model"
+            )
     except (ConfigError, ArtifactError) as error:
         refuse(str(error))
     # They import gRPC, which `poll_grpc_in_one_thread` of the other commands must precede.
@@ -197,7 +199,8 @@ def _served_encoder(text: str, limits: PartLimits, python: str, model_dirs: tupl
     if kind in EXTRAS and python == sys.executable and not is_installed(kind):
         extra = EXTRAS[kind]
         raise ConfigError(
-            f"{encoder}: run `pip install 'causeway-router[{extra}]'`, or name a Python with it (--encoder-python)."
+            f"{encoder} needs packages that are missing. Run `pip install 'causeway-router[{extra}]'`, or name a "
+            "Python that has them with --encoder-python."
         )
     try:
         spec = encoder_spec(kind, model_dirs)
@@ -217,7 +220,8 @@ def _check_python(python: str, encoder: str, kind: Modality) -> None:
     if not has_packages:
         extra = f"causeway-router[{EXTRAS[kind]}]" if kind in EXTRAS else "causeway-router"
         raise ConfigError(
-            f"{python} lacks packages of {encoder}: run `pip install '{extra}'` there.", where="--encoder-python"
+            f"{python} lacks packages that {encoder} needs. Run `pip install '{extra}'` for this Python.",
+            where="--encoder-python",
         )
 
 
@@ -232,8 +236,8 @@ def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> 
         folders = ", ".join(map(str, search_path(model_dirs)))
         names = ", ".join(sorted(models)) or "(none)"
         raise ConfigError(
-            f"No model named {wanted!r}. There are the language models {names} (searched in {folders}) "
-            f"and the encoders {', '.join(ENCODERS)}. `causeway-models pull` or `add` installs others.",
+            f"No model is named {wanted!r}. The language models are {names} (searched in {folders}); the encoders are "
+            f"{', '.join(ENCODERS)}. `causeway-models pull` or `causeway-models add` installs other models.",
             where="--model",
         )
     artifact = find_artifact(wanted, model_dirs)

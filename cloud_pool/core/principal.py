@@ -44,13 +44,15 @@ class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         for modality in modalities(request):
             if modality not in self.modalities:
                 allowed = ", ".join(self.modalities)
-                raise PermissionDenied(f"This token may not send {modality}: it allows {allowed}.", param="messages")
+                raise PermissionDenied(
+                    f"This token may not send {modality}. It allows only {allowed}.", param="messages"
+                )
 
     def require_region(self, region: str) -> None:
         """Raise PermissionDenied if the token is for other regions than `region` ("" if there is none)."""
         if self.regions is not None and region not in self.regions:
             here = f"this gateway is in {region}" if region else "this gateway has no `identity.region`"
-            raise PermissionDenied(f"This token is for the regions {', '.join(self.regions)}, but {here}.")
+            raise PermissionDenied(f"This token is valid only in the regions {', '.join(self.regions)}, but {here}.")
 
 
 NO_GRANTS = Grants()
@@ -81,10 +83,11 @@ class Principal(msgspec.Struct, frozen=True):
         """Raise PermissionDenied if the token lacks `scope`."""
         if scope not in self.scopes and scope == "jobs" and self.usd_per_day:
             raise PermissionDenied(
-                "An API key with a budget (`usd_per_day`) cannot submit jobs, because they run later."
+                "An API key with a budget (`usd_per_day`) cannot submit jobs, because a job runs later than the "
+                "request that submits it."
             )
         if scope not in self.scopes:
-            raise PermissionDenied(f"This token does not permit this: it lacks the scope `{scope}`.")
+            raise PermissionDenied(f"This token lacks the scope `{scope}`, which the request needs.")
 
 
 ANYONE = Principal(DEFAULT_TENANT, "", frozenset(SCOPES), Grants(priority="interactive", critical=True))

@@ -235,7 +235,8 @@ class BodyMemory:
         """Raise ConfigError if a tenant's share could never hold a body of `largest` bytes."""
         if largest > self.max_bytes // 2:
             raise ConfigError(
-                f"Set at least twice server.max_body_bytes ({2 * largest}), because one tenant may have half of it.",
+                f"Set at least {2 * largest} bytes (twice server.max_body_bytes), because one tenant may use only "
+                "half of this memory.",
                 where="server.max_body_memory_bytes",
             )
 
@@ -265,7 +266,7 @@ class BodyMemory:
             )
         raise Shed(
             f"The request bodies in progress take {pool.held} of {self.max_bytes} bytes "
-            "(server.max_body_memory_bytes), so there is no room for this one now.",
+            "(server.max_body_memory_bytes), so there is no room for the body of this request now.",
             retry_after_s=_RETRY_AFTER_S,
         )
 

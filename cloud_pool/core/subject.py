@@ -23,7 +23,9 @@ class ErasureSubject(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ConfigError("Give exactly one of --tenant, --device and --user.")
         if tenant is not None:
             if not tenant or "/" in tenant:
-                raise ConfigError(f"{tenant!r} is not a valid tenant name.", where="--tenant")
+                raise ConfigError(
+                    f"{tenant!r} is not a valid tenant name: a name is not empty and has no `/`.", where="--tenant"
+                )
             return cls(tenant)
         option, text = ("--device", device) if device is not None else ("--user", user)
         of, _, name = str(text).partition("/")

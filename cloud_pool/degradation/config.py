@@ -59,4 +59,4 @@ class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             if name not in tiers:
                 raise ConfigError(f"There is no tier {name!r}.", where=f"degradation.tiers[{at}]")
             if name in self.tiers[:at]:
-                raise ConfigError(f"{name!r} is listed twice.", where=f"degradation.tiers[{at}]")
+                raise ConfigError(f"The tier {name!r} is listed twice.", where=f"degradation.tiers[{at}]")

@@ -90,7 +90,7 @@ class TierSessions:
         if session.target in self._chains.get(tier, ()):
             return asked
         if only and not is_placed:
-            raise asked.gone(f"It does not answer for `{tier}`, which the request names. Name `{session.target}`.")
+            raise asked.gone(f"That tier does not answer requests for `{tier}`. Name `{session.target}` as the model.")
         return turn
 
     def decided(self, turn: TierTurn, head: AnswerHead) -> AnswerHead:

@@ -118,4 +118,4 @@ class EndpointDiscovery:
     def _warn_once(self, name: EndpointAddress, why: str) -> None:
         if name not in self._unresolved:
             self._unresolved.add(name)
-            log.warning("%s cannot be resolved, so its endpoints stay as they are: %s", name.host, why)
+            log.warning("The host name %s cannot be resolved, so its known addresses stay in use: %s", name.host, why)

@@ -351,7 +351,12 @@ class Dispatcher(msgspec.Struct, frozen=True):
                 next_lease = await self._retry_lease(error, request, prompt, retry_state)
                 if next_lease is None:
                     raise  # (5)
-                log.debug("%s: %s; the request is retried on %s", request.request_id, error.code, next_lease.endpoint)
+                log.debug(
+                    "Request %s failed with %s and is retried on %s",
+                    request.request_id,
+                    error.code,
+                    next_lease.endpoint,
+                )
                 self.retried(error.code)
                 attempt = self._attempt(next_lease, request)
 
@@ -394,7 +399,8 @@ class Dispatcher(msgspec.Struct, frozen=True):
             except errors.CausewayError:
                 if too_slow:
                     raise errors.DeadlineExceeded(
-                        f"No endpoint gives a first token within the {left_s:.3f} s left."
+                        f"No endpoint is fast enough to give a first token within the {left_s:.3f} s left before the "
+                        "deadline."
                     ) from None
                 raise
             if left_s >= self.latency.fastest_s(lease.endpoint, now):

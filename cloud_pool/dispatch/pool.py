@@ -324,11 +324,14 @@ class Pool(msgspec.Struct):
             if endpoint.phase == "ejected" and endpoint.last_error:
                 self.ejected(self.configured.tier, endpoint.last_error)
                 log.warning(
-                    "%s: The server at %s is ejected: %s", self.configured.tier, endpoint.address, endpoint.last_error
+                    "Tier %s: the server at %s is ejected: %s",
+                    self.configured.tier,
+                    endpoint.address,
+                    endpoint.last_error,
                 )
             elif old is not None:
                 log.info(
-                    "%s: The server at %s goes from %s to %s",
+                    "Tier %s: the server at %s goes from %s to %s",
                     self.configured.tier,
                     endpoint.address,
                     old.phase,
@@ -336,7 +339,7 @@ class Pool(msgspec.Struct):
                 )
         for address in before:
             self.prefixes.forget(address)
-            log.info("%s: The server at %s is removed.", self.configured.tier, address)
+            log.info("Tier %s: the server at %s is removed.", self.configured.tier, address)
 
 
 def _waits_no_more(endpoint: Endpoint, lease: Lease) -> Endpoint:

@@ -105,7 +105,7 @@ class GenerateCalls(msgspec.Struct):
         except CausewayError as error:
             return error
         except Exception as failure:
-            log.error("A call failed unexpectedly: %s", redacted(failure))
+            log.error("A gRPC call failed unexpectedly: %s", redacted(failure))
             return CausewayError("The gateway failed.")
         finally:
             self.bodies.release(incoming.call)
@@ -152,7 +152,7 @@ class GenerateCalls(msgspec.Struct):
                 async for chunk in chunks:
                     size += chunk.ByteSize() + _CHUNK_BYTES
                     if size > most:
-                        raise BodyTooLarge(f"The input is larger than {most} bytes. Send a smaller one.")
+                        raise BodyTooLarge(f"The input is larger than {most} bytes. Send a smaller input.")
                     if size > FREE_BYTES:
                         self.bodies.hold(call, principal.caller, size)
                     collected.add(chunk)

@@ -54,7 +54,7 @@ class RequestInput:
     def body(self) -> tuple[bytes, Parse]:
         """Return the body of the equivalent HTTP request, and the parser for it. Raises InvalidRequest."""
         if self._request is None:
-            raise MissingField("The input has no chunk. Send one with `request` first.", param="request")
+            raise MissingField("The input has no chunk. First send a chunk with `request`.", param="request")
         for name, reason in _NOT_A_PARAMETER.items():
             if name in self._request.parameters:
                 raise InvalidRequest(f"`parameters.{name}`: {reason}.", param=f"parameters.{name}")
@@ -88,7 +88,8 @@ class RequestInput:
         begun = holder.get(name, "" if messages else None)
         if not isinstance(begun, str):
             raise InvalidRequest(
-                f"`{kinds[0]}` needs a text that it continues, in the last message or `prompt`.", param=kinds[0]
+                f"`{kinds[0]}` continues a text, so the `content` of the last message, or `prompt`, must be a string.",
+                param=kinds[0],
             )
         parts = [part.as_json() for part in self._parts]
         if kinds[0] == "text":
@@ -102,7 +103,8 @@ class RequestInput:
         else:
             other = next(kind for kind in kinds if kind != "text")
             raise InvalidRequest(
-                f"`{other}` is a part of a message, which a `prompt` cannot have. Send `messages`.", param=other
+                f"`{other}` is a part of a message, but the request has a `prompt`. Send `messages` instead.",
+                param=other,
             )
 
 

@@ -228,7 +228,7 @@ class DirectChats:
         except CausewayError:
             return None  # the general path refuses it
         except Exception as failure:  # the general path meets it again, and can answer
-            log.error("A direct answer could not begin: %s", redacted(failure))
+            log.error("A chat could not begin on the fast path, so the general path answers: %s", redacted(failure))
             return None
 
     def _begin(self, http: PlainRequest, connection: DirectConnection) -> DirectChat | None:

@@ -42,9 +42,12 @@ class ErasureRoute(msgspec.Struct, frozen=True):
         client, user = http.query.get("client", principal.device), http.query.get("user", "")
         for name in ("client", "user"):
             if http.query.get(name) == "":  # it would be the whole tenant
-                raise InvalidRequest(f"`{name}` is empty: name one, or leave it out for your own data.", param=name)
+                raise InvalidRequest(
+                    f"`{name}` is empty. Name a client or a user, or leave `{name}` out to erase your own data.",
+                    param=name,
+                )
         if not (user or client):  # it would be the whole tenant
-            raise InvalidRequest("Your token names no client: name a `client` or a `user`.", param="client")
+            raise InvalidRequest("Your token names no client. Name a `client` or a `user`.", param="client")
         if user and "client" in http.query:
             raise InvalidRequest("Name a client or a user, not both.", param="user")
         if user or client != principal.device:
@@ -52,13 +55,15 @@ class ErasureRoute(msgspec.Struct, frozen=True):
         await self.admission.ledger.admit_submission(principal)
         subject = ErasureSubject(principal.tenant, user=user) if user else ErasureSubject(principal.tenant, client)
         if self.turn.locked():
-            raise QueueFull("Another erasure is in progress here. Try again later.", retry_after_s=5.0)
+            raise QueueFull("Another erasure is in progress on this gateway. Try again later.", retry_after_s=5.0)
         try:
             async with self.turn, self.opened() as erasure:
                 receipt = await erasure.erase(subject)
                 await erasure.forget(subject)
         except StoreFailed as error:
             log.warning("The erasure of %s stopped: %s", subject.name, error.message)
-            raise JobStoreUnavailable("A store does not answer. Erase again later.", retry_after_s=5.0) from error
-        log.warning("%s erased by %s", subject.name, principal.owner)
+            raise JobStoreUnavailable(
+                "A store does not answer, so the erasure stopped. Erase again later.", retry_after_s=5.0
+            ) from error
+        log.warning("The data of %s was erased by %s", subject.name, principal.owner)
         return body_response(sign(receipt, self.key))

@@ -97,7 +97,10 @@ class InfoRoutes(msgspec.Struct):
         name = http.path.removeprefix(MODELS)
         tier = find_tier(self.tiers, name, allowed)
         if not tier.paths:
-            raise ModelNotFound(f"Requests cannot name the tier {name!r}: it reads parts only.", param="model")
+            raise ModelNotFound(
+                f"The tier {name!r} only encodes parts of requests, so it cannot be the model of a request.",
+                param="model",
+            )
         if VERSION_HEADER in http.headers:
             return json_response(model_info(self._listed(name, tier)))
         return body_response(encode_model(self._listed(name, tier)))

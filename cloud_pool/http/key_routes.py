@@ -103,7 +103,7 @@ class KeyRoutes(msgspec.Struct, frozen=True):
     async def _create(self, http: AiohttpRequest, principal: Principal, _: str) -> ApiKeyView:
         asked = validate(load(await self.admission.read(http, principal)), NewApiKey)
         key, secret = await self.keys.store.create(principal.tenant, asked, principal.grants)
-        log.warning("API key %s of %s made by %s", key.id, key.tenant, principal.owner)
+        log.warning("API key %s of tenant %s was made by %s", key.id, key.tenant, principal.owner)
         return view_of(key, secret)
 
     async def _list(self, _: AiohttpRequest, principal: Principal, __: str) -> ApiKeyList:
@@ -115,12 +115,12 @@ class KeyRoutes(msgspec.Struct, frozen=True):
         body = await self.admission.read(http, principal)
         asked = validate(load(body), Rotation) if body else Rotation()
         key, secret = await self.keys.store.rotate(principal.tenant, key_id, asked, principal.grants)
-        log.warning("API key %s of %s rotated by %s", key.id, key.tenant, principal.owner)
+        log.warning("API key %s of tenant %s was rotated by %s", key.id, key.tenant, principal.owner)
         return view_of(key, secret)
 
     async def _delete(self, _: AiohttpRequest, principal: Principal, key_id: str) -> ApiKeyDeleted:
         await self.keys.store.delete(principal.tenant, key_id)
-        log.warning("API key %s of %s deleted by %s", key_id, principal.tenant, principal.owner)
+        log.warning("API key %s of tenant %s was deleted by %s", key_id, principal.tenant, principal.owner)
         return ApiKeyDeleted(key_id)
 
 

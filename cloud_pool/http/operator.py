@@ -84,7 +84,7 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
         caller.require("admin")
         if handler is None and (further := self.more(http)) is not None:
             if sent != "GET":
-                log.warning("%s %s by %s", http.method, http.path, caller.owner)
+                log.warning("%s %s was called by the operator %s", http.method, http.path, caller.owner)
             return partial(further, http)
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}. Use {', '.join(self._routes)}.")
@@ -121,7 +121,7 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
         try:
             self.reload()
         except ConfigError as error:
-            raise InvalidRequest(f"The configuration is faulty, the endpoints stay as they are: {error}") from None
+            raise InvalidRequest(f"The configuration is faulty, so the endpoints stay unchanged: {error}") from None
         return json_response({"reloaded": True})
 
     async def _post_drain(self) -> ServerResponse:

@@ -134,7 +134,7 @@ class RequestRunner(msgspec.Struct):
                 except Exception as fault:
                     if isinstance(fault, ClientGone) or not reply.finished:
                         raise
-                    log.info("A fault occurred after the answer's end: %s", redacted(fault))
+                    log.info("A fault occurred after the end of an answer: %s", redacted(fault))
                     await self._keep(context, head)
                 except asyncio.CancelledError:
                     if reply.finished:  # the client has the whole answer, and may go on at another gateway
@@ -228,7 +228,7 @@ class RequestRunner(msgspec.Struct):
             raise
         except Exception as fault:
             outcome = CausewayError.code
-            log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(fault))
+            log.error("Request %s: the answer failed unexpectedly: %s", context.id, redacted(fault))
             raise CausewayError("The gateway failed.") from fault
         finally:
             self.settle(entry, billing, measured, outcome, context)

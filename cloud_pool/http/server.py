@@ -354,7 +354,9 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         feedback = parse_feedback(await self.admission.read(http, principal))
         counted = await self.runner.variants.score(principal.tenant, principal.device, feedback)
         if counted is None:
-            raise NotFound(f"Answer {feedback.id!r} not found. A gateway knows its newest {MAX_ANSWERS} answers.")
+            raise NotFound(
+                f"The answer {feedback.id!r} was not found. A gateway keeps only its newest {MAX_ANSWERS} answers."
+            )
         return json_response(FeedbackReceipt(feedback.id, counted))
 
     async def _generate(
@@ -457,7 +459,7 @@ def allowed_connections(most: int) -> int:
     """Raise the process's file limit; return the connections that half of its files allow, at most `most`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2 * most:
-        log.warning("This process may open only %d files, so it accepts %d connections.", hard, hard // 2)
+        log.warning("This process may open only %d files, so it accepts only %d connections.", hard, hard // 2)
     wanted = 2 * most if hard == resource.RLIM_INFINITY else min(2 * most, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

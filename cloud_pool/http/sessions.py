@@ -89,7 +89,7 @@ class GatewaySessions(msgspec.Struct, frozen=True):
     ) -> tuple[RealtimeSession, SessionRequests[GatewayClient]]:
         """Open a session. Raises MissingField, ModelNotFound or PermissionDenied."""
         if not model:
-            raise MissingField("`model` is missing in the query. Name a tier.", param="model")
+            raise MissingField("The query has no `model`. Name a tier, as in `?model=TIER`.", param="model")
         self.admission.check_model(model, client.principal)
         config, no_audio = self.config, self._no_audio(client.principal)
         limits = SessionLimits(
@@ -110,7 +110,7 @@ class GatewaySessions(msgspec.Struct, frozen=True):
         """Return why a caller's sessions accept no audio, and the fix; "" if they accept it."""
         granted = principal.grants.modalities
         if granted is not None and "audio" not in granted:
-            return f"This token may not send audio: it allows {', '.join(granted)}."
+            return f"This token may not send audio. It allows only {', '.join(granted)}."
         return "" if self.parts is not None and "audio" in self.parts.kinds else NO_AUDIO
 
 
@@ -182,7 +182,7 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         except CausewayError:
             raise
         except Exception as failure:
-            log.error("A request of a session failed unexpectedly: %s", redacted(failure))
+            log.error("A request of a live session failed unexpectedly: %s", redacted(failure))
             raise CausewayError("The gateway failed.") from failure
 
     async def _admit(self, entry: LedgerEntry, request: Request, size_bytes: int, arrived_at: float) -> RequestContext:

@@ -83,8 +83,8 @@ class NamedFileReader:
             raise NotFound(message, param=reference.path) from None
         if file.purpose not in PART_PURPOSES:
             raise InvalidRequest(
-                f"`{reference.path}`: {file.id} has the purpose {file.purpose}. Only files uploaded with "
-                "the purpose user_data can be named.",
+                f"`{reference.path}`: the file {file.id} has the purpose {file.purpose}. A request can name only "
+                "files with the purpose user_data.",
                 param=reference.path,
             )
         return file
@@ -108,8 +108,8 @@ def refuse_named_files(body: bytes) -> None:
     if named is not None:
         reference = named.references[0]
         raise UnsupportedFeature(
-            f"`{reference.path}`: uploaded files can only be named in chat requests and jobs over HTTP. "
-            "Send the bytes in base64.",
+            f"`{reference.path}`: uploaded files can only be named in chat requests and jobs over HTTP. Send the "
+            "bytes of the file in base64.",
             param=reference.path,
         )
 
@@ -245,7 +245,7 @@ class SubmissionParser:
             return request
         if allowed is not None and turn.pinned not in allowed:
             if turn.only:
-                raise turn.gone("It is not among the tiers that this request may use.")
+                raise turn.gone("This request may not use that tier.")
             return request
         return msgspec.structs.replace(request, model=turn.pinned)
 

@@ -34,9 +34,9 @@ def read_trace(path: Path) -> tuple[Conversation, ...]:
         except msgspec.DecodeError as error:
             raise ConfigError(f'{path}:{number}: {error}. Write {{"turns": ["…"]}}.') from error
         if not found[-1].turns:
-            raise ConfigError(f"{path}:{number}: `turns` is empty. Write at least one.")
+            raise ConfigError(f"{path}:{number}: `turns` is empty. Write at least one turn.")
     if len({one.at_s is None for one in found}) != 1:
-        raise ConfigError(f"{path}: give every line `at_s`, or none.")
+        raise ConfigError(f"{path}: write `at_s` in every line, or in none.")
     return tuple(found)
 
 

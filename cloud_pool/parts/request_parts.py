@@ -97,7 +97,9 @@ def _reply(delta: Delta) -> PartReply | None:
     try:
         return read_reply(delta.text) if delta.text else None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.CloudFailed(f"The tier's model is not one of our encoders: {error}", phase="first_token") from None
+        raise errors.CloudFailed(
+            f"The tier's model does not answer as an encoder of Causeway does: {error}", phase="first_token"
+        ) from None
 
 
 def _taken(reply: PartReply | None, tell: Tell | None) -> ReadPart | None:
@@ -202,7 +204,7 @@ class RequestParts:
         except WorkerFailed as failure:
             if isinstance(failure.__cause__, errors.CausewayError):
                 raise failure.__cause__ from None
-            raise errors.EncoderFailed(f"The audio could not be read: {failure}. Send it again.") from None
+            raise errors.EncoderFailed(f"The audio could not be read: {failure}. Send the audio again.") from None
         return transcript_of(found, seconds, words=request.words)
 
     def _known_to(self, context: RequestContext, tier: str = "") -> Memory:

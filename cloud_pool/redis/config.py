@@ -93,7 +93,7 @@ def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
     master, _, database = path.strip("/").partition("/")
     if topology == "cluster":
         if master:
-            raise ConfigError("A cluster has no databases: end the URL after the hosts.", where=where)
+            raise ConfigError("A cluster has no numbered databases. End the URL after the hosts.", where=where)
         return RedisTarget(config, topology, tls, hosts)
     if not master or not (database or "0").isdigit():
         raise ConfigError("Name the master after the hosts: redis+sentinel://host:port/MASTER/0.", where=where)
@@ -118,7 +118,7 @@ def _host(text: str, topology: Topology, where: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
     host, port = (host, port) if colon else (text, str(_PORTS[topology]))
     if not host or not port.isdigit():
-        raise ConfigError(f"{text!r} is not a host:port. {_FORMS}", where=where)
+        raise ConfigError(f"{text!r} is not of the form `host:port`. {_FORMS}", where=where)
     return host.strip("[]"), int(port)
 
 
@@ -130,7 +130,10 @@ def _check_files(config: RedisConfig, topology: Topology, tls: bool, where: str)
             "Set `sentinel_password_file` together with `sentinel_username`.", where=f"{where}.sentinel_username"
         )
     if config.sentinel_password_file and topology != "sentinel":
-        raise ConfigError("The URL does not name Sentinels: remove this key.", where=f"{where}.sentinel_password_file")
+        raise ConfigError(
+            "`sentinel_password_file` has no effect, because the URL does not name Sentinels. Remove this key.",
+            where=f"{where}.sentinel_password_file",
+        )
     for name in ("ca_file", "cert_file", "key_file"):
         if getattr(config, name) and not tls:
             raise ConfigError("Certificates need TLS: begin the URL with `rediss`.", where=f"{where}.{name}")

@@ -243,7 +243,7 @@ def open_redis(
         else:
             client = _open_server(target, where, options)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"Not a Redis URL: {error}", where=where) from error
+        raise ConfigError(f"The URL is not a Redis URL: {error}", where=where) from error
     _addresses[client] = shown_address(address)
     if options.raw and target.topology == "cluster":
         client.set_response_callback("XREAD", _raw)  # the client itself needs the other callbacks

@@ -98,7 +98,7 @@ class GuardedRequest:
         if refusing is not None:
             raise GuardRefused(
                 f"The rule `{refusing.name}` of this gateway's guard refuses this request for what its texts contain, "
-                "such as personal data or keys. Remove that, and send it again."
+                "such as personal data or keys. Remove that content, and send the request again."
             )
         classes = {kind for rule in applied for kind in rule.classes}
         allowed = request

@@ -234,7 +234,7 @@ class Service(msgspec.Struct, frozen=True):
         if session is not None and session.pinned == step.tier and (self.variants.active or session.variant):
             asked = self.variants.named(tier, session.variant)
             if session.only and not asked:
-                raise session.gone("The tier no longer has this variant.")
+                raise session.gone("That tier no longer has the variant of the session.")
             others = () if session.only else self.variants.tried(tier, context.request)
             return (*asked, *(one for one in others if one not in asked))
         return self.variants.tried(tier, context.request) if self.variants.active else (tier,)
@@ -246,7 +246,7 @@ class Service(msgspec.Struct, frozen=True):
             if context.allowed_tiers is None or session.pinned in context.allowed_tiers:
                 pinned, only, position = session.pinned, only or session.only, 0.0  # no lowered share moves it
             elif session.only:
-                raise session.gone("It is not among the tiers that this request may use.")
+                raise session.gone("This request may not use that tier.")
         may_truncate = self.fallback.config.truncated_answer_tokens > 0 and _is_plain(context.request)
         left_s = context.deadline - self.clock()
         request = FallbackRequest(
@@ -423,12 +423,19 @@ async def _sent(
 def check_supported(request: Request) -> None:
     """Raise UnsupportedFeature for a request that Triton's tensors cannot express."""
     if request.echo and not all(isinstance(prompt, str) for prompt in request.prompts):
-        raise errors.UnsupportedFeature("`echo` with token ids: the tiers repeat only text. Remove one.", param="echo")
+        raise errors.UnsupportedFeature(
+            "`echo` does not work with token ids, because the tiers repeat only text. Remove `echo`, or send text.",
+            param="echo",
+        )
     if request.suffix is not None:
-        raise errors.UnsupportedFeature("`suffix`: the tiers do not fill in the middle. Remove it.", param="suffix")
+        raise errors.UnsupportedFeature(
+            "`suffix` is not supported, because no tier fills in text before a suffix. Remove `suffix`.", param="suffix"
+        )
     if request.echo and request.logprobs is not None:
         raise errors.UnsupportedFeature(
-            "`echo` with `logprobs`: the tiers do not compute logprobs of the prompt. Remove one.", param="echo"
+            "`echo` does not work with `logprobs`, because the tiers do not compute logprobs of the prompt. Remove "
+            "one of them.",
+            param="echo",
         )
 
 
@@ -437,7 +444,7 @@ def check_parts(request: Request, kinds: Collection[Modality]) -> None:
     path, kind = first_part(request, kinds)
     if path:
         raise errors.UnsupportedFeature(
-            f"`{path}`: no tier of this gateway reads it. Send its content as text, or ask the gateway's "
+            f"`{path}`: no tier of this gateway reads such a part. Send its content as text, or ask the gateway's "
             f"operator to configure an encoder (a tier with `can: [{kind}]`).",
             param=path,
         )
@@ -682,5 +689,8 @@ def _vector(delta: Delta, request: Request) -> Vector:
     if not vector:
         raise errors.CloudFailed("The tier's model returned an empty vector.", phase="first_token")
     if request.dimensions not in (None, len(vector)):
-        raise errors.UnsupportedFeature(f"This model's embeddings have {len(vector)} dimensions.", param="dimensions")
+        raise errors.UnsupportedFeature(
+            f"This model's embeddings have {len(vector)} dimensions. Remove `dimensions`, or set it to this number.",
+            param="dimensions",
+        )
     return vector

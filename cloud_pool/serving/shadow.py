@@ -75,7 +75,12 @@ class ShadowCopies(msgspec.Struct, frozen=True):
             group = self.variants.group(varied.name, context.request)
             self.variants.count(varied, group or 0, result, duration_s=time.monotonic() - began)
         except Exception as fault:  # it must not end the other tasks of the process
-            log.error("%s: the shadow of %s failed unexpectedly: %s", context.id, varied.variant, redacted(fault))
+            log.error(
+                "Request %s: its copy to the shadow variant %s failed unexpectedly: %s",
+                context.id,
+                varied.variant,
+                redacted(fault),
+            )
         finally:
             self.running.discard(id(shown))
 

@@ -46,7 +46,7 @@ class _JsonTokenizer:
         try:
             self._model = Model.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
-            raise EngineUnavailable(f"{path}: not a tokenizer.json: {error}") from error
+            raise EngineUnavailable(f"{path} is not a readable tokenizer.json: {error}") from error
 
     def encode(self, text: str, *, special: bool, add_bos: bool) -> Iterable[int]:
         return self._model.encode(text, add_special_tokens=add_bos).ids

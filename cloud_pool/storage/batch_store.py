@@ -277,4 +277,4 @@ def _parse(name: str, row: Reply) -> Batch | None:
     try:
         return msgspec.convert(plain, Batch, strict=False) if plain else None
     except msgspec.ValidationError as error:
-        raise RecordUnreadable(f"{name}: the record is damaged or of another version: {error}") from None
+        raise RecordUnreadable(f"{name}: the stored record is damaged or of another version: {error}") from None

@@ -91,7 +91,7 @@ class DurabilityCheck:
             message = f"This Redis could lose an accepted job: {'; '.join(problems)}"
             if self.mode == "require":
                 raise JobStoreNotDurable(
-                    f"{message}. To accept this risk, set jobs.durability: warn.", retry_after_s=30.0
+                    f"{message}. To accept this risk, set `jobs.durability: warn`.", retry_after_s=30.0
                 )
             if message != self._warned:
                 log.warning(message)

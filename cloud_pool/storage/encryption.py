@@ -109,7 +109,7 @@ class ContentCipher:
         try:
             self._keys = read_keys(self._path)
         except ConfigError as error:
-            log.error("The encryption keys stay as they were: %s", error)
+            log.error("The encryption keys were not read again, so the previous keys stay in use: %s", error)
             return
         self._sealer = Sealer({key.id: key.secret for key in self._keys})
 
@@ -136,7 +136,7 @@ def read_keys(path: Path) -> tuple[ContentKey, ...]:
     if len({key.id for key in keys}) < len(keys):
         raise ConfigError(f"{path}: two keys have the same id.", where=WHERE)
     if not keys:
-        raise ConfigError(f"{path} contains no key. Make one with `causeway-cloud keys rotate {path}`.", where=WHERE)
+        raise ConfigError(f"{path} contains no key. Make a key with `causeway-cloud keys rotate {path}`.", where=WHERE)
     return tuple(sorted(keys, key=lambda key: key.seals_from))
 
 

@@ -201,14 +201,14 @@ class FileStore:
                 raise too_many_files(config)
             case "bytes":
                 raise QuotaExceeded(
-                    f"Your tenant's files have {used} bytes, and {size} more would exceed {max_bytes} "
-                    f"(jobs.batches.{key}). Delete files, or wait until they expire.",
+                    f"Your tenant's files take {used} bytes, and {size} more bytes would exceed the limit of "
+                    f"{max_bytes} (jobs.batches.{key}). Delete files, or wait until some expire.",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             case "total":
                 raise FileStoreUnavailable(
-                    f"The files in Redis have {used} bytes, and {size} more would exceed {max_total} "
-                    "(jobs.batches.max_redis_total_bytes). Try again later; the operator can set "
+                    f"The files in Redis take {used} bytes, and {size} more bytes would exceed the limit of "
+                    f"{max_total} (jobs.batches.max_redis_total_bytes). Try again later; the operator can set "
                     "jobs.files.path or jobs.files.s3.",
                     retry_after_s=_RETRY_AFTER_S,
                 )

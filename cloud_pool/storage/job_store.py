@@ -213,7 +213,7 @@ class JobStore:
             try:
                 records.append(parse_record(fields))
             except errors.RecordUnreadable as error:
-                log.error("%s becomes a dead letter: %s", as_text(fields["id"]), error.message)
+                log.error("Job %s becomes a dead letter: %s", as_text(fields["id"]), error.message)
                 await self._db.run("quarantine", self._db.time, as_text(fields["id"]), *self._dead_letters_kept)
                 unreadable.append(as_text(fields["id"]))
         return ClaimedJobs(tuple(records), tuple(unreadable), _expired_jobs(expired), bool(as_int(more)))

@@ -71,7 +71,9 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
             self.on_unreadable()
         for tenant, error in zip(map(as_text, aside[::2]), map(as_text, aside[1::2]), strict=True):
             code = error.split(" ")[0]  # the rest may quote data of the tenant
-            log.error("Webhooks of tenant %s wait for a minute, because their data is damaged: %s", tenant, code)
+            log.error(
+                "Webhooks of tenant %s wait for a minute, because the stored webhooks are damaged: %s", tenant, code
+            )
         for row in rows:
             plain = {name: value.decode("utf-8", "replace") for name, value in as_fields(row).items()}
             try:
@@ -132,7 +134,7 @@ class UsageOutbox:
                     reason = self._database.explain(error)
                 else:
                     reason = redis_fault(error, "the tenants' address")
-                log.warning("Usage of jobs could not be written yet: %s", reason)
+                log.warning("The usage of jobs could not be written yet: %s", reason)
             self._fault = type(error).__name__
             return False
         self._fault = ""
@@ -152,7 +154,10 @@ class UsageOutbox:
                 if not is_wrong_data(error):
                     raise
                 log.error(
-                    "Usage of %s on %s is lost, because its keys are damaged: %s", each.tenant, each.day, each.sums
+                    "The usage of tenant %s on %s is lost, because its keys in Redis are damaged: %s",
+                    each.tenant,
+                    each.day,
+                    each.sums,
                 )
         await self._database.run("usage_done", batch)
         return True
@@ -166,7 +171,7 @@ def _by_tenant(batch: str, fields: dict[str, bytes]) -> list[UsageBatch]:
             tenant, number, field = name.split("|", 2)
             day = datetime.fromtimestamp(int(number) * _DAY_S, UTC).strftime("%Y-%m-%d")
         except (ValueError, OverflowError, OSError):
-            log.error("A cost of jobs cannot be read and is lost: %s: %r.", name, value)
+            log.error("The cost of a job cannot be read and is lost: field %s has the value %r.", name, value)
             continue
         amounts, released = sums.setdefault((tenant, day), {}), releases.setdefault((tenant, day), [])
         kind, _, release = field.partition("|")
@@ -175,7 +180,7 @@ def _by_tenant(batch: str, fields: dict[str, bytes]) -> list[UsageBatch]:
         elif value.lstrip(b"-").isdigit():
             amounts[field] = int(value)
         else:
-            log.error("A cost of jobs cannot be read and is lost: %s: %r.", name, value)
+            log.error("The cost of a job cannot be read and is lost: field %s has the value %r.", name, value)
     return [
         UsageBatch(f"{batch}-{day}", tenant, day, amounts, tuple(releases[tenant, day]))
         for (tenant, day), amounts in sums.items()

@@ -86,7 +86,7 @@ class PromotableReplicas:
                 await self._ask(self._pool)
                 self._asked_at = time.monotonic()
         if self._up is None:
-            raise ReplicasUnknown(f"No Sentinel reports the replicas ({self._fault}).")
+            raise ReplicasUnknown(f"No Sentinel reports how many replicas there are ({self._fault}).")
         return max(at_least, self._up)
 
     async def _ask(self, pool: SentinelConnectionPool) -> None:
@@ -194,8 +194,8 @@ class RedisClient:
         confirmed = as_int(replies[-1])
         if confirmed < required:
             raise JobStoreNotReplicated(
-                f"{confirmed} of {required} replicas confirmed in {self.config.replica_timeout_s:g} s; the request "
-                "may have been accepted nevertheless. Send it again with the same Idempotency-Key.",
+                f"Only {confirmed} of {required} replicas confirmed the write in {self.config.replica_timeout_s:g} s, "
+                "but the request may have been accepted. Send the request again with the same Idempotency-Key.",
                 retry_after_s=2.0,
             )
         return cast("Reply", replies[0])
@@ -310,7 +310,7 @@ async def list_newest(
             try:
                 record = parse(name, row)
             except RecordUnreadable as error:
-                log.warning("%s is left out of a list: %s", name, error.message)
+                log.warning("%s cannot be read, so it is left out of the list: %s", name, error.message)
                 continue
             if record is None:
                 expired.append(name)

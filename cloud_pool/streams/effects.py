@@ -72,7 +72,9 @@ class EffectStore:
             try:
                 outcome = self._cipher.open(as_bytes(stored), "outcome", "", self._name, effect)
             except RecordUnreadable as error:  # running the message again might answer it twice
-                raise JobStoreUnavailable(f"The outcome of message {effect}: {error.message}") from error
+                raise JobStoreUnavailable(
+                    f"The stored outcome of message {effect} cannot be read: {error.message}"
+                ) from error
             effect_state = msgspec.convert(as_text(state), EffectState)
             known.append(KnownEffect(as_int(attempts), effect_state, outcome, as_text(position)))
         return known

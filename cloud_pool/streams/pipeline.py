@@ -103,7 +103,7 @@ class StreamPipeline:
             works.cancel_scope.cancel()
             upkeep.cancel_scope.cancel()
         if lost.is_set():
-            log.warning("Another process receives now, so this one stands by.")  # (4)
+            log.warning("Another process now receives the messages, so this process stands by.")  # (4)
         self._works.clear()
 
     async def _drain(self, lost: anyio.Event) -> None:

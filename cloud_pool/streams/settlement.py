@@ -52,7 +52,9 @@ async def retry_until_done(step: Callable[[], Awaitable[T]]) -> T:
             return await step()
         except (JobStoreUnavailable, BrokerUnavailable) as error:
             if not fault:
-                log.warning("A step is repeated until it succeeds: %s", error.message)
+                log.warning(
+                    "A step is repeated until it succeeds, because a store or broker does not answer: %s", error.message
+                )
             fault = error.message
             await pause()
 
@@ -210,7 +212,7 @@ class MessageSettler:
         return self._dead(work, result, ended.attempts)
 
     def _dead(self, work: MessageWork, error: CausewayError, attempts: int) -> StreamOutcome:
-        log.warning("A dead letter, from position %s: %s", work.incoming.position, error.code)
+        log.warning("The message at position %s becomes a dead letter: %s", work.incoming.position, error.code)
         max_bytes = self._sinks["dead"].max_bytes
         return self.writer.dead(work.message, work.incoming, error, attempts, time.time(), max_bytes)
 
@@ -236,7 +238,7 @@ class MessageSettler:
                 return
             except BrokerUnavailable as error:
                 if error.message != logged:
-                    log.warning("An outcome cannot be published yet: %s", error.message)
+                    log.warning("The outcome of a message cannot be published yet: %s", error.message)
                 repeated, logged = True, error.message
                 await pause()
             except MessageTooLarge as error:  # The bound is smaller than when the outcome was made.

@@ -60,7 +60,7 @@ class SharedTrials:
             except (RedisError, OSError, TimeoutError) as error:
                 if not self.fault:
                     log.warning(
-                        "Variants are judged by this process's own counts: %s", client_fault(error, self._redis)
+                        "Trials of variants use only the counts of this process: %s", client_fault(error, self._redis)
                     )
                 self.fault = "Variants are judged by each process alone, because their Redis is unavailable."
                 return

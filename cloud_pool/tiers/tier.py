@@ -181,7 +181,7 @@ class Tier(msgspec.Struct, frozen=True):
         bound = self.config.max_sequences
         if request.sequences > bound and request.kind != "embedding":
             raise too_many_sequences(
-                request, f"the tier {self.name!r} takes at most {bound} in one request (max_sequences)"
+                request, f"the tier {self.name!r} takes at most {bound} sequences in one request (max_sequences)"
             )
 
     def copy_source(self, request: Request) -> str | None:
@@ -266,8 +266,9 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
     _check_tokenizer(tier, f"{where}.tokenizer_file")
     if tier.native_parts and (tier.native_parts != ("image",) or "chat" not in tier.can or not tier.template_file):
         raise ConfigError(
-            "In Triton only a chat tier of vLLM's backend with a `template_file` can have a part, and only `image`. An "
-            "encoder needs its own tier. Servers of `upstream.kind: openai` can have any part.",
+            "A chat tier in Triton can read only one kind of part, `image`, and only with vLLM's backend and a "
+            "`template_file`. An encoder needs a tier of its own. Servers of `upstream.kind: openai` can read any "
+            "part.",
             where=f"{where}.can",
         )
     if tier.template_file:
@@ -276,7 +277,7 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(str(error), where=f"{where}.template_file") from error
         if tier.native_parts and not takes_images(template):
-            raise ConfigError("This template leaves images out of the prompt.", where=f"{where}.template_file")
+            raise ConfigError("This chat template leaves images out of the prompt.", where=f"{where}.template_file")
         return ChatFormat(
             template,
             tier.bos,
@@ -301,7 +302,7 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         if adapter not in ("", *manifest.adapters):
             known = ", ".join(manifest.adapters) or "none"
             raise ConfigError(
-                f"{artifact.name} has no adapter `{adapter}`; there are: {known}.", where=f"{where}.{key}"
+                f"{artifact.name} has no adapter `{adapter}`. Its adapters: {known}.", where=f"{where}.{key}"
             )
     return msgspec.structs.replace(
         read_chat_format(artifact.path),
@@ -321,7 +322,7 @@ def _check_adapters(tier: TierConfig, where: str) -> None:
     if tier.adapters and not {"chat", "completion"} & set(tier.can):
         raise ConfigError("Only tiers that generate text can have adapters.", where=f"{where}.adapters")
     if "" in (*tier.adapters, *tier.adapters.values()):
-        raise ConfigError("An adapter or its name is empty: write both.", where=f"{where}.adapters")
+        raise ConfigError("An adapter or its name is empty. Write both.", where=f"{where}.adapters")
 
 
 def _check_tokenizer(tier: TierConfig, where: str) -> None:
@@ -330,10 +331,12 @@ def _check_tokenizer(tier: TierConfig, where: str) -> None:
         return
     if not tier.template_file:
         raise ConfigError(
-            "This key needs a `template_file`: an artifact has its own tokenizer. Remove it.", where=where
+            "`tokenizer_file` is only for a tier with a `template_file`, because an artifact has its own tokenizer. "
+            "Remove `tokenizer_file`.",
+            where=where,
         )
     if not Path(tier.tokenizer_file).is_file():
-        raise ConfigError(f"{tier.tokenizer_file}: no such file.", where=where)
+        raise ConfigError(f"The file {tier.tokenizer_file} does not exist.", where=where)
 
 
 def _check_trtllm(tier: TierConfig, where: str) -> None:
@@ -342,9 +345,11 @@ def _check_trtllm(tier: TierConfig, where: str) -> None:
         raise ConfigError("Models of TensorRT-LLM support only `chat` and `completion`.", where=f"{where}.can")
     for key in ("adapter", "adapters"):
         if getattr(tier, key):
-            raise ConfigError("Adapters of TensorRT-LLM are not supported. Remove this key.", where=f"{where}.{key}")
+            raise ConfigError(f"Adapters of TensorRT-LLM are not supported. Remove `{key}`.", where=f"{where}.{key}")
     if not tier.template_file:
-        raise ConfigError("Name the file of the model's chat template.", where=f"{where}.template_file")
+        raise ConfigError(
+            "Name the file of the model's chat template in `template_file`.", where=f"{where}.template_file"
+        )
 
 
 _RENDERED_UPSTREAM = ("adapter", "artifact", "template_file", "tokenizer_file", "special_tokens", "bos", "eos")
@@ -355,14 +360,14 @@ def _http_chat_format(tier: TierConfig, where: str) -> ChatFormat:
     for key in _RENDERED_UPSTREAM:
         if getattr(tier, key):
             raise ConfigError(
-                "Servers of `kind: openai` render prompts themselves. Remove this key, and list adapters as models "
+                f"Servers of `kind: openai` render prompts themselves. Remove `{key}`, and list adapters as models "
                 "under `adapters`.",
                 where=f"{where}.{key}",
             )
     if tier.is_encoder:
         raise ConfigError("An encoder must be a model in Triton (`kind: triton`).", where=f"{where}.can")
     if tier.native_parts and "chat" not in tier.can:
-        raise ConfigError("Only chats have audio, images and files: add `chat`.", where=f"{where}.can")
+        raise ConfigError("Only chats have audio, images and files. Add `chat` to `can`.", where=f"{where}.can")
     return ChatFormat("", context_tokens=tier.context_tokens)
 
 

@@ -230,7 +230,7 @@ def check_variants(tiers: Iterable[TierConfig]) -> None:
                 message = "Clients never get the answers of a shadow variant. Remove it, or `trial.promote`."
                 raise ConfigError(message, where=f"tiers[{index}].variants[{at}].shadow")
         if tier.trial != TrialConfig() and not tier.variants:
-            raise ConfigError("A trial has no effect without `variants`.", where=f"tiers[{index}].trial")
+            raise ConfigError("`trial` has no effect without `variants`.", where=f"tiers[{index}].trial")
 
 
 def _log(trial: Trial) -> None:

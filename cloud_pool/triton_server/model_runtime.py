@@ -71,7 +71,7 @@ def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[SequenceRe
     """Translate a request into one engine sequence for each answer. Raises InvalidRequest."""
     parameters = request.parameters
     if request.stream and request.with_input:
-        raise InvalidRequest("`exclude_input_in_output`: false is not possible while streaming.")
+        raise InvalidRequest("`exclude_input_in_output` cannot be false while streaming.")
     guided = parameters.guided
     return [
         SequenceRequest(

@@ -56,20 +56,23 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.is_http:
             for key in ("urls", "key_file", "without"):
                 if getattr(self, key):
-                    raise ConfigError("This key is only for `kind: openai`. Remove it.", where=f"{where}.{key}")
+                    raise ConfigError(f"`{key}` is only for `kind: openai`. Remove `{key}`.", where=f"{where}.{key}")
             for key in ("ca_file", "server_name", "client_cert_file", "client_key_file"):
                 if getattr(self, key) and not self.tls:
                     raise ConfigError("Certificates need TLS: set `tls: true`.", where=f"{where}.{key}")
             return
         for key in ("tls", "server_name"):
             if getattr(self, key):
-                raise ConfigError("This key is only for Triton. Write `https` into `urls`.", where=f"{where}.{key}")
+                raise ConfigError(
+                    f"`{key}` is only for Triton. Remove `{key}`, and write `https` into `urls`.",
+                    where=f"{where}.{key}",
+                )
         if not self.urls:
-            raise ConfigError("Name the servers, such as `[http://vllm:8000/v1]`.", where=f"{where}.urls")
+            raise ConfigError("Name the servers in `urls`, such as `[http://vllm:8000/v1]`.", where=f"{where}.urls")
         for index, url in enumerate(self.urls):
             check_url(url, f"{where}.urls[{index}]")
             if url in self.urls[:index]:
-                raise ConfigError(f"{url} is listed twice.", where=f"{where}.urls[{index}]")
+                raise ConfigError(f"The URL {url} is listed twice.", where=f"{where}.urls[{index}]")
 
 
 def check_url(url: str, where: str) -> None:

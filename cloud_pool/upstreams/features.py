@@ -56,7 +56,7 @@ async def verify_features(tiers: Sequence[TierServers], clients: UpstreamClients
                 tasks.start_soon(ask, tier)
     for where, feature, reason in sorted(refusals):
         raise ConfigError(
-            f"The server refuses {feature}: {reason.rstrip('.')}. {_ADVICE[feature]}, or add `{feature}` to this list.",
+            f"The server refuses {feature}: {reason.rstrip('.')}. {_ADVICE[feature]}, or add `{feature}` to `without`.",
             where=f"{where}.without",
         )
 
@@ -71,4 +71,4 @@ def check_features(request: Request, tier: str, config: UpstreamConfig) -> None:
     for feature in config.without:
         if asked[feature]:
             what, param = _ABSENT[feature]
-            raise UnsupportedFeature(f"The tier {tier!r} has no {what}. Remove `{param}`.", param=param)
+            raise UnsupportedFeature(f"The tier {tier!r} does not support {what}. Remove `{param}`.", param=param)

@@ -87,7 +87,7 @@ def read_credentials(config: UpstreamConfig, where: str = "") -> Credentials:
     try:
         return KeyFile(Path(config.key_file))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"The token cannot be read: {error}", where=f"{where}.key_file") from error
+        raise ConfigError(f"The token in `key_file` cannot be read: {error}", where=f"{where}.key_file") from error
 
 
 class HttpCall(msgspec.Struct, eq=False):
@@ -152,7 +152,7 @@ class OpenAIUpstream:
         """Yield the deltas of one sequence; `call` of `begin` goes on. Closing stops it. Raises CausewayError."""
         if call is None:
             if request.deadline - self._clock() <= 0.0:
-                raise DeadlineExceeded("The time for this request is over.")
+                raise DeadlineExceeded("The request's deadline has passed.")
             self._refuse_skipped(request.model)
             call = self._new_call(request)
         task = asyncio.current_task()
@@ -377,7 +377,11 @@ class OpenAIUpstream:
         """Raise CloudSaturated until the server's Retry-After has passed."""
         left_s = self._skip_until.get(model, -math.inf) - self._clock()
         if left_s > 0.0:
-            raise CloudSaturated(f"{model} asked to be tried again later.", phase="connect", retry_after_s=left_s)
+            raise CloudSaturated(
+                f"The server of {model} has asked the gateway to send requests later.",
+                phase="connect",
+                retry_after_s=left_s,
+            )
         self._skip_until.pop(model, None)
 
     def _translated(self, error: CausewayError, request: InferenceRequest, call: HttpCall) -> CausewayError:
@@ -391,7 +395,7 @@ class OpenAIUpstream:
                 return StreamBroken(f"{request.model} sent nothing for {self._pause_s:g} s.", phase="stream")
         elif not isinstance(error, CloudTimeout) or request.deadline - self._clock() > 0.0:
             return error
-        return DeadlineExceeded("The time for this request is over.")
+        return DeadlineExceeded("The request's deadline has passed.")
 
 
 def _chat_fields(request: Request, model: str) -> dict[str, msgspec.Raw]:

@@ -141,7 +141,11 @@ class LoadReader:
                 reason = str(error) or type(error).__name__
             if address not in self._silent:
                 self._silent.add(address)
-                log.warning("%s reports no load, so only this process's own calls count: %s", address, reason)
+                log.warning(
+                    "The server at %s does not report its load, so only the requests of this process are counted: %s",
+                    address,
+                    reason,
+                )
 
         async with anyio.create_task_group() as tasks:
             for address in addresses:

@@ -146,7 +146,7 @@ class Agent:
         except OSError as error:
             return self._refused(disk_refusal(error, str(error.filename or self.folder)))
         except Exception as error:  # an internal error must not stop the search for better bundles
-            log.exception("The agent failed in %s.", self.state)
+            log.exception("The agent failed in the state %s.", self.state)
             return self._refused(UpdateRefused(f"{type(error).__name__}: {redacted(error)}"))
 
     def _refused(self, refusal: UpdateRefused) -> float:
@@ -298,7 +298,8 @@ class Agent:
             )
         )
         log.info(
-            "Fleet: %d cases pass; of the last %d decisions %d are unchanged, %d unknown; %d would leave the device.",
+            "The fleet's new policy passes %d cases. Of the last %d decisions %d stay the same and %d are unknown; "
+            "%d would leave the device.",
             *(report.cases, report.replayed, report.unchanged, report.unknown, report.leaving),
         )
         note = f"{report.leaving} of the last {report.replayed} decisions would or might leave the device"
@@ -407,7 +408,7 @@ class Agent:
             try:
                 await self.host.use(bundle, must=True)
             except UpdateRefused as refusal:
-                log.error("The previous bundle is damaged: %s: %s", refusal.code, refusal.message)
+                log.error("The previous bundle is damaged (%s): %s", refusal.code, refusal.message)
         if self._trial is not None:
             self._earlier.leave_out(self._trial.progress(self.clock.monotonic(), self.host.condition()).now)
             self._trial = None

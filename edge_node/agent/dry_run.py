@@ -112,7 +112,9 @@ def check_cases(policy: Policy, cases: Sequence[Path]) -> int:
     if failed:
         first = failed[0].differences[0]
         others = f", and {len(failed) - 1} other cases" if len(failed) > 1 else ""
-        raise CasesFailed(f"{failed[0].name}: {first.key} is {first.found}, expected {first.expected}{others}")
+        raise CasesFailed(
+            f"In the case {failed[0].name}, {first.key} is {first.found}, but {first.expected} is expected{others}"
+        )
     return count
 
 
@@ -145,7 +147,8 @@ def check_fit(file: ModelFile, total_bytes: int) -> None:
     if largest_batch(header, device, context, limit=1, vision_bytes=images_bytes) == 0:
         beside = f" with {images_bytes} bytes for its projector" if images_bytes else ""
         raise ModelTooLarge(
-            f"{model.name}{beside} does not fit into {device.usable_bytes} of {total_bytes} bytes of memory."
+            f"{model.name}{beside} does not fit into the {device.usable_bytes} usable bytes of {total_bytes} bytes of "
+            "memory."
         )
 
 
@@ -172,7 +175,9 @@ def check_projector(file: ModelFile) -> None:
         return
     name = f"The projector of {file.model.name}"
     if not has_pillow():
-        raise ModelUnusable(f"{name}: Pillow is not installed here. Run `pip install 'causeway-router[images]'`.")
+        raise ModelUnusable(
+            f"{name}: Pillow is not installed on this device. Run `pip install 'causeway-router[images]'`."
+        )
     try:
         check_beside("mmproj", Path(file.projector), Path(file.path))
     except ArtifactError as error:
@@ -197,7 +202,7 @@ def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_di
 
                 load_pair_file(artifact, model, others, model_dirs)
         except (ArtifactError, ImportError) as error:
-            raise ModelUnusable(f"The signal {signal.kind} of {model.name}: {error}") from error
+            raise ModelUnusable(f"The signal {signal.kind} of {model.name} cannot be used: {error}") from error
 
 
 def _try_quality(artifact: Artifact, model: Artifact) -> None:

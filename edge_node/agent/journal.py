@@ -253,7 +253,7 @@ def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = N
         try:
             store.point(row.bundles)
         except OSError as error:  # the next start decides the same from the existing rows
-            log.error("The fleet's pointer cannot be written: %s", error.strerror or error)
+            log.error("The file that names the fleet's bundles cannot be written: %s", error.strerror or error)
             return BootState(bundle, row, store, journal)
     _write(journal, row)
     return BootState(bundle, row, store, journal)

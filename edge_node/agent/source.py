@@ -98,7 +98,9 @@ class Download:
                 if offset > blob.size_bytes:
                     waiting.clear()
                     self._disk.remove(partial)
-                    raise EndlessData(f"Blob {blob.sha256}: more than its {blob.size_bytes} bytes.")
+                    raise EndlessData(
+                        f"Blob {blob.sha256}: the source sent more than the blob's {blob.size_bytes} bytes."
+                    )
                 if len(waiting) >= _WRITE_BYTES:
                     await asyncio.to_thread(self._disk.append, partial, bytes(waiting))
                     waiting.clear()
@@ -125,8 +127,8 @@ class Download:
                         chunk = await anext(chunks, b"")
                 except TimeoutError as error:
                     raise DownloadTooSlow(
-                        f"{path}: {received} bytes in {self._monotonic() - began:.0f} s; "
-                        f"the minimum rate is {bounds.least_bytes_per_s:g} bytes/s."
+                        f"{path}: only {received} bytes arrived in {self._monotonic() - began:.0f} s; the minimum "
+                        f"rate is {bounds.least_bytes_per_s:g} bytes/s."
                     ) from error
                 except OSError as error:
                     raise UpdateUnavailable(f"{path}: {error}") from error
@@ -176,7 +178,7 @@ class SourceWithImport:
                 yield chunk
             return
         if self._monotonic() < self._away_until and self.stamp:
-            raise FileNotFoundError(f"The import has no {path}.")
+            raise FileNotFoundError(f"The imported medium has no {path}.")
         begun = False
         try:
             async for chunk in self._plane.fetch(path, offset):
@@ -190,7 +192,7 @@ class SourceWithImport:
                 raise
             self._away_until = self._monotonic() + _AWAY_S  # do not wait for a timeout for each file
         if not here:
-            raise FileNotFoundError(f"The import has no {path}.")
+            raise FileNotFoundError(f"The imported medium has no {path}.")
         async for chunk in FolderSource(self._folder).fetch(path, offset):
             yield chunk
 

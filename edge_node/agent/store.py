@@ -295,7 +295,7 @@ class BundleStore:
         except OSError as error:
             log.warning("Old bundles cannot be removed: %s", error)
         if freed:
-            log.info("Files of old bundles were removed: %d bytes.", freed)
+            log.info("Files of old bundles were removed, which freed %d bytes.", freed)
 
     def _listed(self, folder: Path) -> list[Path]:
         return sorted(folder.iterdir()) if folder.is_dir() else []

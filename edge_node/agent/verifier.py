@@ -118,7 +118,7 @@ class UpdateVerifier:
 
     def _download(self, target: TargetFile, max_bytes: int) -> bytes:
         if target.length > max_bytes:
-            raise EndlessData(f"{target.path} has {target.length} bytes, at most {max_bytes} are accepted.")
+            raise EndlessData(f"{target.path} has {target.length} bytes, but at most {max_bytes} bytes are accepted.")
         path = self._folder / "download"
         try:
             with self._translated():
@@ -136,7 +136,7 @@ class UpdateVerifier:
         expires = _read_signed(self._folder / f"{role}.json").expires
         if expires < self._not_before:
             late = f"it is at least {self._not_before:%Y-%m-%d} now (is the clock wrong?)"
-            raise _expired(role)(f"{role}: expired at {expires:%Y-%m-%d %H:%M}, but {late}")
+            raise _expired(role)(f"The metadata of the role {role} expired at {expires:%Y-%m-%d %H:%M}, but {late}")
 
     def _raise_floor(self) -> None:
         """Refuse versions below any that were verified before, then sync the present ones to disk."""
@@ -175,7 +175,9 @@ class UpdateVerifier:
                 return refusal(f"{role}: {error}")
         if isinstance(error, DeserializationError):
             advice = "the operator must check it at the control plane and at any cache before it"
-            return MetadataInvalid(f"{role}: the source's file is damaged or truncated ({error}); {advice}")
+            return MetadataInvalid(
+                f"{role}: the metadata file at the source is damaged or truncated ({error}); {advice}"
+            )
         return MetadataInvalid(f"{role}: {error}")
 
     def _root_has_expired(self) -> bool:
@@ -219,10 +221,13 @@ class _BoundedFetcher(FetcherInterface):
     def _check_rate(self, url: str) -> None:
         elapsed = self._monotonic() - self._started
         if elapsed > self._bounds.deadline_s:
-            raise tuf.SlowRetrievalError(f"{url} was not complete after {self._bounds.deadline_s:g} s.")
+            raise tuf.SlowRetrievalError(f"The download of {url} was not complete after {self._bounds.deadline_s:g} s.")
         if elapsed > self._bounds.grace_s and self._received < elapsed * self._bounds.least_bytes_per_s:
             rate = self._received / elapsed
-            raise tuf.SlowRetrievalError(f"{url}: {rate:.0f} bytes/s, minimum {self._bounds.least_bytes_per_s:g}.")
+            raise tuf.SlowRetrievalError(
+                f"The download of {url} is too slow: {rate:.0f} bytes/s instead of at least "
+                f"{self._bounds.least_bytes_per_s:g} bytes/s."
+            )
 
 
 def _expired(role: str) -> type[UpdateRefused]:

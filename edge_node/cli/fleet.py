@@ -85,7 +85,7 @@ def join(
     except ConfigError as error:
         usage_error(str(error))
     except FleetError as error:
-        click.echo(f"causeway-edge: not joined: {error}", err=True)
+        click.echo(f"causeway-edge: the device has not joined the fleet: {error}", err=True)
         sys.exit(UNREACHABLE if isinstance(error, FleetUnreachable) else REFUSED)
     click.echo(f"Joined {identity.fleet} as {identity.device} (tenant {identity.tenant}, cohort {identity.cohort}).")
     click.echo(RESTART)
@@ -155,15 +155,17 @@ def import_(config: Config, medium: Path) -> None:
             imported = import_medium(folder, medium.absolute(), identity, running)
         except (UpdateRefused, ImportFailed, OSError) as error:
             reason = f"{error.message} ({error.code})" if isinstance(error, UpdateRefused) else str(error)
-            click.echo(f"causeway-edge: not imported: {reason}", err=True)
+            click.echo(f"causeway-edge: the medium was not imported: {reason}", err=True)
             sys.exit(REFUSED)
     if imported.wanted is None:
-        click.echo(f"Imported. The medium has no bundle for {identity.device} of the cohort {identity.cohort}.")
+        click.echo(f"Imported the medium, which has no bundle for {identity.device} of the cohort {identity.cohort}.")
     elif imported.wanted == running:
-        click.echo(f"Imported. This device already runs bundle {running}.")
+        click.echo(f"Imported the medium. This device already runs its bundle {running}.")
     else:
         click.echo(f"Imported bundle {imported.wanted}, serial {imported.serial}, {imported.blobs} files.")
-        click.echo("The daemon installs it within a minute, or at its next start. See `causeway-edge fleet status`.")
+        click.echo(
+            "The daemon installs the bundle within a minute, or at its next start. See `causeway-edge fleet status`."
+        )
 
 
 @fleet.command()

@@ -195,7 +195,7 @@ def export(config: Config, since: str) -> None:
         sys.exit(1)
     except FileNotFoundError as error:
         advice = "give the daemon's own --config or --state-dir"
-        click.echo(f"causeway-edge: no decision records at {error.filename}: {advice}", err=True)
+        click.echo(f"causeway-edge: there are no decision records at {error.filename}: {advice}", err=True)
         sys.exit(1)
     except (ConfigError, OSError) as error:
         click.echo(f"causeway-edge: the decision records cannot be read: {error}", err=True)
@@ -232,7 +232,7 @@ def rotate_key(config: Config, new_key_file: Path | None) -> None:
         except (ConfigError, OSError) as error:
             click.echo(f"causeway-edge: {error}", err=True)
             sys.exit(1)
-    click.echo(f"{config.state_dir} has a new key; content under older ones is encrypted again.")
+    click.echo(f"{config.state_dir} has a new key, and the content under older keys was encrypted again.")
 
 
 @main.command()

@@ -137,7 +137,7 @@ def _bearer_key(headers: Headers) -> str:
     sent = set(headers.getlist("authorization")) or {"Bearer "}
     scheme, _, key = sent.pop().partition(" ")
     if sent or scheme.lower() != "bearer":
-        raise ToolError("authorization: Send one `Bearer` and the API key of this device.")
+        raise ToolError("authorization: send exactly one `Bearer` with the API key of this device.")
     return key.strip()
 
 

@@ -192,7 +192,7 @@ def _walk(tree: strict_yaml.Tree, base: Path, found: dict[str, Setting]) -> None
     if isinstance(tree, strict_yaml.Scalar) and tree.kind == "null" and tree.location.path:
         return  # a section with only commented-out keys
     if not isinstance(tree, strict_yaml.Mapping):
-        raise ConfigError("Must be a mapping of keys.", where=str(tree.location))
+        raise ConfigError("The value must be a mapping of keys.", where=str(tree.location))
     for name, value in zip(tree.keys, tree.values, strict=True):
         key = name.location.path
         where = str(msgspec.structs.replace(name.location, path=""))
@@ -376,7 +376,7 @@ def _merge_secrets(layers: list[dict[str, Setting]]) -> dict[str, Setting]:
                 continue
             other = f"{key.rpartition('.')[0]}.{other}"
             if other in layer and layer[other].value:
-                raise ConfigError(f"Set either this or {other}, not both.", where=f"{setting.where}: {key}")
+                raise ConfigError(f"Set either {key} or {other}, not both.", where=f"{setting.where}: {key}")
             merged.pop(other, None)
         merged |= layer
     return merged
@@ -398,7 +398,7 @@ def _with_secret(name: str, cloud: CloudServer) -> CloudServer:
     secret = _read(Path(cloud.key_file), "key file").strip()
     if not secret or len(secret) > _MAX_SECRET_BYTES or "\n" in secret:
         where = f"{cloud.key_file}: {CLOUDS}.{name}.key_file"
-        raise ConfigError("The key file must hold the token on one line.", where=where)
+        raise ConfigError("The key file must contain the token on one line.", where=where)
     return msgspec.structs.replace(cloud, url=url, key=secret)
 
 

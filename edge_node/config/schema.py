@@ -205,7 +205,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields
         names = [each.name for each in self.overrides]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise ConfigError(f"{name!r} is listed twice.", where=f"limits.overrides[{index}]")
+                raise ConfigError(f"The name {name!r} is listed twice.", where=f"limits.overrides[{index}]")
 
 
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -88,7 +88,7 @@ class Console:
         question = validate(load(await parts.reader.body(http)), WhatIfQuestion)
         record = await parts.decisions.get(question.id, client=caller.reads_decisions_of)
         if record is None:
-            raise NotFound(f"Decision {question.id[:100]!r} not found. Old ones are deleted.")
+            raise NotFound(f"Decision {question.id[:100]!r} not found. Old decision records are deleted.")
         # loaded on demand: much code, for a page that is seldom opened
         from causeway_server.router.checks.what_if import what_if
 

@@ -188,8 +188,8 @@ async def _check_answers(
         while golden.answer not in answers:
             if len(answers) == tries:
                 raise GoldenAnswerDiffers(
-                    f"{target.name} answers {golden.prompt[:80]!r} with {answers[-1][:80]!r}, "
-                    f"not {golden.answer[:80]!r}."
+                    f"{target.name} answers the golden prompt {golden.prompt[:80]!r} with {answers[-1][:80]!r} "
+                    f"instead of {golden.answer[:80]!r}."
                 )
             answers.append(await golden_answer(engine, target, golden.prompt, soft))
 
@@ -262,7 +262,7 @@ async def golden_images(model: BundleModel, model_dirs: Sequence[Path], config: 
 
 
 async def _no_image(image: Blob) -> SoftTokens:
-    raise ModelUnusable(f"No projector reads the image {image.sha256[:12]}.")
+    raise ModelUnusable(f"No projector on this device reads the image {image.sha256[:12]} of a golden prompt.")
 
 
 def with_bundle(config: Config, bundle: InstalledBundle | None) -> Config:

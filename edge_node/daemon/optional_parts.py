@@ -212,7 +212,7 @@ def make_mqtt_bridge(config: Config, jobs: LazyJobs, service: Service, metrics: 
     if not config.mqtt.url:
         return None
     if not config.state_dir:
-        raise ConfigError("Messages require a state folder. Set state_dir.", where="mqtt.url")
+        raise ConfigError("MQTT requires a state folder. Set state_dir.", where="mqtt.url")
     try:
         from ..mqtt.bridge import MqttBridge
     except ModuleNotFoundError as error:

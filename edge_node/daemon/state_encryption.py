@@ -50,6 +50,6 @@ async def rotate_keys(keys: StateKeys, files: DeviceFileStore, rotate_s: float) 
                 await asyncio.sleep(_PAUSE_S)
         if not changed:
             await asyncio.to_thread(keys.retire)
-            log.info("The state folder is encrypted with its newest key alone.")
+            log.info("The state folder is now encrypted with its newest key only.")
     except (CausewayError, OSError, sqlite3.Error) as error:
-        log.warning("The key of the state folder is not replaced yet: %s", redacted(error))
+        log.warning("The old key of the state folder is not replaced yet: %s", redacted(error))

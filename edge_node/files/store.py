@@ -130,7 +130,7 @@ class DeviceFileStore:
             try:
                 self._folder.write_mark(self._time.mark())
             except OSError as error:
-                log.warning("The time of the uploaded files was not recorded: %s", error.strerror)
+                log.warning("The elapsed time of the uploaded files could not be stored: %s", error.strerror)
         self._thread.shutdown()
 
     # --- files of clients --------------------------------------------------------------------------------------------

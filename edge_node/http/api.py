@@ -280,7 +280,7 @@ class RequestReader:
         issued = None if self.issuers is None else self.issuers.verify(authorization or "")
         if issued is not None:
             if issued.scopes is not None and scope not in issued.scopes:
-                raise PermissionDenied(f"This token does not permit this: it lacks the scope `{scope}`.")
+                raise PermissionDenied(f"This token lacks the scope `{scope}`, which the request needs.")
             return issued
         if not self._keys and (certificate := client_certificate(request)) is not None:
             return Caller(certificate.name)
@@ -452,7 +452,10 @@ def _is_response(kind: Endpoint | None, body: bytes) -> bool:
 def bound_to_device(request: Request) -> Request:
     """Return a request that continues a private response. Raises PermissionDenied if it asks for the cloud."""
     if request.hints.prefer == "only_cloud":
-        raise PermissionDenied("The conversation has private content, which stays on this device.", param="prefer")
+        raise PermissionDenied(
+            "The conversation has private content, which stays on this device, so `only_cloud` is not possible.",
+            param="prefer",
+        )
     return msgspec.structs.replace(request, hints=msgspec.structs.replace(request.hints, prefer="only_on_device"))
 
 
@@ -572,7 +575,7 @@ class Api:
         except CausewayError:
             return None  # `handle` refuses it
         except Exception as failure:  # `handle` meets it again, and can answer
-            log.error("A direct answer could not begin: %s", redacted(failure))
+            log.error("A chat could not begin on the fast path, so the general path answers: %s", redacted(failure))
             return None
 
     def _begin_hit(self, http: PlainRequest, connection: DirectConnection) -> DirectWork | None:
@@ -598,7 +601,7 @@ class Api:
                 self.records.metrics.request_rejected(error.code)
             return _refusal(http, error)
         except Exception as failure:
-            log.error("%s failed unexpectedly: %s", http.path, redacted(failure))
+            log.error("The request to %s failed unexpectedly: %s", http.path, redacted(failure))
             return _refusal(http, CausewayError("Internal error."))
 
     def _handler(self, http: HttpExchange) -> ExchangeHandler:
@@ -719,7 +722,9 @@ def _pattern(path: str) -> re.Pattern[str]:
 def _refusal(http: HttpExchange, error: CausewayError) -> ServerResponse:
     """Return the answer to a request that has no decision, and log both under one id."""
     request_id = new_decision_id()
-    log.debug("%s was refused: %s (%s) request=%s.", http.path, error.status, error.code, request_id)
+    log.debug(
+        "The request to %s was refused: HTTP %s (%s), request id %s.", http.path, error.status, error.code, request_id
+    )
     return refusal(http, error, request_id, {"x-request-id": request_id})
 
 

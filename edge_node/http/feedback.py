@@ -37,7 +37,9 @@ class FeedbackApi:
         # Only the client's own, also for one that may read all: a score is its client's word.
         record = await self.decisions.get(feedback.id, client=caller.name)
         if record is None or not record.outcome.target:
-            raise NotFound(f"Decision {feedback.id!r} not found, or it has no answer. Old ones are deleted.")
+            raise NotFound(
+                f"Decision {feedback.id!r} not found, or it has no answer. Old decision records are deleted."
+            )
         counted = self.service.records.variants.score(record, feedback)
         if counted and (at := self.service.place_of(record.outcome.target)) is not None:
             self.signals.scored(at, feedback.score)

@@ -109,7 +109,7 @@ class Inspection:
         self.reader.caller(http)
         name = http.path.removeprefix("/v1/models/")
         if name not in self.policies.active.model_names:
-            raise ModelNotFound(f"The model `{name[:100]}` does not exist here.", param="model")
+            raise ModelNotFound(f"The model `{name[:100]}` does not exist on this device.", param="model")
         if VERSION_HEADER in http.headers:
             return json_response(model_info(self._object(name)))
         return body_response(encode_model(self._object(name)))
@@ -130,7 +130,7 @@ class Inspection:
         decision_id = http.path.removeprefix("/v1/decisions/")
         record = await self.decisions.get(decision_id, client=caller.reads_decisions_of)
         if record is None:
-            raise NotFound(f"Decision {decision_id[:100]!r} not found. Old ones are deleted.")
+            raise NotFound(f"Decision {decision_id[:100]!r} not found. Old decision records are deleted.")
         return json_response(record)
 
     # --- health ------------------------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ def _query(filters: Mapping[str, str], caller: Caller) -> DecisionQuery:
     client = filters.get("client", "") or caller.reads_decisions_of
     if caller.reads_decisions_of not in ("", client):
         raise PermissionDenied(
-            f"The API key of {caller.name!r} reads only its own decision records. To read those of {client[:64]!r}, "
-            "add `rights: [decisions]` to it in server.keys."
+            f"The API key of {caller.name!r} reads only its own decision records. To read the records of "
+            f"{client[:64]!r}, add `rights: [decisions]` to this key in server.keys."
         )
     return DecisionQuery(
         client=client,

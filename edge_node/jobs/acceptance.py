@@ -47,8 +47,8 @@ class OutboxAcceptance:
             known = read_row(*row)
             if not is_same_request(known.digest, job.digest):
                 raise IdempotencyConflict(
-                    f"This `Idempotency-Key` was used for {known.id} with another body or other headers. "
-                    "Send the same request, or use a new key."
+                    f"This `Idempotency-Key` was used for the job {known.id} with another body or other headers. Send "
+                    "the same request, or use a new key."
                 )
             if reply is not None and known.has_ended:  # its sender has lost the answer
                 rows.replies.set_due(db, known.seq, rows.time.now())

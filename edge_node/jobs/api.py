@@ -269,8 +269,8 @@ class OutboxApi:
         if not self._followers.hold(id(http), network_of(owner)):
             raise QueueFull(
                 (
-                    f"You follow {self._followers.held_by(network_of(owner))} event streams on this device, "
-                    f"which is your share of {_MAX_FOLLOWERS}. Poll the job instead."
+                    f"You have {self._followers.held_by(network_of(owner))} open event streams on this device, which "
+                    f"is your share of {_MAX_FOLLOWERS}. Poll the job instead."
                 ),
                 retry_after_s=5.0,
             )

@@ -128,7 +128,7 @@ class LazyJobs:
 
     async def _job(self, http: AiohttpRequest) -> ServerResponse:
         if not self._exists:
-            raise NotFound("This device keeps no jobs.")
+            raise NotFound("There are no jobs on this device.")
         api = (await self.open()).api
         job_id, _, part = http.path.removeprefix(PATH + "/").partition("/")
         if part == "events":

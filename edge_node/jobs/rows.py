@@ -389,7 +389,7 @@ class OutboxWebhooks:
         """Give up the webhooks of a job whose receiver was unreachable for too long. (2)"""
         self._delete(db, job.seq, "expired")
         db.execute(UPDATE, updated(msgspec.structs.replace(job, webhook_status="failed")))
-        log.warning("The webhooks of %s are given up, because the receiver was unreachable for too long.", job.id)
+        log.warning("The webhooks of job %s are given up, because the receiver was unreachable for too long.", job.id)
 
     def _delete(self, db: sqlite3.Connection, seq: int, outcome: str) -> None:
         count = db.execute("DELETE FROM webhooks WHERE seq = ?", (seq,)).rowcount

@@ -161,7 +161,7 @@ class OutboxRunner:
             except CausewayError:
                 pass
             except Exception as error:  # an error of one job, which does not affect the others
-                log.error("A job could not be decided: %s", redacted(error))
+                log.error("The lane of a job could not be decided: %s", redacted(error))
             lanes.append((claimed.job, lane))
         if lanes:
             await self.store.place(lanes)
@@ -208,7 +208,7 @@ class OutboxRunner:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2.0, _MAX_BACKOFF_S)
             except CausewayError as error:  # a bug: the job counts as running until its deadline, or a restart
-                log.error("The end of a run could not be stored: %s", redacted(error))
+                log.error("The end of a job's run could not be stored: %s", redacted(error))
                 return False
 
     async def _answer(self, claimed: Claimed) -> Report:

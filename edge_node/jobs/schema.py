@@ -132,15 +132,15 @@ def take_back(db: sqlite3.Connection) -> None:
     jobs = [job for (record,) in records if (job := decoded(decode_job, record)) is not None]
     db.executemany(UPDATE, [updated(job) for job in jobs])
     if jobs:
-        log.info("%d jobs of the outbox that could not be read are restored.", len(jobs))
+        log.info("%d jobs of the outbox, which could not be read before, are restored.", len(jobs))
 
 
 def read_row(state: str, record: bytes) -> EdgeJob:
     """Return the job of a row. Raises RecordUnreadable for a job that was set aside."""
     if state == UNREADABLE:
         raise RecordUnreadable(
-            "The job cannot be read: it is damaged, or a newer version of this daemon wrote it. Upgrade the daemon to "
-            "run it, or purge it."
+            "The job cannot be read: it is damaged, or a newer version of this daemon wrote it. Upgrade the daemon "
+            "to run the job, or purge the job."
         )
     return decode_job(record)
 
@@ -177,7 +177,7 @@ def read_mark(db: sqlite3.Connection, mark: bytes | None) -> ClockMark | None:
     if (known := decoded(_decode_mark, mark)) is not None:
         return known
     (elapsed,) = db.execute(_NEWEST).fetchone()
-    log.error("The outbox's time cannot be read: it continues from the newest end of a job.")
+    log.error("The time of the outbox cannot be read, so it continues from the newest end of a job.")
     return ClockMark("", 0.0, float("inf"), float(elapsed))
 
 

@@ -165,7 +165,7 @@ class JobOutbox:
         """Cancel a job. Raises NotFound or JobAlreadyEnded."""
         job = self._rows.find(db, job_id, owner)
         if job.has_ended:
-            raise JobAlreadyEnded(f"The job has ended: {job.state.value}.")
+            raise JobAlreadyEnded(f"The job has already ended: {job.state.value}.")
         return self._rows.end(db, job, JobEvent.CANCEL, {})
 
     @transaction
@@ -211,7 +211,7 @@ class JobOutbox:
             self._rows.delete_unreadable(db, job.seq)
             return job
         if not job.has_ended:
-            raise JobNotEnded(f"The job is {job.state.value}, so it cannot be purged. Cancel it first.")
+            raise JobNotEnded(f"The job is {job.state.value}, so it cannot be purged. Cancel the job first.")
         self._rows.delete(db, job)
         return job
 

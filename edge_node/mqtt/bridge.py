@@ -157,7 +157,7 @@ class MessageIntake:
         except CausewayError as error:
             await self._refuse(connection, config, address, error)
         except Exception as error:
-            log.error("A message could not be accepted: %s", redacted(error))
+            log.error("An MQTT message could not be accepted: %s", redacted(error))
             failure = CausewayError("The message could not be accepted. See the device's log.")
             await self._refuse(connection, config, address, failure)
         return "refused"
@@ -191,7 +191,11 @@ class MessageIntake:
         self.metrics.request_rejected(error.code)
         if (config.filter, error.code) not in self._logged_refusals:
             self._logged_refusals.add((config.filter, error.code))
-            log.warning("Messages on %r are refused (%s); the metrics count them.", config.filter, error.code)
+            log.warning(
+                "Messages on %r are refused (%s). Only the first refusal is logged; the metrics count all of them.",
+                config.filter,
+                error.code,
+            )
         if not address.topic:
             return
         try:
@@ -248,7 +252,7 @@ class MqttBridge:
             try:
                 error = await self._converse(connection, self._intake, self._answers, topics, state_topic)
             except Exception as failure:  # an internal error: the next connection may work
-                log.error("The connection to the broker failed: %s", redacted(failure))
+                log.error("The connection to the MQTT broker failed: %s", redacted(failure))
                 error = BrokerError(f"{self._broker}: an internal error occurred.")
             finally:
                 await self._leave(connection, state_topic)
@@ -317,7 +321,7 @@ class MqttBridge:
         try:
             await connection.publish_state(topic, state)
         except PublishRefused as error:
-            log.warning("The broker refuses this device's state on %s (%s).", topic, error)
+            log.warning("The broker refuses the state that this device publishes on %s (%s).", topic, error)
 
     async def _leave(self, connection: Connection, state_topic: str) -> None:
         """Publish that this device is offline, and close the connection."""

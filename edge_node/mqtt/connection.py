@@ -233,7 +233,7 @@ class Connection:
         try:
             self._client.loop_write()
         except Exception as error:
-            self._lose(BrokerError(f"{self._broker}: {type(error).__name__} while sending."))
+            self._lose(BrokerError(f"{self._broker}: sending failed with {type(error).__name__}."))
 
     # --- paho's callbacks, in the loop -------------------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ def _read_password(file: str) -> str | None:
     try:
         return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise BrokerError(f"mqtt.password_file {file} cannot be read: {error}", lasting=True) from error
+        raise BrokerError(f"The file {file} (mqtt.password_file) cannot be read: {error}", lasting=True) from error
 
 
 def _tls_context(config: MqttConfig) -> ssl.SSLContext:

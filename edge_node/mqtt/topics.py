@@ -25,7 +25,7 @@ class BrokerUrl:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname or parts.path not in ("", "/"):
             raise ConfigError(
-                f"Must be a URL like mqtts://broker.example:8883, not {_shown(parts)!r}.", where="mqtt.url"
+                f"The URL must be like mqtts://broker.example:8883, not {_shown(parts)!r}.", where="mqtt.url"
             )
         if parts.username or parts.password:
             raise ConfigError("The URL holds credentials. Set mqtt.username and mqtt.password_file.", where="mqtt.url")
@@ -72,10 +72,11 @@ class Topics:
             _check_filter(text)
         for (first, _), (second, _) in combinations(self._topics, 2):
             if overlaps(first, second):
-                raise ConfigError(f"{first!r} and {second!r} match the same topics.", where="mqtt.topics")
+                raise ConfigError(f"The filters {first!r} and {second!r} match the same topics.", where="mqtt.topics")
         if state_topic and self.find(state_topic) is not None:
             raise ConfigError(
-                "Requests are accepted from this topic, so answers cannot be published on it.", where="mqtt.state_topic"
+                "The device accepts requests from this topic, so it cannot publish its state on the same topic.",
+                where="mqtt.state_topic",
             )
         for text, topic in self._topics:
             if not topic.answer_topic and not config.response_topics:
@@ -100,7 +101,7 @@ class Topics:
         if configured and response_topic in ("", configured):
             return configured
         if not response_topic:
-            raise InvalidRequest("The message names no response topic, and this topic has no answer_topic.")
+            raise InvalidRequest("The message names no response topic, and its topic has no answer_topic.")
         problem = self._problem(response_topic)
         if not problem and not any(overlaps(text, response_topic) for text in self._response_topics):
             problem = "is not among mqtt.response_topics of this device"

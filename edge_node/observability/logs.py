@@ -46,7 +46,7 @@ def log_arrival(request_id: str, request: Request) -> None:
     tags = f", tags {','.join(hints.tags)}" if hints.tags else ""
     prefer = f", {hints.prefer}" if hints.prefer else ""
     log.debug(
-        "%s arrived: %s %s from %s%s%s%s.",
+        "Request %s arrived: %s %s from %s%s%s%s.",
         request_id,
         request.kind,
         request.model,
@@ -70,11 +70,11 @@ def log_outcome(record: DecisionRecord) -> None:
     """Log the attempts, then the outcome."""
     outcome = record.outcome
     for attempt in outcome.attempts:
-        log.debug("%s attempt %s: %s.", record.id, attempt.target, _attempt(attempt))
+        log.debug("Request %s, attempt at %s: %s.", record.id, attempt.target, _attempt(attempt))
     cache = f"{outcome.cache} ({outcome.cache_reason})" if outcome.cache_reason else outcome.cache
     error = f", {outcome.error}" if outcome.error else ""
     log.debug(
-        "%s ended: %s %d%s, route %s, cache %s, %.1f ms.",
+        "Request %s ended: %s %d%s, route %s, cache %s, %.1f ms.",
         record.id, outcome.status, outcome.http_status, error, outcome.route, cache, outcome.total_ms,
     )  # fmt: skip
 

@@ -192,7 +192,7 @@ class AudioService:
             raise InvalidRequest(f"`{param}`: {refusal}.", param=param) from None
         except WorkerFailed as error:
             log.warning("An audio clip could not be read: %s", error)
-            raise EncoderFailed(f"The audio could not be read: {error}. Send it again.") from None
+            raise EncoderFailed(f"The audio could not be read: {error}. Send the audio again.") from None
         fact = transcript.fact
         parts.append(
             PartRecord(
@@ -235,7 +235,7 @@ class AudioService:
                 raise failure from None
             raise
         except Exception as error:
-            log.error("An audio clip failed unexpectedly: %s", redacted(error))
+            log.error("The reading of an audio clip failed unexpectedly: %s", redacted(error))
             failure = CausewayError("Internal error.")
             raise failure from error
         finally:
@@ -263,9 +263,11 @@ def _check(requested: str, model: str, hints: RoutingHints) -> None:
     """Check the requested model and the hints. Raises ModelNotFound or NoRoute."""
     if requested not in (AUTO, model):
         names = f"{AUTO}, {model}"
-        raise ModelNotFound(f"The model `{requested[:64]}` does not exist here. Available: {names}.", param="model")
+        raise ModelNotFound(
+            f"The model `{requested[:64]}` does not exist on this device. Available: {names}.", param="model"
+        )
     if hints.prefer == "only_cloud":
-        raise NoRoute("`only_cloud` excludes this device, but audio is processed only here.")
+        raise NoRoute("`only_cloud` excludes this device, but only this device processes audio.")
 
 
 def _outcome(kind: AudioKind, model: str, failure: CausewayError | None, seconds: float) -> Outcome:
@@ -348,7 +350,7 @@ class AudioApi:
                 return error_response(error, ids)
             if http.transport is not None:
                 http.transport.abort()  # the body ends without its last chunk
-            raise ClientGone("The audio failed after it had begun, so its connection was closed.") from error
+            raise ClientGone("The audio failed after its first part was sent, so the connection was closed.") from error
         stream.end()
         return stream
 

@@ -277,7 +277,8 @@ class Speaker:
             ) from None
         if not made:
             raise NothingToSpeak(
-                f"`input`: the voice {voice.name!r} cannot pronounce it. Send text in its language.", param="input"
+                f"The voice {voice.name!r} cannot pronounce `input`. Send a text in the language of the voice.",
+                param="input",
             )
 
     async def _sentence(

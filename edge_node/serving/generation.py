@@ -560,7 +560,9 @@ class AttemptRunner:
             if not attempt.whole:
                 raise
             # A fault of the target's connection must not turn a finished answer into an error.
-            log.info("%s failed after the end of its answer: %s", attempt.plan.target.name, redacted(failure))
+            log.info(
+                "The target %s failed after the end of its answer: %s", attempt.plan.target.name, redacted(failure)
+            )
         finally:
             relay.close()
             if not ended:
@@ -745,7 +747,7 @@ def _as_causeway_error(failure: Exception, target: Target) -> CausewayError:
     """Return the error itself, or a backend failure for any other exception, whose message may quote the request."""
     if isinstance(failure, CausewayError):
         return failure
-    log.error("%s failed unexpectedly: %s", target.name, redacted(failure))
+    log.error("The target %s failed unexpectedly: %s", target.name, redacted(failure))
     return BackendError(f"{target.name} failed unexpectedly ({type(failure).__name__}).")
 
 
@@ -762,13 +764,16 @@ def _refuse_skipped(generation: Generation) -> None:
         return
     target = next(plan.target for plan in decision.attempts if plan.target.name == decision.skipped_target)
     down = EngineUnavailable if target.at == "edge" else BreakerOpen
-    raise down(f"{target.name} is down, and its stand-in cannot check the cached answer.", phase="connect")
+    raise down(
+        f"{target.name} is down, and the answer of the target that replaces it cannot check the cached answer.",
+        phase="connect",
+    )
 
 
 def _refuse_degraded(generation: Generation) -> None:
     """Raise BackendError if a check's unsent new answer is degraded, and the cached one is not."""
     if generation.degraded:
-        raise BackendError("The answer is degraded, so it cannot check the cached one.")
+        raise BackendError("The new answer is degraded, so it cannot check the cached answer.")
 
 
 def _now() -> float:

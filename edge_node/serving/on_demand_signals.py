@@ -125,7 +125,7 @@ class OnDemandSignals:
                 tokens = await self.count_tokens(request)
                 generation.estimates = msgspec.structs.replace(generation.estimates, prompt_tokens=tokens)
         except TimeoutError:
-            log.warning("%s was not counted in time: the engine is busy or stuck.", _TOKENS)
+            log.warning("%s was not counted in time, because the engine is busy or does not respond.", _TOKENS)
         except Exception as failure:
             log.warning("%s could not be counted: %s", _TOKENS, redacted(failure))
 

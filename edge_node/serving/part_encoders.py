@@ -186,7 +186,9 @@ class PartEncoders:
             except Refusal as refusal:
                 raise invalid_part(part, refusal) from None
             except WorkerFailed as failure:
-                log.warning("A part could not be measured: %s (%s, sha256 %s).", failure, kind, part.sha256[:16])
+                log.warning(
+                    "The size of a part could not be measured: %s (%s, sha256 %s).", failure, kind, part.sha256[:16]
+                )
                 return None
         return measured
 
@@ -249,7 +251,7 @@ class Projectors:
             projector = self._find(model)
         except ArtifactError as error:
             if not isinstance(error, ArtifactNotFound):
-                log.error("%s takes no images as soft tokens: %s", model, error)
+                log.error("The model %s does not take images as soft tokens: %s", model, error)
             return ()
         if projector is None or not has_pillow():
             return ()
@@ -277,7 +279,7 @@ class Projectors:
         """
         projector = self._known.get(model)
         if projector is None:
-            raise WorkerFailed(f"{model} has no projector any more.")
+            raise WorkerFailed(f"{model} no longer has a projector.")
         deadline = min(deadline, asyncio.get_running_loop().time() + self._timeout_s)
         decoded = await self._decoder.run(Decode("image", image), deadline)
         assert isinstance(decoded, ImagePixels)

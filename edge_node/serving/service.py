@@ -170,7 +170,7 @@ class Service:
             except CausewayError as error:
                 if isinstance(error, ClientGone) or not context.reply.finished:
                     raise
-                log.info("%s after the end of an answer.", error.code)  # the answer already has its end
+                log.info("The error %s came after the end of an answer.", error.code)  # the answer already has its end
             if context.session is not None:
                 await written(self._keep_session(context))  # the client's next request may come after a crash
             await context.reply.end()

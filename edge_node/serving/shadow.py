@@ -482,7 +482,7 @@ class Shadows:
                 await observer.refits.run()
                 observer.look(self._max_drift)
         except Exception as failure:
-            log.error("A refit failed unexpectedly: %s", redacted(failure))
+            log.error("The refit of a calibration failed unexpectedly: %s", redacted(failure))
 
     async def _run_requests(self) -> None:
         started = False

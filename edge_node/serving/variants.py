@@ -108,7 +108,7 @@ class DeviceVariants:
         try:
             write_atomically(self._file, self._trials.dump(), 0o600)
         except OSError as error:
-            log.error("The trials of variants could not be written to %s: %s", self._file, error.strerror)
+            log.error("The counts of the trials of variants could not be written to %s: %s", self._file, error.strerror)
 
     def _decided(self, trial: Trial) -> None:
         log.warning("%s", trial.sentence)

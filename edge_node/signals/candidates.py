@@ -55,9 +55,9 @@ class CandidateEstimates:
         except (ArtifactError, ImportError) as error:
             if isinstance(error, ArtifactUnreadable) and previous is not None and self._fits(previous, names):
                 self._estimator = previous
-                log.warning("A calibration of `best_of` cannot be read, and the last good one stays: %s", error)
+                log.warning("A calibration of `best_of` cannot be read, so the previous one stays in use: %s", error)
             else:
-                log.warning("`best_of` tries targets in the order of its list: %s", error)
+                log.warning("`best_of` cannot compare its targets and tries them in the order of its list: %s", error)
 
     def _fits(self, estimator: CandidateEstimator, models: Sequence[str]) -> bool:
         """Return whether estimates are still those of the models here."""

@@ -231,7 +231,7 @@ def load_pair(model: str, policy: Policy, extra_dirs: Sequence[Path]) -> PairEst
         ImportError: ONNX Runtime is not installed.
     """
     if all(artifact.manifest.signal != "pair" for artifact in list_artifacts(extra_dirs)):
-        raise ArtifactNotFound("No pair of models is calibrated.")
+        raise ArtifactNotFound("No pair of a device's model and a cloud model is calibrated.")
     # Imported on demand, like the quality estimator.
     from causeway_server.models.signals.pair import find_pair
 

@@ -147,7 +147,7 @@ class Promises:
             was = self.signals.get(name)
             if was is not None and (was.threshold is None) != (state.threshold is None):
                 why = f"hands off below {state.threshold:.3f}" if state.threshold is not None else state.detail
-                log.warning("The promise of the route %s: %s.", name, why)
+                log.warning("The promise of the route %s has a new state: %s.", name, why)
         self.signals = signals
 
 

@@ -78,7 +78,11 @@ class Refits:
         self._kept = kept[-_KEPT:]
         for sha256, one in [item for item in found.items() if item[0] in models]:
             if fails_golden(one, self._learned.golden(models[sha256])):
-                log.warning("%s of %s is dropped: the golden answers are less likely.", one.name, models[sha256])
+                log.warning(
+                    "The %s for the model %s is dropped, because it makes the golden answers less likely.",
+                    one.name,
+                    models[sha256],
+                )
                 del found[sha256]
         self._apply({sha256: one for sha256, one in found.items() if sha256 in models})
         self._write(self.in_use)
@@ -132,14 +136,14 @@ class Refits:
         if stored:
             known.against = 1.0
             self._apply(self.in_use | {sha256: found})
-            log.info("The calibration of %s: %s.", model, found.sentence)
+            log.info("The calibration of %s is corrected: %s.", model, found.sentence)
 
     def give_up(self, why: str, digests: Iterable[str] | None = None) -> None:
         """Use the calibration that ships again. `digests`: of the signals; None: of all."""
         gone = set(self.in_use).intersection(self.in_use if digests is None else digests)
         for model, sha256 in self._learned.pairs.items():
             if sha256 in gone:
-                log.warning("The calibration of %s is the shipped one again: %s.", model, why)
+                log.warning("The calibration of %s is again the one that was shipped: %s.", model, why)
                 self.results[model, "given_up"] += 1
         if gone:
             self._apply({sha256: one for sha256, one in self.in_use.items() if sha256 not in gone})

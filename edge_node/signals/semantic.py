@@ -64,7 +64,11 @@ class SemanticAnswers:
         self._thresholds = {error: self._threshold(error) for error in promises}
         for error, threshold in self._thresholds.items():
             if threshold == math.inf:
-                log.warning("Semantic cache: the judge cannot reach max_error %g, so there will be no hits.", error)
+                log.warning(
+                    "Semantic cache: the model that compares questions cannot reach max_error %g, so there will be "
+                    "no hits.",
+                    error,
+                )
 
     def _threshold(self, max_error: float) -> float:
         calibration = None if self._judge is None else self._judge.calibration
@@ -83,7 +87,9 @@ class SemanticAnswers:
         try:
             return self._load(self._dirs)
         except (ArtifactError, ImportError) as error:
-            log.warning("The semantic cache stays off, because its judge cannot be used: %s", error)
+            log.warning(
+                "The semantic cache stays off, because the model that compares questions cannot be used: %s", error
+            )
             return None
 
     def question(self, request: Request) -> ComparedText | None:
@@ -135,7 +141,8 @@ class SemanticAnswers:
             self._thresholds[error] = self._threshold(error)
             if self._thresholds[error] > before:
                 log.warning(
-                    "Semantic cache: %d of %d compared answers differ, above max_error %g. Matching is stricter now.",
+                    "Semantic cache: %d of %d compared answers differ, which is more than max_error %g allows. "
+                    "Matching is stricter now.",
                     len(self._findings.wrong),
                     self._findings.compared,
                     error,

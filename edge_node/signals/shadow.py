@@ -157,7 +157,9 @@ class ShadowObserver:
                 log.warning(reason)
                 self._learned.set_aside(sha256, reason)
             elif drift.drift < max_drift / 2 and model in aside:
-                log.info("The calibrated signals of %s are used again: drift %.2f.", model, drift.drift)
+                log.info(
+                    "The calibrated signals of %s are used again, because their drift is now %.2f.", model, drift.drift
+                )
                 self._learned.use_again(sha256)
 
     @property

@@ -382,7 +382,7 @@ class BackgroundSqlite(SqliteThread):
         if now >= self._replace_at and self._is_corrupt(error) and self._set_aside() is None:
             self._corrupt_files += 1
             self._replace_at = now + self._retry_s
-            log.warning("%s is corrupt (%s): renamed to .bad and replaced by a new file.", self._path, error)
+            log.warning("%s is corrupt (%s). It was renamed to .bad and replaced by a new file.", self._path, error)
             self._open()
             return
         self._retry_at = now + self._retry_s  # (2)

@@ -169,9 +169,8 @@ class DecisionStore(SqliteStore):
         if not self._searches.hold(search := object(), network_of(caller)):
             raise QueueFull(
                 (
-                    f"You have {self._searches.held_by(network_of(caller))} searches of decision records in "
-                    f"progress, which is your share of {_MAX_SEARCHES}. Repeat this one when one of them has "
-                    "ended."
+                    f"You have {self._searches.held_by(network_of(caller))} searches of decision records in progress, "
+                    f"which is your share of {_MAX_SEARCHES}. Repeat this search when one of the others has ended."
                 ),
                 retry_after_s=1.0,
             )

@@ -179,14 +179,14 @@ def encrypt_earlier(path: Path, keys: StateKeys) -> None:
         except sqlite3.DatabaseError as error:
             if not any(text in str(error) for text in _CORRUPT):
                 raise
-            log.warning("%s is corrupt (%s). It is erased, because it is not encrypted.", old, error)
+            log.warning("%s is corrupt (%s). The file is erased, because it is not encrypted.", old, error)
     for name in (old.name, f"{old.name}-wal", f"{old.name}-shm", f"{old.name}-journal"):
         if (left := old.with_name(name)).exists():
             erase(left)
     if draft.exists():
         draft.replace(path)
         sync(path.parent)
-        log.info("%s is encrypted now, as %s.", old, path.name)
+        log.info("%s is now encrypted as %s.", old, path.name)
 
 
 def encrypt_folder(keys: StateKeys) -> None:
@@ -196,7 +196,7 @@ def encrypt_folder(keys: StateKeys) -> None:
     for name, file in SEALED.items():
         path, earlier = keys.folder / name, keys.folder / file.earlier
         if path.exists() and earlier.exists():
-            log.warning("%s is not encrypted, and %s is used instead: delete the former.", earlier, name)
+            log.warning("%s is not encrypted, so %s is used instead. Delete the unencrypted file.", earlier, name)
         try:
             encrypt_earlier(path, keys)
         except (OSError, sqlite3.Error) as error:

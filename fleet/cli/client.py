@@ -95,7 +95,7 @@ def _token(file: Path | None) -> str:
     if file is None:
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
         if not token:
-            raise click.UsageError(f"No token. Set {TOKEN_VARIABLE} or give --token-file.")
+            raise click.UsageError(f"There is no operator token. Set {TOKEN_VARIABLE} or give --token-file.")
         return token
     try:
         return file.read_text(encoding="utf-8").strip()

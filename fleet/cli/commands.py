@@ -105,7 +105,7 @@ def init(folder: Path) -> None:
         raise _Usage(str(error)) from error
     for path in files:
         click.echo(f"Wrote {path}.")
-    click.echo(f"Try it: causeway-fleet lint {folder}, causeway-fleet test {folder}.")
+    click.echo(f"Next, run causeway-fleet lint {folder} and causeway-fleet test {folder}.")
 
 
 @main.command()
@@ -319,7 +319,7 @@ def _readable(signals: str) -> frozenset[str]:
         if unknown:
             near = did_you_mean(unknown[0], SIGNALS)
             what = advice("signal", unknown[0], rewrites=False) or f"unknown signal `{unknown[0][:100]}`{near}"
-        raise _Usage(f"--signals: {what}; give a file or a list such as device.cpu,edge.queue.")
+        raise _Usage(f"--signals: {what}. Give a file, or a list of signals such as device.cpu,edge.queue.")
     return frozenset(names)
 
 
@@ -464,7 +464,7 @@ def downgrade(revision: str, state_dir: Path | None, database: str) -> None:
 
     if not database:
         if state_dir is None:
-            raise click.UsageError("The database is missing. Add --state-dir or --database.")
+            raise click.UsageError("No database is named. Add --state-dir or --database.")
         if not (state_dir / "fleet.db").exists():
             raise click.ClickException(f"There is no database fleet.db in {state_dir}.")
         database = sqlite_url(state_dir)

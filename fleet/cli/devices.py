@@ -50,7 +50,9 @@ def devices(client: FleetClient, device: str, cohort: str, state: str, site: str
     found = every_device(client, cohort=cohort, state=state, site=site, q=search)
     _print_table(found)
     if not found:
-        click.echo("no such device" if cohort or state or site or search else "no device has joined", err=True)
+        click.echo(
+            "There is no such device." if cohort or state or site or search else "No device has joined.", err=True
+        )
 
 
 def every_device(client: FleetClient, **query: str) -> list[DeviceAnswer]:
@@ -100,7 +102,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
     }
     made = client.post("/v1/join-tokens", JoinTokenAnswer, request)
     click.echo(made.token)
-    click.echo(f"For {counted(uses, 'device')}, until {time_text(made.expires)}.", err=True)
+    click.echo(f"The join token is valid for {counted(uses, 'device')}, until {time_text(made.expires)}.", err=True)
 
 
 def _action(name: str, text: str) -> click.Command:
@@ -138,7 +140,10 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
         click.echo(f"{device} was already revoked at {time_text(before.revoked)}.")
         return
     click.echo(f"Within a minute the control plane and the cloud gateways refuse {device} for good.")
-    click.echo("It continues to answer from its bundle. To return, it must leave and join again under another name.")
+    click.echo(
+        "The device continues to answer from its bundle. To return to the fleet, the device must leave and join "
+        "again under another name."
+    )
     ask(PROGRAM, f"Revoke {device}?", yes=yes)
     client.post(f"{path}/revoke", DeviceAnswer, {"reason": reason})
     click.echo(f"{device} is revoked.")
@@ -167,7 +172,7 @@ def erase(client: FleetClient, device: str, of: str | None, reason: str, wait: s
     """
     path, left_s = f"/v1/devices/{quote(device, safe='')}", seconds_of(wait)
     if of == "":
-        raise click.BadParameter("The name is empty.", param_hint="--client")
+        raise click.BadParameter("The name of the client is empty.", param_hint="--client")
     if not left_s:
         raise click.BadParameter(f"Expected a time such as 30s or 5m, not {wait!r}.", param_hint="--wait")
     if not status:
@@ -176,10 +181,10 @@ def erase(client: FleetClient, device: str, of: str | None, reason: str, wait: s
     until = time.monotonic() + left_s * (not status)
     while (erasure := client.get(path, DeviceAnswer).erasure) is not None and erasure.finished is None:
         if time.monotonic() >= until:
-            raise click.ClickException(f"{device} has not erased yet. Ask again with --status.")
+            raise click.ClickException(f"{device} has not erased the data yet. Ask again with --status.")
         time.sleep(min(1.0, left_s))
     if erasure is None:
-        raise click.ClickException(f"{device} was never ordered to erase.")
+        raise click.ClickException(f"{device} was never ordered to erase data.")
     click.echo(erasure.receipt)
 
 
@@ -262,7 +267,8 @@ def _whole_id(client: FleetClient, bundle: str) -> str:
     found = sorted(one for one in known if one.startswith(bundle))
     if len(found) != 1:
         raise click.ClickException(
-            f"{len(found) or 'no'} bundles of the newest rollouts begin with {bundle!r}. Give more of its digits."
+            f"{len(found) or 'no'} bundles of the newest rollouts begin with {bundle!r}. Give more digits of the "
+            "bundle's id."
         )
     return found[0]
 

@@ -34,7 +34,9 @@ def read_folder(folder: Path) -> list[tuple[list[Path], Log]]:
     found = sorted(folder.glob("*.log")) or sorted(folder.glob("*/*.log"))
     by_folder = [[*files] for _, files in groupby(found, lambda path: path.parent)]
     if not found:
-        raise click.UsageError(f"{folder} has no egress ledger: no *.log in it, or in a folder of it.")
+        raise click.UsageError(
+            f"{folder} has no egress ledger: there is no *.log file in it, nor in a folder inside it."
+        )
     try:
         return [(files, read_log([(str(path), path.read_bytes()) for path in files], verify)) for files in by_folder]
     except (OSError, ValueError) as error:
@@ -60,7 +62,7 @@ def egress(folders: tuple[Path, ...], heads: Path) -> None:
     """
     logs = [log for folder in folders for _, log in read_folder(folder)]
     if len({log.id for log in logs}) < len(logs):
-        raise click.UsageError("The same log is given twice: give one copy of each.")
+        raise click.UsageError("The same log is given twice. Give one copy of each log.")
     try:
         noted = msgspec.json.decode(heads.read_bytes(), type=dict[str, NotedHead]) if heads.exists() else {}
     except (OSError, msgspec.MsgspecError) as error:
@@ -81,7 +83,7 @@ def _print(logs: list[Log], report: Report) -> None:
         click.echo(message)
     for gap in report.gaps.values():
         how = f"{gap.until - gap.since:.3f} s{', longer than its interval of commits' * gap.is_long}"
-        click.echo(f"undecided: {gap.count} after a crash in {gap.log}-{gap.epoch}, {how}")
+        click.echo(f"undecided: {gap.count} requests, because a crash left a gap in {gap.log}-{gap.epoch} of {how}")
     fixed = ("matched", "unconfirmed", "undecided", "tampered", "unlogged", "private")
     for name in (*fixed, *(report.counts.keys() - {*fixed})):
         click.echo(f"{report.counts[name]:>9}  {name}")

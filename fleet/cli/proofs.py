@@ -178,7 +178,7 @@ def print_comparison(old: Path, new: Path) -> int:
     """Prove that no more may leave under the policy `new` than under `old`, and return the exit code."""
     after, before = (check_policy(path.read_bytes().decode("utf-8", "replace"))[0] for path in (new, old))
     if after is None or before is None:
-        click.echo("    Not proved: one of both policies has errors.")
+        click.echo("    Not proved: one of the two policies has errors.")
         return UNDECIDED
     if find_spec("z3") is None:
         click.echo(f"    Not proved: {_MISSING}.")

@@ -95,7 +95,7 @@ def quick(policy: Path, devices: str, listen: str, wait: str) -> None:
                 )
                 with suppress(KeyboardInterrupt):
                     plane.process.wait()
-                    raise click.ClickException(f"The control plane ended: see {plane.log}.")
+                    raise click.ClickException(f"The control plane ended. The reason is in {plane.log}.")
     raise SystemExit(0 if is_done else 1)
 
 
@@ -144,7 +144,11 @@ def _signed(folder: Path, policy: Path) -> tuple[CheckedFleet, str]:
     cohort = _cohort(checked, policy)
     keys = folders.private_keys(folder)
     for lost in (key for key in keys.values() if not key.exists()):
-        click.echo(f"{lost} is missing, as after `git clean -x`: restore .causeway from its backup.", err=True)
+        click.echo(
+            f"{lost} is missing, for example because `git clean -x` deleted it. Restore the folder .causeway from its "
+            "backup.",
+            err=True,
+        )
     owner = [key for name, key in keys.items() if name == folders.OWNER and key.exists()]
     if not sign_fleet(checked, load_signers(owner, None)):
         command = f"causeway-fleet sign {shlex.quote(str(folder))} --key KEY.pem"
@@ -191,7 +195,7 @@ def _cohort(checked: CheckedFleet, policy: Path) -> str:
     found = [name for name, one in cohorts.items() if (checked.folder / one.policy).resolve() == policy.resolve()]
     if len(found) != 1:
         where = f"{len(found)} of the cohorts {', '.join(cohorts)} in {checked.path} have the policy {policy}"
-        raise click.ClickException(f"{where}: give the policy of one cohort, or use `sign` and `apply`.")
+        raise click.ClickException(f"{where}. Give a policy that exactly one cohort has, or use `sign` and `apply`.")
     return found[0]
 
 
@@ -230,7 +234,9 @@ def _control_plane(folder: Path, listen: str, host: str) -> Iterator[_ControlPla
                 assert process.stdout is not None
                 line = next((line for line in process.stdout if line.startswith("ready url=")), "")
                 if not line:
-                    raise click.ClickException(f"The control plane did not start: see {state / 'control-plane.log'}.")
+                    raise click.ClickException(
+                        f"The control plane did not start. The reason is in {state / 'control-plane.log'}."
+                    )
                 write_atomically(where, line.strip().removeprefix("ready url=").encode())
             plane = _ControlPlane(state, where.read_text(encoding="utf-8"), process)
         yield plane
@@ -255,13 +261,13 @@ def _enrol(plane: _ControlPlane, cohort: str, names: Sequence[str], wait_s: floa
     missing = set(names) - known.keys()
     for name in names:
         if name in known and known[name].revoked is not None:
-            click.echo(f"{name} was revoked: it gets no policy. Let it join by another name.")
+            click.echo(f"{name} was revoked, so it gets no policy. To return, the device must join under another name.")
     if missing:
         request = {"cohort": cohort, "uses": len(missing), "expires_s": _JOIN_S, "labels": {}}
         made = plane.client.post("/v1/join-tokens", JoinTokenAnswer, request)
         token = plane.state / "join-token"
         write_atomically(token, made.token.encode(), 0o600)
-        click.echo(f"To join, until {time_text(made.expires)}, each device runs its line with a copy of these files:")
+        click.echo(f"To join, each device runs its line with a copy of these files, before {time_text(made.expires)}:")
         for name in sorted(missing):
             line = f"causeway-edge fleet join {plane.url} --name {name}{plane.trusting} < {shlex.quote(str(token))}"
             click.echo(f"  {line}")
@@ -273,9 +279,11 @@ def _enrol(plane: _ControlPlane, cohort: str, names: Sequence[str], wait_s: floa
         for name in sorted(joined):
             click.echo(f"{name} has joined.")
     if all(device.revoked is not None for device in every_device(plane.client, cohort=cohort)):
-        raise click.ClickException("No device has joined. Run the command again when one can.")
+        raise click.ClickException("No device has joined. Run the command again when a device can join.")
     if missing:
-        click.echo(f"Not joined yet: {', '.join(sorted(missing))}. They get the policy when they join.")
+        click.echo(
+            f"These devices have not joined yet: {', '.join(sorted(missing))}. They get the policy when they join."
+        )
 
 
 def _roll_out(plane: _ControlPlane, checked: CheckedFleet, cohort: str) -> bool:
@@ -289,7 +297,7 @@ def _roll_out(plane: _ControlPlane, checked: CheckedFleet, cohort: str) -> bool:
     if before and before[0].to_bundle == wanted and before[0].state in ("reverting", "reverted"):
         click.echo(rollout_line(before[0]))
         command = f"causeway-fleet apply {shlex.quote(str(checked.folder))} --cohort {cohort} {plane.connection}"
-        click.echo(f"  It does not begin again by itself: change the policy, or run\n  {command}")
+        click.echo(f"  The rollout does not begin again by itself: change the policy, or run\n  {command}")
         return False
     is_first = not any(one.began for one in before)  # a new fleet has no records yet
     begin(plane.client, checked, (cohort,), "", {"without_replay": is_first}, yes=True)
@@ -303,7 +311,7 @@ def _roll_out(plane: _ControlPlane, checked: CheckedFleet, cohort: str) -> bool:
             shown = line
             click.echo("\n  ".join([line, *notes(found)]))
             if found.state == "paused":
-                click.echo(f"  decide in the console, {plane.url}/console, with the token in {plane.token}, or with")
+                click.echo(f"  To decide, open the console {plane.url}/console with the token in {plane.token}, or run")
                 click.echo(f"  causeway-fleet accept {found.id} {plane.connection}   (or resume, abort)")
         if found.state in _ENDED:
             return found.state == "done"

@@ -156,7 +156,7 @@ def status(client: FleetClient, rollout: str, as_json: bool) -> None:
     for line in overview(fleet, rollouts[:_SHOWN]):
         click.echo(line)
     if len(rollouts) > _SHOWN:
-        click.echo(f"and {len(rollouts) - _SHOWN} older: --format json lists them.")
+        click.echo(f"and {len(rollouts) - _SHOWN} older rollouts, which --format json lists")
     for problem in fleet.problems:
         click.echo(f"problem: {problem}", err=True)
 
@@ -201,9 +201,11 @@ def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:
     if RolloutEvent.ABORT in LIFE[RolloutState(before.state)]:
         last = "an aborted rollout cannot continue, `apply` begins a new one"
         if before.from_bundle is None:
-            click.echo(f"the cohort has no earlier bundle, so devices that run this one keep it; {last}")
+            click.echo(
+                f"the cohort has no earlier bundle, so devices that run the bundle of this rollout keep it; {last}"
+            )
         else:
-            click.echo(f"its devices return to {bundle_name(before.from_bundle)}; {last}")
+            click.echo(f"the devices of this rollout return to {bundle_name(before.from_bundle)}; {last}")
         ask(PROGRAM, f"Abort {name}?", yes=yes)
     _print(client.post(f"/v1/rollouts/{name}/abort", RolloutStatus, {"reason": reason}))
 
@@ -219,12 +221,12 @@ def _wanted(cohort: str, bundle: str, built: BuiltBundle, signed: dict[str, Bund
     if not bundle:
         if built.id not in signed:
             raise click.ClickException(
-                f"{cohort}: the folder differs from the signed bundle. Run `causeway-fleet sign`."
+                f"{cohort}: the files in the folder differ from the signed bundle. Run `causeway-fleet sign`."
             )
         return built.id
     found = [one for one in signed if one.startswith(bundle)]
     if len(found) != 1:
-        raise click.ClickException(f"{cohort}: {len(found)} signed bundles begin with {bundle}.")
+        raise click.ClickException(f"{cohort}: {len(found)} signed bundles begin with {bundle}, but exactly one must.")
     return found[0]
 
 

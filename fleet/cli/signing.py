@@ -54,7 +54,7 @@ def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None)
     Exit code: 0 made, 1 a key of this name exists already, 2 bad arguments.
     """
     if NAME.fullmatch(name) is None:
-        raise click.BadParameter("A name has 1 to 64 letters, digits or . _ -", param_hint="NAME")
+        raise click.BadParameter("A name has 1 to 64 characters: letters, digits and . _ -", param_hint="NAME")
     secret = passphrase_file.read_bytes().strip() if passphrase_file else None
     if passphrase and secret is None:
         secret = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True).encode()
@@ -152,7 +152,10 @@ def holders(
 
         signers = load_signers(key_files, passphrase_file)  # before anything is written
         write_holders(folder, files, threshold)
-        click.echo(f"Wrote {folder / 'trust.yaml'}: {threshold} of {', '.join(file.stem for file in files)}.")
+        click.echo(
+            f"Wrote {folder / 'trust.yaml'}: {threshold} of these holders must sign: "
+            f"{', '.join(file.stem for file in files)}."
+        )
         sign_fleet(checked, signers)
 
 
@@ -179,10 +182,12 @@ def sign_fleet(checked: CheckedFleet, keys: Mapping[Path, CryptoSigner]) -> bool
         timestamp = published.timestamp()
         assert timestamp is not None
         until = f"until {timestamp.signed.expires:%Y-%m-%d %H:%M}Z unless it is renewed"
-        click.echo(f"Published with timestamp version {version}. Devices accept it {until}.")
+        click.echo(f"Published the metadata with timestamp version {version}. Devices accept it {until}.")
     for cohort, manifest in signed_manifests(published).items():
         for sha256 in published.missing_blobs(manifest):
-            click.echo(f"Note: {cohort} needs the blob {sha256}. Upload it to {published.path / 'blobs'}.")
+            click.echo(
+                f"Note: the cohort {cohort} needs the blob {sha256}. Upload the blob to {published.path / 'blobs'}."
+            )
     return all(report.published for report in reports)
 
 
@@ -211,7 +216,9 @@ def diff(folder: Path) -> None:
             if old is not None and old.policy != bundle.manifest.policy:
                 codes.add(_print_policy_diff(published.path / "blobs" / old.policy.sha256, bundle))
         for name in sorted(set(signed) - set(built)):
-            click.echo(f"{name}: removed from fleet.yaml; its devices keep the bundle that they run.")
+            click.echo(
+                f"{name}: the cohort was removed from fleet.yaml, and its devices keep the bundle that they run."
+            )
         raise SystemExit(1 if 1 in codes else max(codes))
 
 
@@ -245,7 +252,7 @@ def _refuse_strangers(trust: Trust, published: PublishedFolder, signers: Mapping
         if signer.public_key.keyid not in known:
             names = ", ".join(sorted(trust.names.values()))
             raise click.ClickException(
-                f"{path}: nothing was signed, because this key has no role in trust.yaml, which names {names}."
+                f"{path}: nothing was signed, because this key has no role in trust.yaml. Keys with a role: {names}."
             )
 
 
@@ -261,7 +268,7 @@ def _describe(report: RoleReport) -> str:
 def _print_policy_diff(old: Path, bundle: BuiltBundle) -> int:
     new = bundle.files[bundle.manifest.policy.sha256]
     if not old.is_file():
-        click.echo(f"    Not compared: {old} is missing, which has the signed policy.")
+        click.echo(f"    Not compared: the signed policy {old} is missing.")
         return 3
     before, after = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in (old, new))
     for line in difflib.unified_diff(before, after, "signed", str(new), lineterm="", n=1):

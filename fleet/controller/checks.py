@@ -138,9 +138,9 @@ def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout, evidence:
         return check
     unread = f" ({reader.bad_count} lines cannot be read)" if reader.bad_count else ""
     return Check(  # (2)
-        unproven=f"{found} to replay{unread}, but {rollout.cohort} asks for {least} (`replay.records`). Resume when "
-        f"its devices have sent more, or with the output of `causeway-edge decisions export` in "
-        f"{RECORDS}/{rollout.cohort}/*.jsonl, or accept the rollout without a replay"
+        unproven=f"{found} to replay{unread}, but the cohort {rollout.cohort} needs {least} (`replay.records`). Resume "
+        "the rollout when the cohort's devices have sent more, or when the output of `causeway-edge decisions "
+        f"export` is in {RECORDS}/{rollout.cohort}/*.jsonl, or accept the rollout without a replay"
     )
 
 

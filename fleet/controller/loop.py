@@ -191,7 +191,7 @@ class Controller:
         except (CausewayError, OSError) as error:
             self._report((getattr(error, "message", str(error)),))
         except Exception as error:  # a fault of ours must not stop the service for devices
-            log.exception("A round of the controller failed; the next one tries again.")
+            log.exception("A round of the controller failed. The next round tries again.")
             self._report((f"the controller failed and tries again: {type(error).__name__}",))
         return False
 
@@ -298,7 +298,7 @@ class Controller:
                 if (before.state, before.stage, before.share) != (after.state, after.stage, after.share):
                     await append_audit(connection, now, ACTOR, f"rollout.{after.state.value}", _summary(after))
                     why = f": {after.reason}" if after.reason else ""
-                    log.info("%s: rollout %s: %s%s.", after.cohort, after.id, after.state.value, why)
+                    log.info("Cohort %s: rollout %s is in state %s%s.", after.cohort, after.id, after.state.value, why)
         except RolloutChanged:  # an operator changed it meanwhile: the next tick starts from that decision
             log.info("Rollout %s was changed by an operator in the meantime.", after.id)
 

@@ -102,7 +102,10 @@ class Publisher:
             names = [trust.names[key.keyid] for key in trust.roles[role].keys]
             found = [self._keys / f"{name}.pem" for name in names if (self._keys / f"{name}.pem").is_file()]
             if not found:
-                raise ConfigError(f"The role {role} needs one of {', '.join(names)} (.pem).", where=str(self._keys))
+                raise ConfigError(
+                    f"The role {role} needs one of these private keys: {', '.join(names)} (.pem).",
+                    where=str(self._keys),
+                )
             signers[found[0].name] = load_signer(found[0], None)
         return tuple(signers.values())
 

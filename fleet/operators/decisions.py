@@ -71,11 +71,13 @@ async def begin_rollout(
     """
     if (request.allow_leaving or request.without_replay) and not operator.may("approver"):
         key = "allow_leaving" if request.allow_leaving else "without_replay"
-        raise PermissionDenied(f"`{key}` needs the role approver.")
+        raise PermissionDenied(f"Only an operator with the role approver may set `{key}`.")
     manifest = await to_thread.run_sync(publisher.manifest, request.to_bundle)
     if manifest is None:  # (1)
         advice = f"sign it with `causeway-fleet sign`, and copy the folder `published` to {folder}"
-        raise BundleUnknown(f"Bundle {request.to_bundle} is not signed here: {advice}.", param="to_bundle")
+        raise BundleUnknown(
+            f"Bundle {request.to_bundle} is not signed on this control plane: {advice}.", param="to_bundle"
+        )
     if manifest.cohort != request.cohort:
         raise InvalidRequest(f"Bundle {request.to_bundle} is for the cohort {manifest.cohort}.", param="cohort")
     settings = await to_thread.run_sync(_settings, folder, request.cohort)
@@ -83,7 +85,10 @@ async def begin_rollout(
         before = await list_rollouts(connection, request.cohort)
         busy = next((one.rollout for one in before if one.rollout.state in OPEN), None)
         if busy is not None:  # (2)
-            raise WrongState(f"The rollout {busy.id} of {request.cohort} is in state {busy.state}. Abort it, or wait.")
+            raise WrongState(
+                f"The rollout {busy.id} of {request.cohort} is in state {busy.state}. Abort that rollout, or wait "
+                "until it ends."
+            )
         from_bundle = _left_with(before)  # (3)
         if from_bundle == request.to_bundle:
             raise WrongState(f"The devices of {request.cohort} already have the bundle {request.to_bundle}.")
@@ -138,7 +143,8 @@ async def _decide(
     )
     if event is E.ABORT and before.state is S.DONE and newer.id != before.id:
         raise WrongState(
-            f"{newer.id} is newer than {name}. Abort that one, or apply the bundle that the devices should run."
+            f"The rollout {newer.id} is newer than {name}. Abort the newer one, or apply the bundle that the devices "
+            "should run."
         )
     devices = await cohort_devices(connection, before.cohort)
     positions = positions_of(before.salt, devices, now - before.settings.silence_s)
@@ -148,7 +154,7 @@ async def _decide(
     except IllegalTransition as error:
         allowed = ", ".join(one.value for one in DECISIONS if one in LIFE[before.state]) or "no decision any more"
         raise WrongState(
-            f"{name} is in state {before.state}, which does not allow {event}. Allowed: {allowed}."
+            f"The rollout {name} is in state {before.state}, which does not allow {event}. Allowed: {allowed}."
         ) from error
     known = record.acknowledged | await _unknown_to_us(connection, before.cohort, now)
     changed = msgspec.structs.replace(record, rollout=after, updated=now, acknowledged=known)

@@ -77,7 +77,9 @@ class OidcClient:
         Raises SignInFailed for another browser's sign-in or an invalid answer, PermissionDenied if no group has a role.
         """
         if not code or not secrets.compare_digest(state.encode(), pending.state.encode()):
-            raise SignInFailed("The sign-in was not begun in this browser, or the issuer refused. Begin again.")
+            raise SignInFailed(
+                "The sign-in was not begun in this browser, or the issuer refused. Begin the sign-in again."
+            )
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -100,12 +102,12 @@ class OidcClient:
         try:
             claims = verified_claims(id_token, read_header(id_token), parse_jwks(jwks))
             if claims is None:
-                raise AuthenticationFailed("No key of the issuer has signed it.")
+                raise AuthenticationFailed("No key of the issuer has signed the id token.")
             check_claims(claims, oidc.issuer, oidc.client_id, self._clock(), _SKEW_S)
         except (AuthenticationFailed, *UNREADABLE) as error:
             raise SignInFailed(f"The issuer's id token is not valid: {error}") from error
         if claims.get("nonce") != pending.nonce:
-            raise SignInFailed("The issuer's id token is not valid: it is of another sign-in.")
+            raise SignInFailed("The issuer's id token is not valid, because it belongs to another sign-in.")
         return claims
 
     def _operator(self, claims: dict[str, Any]) -> Operator:
@@ -114,7 +116,9 @@ class OidcClient:
         name = self._name(claims)
         role = role_of(self._doc, values)
         if role is None:
-            raise PermissionDenied(f"{name} is not in a group with a role here: see `roles` of operators.yaml.")
+            raise PermissionDenied(
+                f"{name} is not in a group that has a role on this control plane. See `roles` of operators.yaml."
+            )
         return Operator(name, role)
 
     def _name(self, claims: dict[str, Any]) -> str:
@@ -131,9 +135,13 @@ class OidcClient:
         name = str(claims.get(claim) or "") if is_verified else ""  # (2)
         name = name or f"{claims['sub']}@{self._oidc.issuer}"  # (3)
         if len(name) > MAX_NAME or not name.isprintable():
-            raise PermissionDenied(f"Sign-in needs a name of at most {MAX_NAME} printable characters in {claim!r}.")
+            raise PermissionDenied(
+                f"A sign-in needs a name in the claim {claim!r}: at most {MAX_NAME} printable characters."
+            )
         if name.casefold() in (*RESERVED_NAMES, *map(str.casefold, self._doc.tokens)):
-            raise PermissionDenied(f"{name!r} is the name of a program here, and no person can sign in with it.")
+            raise PermissionDenied(
+                f"{name!r} is the name of a program on this control plane, so no person can sign in with it."
+            )
         return name
 
     @asynccontextmanager

@@ -123,7 +123,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
             request = decode_body(body, PinRequest)
             bundle, reason = request.bundle, request.reason
             if await to_thread.run_sync(self.publisher.manifest, bundle) is None:
-                raise BundleUnknown(f"Bundle {bundle} is not signed here.", param="bundle")
+                raise BundleUnknown(f"Bundle {bundle} is not signed on this control plane.", param="bundle")
         else:
             reason = decode_body(body, OperatorReason).reason
         async with self.plane.store.write() as connection:
@@ -147,7 +147,9 @@ class OperatorApi(msgspec.Struct, frozen=True):
         request = decode_body(await read_body(http) or b"{}", ErasureRequest)
         client = request.client or ""
         if not await to_thread.run_sync(self.publisher.published):
-            raise WrongState("No rollout was published yet, so devices cannot verify an order. Begin a rollout first.")
+            raise WrongState(
+                "No rollout was published yet, so devices cannot verify an erasure order. Begin a rollout first."
+            )
         async with self.plane.store.write() as connection:
             device = (await lock_devices(connection, [name])).get(name)
             if device is None:
@@ -155,7 +157,9 @@ class OperatorApi(msgspec.Struct, frozen=True):
             before = device.erasure
             if before is not None and not before.finished and client and before.client != client:
                 waiting = before.client or "all clients"
-                raise WrongState(f"{name} has not carried out the order for {waiting} yet. Order again after it.")
+                raise WrongState(
+                    f"{name} has not carried out the erasure order for {waiting} yet. Send the new order after that."
+                )
             if before is None or before.finished or before.client != client:
                 at = now if before is None else max(now, before.ordered + _LATER_S)
                 order = ErasureOrder(device=name, id=secrets.token_hex(8), at=at, client=client)
@@ -317,7 +321,7 @@ def policy_text(publisher: Publisher, bundle: str) -> str:
     manifest = publisher.manifest(bundle)
     path: Path | None = None if manifest is None else publisher.blob(manifest.policy.sha256)
     if path is None or not path.is_file():
-        raise BundleUnknown(f"Bundle {bundle[:64]} is not signed, or its policy is not at this server.")
+        raise BundleUnknown(f"Bundle {bundle[:64]} is not signed, or this control plane does not have its policy.")
     return path.read_text(encoding="utf-8", errors="replace")
 
 

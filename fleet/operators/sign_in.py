@@ -66,7 +66,9 @@ class SignIn:
         """
         operator = await self.operator(http)
         if not operator.may(role):
-            raise PermissionDenied(f"The action needs the role {role}, but {operator.name} is {operator.role}.")
+            raise PermissionDenied(
+                f"The action needs the role {role}, but {operator.name} has the role {operator.role}."
+            )
         return operator
 
     async def operator(self, http: web.Request) -> Operator:
@@ -169,7 +171,9 @@ def load_bootstrap_token(path: Path) -> str:
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     if len(token) < _MIN_TOKEN:
-        raise ConfigError("The file is empty. Remove it; the next start makes a new token.", where=str(path))
+        raise ConfigError(
+            "The token file is empty. Remove the file; the next start makes a new token.", where=str(path)
+        )
     return token
 
 
@@ -188,4 +192,6 @@ def _pending(cookie: str) -> PendingSignIn:
     try:
         return msgspec.json.decode(base64.b64decode(cookie, altchars=b"-_", validate=True), type=PendingSignIn)
     except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError) as error:
-        raise SignInFailed("The sign-in was not begun in this browser, or took too long. Begin again.") from error
+        raise SignInFailed(
+            "The sign-in was not begun in this browser, or it took too long. Begin the sign-in again."
+        ) from error

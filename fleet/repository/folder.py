@@ -150,8 +150,8 @@ def _policy_problems(
             if model is not None and target.adapter not in model.adapters:  # (1)
                 yield Problem(
                     locations.find(f"cohorts.{name}.models.{target.model}"),
-                    f"target `{target.name}` of the policy is {target.served}, and this model has no such adapter; "
-                    f"there are: {', '.join(model.adapters) or 'none'}",
+                    f"the target `{target.name}` of the policy uses {target.served}, but the model has no such "
+                    f"adapter. Its adapters: {', '.join(model.adapters) or 'none'}",
                 )
         for compared, (kind, use) in calibrated_models(policy):
             doc = cohort.models.get(compared)

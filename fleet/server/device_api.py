@@ -162,7 +162,9 @@ class DeviceApi:
         except AuthenticationFailed:
             return
         if sender != device:
-            raise refusals.ForeignDevice(f"The message names {device!r}, but its token belongs to {sender!r}.")
+            raise refusals.ForeignDevice(
+                f"The message names the device {device!r}, but the token belongs to {sender!r}."
+            )
 
 
 class NotPublished(CausewayError, status=503, code="not_published"):

@@ -47,7 +47,7 @@ def _key(public_key: str) -> Ed25519PublicKey:
 def check_proof(request: EnrolmentRequest) -> None:
     """Check that the device holds the key that it wants to enrol. Raises EnrolmentProofInvalid."""
     if not verified(request.public_key, request.proof, enrolment_proof(request.token, request.public_key)):
-        raise EnrolmentProofInvalid("The proof is not a signature of this key over this token.")
+        raise EnrolmentProofInvalid("The proof is not a signature of the sent key over the join token.")
 
 
 class Enrolling(msgspec.Struct, frozen=True):

@@ -206,7 +206,7 @@ class _Group:
         """Return the authenticated sender of a message (1) (2)."""
         device = self.devices.get(signed.message.device)
         if device is None:
-            raise DeviceUnknown(f"The device {signed.message.device!r} is not enrolled here.")
+            raise DeviceUnknown(f"The device {signed.message.device!r} is not enrolled in this fleet.")
         if device.revoked is not None:
             raise DeviceRevoked(f"{device.id} was revoked. Enrol with a new key and a new join token.")
         if signed.mac and not isinstance(signed.message, TokenRequest):
@@ -219,7 +219,7 @@ class _Group:
         """Return the device after a status report (3, 4)."""
         history = msgspec.json.decode(device.boots_json, type=BootHistory).with_report(report.boot, report.seq)
         if history is None:
-            raise StatusReplayed(f"Boot {report.boot}: a report with seq {report.seq} or later has already arrived.")
+            raise StatusReplayed(f"A report of boot {report.boot} with seq {report.seq} or later has already arrived.")
         now = self.now
         after = msgspec.structs.replace(
             device,
@@ -273,11 +273,11 @@ class _Group:
         """Return the device after a token request (3, 4)."""
         if not abs(request.sent - self.now) <= FRESH_S:
             raise RequestStale(
-                "`sent` is more than five minutes off. Take the time from the header `Date`, and send "
-                "the request again."
+                "`sent` differs from the control plane's time by more than five minutes. Take the time from the "
+                "header `Date` of the answer, and send the request again."
             )
         if request.sent <= device.token_sent:
-            raise TokenRequestReplayed("A token request with this or a later `sent` was already answered.")
+            raise TokenRequestReplayed("A token request with the same or a later `sent` was already answered.")
         return msgspec.structs.replace(device, last_seen=self.now, token_sent=request.sent)
 
 

@@ -88,7 +88,7 @@ class ControlPlane:
             try:
                 await self.tidy(time.monotonic())
             except StoreUnavailable as error:
-                log.warning("Old rows are kept for another hour: %s.", error.message)
+                log.warning("Old rows could not be deleted and are kept for another hour: %s.", error.message)
             await anyio.sleep(_TIDY_S)
 
     async def tidy(self, monotonic: float) -> None:
@@ -124,7 +124,7 @@ async def _answers(connection: AsyncConnection, asked: Sequence[None]) -> Sequen
 
 async def _find(connection: AsyncConnection, names: Sequence[str]) -> list[Device | CausewayError]:
     found = await read_devices(connection, set(names))
-    return [found.get(name) or DeviceUnknown(f"The device {name!r} is not enrolled here.") for name in names]
+    return [found.get(name) or DeviceUnknown(f"The device {name!r} is not enrolled in this fleet.") for name in names]
 
 
 def _samples(plane: ControlPlane, controller: Controller | None) -> Iterator[Sample]:

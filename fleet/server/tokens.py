@@ -125,7 +125,7 @@ def load_token_key(path: Path, issuer: str) -> TokenKey:
                 jwk = OKPAlgorithm.to_jwk(Ed25519PrivateKey.generate(), as_dict=True)
                 write_new(path, msgspec.json.encode(jwk), 0o600)
         if path.stat().st_mode & 0o077:
-            raise ConfigError("The file is readable by others. Run chmod 600 on it.", where=str(path))
+            raise ConfigError("Other accounts can read the file. Run chmod 600 on the file.", where=str(path))
         key = OKPAlgorithm.from_jwk(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error

@@ -268,9 +268,9 @@ def _migrate(connection: Connection, downgrade: str | None) -> None:
             place = shlex.quote(url.render_as_string(hide_password=True))
             raise ConfigError(
                 f"The database has revision {found}, from a newer version of causeway-fleet; this version knows "
-                f"{known[0]} and older. Start the newer version, or take the database back with it: "
-                f"`causeway-fleet downgrade {known[0]} --database {place}`"
-                f"{', with the password for ***' if url.password else ''}.",
+                f"only {known[0]} and older. Start the newer version. Or take the database back with this command of "
+                f"the newer version: `causeway-fleet downgrade {known[0]} --database {place}`"
+                f"{'. Write the password instead of ***' if url.password else ''}.",
                 where="--database",
             )
         if downgrade is None:

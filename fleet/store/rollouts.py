@@ -81,7 +81,7 @@ async def change_rollout(connection: AsyncConnection, record: RolloutRecord) -> 
     changed = msgspec.structs.replace(record, version=record.version + 1)
     done = await connection.execute(update(rollouts).where(same).values(_values(changed)))
     if not done.rowcount:
-        raise RolloutChanged(f"The rollout {record.rollout.id} was changed in the meantime. Read it again.")
+        raise RolloutChanged(f"The rollout {record.rollout.id} was changed in the meantime. Read the rollout again.")
 
 
 async def read_rollout(connection: AsyncConnection, rollout: str) -> RolloutRecord | None:
@@ -190,6 +190,6 @@ def _record(rollout: str, cohort: str, body: str, *columns: Any) -> RolloutRecor
         return msgspec.structs.replace(record, acknowledged=msgspec.json.decode(columns[-1], type=frozenset[str]))
     except (msgspec.DecodeError, ValueError) as error:
         raise RolloutUnreadable(
-            f"The cohort {cohort} pauses: the row of its rollout {rollout} is damaged, or of a newer version of the "
-            "control plane. Upgrade the control plane, or restore the row from a backup."
+            f"The cohort {cohort} pauses, because the row of its rollout {rollout} is damaged, or of a newer version "
+            "of the control plane. Upgrade the control plane, or restore the row from a backup."
         ) from error

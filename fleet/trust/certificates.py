@@ -80,7 +80,7 @@ class Authority:
         certificate = read_certificate(folder / CA, str(folder))
         try:
             if path.stat().st_mode & 0o077:
-                raise ConfigError("The key can be read by others: run chmod 600 on it.", where=str(path))
+                raise ConfigError("Other accounts can read the key file. Run chmod 600 on the file.", where=str(path))
             key = load_pem_private_key(path.read_bytes(), password=None)
         except OSError as error:
             raise ConfigError(error.strerror or str(error), where=str(path)) from error
@@ -106,7 +106,8 @@ class Authority:
             raise InvalidRequest("The value is not a PEM signing request.", param="certificate_request") from error
         if not is_proven:
             raise InvalidRequest(
-                "The signing request is not signed with its own key: sign it with that.", param="certificate_request"
+                "The signing request is not signed with its own key. Sign the request with the key that it contains.",
+                param="certificate_request",
             )
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
             raise InvalidRequest("The key must be of the curve P-256.", param="certificate_request")

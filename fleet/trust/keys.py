@@ -207,7 +207,7 @@ def write_holders(folder: Path, files: Sequence[Path], threshold: int) -> None:
         if not (folder / name).exists():
             write_new(folder / name, file.read_bytes(), 0o644)
         elif (folder / name).read_bytes() != file.read_bytes():
-            raise FileExistsError(f"{folder / name} is another key: give {file} another name.")
+            raise FileExistsError(f"{folder / name} already exists with another key. Give {file} another name.")
     if doc is not None:
         roles = [
             msgspec.structs.replace(part, keys=tuple(names.values()), threshold=threshold)

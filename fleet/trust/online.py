@@ -54,9 +54,9 @@ def publish_online(
     """
     root, artifacts = folder.root(), folder.targets("targets")
     if root is None or artifacts is None:
-        raise SignaturesMissing("Root and artifacts need their signatures first.")
+        raise SignaturesMissing("The roles root and artifacts need their signatures first.")
     if not root.signed.get_verification_result("targets", artifacts.signed_bytes, artifacts.signatures).verified:
-        raise SignaturesMissing("Root now names other keys, so artifacts needs their signatures first.")
+        raise SignaturesMissing("The role root now names other keys, so the role artifacts needs new signatures first.")
     signer = signer_of(trust, ROLLOUT, signers)
     for role in ("snapshot", "timestamp"):
         signer_of(trust, role, signers)  # all or nothing
@@ -114,7 +114,7 @@ def renewal_due(trust: Trust, folder: PublishedFolder, now: datetime) -> bool:
     try:
         snapshot, timestamp = folder.snapshot(), folder.timestamp()
     except RepositoryInvalid as error:
-        log.error("%s: the file is signed again.", error)
+        log.error("%s: the control plane signs the file again.", error)
         return True  # (3)
     rollout, artifacts = folder.targets(ROLLOUT), folder.targets("targets")
     if snapshot is None or timestamp is None or rollout is None or artifacts is None:
@@ -146,7 +146,7 @@ def _rollout(
             unsigned = sorted(one for one in plan.bundles if f"bundles/{one}.json" not in artifacts.targets)
             if unsigned:
                 raise BundleNotSigned(
-                    f"The rollout of {cohort} names bundle {unsigned[0]}, which artifacts has not signed."
+                    f"The rollout of {cohort} names the bundle {unsigned[0]}, which the role artifacts has not signed."
                 )
             path, content = f"rollouts/{cohort}.json", encode_canonical(plan)
             targets[path] = TargetFile.from_data(path, content, ["sha256"])

@@ -115,7 +115,7 @@ class PublishedFolder:
             content = path.read_bytes()
             target.verify_length_and_hashes(content)
         except (OSError, RepositoryError) as error:
-            raise RepositoryInvalid(f"Missing or altered: {error}. {_RESTORE}", where=str(path)) from error
+            raise RepositoryInvalid(f"The file is missing or altered: {error}. {_RESTORE}", where=str(path)) from error
         return content
 
     def manifests(self, metadata: Metadata[Targets] | None) -> Iterator[tuple[TargetFile, BundleManifest]]:

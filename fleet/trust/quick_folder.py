@@ -77,7 +77,9 @@ def committed(policy: Path) -> str:
 
     head = git("rev-parse", "--short", "HEAD")
     if head.returncode:
-        raise ConfigError(f"Git has no commit yet, or failed: {head.stderr.strip()}", where=str(path))
+        raise ConfigError(
+            f"The Git repository has no commit yet, or git failed: {head.stderr.strip()}", where=str(path)
+        )
     files = [path, *cases_of(path)]
     wrong = [file.name for file in files if git("ls-files", "--error-unmatch", "--", str(file)).returncode]
     if not wrong:
@@ -120,7 +122,9 @@ def set_up(folder: Path, policy: Path) -> list[Path]:
             write_new(public, content, 0o644)
             made.append(public)
         elif public.read_bytes() != content:
-            raise FileExistsError(f"{public} is there already, and is another key: remove it, or write a {TRUST_FILE}.")
+            raise FileExistsError(
+                f"{public} already exists with another key. Remove the file, or write a {TRUST_FILE}."
+            )
     write_new(folder / TRUST_FILE, _template("quick_trust.yaml").template.encode(), 0o644)
     return [*made, folder / TRUST_FILE]
 

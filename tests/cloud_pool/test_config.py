@@ -141,9 +141,9 @@ def test_a_tier_s_adapter_is_one_of_its_artifact(tmp_path: Path) -> None:
     (adapted,), (plain,) = tiers("adapter: legal"), tiers("model: t")
     keys = {CacheKeys(CacheConfig()).key(request, tier, "") for tier in (adapted, plain)}
     assert len(keys) == 2
-    with pytest.raises(ConfigError, match=r"tiers\[0\].adapter.*tiny has no adapter `legl`; there are: legal"):
+    with pytest.raises(ConfigError, match=r"tiers\[0\].adapter.*tiny has no adapter `legl`. Its adapters: legal"):
         tiers("adapter: legl")
-    with pytest.raises(ConfigError, match=r"tiers\[0\].adapters.x.*tiny has no adapter `legl`; there are: legal"):
+    with pytest.raises(ConfigError, match=r"tiers\[0\].adapters.x.*tiny has no adapter `legl`. Its adapters: legal"):
         tiers("adapters: {x: legl}")
     index = by_name(tiers("adapters: {t-legal: legal}"))
     assert (index["t-legal"].config.adapter, index["t-legal"].model, index["t"].config.adapter) == ("legal", "t", "")

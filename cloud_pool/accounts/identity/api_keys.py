@@ -119,7 +119,9 @@ class ApiKeyStore:
         """
         if asked.usd_per_day and "jobs" in asked.scopes:
             raise InvalidRequest(
-                "A key with `usd_per_day` cannot have the scope `jobs`, because jobs run later.", param="scopes"
+                "A key with a budget (`usd_per_day`) cannot have the scope `jobs`, because a job runs later than the "
+                "request that submits it.",
+                param="scopes",
             )
         if len(await self.list(tenant)) >= (most := self._config.api_keys.max_per_tenant):
             raise InvalidRequest(f"The tenant has {most} API keys. Delete one first.", param="name")
@@ -155,7 +157,7 @@ class ApiKeyStore:
         """
         key, stored = await self._find(tenant, key_id)
         if _within(key.grants, own) != key.grants:
-            raise PermissionDenied("This API key grants more than your token does.")
+            raise PermissionDenied("This API key grants more than your token does, so you cannot rotate the key.")
         secret, now = _new_secret(), self._now()
         old = msgspec.structs.replace(key.secrets[0], until=min(key.secrets[0].until, now + asked.overlap_s))
         new = Secret(_sha256(secret), now + self._lifetime_s(asked.expires_in_s))
@@ -179,11 +181,11 @@ class ApiKeyStore:
     async def _change(self, key_id: str, before: bytes | str, after: bytes) -> None:
         keys = (_KEYS, _NONCE, _USED)
         if not await self.client.eval(CHANGE_SCRIPT, len(keys), *keys, key_id, before, after, secrets.token_hex(8)):
-            raise InvalidRequest("The API key was changed by another request. Repeat this one.")
+            raise InvalidRequest("Another request changed the API key at the same time. Send your request again.")
 
     def _lifetime_s(self, asked: float) -> float:
         if asked > (most := self._config.max_lifetime_s):
-            raise InvalidRequest(f"The lifetime may be at most {most:g} s.", param="expires_in_s")
+            raise InvalidRequest(f"The lifetime of an API key may be at most {most:g} s.", param="expires_in_s")
         return asked
 
 
@@ -206,7 +208,7 @@ class ApiKeys:
     def principal(self, secret: str) -> Principal:
         """Return the caller with this key. Raises AuthenticationFailed or IdentityUnavailable."""
         if not self._is_read:
-            raise IdentityUnavailable("The API keys have never been read.", retry_after_s=5.0)
+            raise IdentityUnavailable("This gateway has not read the API keys yet.", retry_after_s=5.0)
         principal, until = self._by_digest.get(_sha256(secret), (None, 0.0))
         if principal is None:
             raise AuthenticationFailed("This API key is unknown.")

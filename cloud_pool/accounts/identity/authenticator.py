@@ -91,7 +91,7 @@ class Authenticator(msgspec.Struct, frozen=True):
                 self.revocations.check(principal.owner, principal.token_id, principal.issued)
             if holder is not None and holder.owner != principal.owner:  # (0)
                 raise AuthenticationFailed(
-                    f"The token is that of {principal.owner}, the client certificate that of {holder.owner}."
+                    f"The token belongs to {principal.owner}, but the client certificate belongs to {holder.owner}."
                 )
             principal.grants.require_region(self.region)  # (5)
             return principal
@@ -121,14 +121,15 @@ class Authenticator(msgspec.Struct, frozen=True):
         revocation.
         """
         if certificate.ends < self.wall_clock():
-            raise AuthenticationFailed("The client certificate has expired: connect again with a new one.")
+            raise AuthenticationFailed("The client certificate has expired. Connect again with a new certificate.")
         tenant, device = certificate.holder
         if tenant not in self.certificate_tenants or not _NAME.fullmatch(device):
             return None
         if certificate.ends - certificate.begins > MAX_TOKEN_LIFETIME_S:
             days = MAX_TOKEN_LIFETIME_S / 86400.0
             raise AuthenticationFailed(
-                f"The client certificate lives longer than revocations are kept: issue it for at most {days:.0f} days."
+                f"Revocations are kept for {days:.0f} days, but the client certificate is valid for longer. Use a "
+                "certificate that is valid for a shorter time."
             )
         token_id = f"x509:{certificate.serial}"
         return Principal(tenant, device, self.static_scopes, token_id=token_id, issued=certificate.begins)
@@ -193,14 +194,14 @@ def load_tokens(path: Path) -> StaticTokens:
         if fields:
             tokens.append(_token(fields, f"{path}:{number}"))
     if not tokens:
-        raise ConfigError("The file contains no token.", where=str(path))
+        raise ConfigError("The token file contains no token.", where=str(path))
     return StaticTokens(tuple(tokens))
 
 
 def _token(fields: Sequence[str], where: str) -> StaticToken:
     """Parse the fields of a line into a token. Raises ConfigError."""
     if len(fields) < 2:
-        raise ConfigError("Write `<device> <token>` or `<device> sha256:<64 hex digits>`.", where=where)
+        raise ConfigError("A line must be `<device> <token>` or `<device> sha256:<64 hex digits>`.", where=where)
     device, secret = fields[:2]
     hashed = _HASH.fullmatch(secret)
     if secret.startswith("sha256:") and not hashed:
@@ -216,7 +217,9 @@ def _grants(words: Sequence[str], where: str) -> Grants:
         name, is_grant, value = word.partition("=")
         if not is_grant or name in document:
             raise ConfigError(
-                f"{word!r}: after the token write each grant once, such as priority=interactive.", where=where
+                f"{word!r} is not a grant, or is written twice. After the token, write each grant once, such as "
+                "priority=interactive.",
+                where=where,
             )
         document[name] = value.split(",") if name in _LISTS else value
     try:
@@ -234,7 +237,9 @@ def local_operator_token(folder: Path | None) -> StaticTokens:
     """
     token = secrets.token_urlsafe(32)
     if folder is None:
-        log.warning("Operators' calls are refused: set operator.token_file or state_dir.")
+        log.warning(
+            "Operators' requests are refused, because there is no operator token. Set operator.token_file or state_dir."
+        )
     else:
         path = folder / OPERATOR_TOKEN_FILE
         try:
@@ -242,10 +247,13 @@ def local_operator_token(folder: Path | None) -> StaticTokens:
         except OSError as error:
             reason = error.strerror or str(error)
             log.warning(
-                "%s: %s. Operators' calls are refused: set operator.token_file or a writable state_dir.", path, reason
+                "The operator token %s cannot be used: %s. Operators' requests are refused. Set operator.token_file "
+                "or a writable state_dir.",
+                path,
+                reason,
             )
         else:
-            log.info("Operators' calls need the token in %s, as `Authorization: Bearer TOKEN`.", path)
+            log.info("Operators' requests need the token in the file %s: send `Authorization: Bearer TOKEN`.", path)
     return StaticTokens((StaticToken("local", hash_token(token)),))
 
 
@@ -261,5 +269,7 @@ def _read_or_make(path: Path, token: str) -> str:
     finally:
         os.close(file)
     if len(stored) < _MIN_CHARACTERS:
-        raise ConfigError("The file holds no token: remove it, and the next start creates a new one.", where=str(path))
+        raise ConfigError(
+            "The file contains no token. Remove the file; the next start then creates a new token.", where=str(path)
+        )
     return stored

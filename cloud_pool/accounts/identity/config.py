@@ -34,7 +34,8 @@ class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         check_url(self.url, "identity.fleet.url")
         if not self.tenants:
             raise ConfigError(
-                "Name the tenants whose budgets the fleet's devices may use: its operators choose a device's tenant.",
+                "List the tenants whose budgets the fleet's devices may use. Without this list, the fleet's "
+                "operators could choose any tenant for a device.",
                 where="identity.fleet.tenants",
             )
 

@@ -206,7 +206,7 @@ class FleetTrust:
             if response.status == 304:
                 return None
             if response.status != 200:
-                raise ValueError(f"{path} answered HTTP {response.status}.")
+                raise ValueError(f"The request to {path} was answered with HTTP {response.status}.")
             body = await read_bounded(response, limit_bytes)
             if "ETag" in response.headers:
                 self._etags[path] = response.headers["ETag"]

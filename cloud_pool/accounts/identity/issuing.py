@@ -42,9 +42,9 @@ def remove_key(key_file: Path, kid: str) -> None:
     known = read_jwks(key_file).keys
     kept = tuple(key for key in known if key.kid != kid)
     if len(kept) == len(known):
-        raise ConfigError(f"There is no key {kid!r}.", where=str(key_file))
+        raise ConfigError(f"The file has no key {kid!r}.", where=str(key_file))
     if not kept:
-        raise ConfigError("This is the last key: add another one first.", where=str(key_file))
+        raise ConfigError("The only key of a file cannot be removed. Add another key first.", where=str(key_file))
     write_jwks(key_file, Jwks(kept))
 
 
@@ -69,7 +69,7 @@ def read_private(path: Path) -> Ed25519PrivateKey:
         reason = "The file is not an unencrypted private key in PEM, as `causeway-cloud keys new` writes it."
         raise ConfigError(reason, where=str(path)) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError("Not an Ed25519 key.", where=str(path))
+        raise ConfigError("The file does not contain an Ed25519 key.", where=str(path))
     return key
 
 

@@ -57,7 +57,7 @@ def read_jwks(path: Path) -> Jwks:
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Not a set of Ed25519 keys: {error}", where=str(path)) from error
+        raise ConfigError(f"The file is not a JWKS of Ed25519 keys: {error}", where=str(path)) from error
     parse_keys(jwks, str(path))
     return jwks
 
@@ -67,7 +67,7 @@ def parse_keys(jwks: Jwks, source: str) -> Mapping[str, Ed25519PublicKey]:
     keys: dict[str, Ed25519PublicKey] = {}
     for index, jwk in enumerate(jwks.keys):
         if jwk.kid in keys:
-            raise ConfigError(f"Two keys are called {jwk.kid!r}.", where=f"{source}: keys[{index}]")
+            raise ConfigError(f"Two keys have the id {jwk.kid!r}.", where=f"{source}: keys[{index}]")
         try:
             keys[jwk.kid] = jwk.public()
         except (ValueError, binascii.Error) as error:

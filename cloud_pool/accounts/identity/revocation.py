@@ -111,7 +111,7 @@ class RevocationList:
             IdentityUnavailable: There is no copy, or it is too old (`when_revocations_stale: deny`).
         """
         if not self.has_copy:
-            raise IdentityUnavailable("The list of revoked tokens has never been read.", retry_after_s=5.0)
+            raise IdentityUnavailable("This gateway has not read the list of revoked tokens yet.", retry_after_s=5.0)
         read_at = self._read_at if self._fleet is None else min(self._read_at, self._fleet.read_at)
         if self._clock() - read_at > self._config.revocations_max_age_s:
             if self._config.when_revocations_stale == "deny":
@@ -145,7 +145,7 @@ class RevocationList:
             self.last_error = reason
             return
         if self.last_error:
-            log.info("The list of revoked tokens is read again.")
+            log.info("The list of revoked tokens can be read again.")
         self.last_error = ""
         self._read_at, self._has_copy = self._clock(), True
         await self._keep_copy()
@@ -187,13 +187,14 @@ class RevocationList:
         except RedisError as error:
             if not self._restore_fails:
                 log.error(
-                    "Redis has lost %d revocations. They stay in force here, but cannot be written back: %s",
+                    "Redis has lost %d revocations. They stay in force on this gateway, but cannot be written back "
+                    "to Redis: %s",
                     count,
                     error,
                 )
             self._restore_fails = True
             return
-        log.error("Redis had lost %d revocations. They stayed in force here and are restored.", count)
+        log.error("Redis had lost %d revocations. They stayed in force on this gateway and are in Redis again.", count)
         self._restore_fails = False
         self.restored += count
 

@@ -60,14 +60,14 @@ def check(claims: Claims, config: IdentityConfig, now: float) -> None:
     3. Its lifetime is at most `max_lifetime_s`, and it was not issued in the future.
     """
     if claims.iss != config.issuer:  # (1)
-        raise AuthenticationFailed("The token is from another issuer.")
+        raise AuthenticationFailed("The token is from an issuer that this gateway does not accept.")
     if config.audience not in ((claims.aud,) if isinstance(claims.aud, str) else claims.aud):
         raise AuthenticationFailed("The token is for another service.")
     check_time(claims, config, now)  # (2)
     if claims.exp - claims.iat > config.max_lifetime_s:  # (3)
         raise AuthenticationFailed("The token's lifetime exceeds the maximum of this gateway.")
     if claims.iat > now + config.clock_skew_s:
-        raise AuthenticationFailed("The token was issued in the future.")
+        raise AuthenticationFailed("The token's time of issue (`iat`) is in the future.")
 
 
 def check_time(claims: Claims, config: IdentityConfig, now: float) -> None:
@@ -180,12 +180,12 @@ class TokenVerifier:
     def _read(self, token: str, now: float) -> Claims:
         header = read_header(token)
         if header.alg != ALGORITHM or header.kid is None:  # (2)
-            raise AuthenticationFailed(f"Tokens must be signed with {ALGORITHM}, and name their key.")
+            raise AuthenticationFailed(f"A token must be signed with {ALGORITHM} and name its key (`kid`).")
         key = self._keys.get(header.kid, now)
         if key is None:  # (3)
             if self._keys.unread:
-                raise IdentityUnavailable("The keys of the fleet have not been read yet.", retry_after_s=5.0)
-            raise AuthenticationFailed("The token's key is unknown.")
+                raise IdentityUnavailable("This gateway has not read the fleet's keys yet.", retry_after_s=5.0)
+            raise AuthenticationFailed("The key that signed the token is unknown.")
         payload = claims_of(token, key, ALGORITHM)
         if payload is None:  # (4)
             raise AuthenticationFailed("The token's signature is invalid.")
@@ -194,10 +194,12 @@ class TokenVerifier:
         except (msgspec.ValidationError, RecursionError) as error:
             raise AuthenticationFailed(f"The token's claims are invalid: {error}") from error
         if self._keys.is_fleets(header.kid) and not {"admin", "keys"}.isdisjoint(claims.scope.split()):  # (6)
-            raise AuthenticationFailed("A token of the fleet cannot have the scopes `admin` and `keys`.")
+            raise AuthenticationFailed(
+                "A token of the fleet's control plane cannot have the scopes `admin` and `keys`."
+            )
         if self._keys.is_fleets(header.kid) and claims.tenant not in self._config.fleet.tenants:  # (7)
             raise PermissionDenied(
-                f"The fleet's devices may not use the tenant {claims.tenant!r} here. An operator of this gateway names "
-                "the fleet's tenants in `identity.fleet.tenants`."
+                f"The fleet's devices may not use the tenant {claims.tenant!r} on this gateway. The gateway's "
+                "operator lists the tenants that they may use in `identity.fleet.tenants`."
             )
         return claims

@@ -65,7 +65,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             message = "The request, or a compaction item in it, is bound to its device. A gateway does not answer it."
             raise PermissionDenied(message, param="input")
         if self.max_tokens and (request.max_tokens or 0) > self.max_tokens:
-            raise InvalidRequest(f"Your limit is {self.max_tokens} tokens an answer.", param=request.limit_name)
+            raise InvalidRequest(f"Your limit is {self.max_tokens} output tokens per answer.", param=request.limit_name)
         if self.max_sequences or self.requests_per_s:
             self._check_sequences(request)
 
@@ -75,16 +75,22 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         regions = regions_of(region_tags(self.regions))
         if not region:
-            raise ConfigError("Set `identity.region`: without it this gateway is outside every region.", where=where)
+            raise ConfigError("Set `identity.region`: a gateway without a region is outside every region.", where=where)
         usable = self.models or tuple(models)
         if permits(regions, region) and not any(permits(regions, models[name]) for name in usable if name in models):
-            raise ConfigError("No tier that the tenant may use is in these regions. Set `tiers.region`.", where=where)
+            raise ConfigError(
+                "No tier that the tenant may use is in the tenant's regions. Set `tiers.region`.", where=where
+            )
 
     def _check_sequences(self, request: Request) -> None:
         if self.max_sequences and request.sequences > self.max_sequences:
-            raise too_many_sequences(request, f"your limit is {self.max_sequences} in one request (max_sequences)")
+            raise too_many_sequences(
+                request, f"your limit is {self.max_sequences} sequences in one request (max_sequences)"
+            )
         if self.requests_per_s and request.sequences > self.request_capacity:
-            raise too_many_sequences(request, f"your limit is {self.request_capacity:g} at once (burst)")
+            raise too_many_sequences(
+                request, f"your limit is {self.request_capacity:g} sequences at the same time (burst)"
+            )
 
     def bounded(self, request: Request) -> Request:
         """Return the request with its tenant's `max_tokens` if it sets none, bound to its tenant's regions."""

@@ -385,7 +385,7 @@ class TenantRateLimiter:
                 raise
         if self._alone:
             self._alone = False
-            log.info("Tenants' rates are checked in Redis again.")
+            log.info("Tenants' rate limits are checked in Redis again.")
 
     async def _restore_one(self, tenant: str, local: LocalLimits) -> None:
         limits, now = self._limits_of(tenant), self._clock()
@@ -418,11 +418,14 @@ class TenantRateLimiter:
             self._leave_redis(error)
 
     def _damaged(self, tenant: str) -> None:
-        log.error("The limits of %s are checked locally: its keys in Redis are damaged.", tenant)
+        log.error(
+            "The rate limits of tenant %s are checked by this process alone, because their keys in Redis are damaged.",
+            tenant,
+        )
 
     def _leave_redis(self, error: Exception) -> None:
         if not self._alone:
-            log.warning("Tenants' rates are checked locally: %s", client_fault(error, self._redis))
+            log.warning("Tenants' rate limits are checked by this process alone: %s", client_fault(error, self._redis))
         self._alone = True
         self._retry_at = self._clock() + self._config.redis_retry_after_s
 

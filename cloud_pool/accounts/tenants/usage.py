@@ -211,7 +211,12 @@ class UsageRecorder:
     def _set_aside(self, batch: UsageBatch) -> None:
         """Give up a batch whose tenant's keys are damaged, so that the others do not wait behind it."""
         requests = sum(amount for field, amount in batch.sums.items() if field.startswith("requests|"))
-        log.error("Usage of %s on %s is lost, because its keys are damaged: %s", batch.tenant, batch.day, batch.sums)
+        log.error(
+            "The usage of tenant %s on %s is lost, because its keys in Redis are damaged: %s",
+            batch.tenant,
+            batch.day,
+            batch.sums,
+        )
         self.lost += requests
 
     async def add(self, batch: UsageBatch) -> None:

@@ -47,7 +47,9 @@ def translate(error: BaseException) -> BrokerUnavailable | MessageTooLarge:
 def client_options(address: TopicAddress, login: BrokerLogin) -> dict[str, Any]:
     """Return aiokafka's arguments for each client. Raises ConfigError."""
     if login.password_file and not login.username:
-        raise ConfigError("Kafka does not support tokens, so set `username`, too.", where="streams.login.username")
+        raise ConfigError(
+            "Kafka does not support authentication by token, so set `username`, too.", where="streams.login.username"
+        )
     if login.username and login.sasl == "PLAIN" and not address.tls:
         raise ConfigError(
             "PLAIN sends the password unencrypted, so use a kafka+tls:// address.", where="streams.login.sasl"
@@ -107,5 +109,5 @@ async def require_topic(consumer: AIOKafkaConsumer, address: TopicAddress) -> No
                 topics = await consumer.topics()
             if address.topic in topics:
                 return
-            raise ConfigError(f"The cluster has no topic {address.topic}.", where=str(address))
+            raise ConfigError(f"The Kafka cluster has no topic {address.topic}.", where=str(address))
         await anyio.sleep(_CONNECT_S)

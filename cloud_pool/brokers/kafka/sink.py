@@ -115,7 +115,7 @@ class LaneProducer:
                     sent[message.id] = await self._send(producer, message)
         except FAULTS as error:
             fault = translate(error)
-            log.warning("%s: the outcome of a transaction is unknown: %s", self._address, fault)
+            log.warning("%s: it is unknown whether a Kafka transaction was committed: %s", self._address, fault)
             self.failed = True
         for name, stored in sent.items():
             refusal = stored.exception() if stored.done() else None

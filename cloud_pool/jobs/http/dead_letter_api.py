@@ -68,5 +68,5 @@ class DeadLetterApi:
         self, job: str, act: Callable[[str], Awaitable[bool]], status: str, _: AiohttpRequest
     ) -> ServerResponse:
         if not await act(job):
-            raise NotFound(f"{job} is not a dead letter, or its batch has already counted it.")
+            raise NotFound(f"The job {job} is not a dead letter, or its batch has already counted it.")
         return json_response(_Changed(job, status))

@@ -257,7 +257,10 @@ class JobApi:
         try:
             await self.stores.durability.ensure()
         except errors.JobStoreUnavailable as error:
-            log.info("A request that may become a job is answered without one: %s", error.message)
+            log.info(
+                "A request with `Prefer: wait` cannot become a job now, so it is answered as a plain request: %s",
+                error.message,
+            )
             return None
         if self.callers.admit is not None:
             await self.callers.admit(principal)
@@ -328,7 +331,7 @@ class JobApi:
         job = await self.parser.parse(submission, await self.stores.database.now_ms(), limits)
         if job.webhook and await self.stores.outbox.is_disabled(principal.owner, job.webhook):
             raise WebhookDisabled(
-                "`webhook` has answered 410 Gone, so nothing is delivered to it for now.", param="webhook"
+                "The URL in `webhook` has answered 410 Gone, so nothing is delivered to it for now.", param="webhook"
             )
         with enqueue_span(self.trace, job.id, job.tier, parent, job.tags) as traceparent:
             accepted = await self.stores.jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
@@ -359,7 +362,9 @@ class JobApi:
         """Cancel the job of an Idempotency-Key, for a device that never received the job's id."""
         key = key_digest(request.headers.get("idempotency-key", ""))
         if not key:
-            raise errors.InvalidRequest("Send the `Idempotency-Key` of the job to cancel, or its id in the path.")
+            raise errors.InvalidRequest(
+                "Send the `Idempotency-Key` of the job that you want to cancel, or its id in the path."
+            )
         return await self._cancel(request, principal, await self.stores.jobs.of_key(principal.owner, key))
 
     async def _events(self, request: AiohttpRequest, principal: Principal, job: str) -> ServerResponse:
@@ -367,9 +372,9 @@ class JobApi:
         self._check_region(principal, await self.stores.jobs.get(job, principal.owner))
         if not self._event_streams.hold(id(request), principal.caller):
             raise errors.QueueFull(
-                f"Your tenant follows {self._event_streams.held_by(principal.caller)} event streams on "
-                f"this gateway, which is its share of {self.config.max_event_streams} "
-                "(jobs.max_event_streams). Poll the job instead.",
+                f"Your tenant has {self._event_streams.held_by(principal.caller)} open event streams on this gateway, "
+                f"which is its share of {self.config.max_event_streams} (jobs.max_event_streams). Poll the job "
+                "instead.",
                 retry_after_s=5.0,
             )
         try:

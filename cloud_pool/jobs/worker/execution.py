@@ -120,7 +120,7 @@ async def execute(
     except CausewayError as error:
         return error
     except Exception as error:
-        log.error("%s: a run failed unexpectedly: %s", record.id, redacted(error))
+        log.error("A run of job %s failed unexpectedly: %s", record.id, redacted(error))
         return CausewayError("The worker failed.")
     bound = config.max_result_bytes if max_bytes is None else min(max_bytes, config.max_result_bytes)
     if len(body) > bound:
@@ -221,7 +221,7 @@ class RunReports:
                 with anyio.CancelScope(shield=True):
                     return await report()
             except errors.JobStoreUnavailable as error:
-                log.warning("%s: the report waits for Redis: %s", job, error.message)
+                log.warning("The report about job %s waits for Redis: %s", job, error.message)
                 await anyio.sleep(_STORE_DELAY_S * (1.0 + self.rng()))
 
     def delay_s(self, error: CausewayError, attempts: int) -> float:

@@ -207,13 +207,13 @@ class Worker:
                 more = await self._claim_once(slots, runs)
                 if store_unavailable:
                     store_unavailable = False
-                    log.info("Jobs of %s are claimed again.", slots.tier)
+                    log.info("The worker claims jobs of tier %s again.", slots.tier)
                 if not more:
                     await self.store.wait(slots.tier)
             except JobStoreUnavailable as error:
                 if not store_unavailable:
                     store_unavailable = True
-                    log.warning("No jobs of %s are claimed: %s", slots.tier, error.message)
+                    log.warning("The worker claims no jobs of tier %s: %s", slots.tier, error.message)
                 leases_current = False
                 await anyio.sleep(_STORE_DELAY_S * (1.0 + self.rng()))
 
@@ -280,7 +280,7 @@ class Worker:
                 receipt.cancel()
             receipt.close(accepted=outcome != "superseded")
         self.metrics.runs.labels(lease.record.tier, outcome).inc()
-        log.info("%s: %s, attempt %d.", lease.record.id, outcome, lease.record.attempts)
+        log.info("Job %s ended with %s, attempt %d.", lease.record.id, outcome, lease.record.attempts)
 
     async def _was_cancelled(self, record: JobRecord) -> bool:
         """Return whether the owner has cancelled the job during this run."""
@@ -312,7 +312,7 @@ class Worker:
                 on_text=on_text,
             )
         except (ContentKeyMissing, RecordUnreadable) as error:
-            log.error("%s cannot run: %s", record.id, error.message)
+            log.error("Job %s cannot run: %s", record.id, error.message)
             result = error
         except CausewayError as error:
             result = error
@@ -353,7 +353,7 @@ class Worker:
                 self._record_expired(due.expired)
                 changed = due.changed
             except JobStoreRefused as error:  # one damaged record; it is out of the way by the next time
-                log.error("Some jobs could not be promoted or expired: %s", error.message)
+                log.error("Some delayed or expired jobs could not be moved: %s", error.message)
             except JobStoreUnavailable:  # claims say so
                 pass
             if not changed:
@@ -386,4 +386,8 @@ class Worker:
                 await self.store.release(record.id, record.fence)
             self.metrics.runs.labels(record.tier, "released").inc()
         except JobStoreUnavailable as error:
-            log.warning("%s could not be returned to its queue; its lease will expire: %s", record.id, error.message)
+            log.warning(
+                "Job %s could not be returned to its queue, so it waits until its lease expires: %s",
+                record.id,
+                error.message,
+            )

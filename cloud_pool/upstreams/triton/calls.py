@@ -63,7 +63,7 @@ class RunningCall(msgspec.Struct, eq=False):
 
     def expire(self) -> None:
         """End the call at its deadline."""
-        self.ended_by = self.ended_by or DeadlineExceeded("The time for this request is over.")
+        self.ended_by = self.ended_by or DeadlineExceeded("The request's deadline has passed.")
         self.discard()
 
     def discard(self) -> None:

@@ -129,7 +129,7 @@ class TritonClient:
             raise EngineUnavailable("The model is being loaded again.", phase="connect", retry_after_s=RETRY_S)
         left_s = request.deadline - self._clock()
         if left_s <= 0.0:
-            raise DeadlineExceeded("The time for this request is over.")
+            raise DeadlineExceeded("The request's deadline has passed.")
         metadata = [("traceparent", request.traceparent)] if request.traceparent else []
         name = next(self._call_names)
         message = self._format.encode(request, left_s, name)
@@ -229,8 +229,9 @@ class TritonClient:
             with anyio.fail_after(LOAD_S):
                 await self._control(REPOSITORY_INDEX, waits=True)
             log.warning(
-                "Triton at %s: its model control is open to every program that reaches its port, and loading a model "
-                "runs code. Start it with `causeway-cloud triton`, or with the option --grpc-restricted-protocol.",
+                "Triton at %s: its model control is open to every program that reaches its port, and such a program "
+                "can run code by loading a model. Start Triton with `causeway-cloud triton`, or with the option "
+                "--grpc-restricted-protocol.",
                 self.address,
             )
         except CallFailed as error:
@@ -247,8 +248,8 @@ class TritonClient:
         except CallFailed as error:
             if is_refusal(error.details):
                 log.warning(
-                    "Triton at %s: refuses the key of its model control, so that a model whose process dies stays "
-                    "dead. Set triton_key_file to the file that was given to its launcher as --key-file.",
+                    "Triton at %s refuses the key of its model control, so a model whose process dies is not loaded "
+                    "again. Set triton_key_file to the file that was given to Triton's launcher as --key-file.",
                     self.address,
                 )
 
@@ -283,15 +284,17 @@ class TritonClient:
             await asyncio.sleep(SPREAD_S * self._rng())
             if self._closed or await self._repaired_by_peer(model, embed):
                 return
-            log.warning("%s: the process of %s died; the model is loaded again.", self.address, model)
+            log.warning(
+                "Triton at %s: the process of model %s died, so the model is loaded again.", self.address, model
+            )
             unload = RepositoryModelUnloadRequest(model_name=model)
             await self._control(MODEL_UNLOAD, unload.SerializeToString(), key=True)
             await self._load(model)
             self._reloaded(model)
-            log.warning("%s: %s is loaded again.", self.address, model)
+            log.warning("Triton at %s: model %s has been loaded again.", self.address, model)
         except (CallFailed, CallCancelled) as error:
             why = error.details if isinstance(error, CallFailed) else "Triton cancelled the call."
-            log.error("%s: %s could not be loaded again: %s", self.address, model, why)
+            log.error("Triton at %s: model %s could not be loaded again: %s", self.address, model, why)
         finally:
             # The next request shows whether it works, or begins another repair.
             self._in_repair.discard(model)
@@ -345,7 +348,7 @@ class TritonClient:
             except CallFailed as error:
                 if pause_s is None or error.code == "UNAVAILABLE":
                     raise
-                log.warning("%s: %s is not loaded yet: %s", self.address, model, error.details)
+                log.warning("Triton at %s: model %s is not loaded yet: %s", self.address, model, error.details)
             await asyncio.sleep(pause_s)
 
 

@@ -141,7 +141,9 @@ class GrpcStream:
         while end - at >= 5:
             length = int.from_bytes(data[at + 1 : at + 5], "big")
             if data[at] or length > _MAX_RESPONSE_BYTES:
-                raise ProtocolError("a compressed response, which nothing asked for")
+                raise ProtocolError(
+                    "The server sent a compressed response, although the client does not accept compression."
+                )
             if end - at - 5 < length:
                 break
             at += 5
@@ -274,8 +276,10 @@ class Http2Connection(asyncio.Protocol):
                     self._on_data(flags, number, payload)
                 else:
                     self._on_frame(kind, flags, number, payload)
-        except (ProtocolError, ValueError) as error:
-            self.close(CallEnd("UNAVAILABLE", f"The server sent {error}."))
+        except ProtocolError as error:
+            self.close(CallEnd("UNAVAILABLE", str(error)))
+        except ValueError as error:
+            self.close(CallEnd("UNAVAILABLE", f"The server sent data that cannot be read: {error}."))
         self._received = received[used:]
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -297,7 +301,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _on_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if (self._block is not None) != (kind == http2.CONTINUATION):
-            raise ProtocolError("headers in a wrong order")
+            raise ProtocolError("The server sent headers in a wrong order.")
         match kind:
             case http2.HEADERS:
                 block = http2.without_padding(flags, payload)
@@ -305,7 +309,7 @@ class Http2Connection(asyncio.Protocol):
             case http2.CONTINUATION if self._block is not None and self._block[0] == number:
                 _, first, block = self._block
                 if len(block) > http2.MAX_FRAME_BYTES:
-                    raise ProtocolError("headers that are too long")
+                    raise ProtocolError("The server sent headers that are too long.")
                 self._on_headers(number, first | flags, block + payload)
             case http2.RST_STREAM:
                 self._finish(number, http2.reset_end(int.from_bytes(payload, "big")))
@@ -318,7 +322,7 @@ class Http2Connection(asyncio.Protocol):
             case http2.WINDOW_UPDATE:
                 self._on_window(number, int.from_bytes(payload, "big"))
             case http2.PUSH_PROMISE | http2.CONTINUATION:
-                raise ProtocolError("a frame that nothing asked for")
+                raise ProtocolError("The server sent a frame that the client had not asked for.")
 
     def _on_headers(self, number: int, flags: int, block: bytes) -> None:
         self._block = None if flags & http2.END_HEADERS else (number, flags, block)

@@ -81,7 +81,7 @@ def translate(status: str, text: str, phase: Phase) -> CausewayError:
     if status in ("UNAVAILABLE", "CANCELLED") or "stopped accepting new inference requests" in lower:  # it ends
         return CloudUnreachable("Triton cannot be reached.", phase=phase, retry_after_s=RETRY_S)
     if status == "DEADLINE_EXCEEDED":
-        return DeadlineExceeded("The time for this request is over.")
+        return DeadlineExceeded("The request's deadline has passed.")
     if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED") or (not status and _REJECTED.match(text)):
         return CloudRejected(f"Triton refused the request: {_first_line(text)}.", phase=phase)
     return CloudFailed("The model failed in Triton.", phase=phase)

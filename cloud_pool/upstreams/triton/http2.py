@@ -66,7 +66,7 @@ def window_update(stream: int, size: int) -> bytes:
 def read_settings(payload: bytes) -> dict[int, int]:
     """Return the values of a SETTINGS frame. Raises ProtocolError."""
     if len(payload) % _SETTING.size:
-        raise ProtocolError("a SETTINGS frame of an odd length")
+        raise ProtocolError("The server sent a SETTINGS frame whose length is not a multiple of a setting's.")
     return dict(_SETTING.iter_unpack(payload))
 
 
@@ -77,7 +77,7 @@ def split_frames(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
         length = high << 8 | low
         if length > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {length} bytes")
+            raise ProtocolError(f"The server sent a frame of {length} bytes, which is too long.")
         at += FRAME_HEAD_BYTES
         if end - at < length:
             return
@@ -90,7 +90,7 @@ def without_padding(flags: int, payload: bytes) -> bytes:
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):
-        raise ProtocolError("padding that is longer than its frame")
+        raise ProtocolError("The server sent a frame whose padding is longer than the frame.")
     return payload[1 : len(payload) - payload[0]]
 
 
@@ -164,12 +164,12 @@ def read_headers(block: bytes) -> Mapping[str, str]:
             if first & 0xE0 == 0x20:  # a new size of the dynamic table, which can only be 0
                 size, at = _read_integer(block, at, 5)
                 if size:
-                    raise ProtocolError("a dynamic header table")
+                    raise ProtocolError("The server uses a dynamic header table, which the client does not allow.")
                 continue
             indexed, bits = (True, 7) if first & 0x80 else (False, 6 if first & 0x40 else 4)
             index, at = _read_integer(block, at, bits)
             if index > _STATIC_ENTRIES or (indexed and not index):
-                raise ProtocolError("a reference to the dynamic header table")
+                raise ProtocolError("The server refers to the dynamic header table, which the client does not allow.")
             name = ":status" if index in _STATUSES else ""
             if indexed:
                 value = _STATUSES.get(index, "")
@@ -179,7 +179,7 @@ def read_headers(block: bytes) -> Mapping[str, str]:
                 value, at = _read_text(block, at)
             headers[name] = value
     except IndexError:
-        raise ProtocolError("a header block that ends too early") from None
+        raise ProtocolError("The server sent a header block that ends too early.") from None
     return headers
 
 
@@ -193,7 +193,7 @@ def _read_integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
         value += (byte & 127) << shift
         if byte < 128:
             return value, at
-    raise ProtocolError("a number that is too large")
+    raise ProtocolError("The server sent a header with a number that is too large.")
 
 
 def _read_text(block: bytes, at: int) -> tuple[str, int]:
@@ -201,7 +201,7 @@ def _read_text(block: bytes, at: int) -> tuple[str, int]:
     length, at = _read_integer(block, at, 7)
     data = block[at : at + length]
     if len(data) < length:
-        raise ProtocolError("a header that ends too early")
+        raise ProtocolError("The server sent a header that ends too early.")
     return (_decoded(data) if is_coded else data).decode("latin-1"), at + length
 
 
@@ -225,11 +225,11 @@ def _decoded(data: bytes) -> bytes:
         symbol = codes.get((length, value))
         if symbol is not None:
             if symbol > 255:
-                raise ProtocolError("a header that encodes its own end")
+                raise ProtocolError("The server sent a header with an encoded end-of-string symbol.")
             text.append(symbol)
             length = value = 0
     if length > 7 or value != (1 << length) - 1:
-        raise ProtocolError("a header with wrong padding")
+        raise ProtocolError("The server sent a header with wrong padding.")
     return bytes(text)
 
 

@@ -56,11 +56,13 @@ def read_key(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The key of Triton's model control cannot be read: {error}.", where=str(path)) from error
     if mode & stat.S_IROTH:
-        raise ConfigError("Every account can read the key of Triton's model control: chmod o= it.", where=str(path))
+        raise ConfigError(
+            "Every account can read the key of Triton's model control. Run `chmod o=` on the key file.", where=str(path)
+        )
     if len(key) < _MIN_LENGTH or any(char in key for char in " \n:="):
         raise ConfigError(
-            f"A key of Triton's model control has at least {_MIN_LENGTH} characters, and no space, `:` or `=`."
-            " Delete the file: `causeway-cloud triton` makes another one.",
+            f"A key of Triton's model control has at least {_MIN_LENGTH} characters, and no space, `:` or `=`. Delete "
+            "the file: `causeway-cloud triton` then makes a new key.",
             where=str(path),
         )
     return key

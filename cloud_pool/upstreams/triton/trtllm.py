@@ -39,9 +39,9 @@ def check_parameters(kind: TrtllmKind, parameters: SamplingParameters) -> None:
         absent.append(("response_format", bool(parameters.guided.schema)))
     for name, is_asked in absent:
         if is_asked:
-            forced = " (nor a forced tool call)" if name == "response_format" else ""
+            forced = " (or a forced tool call)" if name == "response_format" else ""
             raise UnsupportedFeature(
-                f"`{name}`: this model of TensorRT-LLM has no tensor for it{forced}. Remove it.", param=name
+                f"This model of TensorRT-LLM does not support `{name}`{forced}. Remove the field.", param=name
             )
 
 
@@ -124,7 +124,7 @@ class LlmApiReader:
             text = text.rstrip(_UNFINISHED)
         if not text.startswith(self._sent):
             raise CloudFailed(
-                "TensorRT-LLM changed text that it had sent: its responses are not whole.", phase="stream"
+                "TensorRT-LLM changed text that it had sent before, so the answer cannot be continued.", phase="stream"
             )
         new, self._sent = text[len(self._sent) :], text
         return Delta(new, None if reason == "None" else reason, 1, final=final)

@@ -255,7 +255,7 @@ class FleetConnection:
                 if done is not None:
                     await self.plane.erased(done)
             except (OrderRefused, FleetError, OSError, CausewayError) as error:
-                log.error("An order of the fleet to erase was not carried out: %s", error)
+                log.error("An erasure order of the fleet was not carried out: %s", error)
 
     async def check_import(self) -> None:
         """Wake the agent for a new import, and delete one that is already installed."""

@@ -145,7 +145,7 @@ class ControlPlane:
                 if response.status == 416 and offset:
                     return  # the offset is the end of the file
                 if response.status not in (200, 206):
-                    raise OSError(f"{self.name} answered HTTP {response.status} to {path}.")
+                    raise OSError(f"{self.name} answered the request to {path} with HTTP {response.status}.")
                 # a server without range requests sends the whole file
                 skipped = 0 if response.status == 206 else offset
                 async for chunk in response.content.iter_any():
@@ -181,7 +181,7 @@ class ControlPlane:
         """Send a message; return its reply, None if `kind` is None. `proof` makes the sender's headers."""
         body = msgspec.json.encode(message)
         if len(body) > MAX_MESSAGE_BYTES:
-            raise FleetRefused("message_too_large", f"{path}: the message has {len(body)} bytes, which is too many.")
+            raise FleetRefused("message_too_large", f"The message to {path} has {len(body)} bytes, which is too many.")
         headers = {"Content-Type": "application/json"}
         if proof is not None:
             headers |= proof(path, body)
@@ -239,7 +239,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for piece in response.content.iter_any():
         body += piece
         if len(body) > _MAX_ANSWER_BYTES:
-            raise aiohttp.ClientPayloadError(f"More than {_MAX_ANSWER_BYTES} bytes.")
+            raise aiohttp.ClientPayloadError(f"The answer has more than {_MAX_ANSWER_BYTES} bytes.")
     return bytes(body)
 
 
@@ -261,7 +261,7 @@ def checked_url(url: str) -> str:
     """Return the URL without a trailing slash. Raise ConfigError unless it is https or loopback: it gets tokens."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"Must be a URL like https://fleet.example, not {url!r}.", where="fleet URL")
+        raise ConfigError(f"The URL of the fleet must be like https://fleet.example, not {url!r}.", where="fleet URL")
     if not carries_secrets(url):
         raise ConfigError(
             "Tokens over plain HTTP could be stolen; use https, for example https://fleet.example.", where="fleet URL"

@@ -78,7 +78,8 @@ class DeviceKey:
         try:
             if path.stat().st_mode & 0o077:
                 log.warning(
-                    "%s was open to other users; its mode is 0600 now. If they may have read it, leave and join again.",
+                    "Other users could read %s; its mode is 0600 now. If they may have read the file, leave the "
+                    "fleet and join it again.",
                     path,
                 )
                 path.chmod(0o600)
@@ -162,7 +163,8 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
     joined = read_identity(folder)
     if joined is not None:
         raise ConfigError(
-            f"This device is {joined.device} of the fleet {joined.fleet}. Leave it first: `causeway-edge fleet leave`.",
+            f"This device is already the device {joined.device} of the fleet {joined.fleet}. Leave that fleet first: "
+            "`causeway-edge fleet leave`.",
             where=str(folder),
         )
     plane = ControlPlane(request.url, request.ca_file)

@@ -74,7 +74,7 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
         with _files(medium) as files:
             metadata = [name for name in files if name.startswith("tuf/")]
             if len(metadata) > _MAX_METADATA_FILES:
-                raise EndlessData(f"The medium has {len(metadata)} files of metadata, which is too many.")
+                raise EndlessData(f"The medium has {len(metadata)} metadata files, which is too many.")
             for name in metadata:
                 _copy(files[name], place / name, _MAX_METADATA_BYTES)
             result = _verify(folder, place, identity, running)
@@ -154,10 +154,10 @@ def _files(medium: Path) -> Iterator[Mapping[str, Open]]:
         except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
             # the other exceptions are those of the codecs
             first = (str(error).splitlines() or ["it is truncated"])[0].removesuffix(":")
-            raise ImportFailed(f"{medium}: neither a folder nor a tar or zip archive: {first}.") from error
+            raise ImportFailed(f"{medium} is neither a folder nor a tar or zip archive: {first}.") from error
         roots = [name.removesuffix(_MARK) for name in named if name.endswith(_MARK)]
         if not roots:
-            raise ImportFailed(f"{medium}: it does not contain {_MARK}.")
+            raise ImportFailed(f"{medium} does not contain {_MARK}.")
         root = min(roots, key=len)
         yield {name.removeprefix(root): opened for name, opened in named.items() if name.startswith(root)}
 

@@ -56,12 +56,14 @@ def _verified(folder: Path, signed: SignedOrder, device: str) -> ErasureOrder:
         delegations: Any = msgspec.json.decode(folder.joinpath(*_TARGETS).read_bytes())["signed"]["delegations"]
         keys = [key for role in delegations["roles"] if role["name"] == "rollout" for key in role["keyids"]]
         if signed.key not in keys:
-            raise OrderRefused(f"The fleet's role rollout has no key {signed.key[:16]}.")
+            raise OrderRefused(
+                f"The key {signed.key[:16]}, which signed the order, is not a key of the fleet's role rollout."
+            )
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(delegations["keys"][signed.key]["keyval"]["public"]))
         public.verify(bytes.fromhex(signed.signature), signed.order.encode())
         order = msgspec.json.decode(signed.order, type=ErasureOrder)
     except (FileNotFoundError, KeyError, ValueError, TypeError, InvalidSignature) as error:
-        raise OrderRefused(f"Its signature cannot be verified: {type(error).__name__}.") from error
+        raise OrderRefused(f"The signature of the order cannot be verified: {type(error).__name__}.") from error
     if order.device != device:
-        raise OrderRefused(f"It is for {order.device}.")
+        raise OrderRefused(f"The order is for the device {order.device}.")
     return order

@@ -99,7 +99,9 @@ class TelemetryLog:
             else:
                 self._waiting.popleft()
             if not self.lost:
-                log.warning("More than a day of telemetry waits for the control plane: the oldest is dropped.")
+                log.warning(
+                    "More than a day of telemetry waits for the control plane, so the oldest telemetry is dropped."
+                )
             self.lost += dropped
 
     def next(self) -> Telemetry | None:

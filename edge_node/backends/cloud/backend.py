@@ -275,10 +275,10 @@ class _Guard:
         backend.asked()
         if call.is_shadow:
             if breaker.state(now) != "closed":
-                raise BreakerOpen("The cloud failed repeatedly; no shadow request tries it.", phase="connect")
+                raise BreakerOpen("The cloud failed repeatedly, so it gets no shadow requests now.", phase="connect")
         elif not breaker.allow(now):
             raise BreakerOpen(
-                "The cloud failed repeatedly; its circuit breaker is open.",
+                "The cloud failed repeatedly, so its circuit breaker is open.",
                 phase="connect",
                 retry_after_s=breaker.retry_after_s(now),
             )
@@ -537,7 +537,8 @@ class CloudJobs:
         self._refused_since = now if self._refused_since is None else self._refused_since
         if now - self._refused_since < (_SURE_AFTER_JOBS_S if self._had_jobs else _SURE_S):
             raise CloudSaturated(
-                f"{call.target.name} answered HTTP {status} to /jobs. The job waits until that is confirmed.",
+                f"{call.target.name} answered HTTP {status} to /jobs, so it may not support jobs. The job waits until "
+                "that is certain.",
                 phase="first_token",
                 retry_after_s=_AGAIN_S,
             )

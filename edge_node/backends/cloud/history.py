@@ -58,7 +58,7 @@ class CloudHistory:
         NotEnded while the response is still being made, or BackendError.
         """
         if not _KEY.fullmatch(key):
-            raise InvalidRequest(f"`{CLOUD_KEY}` must be visible ASCII characters.", param=CLOUD_KEY)
+            raise InvalidRequest(f"`{CLOUD_KEY}` must consist of visible ASCII characters.", param=CLOUD_KEY)
         server, until = OpenAIServer(self._address, FixedToken(key), _Unobserved()), asyncio.get_running_loop().time()
         server.start()
         try:
@@ -103,7 +103,7 @@ class CloudHistory:
                 raise await read_error(response, call, call.deadline)
             body = await read_whole(response, call)
             if len(body) > left:
-                raise BodyTooLarge("The history is larger than what is stored for one client (responses.max_bytes).")
+                raise BodyTooLarge("The history is larger than the device stores for one client (responses.max_bytes).")
             return body, read_tags(response.header(_TAGS) or "")
         finally:
             response.release()

@@ -207,7 +207,9 @@ class EngineBackend(Supervisor):
         info = self.info
         if call.request.dimensions is not None and info and call.request.dimensions != info.embedding_dimensions:
             raise UnsupportedFeature(
-                f"This model's embeddings have {info.embedding_dimensions} dimensions.", param="dimensions"
+                f"This model's embeddings have {info.embedding_dimensions} dimensions. Remove `dimensions`, or set it "
+                "to this number.",
+                param="dimensions",
             )
         deadline_s = _time_left_s(call)
         adapter = call.target.adapter
@@ -415,12 +417,15 @@ def _check_supported(request: Request) -> None:
     """Raise UnsupportedFeature if this model cannot answer such a request."""
     if request.echo and request.suffix is not None:
         raise UnsupportedFeature(
-            "`echo` with `suffix`: An answer that fills in the middle does not begin with its prompt. Remove one.",
+            "`echo` does not work with `suffix`, because an answer that fills in the middle does not begin with its "
+            "prompt. Remove one of them.",
             param="echo",
         )
     if request.echo and request.logprobs is not None:
         raise UnsupportedFeature(
-            "`echo` with `logprobs`: this model gives none for the prompt. Remove one.", param="echo"
+            "`echo` does not work with `logprobs`, because this model gives no logprobs for the prompt. Remove one "
+            "of them.",
+            param="echo",
         )
 
 

@@ -168,7 +168,7 @@ class EnginePool:
             self._loaded[model] = self.weights(model)
         except ArtifactError as error:
             self._missing[model] = str(error)
-            log.error("No engine for %s: %s", model, error)
+            log.error("There is no engine for the model %s: %s", model, error)
             return None
         self._missing.pop(model, None)
         return engine
@@ -236,4 +236,4 @@ async def _guarded(work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
     except Exception as error:
-        log.error("An engine could not be started or stopped: %s: %s", type(error).__name__, error)
+        log.error("An engine could not be started or stopped (%s): %s", type(error).__name__, error)

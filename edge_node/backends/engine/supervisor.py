@@ -125,7 +125,7 @@ class Supervisor:
                 waited_s = loop.time() - self._started
                 state = self.state.replace("_", " ")
                 raise EngineUnavailable(
-                    f"{self.name}: still {state} after {waited_s:.1f} s.",
+                    f"{self.name} is still {state} after {waited_s:.1f} s.",
                     phase="connect",
                     retry_after_s=max(1.0, self._load_s - waited_s),
                 )

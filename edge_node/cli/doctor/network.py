@@ -58,7 +58,9 @@ def check_port(server: ServerConfig) -> Finding:
     if is_ours:
         return ok("port", f"{address} is used by a running Causeway daemon.")
     holder = _port_holder(server.port)
-    return fail("port", f"{address} is used by {holder}.", "Stop it, or choose another port with server.port.")
+    return fail(
+        "port", f"{address} is used by {holder}.", "Stop that program, or choose another port with server.port."
+    )
 
 
 def check_socket(path: str) -> Iterator[Finding]:
@@ -136,7 +138,7 @@ def check_tls(server: ServerConfig) -> Iterator[Finding]:
     try:
         context = server_tls(server.tls, "server.tls")
     except ConfigError as error:
-        yield fail("tls", error.message, "Correct these files or server.tls; see router/TLS.md.")
+        yield fail("tls", error.message, "Correct the certificate files or server.tls; see router/TLS.md.")
         return
     if context is not None:
         left_days = (check_certificate(context.files, time.time()) - time.time()) / 86400
@@ -173,7 +175,7 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
         files = tls_files(cloud)
         verify: ssl.SSLContext | bool = client_tls(files).newest() if files.paths else True
     except ConfigError as error:
-        yield fail("cloud", error.message, "Correct this file, or name another one.")
+        yield fail("cloud", error.message, "Correct the file, or name another file.")
         return
     headers = {"authorization": f"Bearer {cloud.key}"} if cloud.key else {}
     started = time.monotonic()
@@ -200,7 +202,9 @@ def _check_response(cloud: CloudConfig, response: httpx.Response, elapsed_ms: fl
         text = f"{cloud.url} rejects the token ({response.status_code})."
         return fail("cloud", text, f"Set clouds.{cloud.name}.key_file to this device's token.")
     if response.status_code == 404:
-        return warn("cloud", f"{cloud.url}/models is not found.", f"clouds.{cloud.name}.url usually ends in /v1.")
+        return warn(
+            "cloud", f"{cloud.url}/models does not exist (HTTP 404).", f"clouds.{cloud.name}.url usually ends in /v1."
+        )
     if response.status_code >= 400:
         advice = "Until the cloud works again, the device answers without it."
         return warn("cloud", f"{cloud.url} answers {response.status_code}.", advice)
@@ -265,7 +269,11 @@ async def _connect(config: MqttConfig, broker: BrokerUrl) -> Finding:
         await connection.open()
     except BrokerError as error:
         if error.lasting:
-            return fail("mqtt", error.message, "Correct the keys of mqtt, or the broker's permissions for this device.")
+            return fail(
+                "mqtt",
+                error.message,
+                "Correct the configuration keys under `mqtt`, or the broker's permissions for this device.",
+            )
         return warn(
             "mqtt", error.message, "Messages are accepted once the broker answers. Check mqtt.url and the firewall."
         )

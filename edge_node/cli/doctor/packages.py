@@ -145,14 +145,15 @@ def _conflict(name: str, others: list[str]) -> Finding:
     if name in OUR_IMPORTS:
         return fail(
             "import names",
-            f"`{name}` also belongs to {', '.join(others)}",
+            f"The import name `{name}` also belongs to {', '.join(others)}",
             f"Give {OUR_IMPORTS[name]} its own environment, or `pip uninstall {' '.join(others)}` and reinstall it.",
         )
     keep = next((other for other in others if other.endswith("gpu")), others[0])
     return fail(
         "import names",
-        f"`{name}` belongs to {' and '.join(others)}: the one installed last has overwritten the other.",
-        f"`pip uninstall -y {' '.join(others)} && pip install {keep}` (or another of these).",
+        f"The import name `{name}` belongs to {' and '.join(others)}: the package that was installed last has "
+        "overwritten the other.",
+        f"Run `pip uninstall -y {' '.join(others)} && pip install {keep}` (or another of these packages).",
     )
 
 

@@ -64,7 +64,9 @@ def check_targets(policy: Policy, engine: EngineConfig, clouds: Sequence[str]) -
     for target in policy.targets:
         if target.at == "cloud" and not clouds:
             advice = "Set clouds.NAME.url, or remove the target from the policy."
-            yield warn("cloud", f"Target {target.name} of the policy is in the cloud, and `clouds` lists none.", advice)
+            yield warn(
+                "cloud", f"Target {target.name} of the policy is in the cloud, but `clouds` names no cloud.", advice
+            )
         missing = [one.cloud for one in target.in_each_cloud if one.cloud and clouds and one.cloud not in clouds]
         for cloud in missing:
             text = f"Target {target.name} of the policy is in the cloud {cloud}, which `clouds` does not list."
@@ -127,7 +129,9 @@ def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: Device
     """Check that each model with the smallest useful context fits into the free memory."""
     if device.memory_free_mb is None:
         yield warn(
-            "memory", "Free memory cannot be read.", "Rules on device.memory_free_mb will not hold on this device."
+            "memory",
+            "Free memory cannot be read.",
+            "Policy rules on device.memory_free_mb will never hold on this device.",
         )
         return
     for artifact in artifacts:
@@ -162,7 +166,9 @@ def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
             "is a model with an adapter."
         )
         yield warn(
-            "signals", text, f"Rules on {QUALITY} do not hold. Let the first edge target be a model without an adapter."
+            "signals",
+            text,
+            f"Policy rules on {QUALITY} do not hold. Make a model without an adapter the first edge target.",
         )
         named = False
     pairs = set()
@@ -196,7 +202,9 @@ def check_refits(state_dir: Path, policy: Policy | None, engine: EngineConfig) -
     try:
         refits = read_refits(state_dir)
     except (OSError, ValueError) as error:
-        yield warn("refit", f"The refits in {state_dir} cannot be read: {error}.", "Run this with --drop-refits.")
+        yield warn(
+            "refit", f"The refits in {state_dir} cannot be read: {error}.", "Run the same command with --drop-refits."
+        )
         return
     in_use = set()
     if refits and policy is not None and policy.shadow is not None and policy.shadow.refit:
@@ -215,7 +223,7 @@ def _check_quality(model: str, folders: list[Path]) -> Finding:
         load_quality_estimator(model, folders)("are you there")
     except ImportError as error:
         text = f"The policy names {QUALITY}, but ONNX Runtime is not installed ({error})."
-        return warn("signals", text, advice + "`pip install 'causeway-router[cpu]'` (or gpu).")
+        return warn("signals", text, advice + "run `pip install 'causeway-router[cpu]'` (or `[gpu]`).")
     except ArtifactError as error:
         text = f"The policy names {QUALITY}, but its estimator cannot be used: {error}"
         return warn("signals", text, advice + "train the estimator again with `causeway-train train-quality`.")
@@ -278,7 +286,11 @@ def _check_projectors(folders: list[Path]) -> Iterator[Finding]:
         try:
             projector = find_projector(artifact.name, folders)
         except ArtifactError as error:
-            yield fail("projector", str(error), "Until then, the model does not accept images under `fusion: early`.")
+            yield fail(
+                "projector",
+                str(error),
+                "Until the projector is repaired, the model does not accept images under `fusion: early`.",
+            )
         else:
             assert projector is not None
             yield ok("projector", f"{artifact.name} reads images by its mmproj file ({projector.path}).")

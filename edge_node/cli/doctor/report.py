@@ -133,7 +133,7 @@ def check_encryption(keys: StateKeys) -> Finding:
     try:
         keys.check()
     except (ConfigError, OSError) as error:
-        return fail("encryption", str(error), "Without its key the daemon does not use the state folder.")
+        return fail("encryption", str(error), "Without the key, the daemon does not use the state folder.")
     if keys.source == CREDENTIAL:
         return ok("encryption", f"The state folder's key is the credential {CREDENTIAL}.")
     reach = "It protects copies of the folder, but not copies of the disk that holds this file."
@@ -163,7 +163,7 @@ def check_sensors(policy: Policy | None, device: DeviceSignals) -> Iterator[Find
         yield warn(
             "sensors",
             text,
-            "Rules that need this signal do not hold on this device; `causeway-edge route` shows which rules.",
+            "Policy rules that need this signal do not hold on this device; `causeway-edge route` shows these rules.",
         )
     if not absent:
         yield ok("sensors", ", ".join(readable) or "no sensor can be read, and the policy names none")

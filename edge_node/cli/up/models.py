@@ -87,7 +87,7 @@ def read_vllm(path: Path, port: int) -> Vllm:
     try:
         return Vllm(msgspec.json.decode(path.read_bytes(), type=VllmDescription), port)
     except (OSError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{path}: {error}; `make run UPSTREAM=vllm` installs vLLM") from error
+        raise ArtifactError(f"{path} cannot be read: {error}. `make run UPSTREAM=vllm` installs vLLM.") from error
 
 
 def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> str:

@@ -222,7 +222,7 @@ export function retryPause(error: unknown, attempts: number, retries: number, le
 }
 
 function deviceURL(url: string): string {
-  const form = `${JSON.stringify(url)} is not a device URL: use http://HOST:PORT or https://…`;
+  const form = `${JSON.stringify(url)} is not the URL of a device: use http://HOST:PORT or https://…`;
   if (url.startsWith("unix:")) throw new CausewayError(`${form}; fetch has no Unix sockets.`);
   let parsed: URL;
   try {

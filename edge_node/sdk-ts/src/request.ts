@@ -88,7 +88,7 @@ export function itemPath(collection: string, id: string): string {
 /** Return a request with `content` (messages, prompt or input) and the options' fields. */
 export function buildRequest(path: string, content: JSONObject, options: RequestOptions, stream = false): Request {
   if ("resume" in options)
-    throw new CausewayError("`resume` was removed: a truncated answer is not continued. Leave it out.");
+    throw new CausewayError("`resume` was removed: a truncated answer is not continued. Leave `resume` out.");
   const { prefer, tags, deadline_s, extra, ...fields } = options;
   const hints = {
     ...(prefer ? { prefer } : {}),

@@ -138,8 +138,8 @@ async def test_more_than_a_tier_takes_is_refused_by_name_before_anything_is_sent
     with pytest.raises(InvalidRequest) as refused:
         await bed.send(bed.call(fan_out(16, 64)))
     assert refused.value.message == (
-        "The request has 1024 sequences (64 prompts × n=16), but the tier 'large' takes at most 128 in one request "
-        "(max_sequences). Send several requests."
+        "The request has 1024 sequences (64 prompts × n=16), but the tier 'large' takes at most 128 sequences in "
+        "one request (max_sequences). Send several requests."
     )
     assert refused.value.param == "prompt"
     assert not bed.tritons["large"].requests

@@ -252,7 +252,7 @@ async def test_require_names_a_variant_of_a_tier_that_has_none_any_more(tmp_path
         code, message, _ = await made.turn(one)
         assert code == "session_target_unavailable"
         assert "`large (m-trial)`" in message
-        assert "no longer has this variant" in message
+        assert "no longer has the variant of the session" in message
 
 
 async def test_a_session_is_kept_although_its_client_leaves_meanwhile(tmp_path: Path) -> None:

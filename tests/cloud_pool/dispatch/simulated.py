@@ -120,7 +120,7 @@ class Client:
                     async with asyncio.timeout_at(request.deadline):
                         delta = await stream.deltas.get()
                 except TimeoutError:
-                    raise DeadlineExceeded("the time for this request is over") from None
+                    raise DeadlineExceeded("the request's deadline has passed") from None
                 if isinstance(delta, CausewayError):
                     raise delta
                 self._heard, stream.begun = self._clock(), True

@@ -144,7 +144,7 @@ async def test_a_missing_audit_file_is_an_error(bed: Bed, files: tuple[str, ...]
 
 async def test_a_file_without_acceptances_is_questioned(bed: Bed) -> None:
     """A wrong file must not look like a clean result."""
-    for arguments, said in (((str(bed.config_file),), "are these the audit files"), (("missing",), "does not exist")):
+    for arguments, said in (((str(bed.config_file),), "Are they the audit files"), (("missing",), "does not exist")):
         command = ["reconcile", "--config", str(bed.config_file), *arguments]
         found = await asyncio.to_thread(CliRunner().invoke, jobs, command)
         assert said in found.stderr, found.output

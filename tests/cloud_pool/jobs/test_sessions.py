@@ -161,7 +161,7 @@ async def test_a_line_is_not_pinned_to_a_tier_that_its_token_may_not_use(mode: L
     if mode == "prefer":
         assert (await placing).model == "large"
         return
-    with pytest.raises(SessionTargetUnavailable, match="not among the tiers that this request may use"):
+    with pytest.raises(SessionTargetUnavailable, match="This request may not use that tier"):
         await placing
 
 

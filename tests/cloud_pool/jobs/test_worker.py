@@ -302,8 +302,8 @@ async def test_an_outage_of_redis_is_logged_once(
             tasks.start_soon(worker.run, stop)
             await until(reached(store, job, JobState.SUCCEEDED))
             stop.set()
-    messages = [message for message in caplog.messages if "claimed" in message]
+    messages = [message for message in caplog.messages if "The worker claims" in message]
     assert messages == [
-        "No jobs of large are claimed: the job store does not answer",
-        "Jobs of large are claimed again.",
+        "The worker claims no jobs of tier large: the job store does not answer",
+        "The worker claims jobs of tier large again.",
     ]

@@ -157,8 +157,8 @@ def test_a_page_without_an_answer_is_written(tmp_path: Path) -> None:
     [
         ('{"turns": []}\n', "trace.jsonl:1: `turns` is empty"),
         ('{"turns": ["a"]}\n{"turn": []}\n', "trace.jsonl:2: .*unknown field `turn`"),
-        ('{"turns": ["a"]}\n{"turns": ["b"], "at_s": 1}\n', "every line `at_s`, or none"),
-        ("", "every line `at_s`, or none"),
+        ('{"turns": ["a"]}\n{"turns": ["b"], "at_s": 1}\n', "`at_s` in every line, or in none"),
+        ("", "`at_s` in every line, or in none"),
     ],
 )
 def test_a_bad_trace_is_refused_by_its_line(tmp_path: Path, lines: str, fault: str) -> None:

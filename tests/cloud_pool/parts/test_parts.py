@@ -351,7 +351,7 @@ async def test_the_models_are_those_that_a_request_may_name_each_with_where(repl
             "whisper-1": hears,
         }
         assert (await client.models.retrieve("whisper-1")).to_dict() == listed["whisper-1"]
-        with pytest.raises(NotFoundError, match="it reads parts only"):
+        with pytest.raises(NotFoundError, match="only encodes parts of requests"):
             await client.models.retrieve("images")
         with pytest.raises(NotFoundError, match="Known: large, speech, speech-2, whisper-1\\."):
             await client.models.retrieve("nothing")
@@ -472,20 +472,20 @@ async def test_a_tier_that_is_not_our_encoder_costs_its_part(
         nothing = await gateway.ask(image(PNG))
         assert nothing.status == 503
     assert [record["outcome"] for record in gateway.audit] == ["ok", "encoder_failed"]
-    assert ("is not one of our encoders" if words else "ended without an answer") in caplog.text
+    assert ("does not answer as an encoder of Causeway does" if words else "ended without an answer") in caplog.text
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (("--model", "speech", "--encoder-python", "python"), "causeway-models pull speech"),
-        (("--model", "files", "--encoder-python", "/bin/false"), "/bin/false lacks packages of files"),
+        (("--model", "files", "--encoder-python", "/bin/false"), "/bin/false lacks packages that files needs"),
         (("--model", "files", "--encoder-python", "/nonexistent"), "/nonexistent: No such file or directory"),
         (("--model", "hearing=speech"), "causeway-router[voice]"),
-        (("--model", "nope"), "and the encoders speech, images, files."),
-        (("--model", "large=nope"), "No model named 'nope'. There are the language models assistant, assistant-large"),
-        (("--model", "assistant", "--model", "assistant=assistant-large"), "Two models are served as 'assistant'"),
-        (("--model", "edge-quality"), "No model named 'edge-quality'"),  # it computes a signal, and answers nothing
+        (("--model", "nope"), "; the encoders are speech, images, files."),
+        (("--model", "large=nope"), "No model is named 'nope'. The language models are assistant, assistant-large"),
+        (("--model", "assistant", "--model", "assistant=assistant-large"), "Two models have the same name 'assistant'"),
+        (("--model", "edge-quality"), "No model is named 'edge-quality'"),  # it computes a signal, and answers nothing
     ],
 )
 def test_a_model_that_is_not_here_is_named_with_how_to_get_it(

@@ -141,7 +141,7 @@ async def test_the_number_of_replicas_and_the_time_are_configured(sentinels: Sen
         (replica,) = sentinels.replicas
         with replica.paused():
             assert (await none.jobs.accept(job(1))).id == "job_1"
-        with pytest.raises(JobStoreNotReplicated, match=r"of 2 replicas confirmed in 0.05 s"):
+        with pytest.raises(JobStoreNotReplicated, match=r"of 2 replicas confirmed the write in 0.05 s"):
             await two.jobs.accept(job(2))
     finally:
         await none.close()

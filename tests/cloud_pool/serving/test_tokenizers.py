@@ -113,7 +113,7 @@ async def test_a_tier_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> 
     ("fields", "message"),
     [
         ({"template_file": "", "name": "assistant-large"}, "an artifact has its own tokenizer"),
-        ({"tokenizer_file": "/none/tokenizer.json"}, "no such file"),
+        ({"tokenizer_file": "/none/tokenizer.json"}, "does not exist"),
     ],
 )
 def test_a_wrong_tokenizer_file_is_refused_at_start(

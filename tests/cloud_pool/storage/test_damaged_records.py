@@ -177,7 +177,7 @@ async def test_a_tenant_whose_usage_is_damaged_holds_back_no_other(
             usage.record(charge(tenant))
         assert await usage.flush()
         assert usage.lost == 1
-        assert "Usage of acme" in caplog.text
+        assert "The usage of tenant acme" in caplog.text
         assert [row.requests for row in await read_usage(client, "other", "2027-01-15")] == [1]
 
 
@@ -194,7 +194,7 @@ async def test_a_bill_that_cannot_be_read_holds_back_no_other(
         await database.command("HSET", database.key("usage"), name, value)
     assert await UsageOutbox(database, add).flush()
     assert [batch.sums for batch in added if batch.sums] == [{"prompt|l|job": 5}]
-    assert caplog.text.count("A cost of jobs cannot be read and is lost") == 3
+    assert caplog.text.count("The cost of a job cannot be read and is lost") == 3
 
 
 async def test_a_tenant_whose_limits_are_damaged_is_checked_locally_alone(redis_server: RedisServer) -> None:

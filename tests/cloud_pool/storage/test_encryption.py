@@ -129,7 +129,7 @@ def test_a_faulty_key_file_leaves_the_keys_in_use(
     clock.now += 10.0
     assert cipher.seal(b"another", *PLACE).startswith(MAGIC)
     assert cipher.open(sealed, *PLACE) == b"an answer"
-    assert sum("The encryption keys stay as they were" in line for line in caplog.messages) == 3
+    assert sum("The encryption keys were not read again" in line for line in caplog.messages) == 3
     assert "garbage" not in caplog.text
 
 

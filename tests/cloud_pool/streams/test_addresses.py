@@ -38,8 +38,8 @@ def test_an_address_is_completed_by_the_brokers_port(text: str, whole: str) -> N
         ("nats://broker/a topic", "no valid topic name"),
         ("nats://broker/asks?x=1", "no valid topic name"),
         ("nats://user:secret@broker/asks", "`streams.login`"),
-        ("kafka://a,,b/asks", "'' is not a host:port"),
-        ("kafka://a:port/asks", "'a:port' is not a host:port"),
+        ("kafka://a,,b/asks", "'' is not of the form `host:port`"),
+        ("kafka://a:port/asks", "'a:port' is not of the form `host:port`"),
     ],
 )
 def test_an_address_that_cannot_work_is_refused_at_its_option(text: str, said: str) -> None:

@@ -59,7 +59,7 @@ def test_nothing_is_committed_before_the_first_message() -> None:
 @pytest.mark.parametrize(
     ("url", "login", "wrong"),
     [
-        ("kafka://host/t", {}, "does not support tokens"),
+        ("kafka://host/t", {}, "does not support authentication by token"),
         ("kafka://host/t", {"username": "u", "sasl": "PLAIN"}, r"kafka\+tls://"),
         ("kafka+tls://host/t", {"username": "u", "sasl": "PLAIN"}, ""),
         ("kafka://host/t", {"username": "u"}, ""),

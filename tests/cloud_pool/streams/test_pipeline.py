@@ -438,10 +438,14 @@ async def test_answers_wait_for_a_full_broker(start: Start, topics: Topics, capl
         await topics.until(len(names))
     assert await topics.names() == names
     assert runner.names == names
-    told = [record.message for record in caplog.records if "An outcome cannot be published yet" in record.message]
+    told = [
+        record.message
+        for record in caplog.records
+        if "The outcome of a message cannot be published yet" in record.message
+    ]
     assert len(told) == 1
     if topics.broker.drops_repeated_ids:
-        assert told == ["An outcome cannot be published yet: NATS refuses: maximum bytes exceeded"]
+        assert told == ["The outcome of a message cannot be published yet: NATS refuses: maximum bytes exceeded"]
 
 
 def counted(pipeline: RunningPipeline) -> list[str]:

@@ -176,7 +176,7 @@ async def test_a_key_that_others_may_read_is_closed(tmp_path: Path, caplog: pyte
     (tmp_path / "device.key").chmod(0o644)
     open_key(tmp_path)
     assert stat.S_IMODE((tmp_path / "device.key").stat().st_mode) == 0o600
-    assert "open to other users" in caplog.text
+    assert "Other users could read" in caplog.text
 
 
 def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ async def test_a_refused_enrolment_leaves_no_identity(plane: ScriptedPlane, tmp_
 
 async def test_a_device_joins_one_fleet_at_a_time(plane: ScriptedPlane, tmp_path: Path) -> None:
     await joined(plane, tmp_path)
-    with pytest.raises(ConfigError, match="Leave it first"):
+    with pytest.raises(ConfigError, match="Leave that fleet first"):
         await joined(plane, tmp_path)
     key = open_key(tmp_path / "fleet").public
     leave(tmp_path)

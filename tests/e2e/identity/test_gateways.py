@@ -220,7 +220,7 @@ async def test_a_fleet_revokes_the_devices_of_its_tenants_alone(fleet: ScriptedF
 def test_a_fleet_without_tenants_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("tiers: [{name: large}]\nidentity: {fleet: {url: 'https://fleet.example'}}\n")
-    with pytest.raises(ConfigError, match=r"Name the tenants"):
+    with pytest.raises(ConfigError, match=r"List the tenants"):
         load_config(path, Flags())
 
 

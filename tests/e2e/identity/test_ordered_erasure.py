@@ -106,7 +106,7 @@ async def test_a_device_erases_once_and_the_control_plane_gets_the_receipt(tmp_p
         ):
             with pytest.raises(OrderRefused):
                 await carry_out(device.folder, other, NAME, erase)
-        with pytest.raises(OrderRefused, match=f"It is for {NAME}"):
+        with pytest.raises(OrderRefused, match=f"The order is for the device {NAME}"):
             await carry_out(device.folder, last, "kiosk-2", erase)
         assert erased == ["", "till"]
         await _check_command(server)
@@ -124,9 +124,13 @@ async def _check_command(server: Server) -> None:
     assert await asyncio.to_thread(run, "--status") == (0, "receipt.of.till\n")
     for arguments, code, words in (
         (("--client", "office"), 2, "Nothing was changed: there is no terminal"),
-        (("--client", "office", "--yes", "--wait", "100ms"), 1, f"{NAME} has not erased yet. Ask again with --status."),
-        (("--status",), 1, "has not erased yet"),
-        (("--client", "", "--yes"), 2, "The name is empty."),
+        (
+            ("--client", "office", "--yes", "--wait", "100ms"),
+            1,
+            f"{NAME} has not erased the data yet. Ask again with --status.",
+        ),
+        (("--status",), 1, "has not erased the data yet"),
+        (("--client", "", "--yes"), 2, "The name of the client is empty."),
         (("--wait", "soon"), 2, "Expected a time such as 30s or 5m"),
     ):
         found = await asyncio.to_thread(run, *arguments)

@@ -268,7 +268,7 @@ async def test_the_work_for_a_client_that_leaves_while_it_is_heard_ends(replica:
 async def test_a_session_that_may_send_no_audio_says_why(replica: Replica, tmp_path: Path) -> None:
     tokens = "kiosk kiosk-secret modalities=text\n"
     headers = {"Authorization": "Bearer kiosk-secret"}
-    for speech, why in ((replica.address, "This token may not send audio: it allows text."), ("", "can: [audio]")):
+    for speech, why in ((replica.address, "This token may not send audio. It allows only text."), ("", "can: [audio]")):
         async with (
             running(replica, tmp_path, tokens=tokens if speech else "", speech=speech) as gateway,
             gateway.peer(**headers) as client,

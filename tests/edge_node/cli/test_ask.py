@@ -110,7 +110,7 @@ async def test_a_usage_error_is_exit_code_2(device: Device) -> None:
 @pytest.mark.parametrize("command", [("ask", "hello"), ("route", "hello"), ("jobs", "list"), ("listen", "-")])
 def test_a_malformed_url_is_a_usage_error(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, [*command, "--url", "device:8080"], input="audio")
-    assert (result.exit_code, "'device:8080' is not a device URL" in result.stderr) == (2, True)
+    assert (result.exit_code, "'device:8080' is not the URL of a device" in result.stderr) == (2, True)
 
 
 def test_a_prompt_that_is_no_text_is_a_usage_error() -> None:

@@ -51,7 +51,7 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
     good = mqtt_config(1883)
     (topic,) = good.topics
     bad: list[tuple[MqttConfig, str]] = [
-        (msgspec.structs.replace(good, url="broker:1883"), "mqtt.url: Must be a URL"),
+        (msgspec.structs.replace(good, url="broker:1883"), "mqtt.url: The URL must be"),
         (msgspec.structs.replace(good, url="mqtt://device:secret@broker"), "mqtt.url: The URL holds credentials"),
         (msgspec.structs.replace(good, url="mqtt://broker:99999"), "mqtt.url: Port out of range"),
         (msgspec.structs.replace(good, url="mqtt://broker:one"), "mqtt.url: Port could not be cast"),

@@ -400,7 +400,7 @@ async def test_an_option_that_was_removed_is_refused_before_anything_is_sent(dev
 
 @pytest.mark.parametrize("url", ["garbage", "ftp://device", "http://", "unix://"])
 async def test_a_malformed_url_is_said_before_anything_is_sent(connect: Connect, url: str) -> None:
-    with pytest.raises(CausewayError, match="is not a device URL"):
+    with pytest.raises(CausewayError, match="is not the URL of a device"):
         await connect(url)
 
 

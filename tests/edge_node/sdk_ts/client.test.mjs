@@ -323,7 +323,7 @@ test("a browser's error, which has no cause, says what to look at", async () => 
 
 test("a malformed URL or key is said before anything is sent", () => {
   for (const url of ["garbage", "ftp://device", "http://", "unix:///run/edge.sock", "http://a?b", "http://me@a"]) {
-    assert.throws(() => new Causeway(url), /is not a device URL/);
+    assert.throws(() => new Causeway(url), /is not the URL of a device/);
   }
   assert.throws(() => new Causeway("", { api_key: "secret\n" }), /The API key has a line break/);
 });

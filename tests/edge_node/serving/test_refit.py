@@ -155,6 +155,8 @@ async def test_an_alarm_of_a_promise_ends_the_trial(tmp_path: Path, caplog: pyte
         assert (await confidence(device, await device.ask())).calibration == "refit 3 of 2026-05-28T20:26Z"
         device.cloud.words = OTHER_WORDS
         await asked_until(device, lambda: state_of(device).threshold is None)
-        assert "The calibration of assistant is the shipped one again: a promise raised an alarm." in caplog.text
+        assert (
+            "The calibration of assistant is again the one that was shipped: a promise raised an alarm." in caplog.text
+        )
         assert not (state / FILE).exists()
         assert device.parts.learned.refits == {}

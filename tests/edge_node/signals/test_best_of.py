@@ -80,7 +80,10 @@ async def test_without_a_calibration_the_order_of_the_list_stays(
         record = device.newest()
         assert record.decision is not None
         assert {one.target for one in record.decision.reasons if one.code == "estimate_absent"} == {"small", "large"}
-    assert "`best_of` tries targets in the order of its list: no estimates cover m-large, m-small" in caplog.text
+    assert (
+        "`best_of` cannot compare its targets and tries them in the order of its list: no estimates cover "
+        "m-large, m-small" in caplog.text
+    )
 
 
 async def test_a_target_that_fails_gives_way_to_the_next_score(tmp_path: Path) -> None:

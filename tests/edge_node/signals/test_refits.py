@@ -215,7 +215,7 @@ async def test_a_file_that_fails_the_golden_answers_is_dropped(
     found = learned(tmp_path)
     stored(found, tmp_path, offset=2.5)
     refits(found, tmp_path, count=0)
-    assert "is dropped: the golden answers are less likely." in caplog.text
+    assert "is dropped, because it makes the golden answers less likely." in caplog.text
     assert not (tmp_path / FILE).exists()
     assert score(found, chat(OPEN), SURE) == pytest.approx(0.9)
 

@@ -50,7 +50,7 @@ async def test_answers_that_differ_make_the_cache_stricter(tmp_path: Path, caplo
         device.engine.words = ("rain ", "until ", "seven")
         await device.ask(POLITE, temperature=0, tags="edge")
         assert await checks(device) == {'{result="disagreed"}': 1.0}
-        assert "1 of 1 compared answers differ, above max_error 0.01" in caplog.text
+        assert "1 of 1 compared answers differ, which is more than max_error 0.01" in caplog.text
         await device.ask("what is the weather in paris please", temperature=0, tags="edge")
         assert await checks(device) == {'{result="disagreed"}': 1.0}  # nothing is a match any more
 

@@ -175,7 +175,7 @@ async def test_a_policy_in_git_reaches_three_devices_and_one_key_becomes_two_of_
             other = [*repository.arguments, "--wait", "0s", "--devices", "kiosk-9"]
             assert "no change" in await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, *other)
             await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, "abort", "everyone", *connection)
-            for said in ("revert(ed|ing)", "It does not begin again by itself"):
+            for said in ("revert(ed|ing)", "The rollout does not begin again by itself"):
                 with pytest.raises(ProgramFailed, match=said):
                     await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, *repository.arguments)
         finally:

@@ -77,7 +77,7 @@ def test_what_is_not_signed_is_not_applied(process: Process) -> None:
     edit(process.signed.path / "policies" / "cases" / "kiosk.yaml", "route: device", "route: on-device")
     result = process.run("apply", str(process.signed.path), "--yes")
     assert result.exit_code == 1
-    assert "kiosk: the folder differs from the signed bundle. Run `causeway-fleet sign`." in result.output
+    assert "kiosk: the files in the folder differ from the signed bundle. Run `causeway-fleet sign`." in result.output
 
 
 ASKS = {"abort", "apply", "erase", "revoke"}
@@ -138,7 +138,7 @@ async def test_revoking_says_what_it_does_and_asks(process: Process) -> None:
 def test_devices_tokens_and_the_log(process: Process) -> None:
     token = process.done("enroll", "--cohort", "kiosk", "--uses", "2", "--label", "site=7")
     assert token.startswith("cwjoin_")
-    assert process.done("devices") == "no device has joined\n"
+    assert process.done("devices") == "No device has joined.\n"
     assert process.done("devices", "--state", "trial") == "no such device\n"
     assert "no bundles of the newest rollouts begin with 'ab'" in process.run("pin", "device-9", "ab").output
     assert "Device device-9 not found." in process.run("hold", "device-9").output

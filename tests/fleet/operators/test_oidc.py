@@ -126,7 +126,7 @@ async def test_a_person_signs_in_with_the_role_of_a_group(signed: SignedFleet, i
         {"iss": "http://mallory.test"},
         {"aud": "another-client"},
         {"exp": 1_000_000_000},
-        {"nonce": "of another sign-in"},
+        {"nonce": "belongs to another sign-in"},
         {"sub": None},
     ],
     ids=lambda wrong: next(iter(wrong)),

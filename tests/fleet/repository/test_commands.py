@@ -157,7 +157,7 @@ def test_a_target_s_adapter_must_be_in_the_bundle(fleet: Path) -> None:
         edit(fleet / "policies" / f"{policy}.yaml", "model: assistant}", "model: assistant+night}")
     result = run("lint", fleet)
     assert result.exit_code == 1
-    assert "assistant+night, and this model has no such adapter; there are: none" in result.output
+    assert "assistant+night, and the model has no such adapter. Its adapters: none" in result.output
     assert "1 error" in result.output
     edit(fleet / "fleet.yaml", "golden:", "adapters: {night: {file: models/assistant.gguf}}\n        golden:")
     assert run("lint", fleet).exit_code == 0
@@ -253,7 +253,7 @@ def test_a_target_with_a_missing_adapter_runs_no_case(fleet: Path) -> None:
     edit(fleet / "policies" / "kiosk.yaml", "model: assistant}", "model: assistant+night}")
     result = run("test", fleet)
     assert result.exit_code == 1
-    assert result.output.count("this model has no such adapter; there are: none") == 1
+    assert result.output.count("the model has no such adapter. Its adapters: none") == 1
 
 
 def test_test_without_any_case_is_a_usage_error(fleet: Path) -> None:

@@ -46,7 +46,7 @@ async def served(folder: Path, *more: str) -> AsyncIterator[asyncio.subprocess.P
 async def started(process: asyncio.subprocess.Process) -> None:
     assert process.stderr is not None
     async for line in process.stderr:
-        if b"Serving the fleet" in line:
+        if b"The control plane serves the fleet" in line:
             return
     raise AssertionError("it ended before it served")
 
@@ -139,7 +139,7 @@ async def test_a_key_that_others_can_read_is_refused(fleet_folder: Path) -> None
     async with served(fleet_folder) as process:
         _, errors = await process.communicate()
     assert process.returncode == 1
-    assert b"readable by others" in errors
+    assert b"Other accounts can read" in errors
 
 
 PUBLIC = '{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}'

@@ -40,7 +40,7 @@ def test_two_people_and_a_server_publish_a_fleet(folder: Path) -> None:
     assert "root version 1: published, signed by anna, ben" in second.output
     assert "artifacts version 1: published, signed by anna, ben" in second.output
     assert not (folder / "published" / "tuf" / "metadata" / "timestamp.json").exists()
-    assert "Published with timestamp version 1" in sign(folder, "server").output
+    assert "Published the metadata with timestamp version 1" in sign(folder, "server").output
 
 
 def test_a_key_without_a_role_signs_nothing_and_says_so(folder: Path) -> None:
@@ -116,7 +116,7 @@ def test_an_altered_bundle_is_told_and_not_signed_again(folder: Path) -> None:
     shutil.rmtree(folder / "published" / "tuf" / "targets")
     result = sign(folder, "anna", "ben")
     assert result.exit_code == 1
-    assert "Missing or altered" in result.output
+    assert "missing or altered" in result.output
 
 
 def test_a_passphrase_is_asked_for(tmp_path: Path, folder: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_device_refuses_a_damaged_source_says_where_and_takes_the_next_whole_o
         device(fleet, tmp_path / "device", {f"tuf/metadata/{name}": cut}).refresh()
     if role == "timestamp":
         assert refused.value.code == "metadata_invalid"
-        assert "the source's file is damaged or truncated" in refused.value.message
+        assert "the metadata file at the source is damaged or truncated" in refused.value.message
         assert "the operator must check it at the control plane and at any cache before it" in refused.value.message
     assert (tmp_path / "device" / "floor.json").read_bytes() == floor
     device(fleet, tmp_path / "device").refresh()

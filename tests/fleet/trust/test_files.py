@@ -46,7 +46,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
 def test_a_bootstrap_token_that_is_none_lets_nobody_in(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(" \n")
-    with pytest.raises(ConfigError, match="The file is empty"):
+    with pytest.raises(ConfigError, match="The token file is empty"):
         load_bootstrap_token(tmp_path / "token")
 
 

@@ -214,7 +214,7 @@ async def test_a_projector_for_something_else_is_refused_and_said_so(
     async with running(tmp_path, policy=EARLY, encoders=BOTH, model_dirs=(str(folder.parent),)) as device:
         answer = await ask(device, text("hello"), solid(0))
         assert (answer.status, answer.code) == (400, "unsupported_feature")
-        assert "m-small takes no images as soft tokens" in caplog.text
+        assert "m-small does not take images as soft tokens" in caplog.text
         settings = msgspec.structs.replace(config(tmp_path), engine=EngineConfig(model_dirs=(str(folder.parent),)))
         (finding,) = check_encoders(settings, lambda _: False)
         assert (finding.level, finding.check) == ("fail", "projector")

@@ -106,7 +106,9 @@ def resolve_address(url: str, api_key: str, connect_timeout_s: float, timeout_s:
 
 
 def _malformed(url: str) -> CausewayError:
-    return CausewayError(f"{url!r} is not a device URL: use http://HOST:PORT, https://… or unix:///path/to.sock.")
+    return CausewayError(
+        f"{url!r} is not the URL of a device: use http://HOST:PORT, https://… or unix:///path/to.sock."
+    )
 
 
 def is_away(error: CausewayError) -> bool:

@@ -88,7 +88,7 @@ def item_path(collection: str, item_id: str) -> str:
 def build_request(path: str, content: JSON, options: RequestOptions, *, stream: bool = False) -> Request:
     """Return a request with `content` (messages, prompt or input) and the options' fields."""
     if "resume" in options:
-        raise TypeError("`resume` was removed: a truncated answer is not continued. Leave it out.")
+        raise TypeError("`resume` was removed: a truncated answer is not continued. Leave `resume` out.")
     fields: dict[str, object] = {"model": "auto", **content, **options}
     fields |= options.get("extra", {})
     for name in ("extra", "deadline_s"):

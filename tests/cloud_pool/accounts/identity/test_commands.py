@@ -124,5 +124,5 @@ def test_revoking_a_key_removes_it_from_the_set(folder: Path) -> None:
     assert run("new", "--private", folder / "b.pem", "--keys", folder / "keys.json").exit_code == 0
     result = run("revoke", "--key", old, "--keys", folder / "keys.json")
     assert result.exit_code == 0
-    assert f"Removed key {old} from {folder / 'keys.json'}, which has 1 left" in result.stdout
+    assert f"Removed the key {old} from {folder / 'keys.json'}. Keys left in the file: 1." in result.stdout
     assert old not in {key.kid for key in read_jwks(folder / "keys.json").keys}

@@ -33,14 +33,14 @@ def test_private_keys_stay_out_of_the_key_set(issuer: Issuer) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "Not a set"),
-        ("[]", "Not a set"),
+        ("", "not a JWKS"),
+        ("[]", "not a JWKS"),
         ('{"keys": []}', "no key"),
-        ('{"keys": [{"kid": "a", "kty": "RSA", "crv": "Ed25519", "x": ""}]}', "Not a set"),
-        ('{"keys": [{"kid": "a", "kty": "OKP", "crv": "X25519", "x": ""}]}', "Not a set"),
+        ('{"keys": [{"kid": "a", "kty": "RSA", "crv": "Ed25519", "x": ""}]}', "not a JWKS"),
+        ('{"keys": [{"kid": "a", "kty": "OKP", "crv": "X25519", "x": ""}]}', "not a JWKS"),
         ('{"keys": [{"kid": "a", "kty": "OKP", "crv": "Ed25519", "x": "AAAA"}]}', "3 bytes"),
         ('{"keys": [{"kid": "a", "kty": "OKP", "crv": "Ed25519", "x": "AAAA", "d": "AAAA"}]}', "private"),
-        ('{"keys": [{"kid": "a", "kty": "oct", "k": "c2VjcmV0"}]}', "Not a set"),
+        ('{"keys": [{"kid": "a", "kty": "oct", "k": "c2VjcmV0"}]}', "not a JWKS"),
     ],
 )
 def test_an_invalid_key_file_is_a_config_error(tmp_path: Path, text: str, why: str) -> None:
@@ -74,7 +74,7 @@ def test_a_broken_change_leaves_the_last_good_keys(issuer: Issuer) -> None:
 
 def test_a_key_is_removed_unless_it_is_the_last(issuer: Issuer) -> None:
     first = public_jwk(issuer.key.public_key()).kid
-    with pytest.raises(ConfigError, match="last key"):
+    with pytest.raises(ConfigError, match="only key"):
         remove_key(issuer.key_file, first)
     issuer.add("second")
     remove_key(issuer.key_file, first)
@@ -95,5 +95,5 @@ def test_invalid_private_key_files_are_refused(issuer: Issuer, tmp_path: Path) -
         read_private(path)
     other = generate_private_key(SECP256R1())
     path.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    with pytest.raises(ConfigError, match="Not an Ed25519"):
+    with pytest.raises(ConfigError, match="not contain an Ed25519"):
         read_private(path)

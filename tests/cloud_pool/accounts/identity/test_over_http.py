@@ -183,10 +183,10 @@ async def test_a_tenants_limits_apply(issuer: Issuer) -> None:
         assert (status, body["error"]["param"]) == (400, "max_tokens")
         status, body = await gateway.post(good, {**ASK, "n": 5})
         assert (status, body["error"]["param"]) == (400, "n")
-        assert "our limit is 4 in one request (max_sequences)" in body["error"]["message"]
+        assert "our limit is 4 sequences in one request (max_sequences)" in body["error"]["message"]
         status, body = await gateway.post(token(issuer, tenant="slow"), {**ASK, "n": 3})
         assert status == 400
-        assert "your limit is 2 at once (burst)" in body["error"]["message"]
+        assert "your limit is 2 sequences at the same time (burst)" in body["error"]["message"]
         status, body = await gateway.post(good, {**ASK, "messages": [{"role": "user", "content": "x" * 300}]})
         assert (status, body["error"]["code"]) == (413, "body_too_large")
         assert (await gateway.post(good))[0] == 200

@@ -69,4 +69,4 @@ async def test_readyz_says_that_the_revocations_are_missing(issuer: Issuer, tmp_
             (problem,) = (await answer.json())["problems"]
         await app.stop()
     await app.close()
-    assert "revoked tokens has never been read" in problem
+    assert "has not read the list of revoked tokens yet" in problem

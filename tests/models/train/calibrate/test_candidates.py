@@ -127,7 +127,7 @@ def test_a_device_refuses_a_file_that_it_cannot_read_and_keeps_the_last_good_one
         find_candidates(THREE, (folder,))
     estimates.activate(POLICY)
     assert qualities(estimates) == before
-    assert "the last good one stays" in caplog.text
+    assert "the previous one stays in use" in caplog.text
     fresh = CandidateEstimates((folder,))
     fresh.activate(POLICY)
     assert qualities(fresh) == [None, None, None]
