@@ -46,7 +46,7 @@ def check_region(regions: Regions, region: str, place: str) -> None:
     if regions is not None and not permits(regions, region):
         allowed = ", ".join(sorted(filter(None, regions))) or "no region, as its bindings exclude each other"
         where = f"in {region}" if region else "in no configured region"
-        raise OutsideRegion(f"This request is bound to {allowed}, and {place} is {where}.")
+        raise OutsideRegion(f"This request is bound to {allowed}, but {place} is {where}.")
 
 
 def check_webhook_region(regions: Regions, url: str, hosts: Mapping[str, str]) -> None:

@@ -86,8 +86,8 @@ class WebOrigins:
         name = _name_of(host)
         if name not in hosts and not is_local_name(name):
             raise MisdirectedRequest(
-                f"This server does not answer to the name {host[:200]!r}. Call it as `localhost`, or add the name to "
-                "`server.hosts`."
+                f"This server does not answer to the name {host[:200]!r}. Call the server as `localhost`, or add the "
+                "name to `server.hosts`."
             )
         if len(self._known) < _MAX_KNOWN:
             self._known.add(host)

@@ -152,7 +152,9 @@ class Artifact(msgspec.Struct, frozen=True):
         """Return this signal's file. Raises ArtifactError if it was made for other weights than those of `model`."""
         if self.manifest.judges_sha256 != model.manifest.sha256:
             made_for = self.manifest.judges_sha256
-            raise ArtifactError(f"{self.path}: made for another version of {model.name} (sha256 {made_for})")
+            raise ArtifactError(
+                f"{self.path}: the signal was made for another version of {model.name} (sha256 {made_for})"
+            )
         return self.path
 
 
@@ -226,11 +228,11 @@ def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
     for artifact in known:
         if artifact.name == name:
             if not artifact.path.is_file():
-                raise ArtifactNotFound(f"{artifact.path}: the manifest names this file, but it is not there")
+                raise ArtifactNotFound(f"{artifact.path}: the manifest names this file, but the file does not exist")
             return artifact
     roots = ", ".join(map(str, search_path(extra_dirs)))
     names = ", ".join(artifact.name for artifact in known) or "none"
-    raise ArtifactNotFound(f"no model named {name!r} (there are: {names}; looked in {roots})")
+    raise ArtifactNotFound(f"there is no model named {name!r} (models: {names}; searched in {roots})")
 
 
 def sha256_of(path: Path) -> str:
@@ -247,18 +249,22 @@ def verify_artifact(artifact: Artifact) -> None:
     except OSError as error:
         raise ArtifactNotFound(f"{artifact.path}: {error.strerror}") from error
     if size_bytes != expected.size_bytes:
-        raise ArtifactCorrupt(f"{artifact.path}: {size_bytes} bytes, the manifest says {expected.size_bytes}")
+        raise ArtifactCorrupt(
+            f"{artifact.path}: the file has {size_bytes} bytes, but the manifest says {expected.size_bytes}"
+        )
     actual = sha256_of(artifact.path)
     if actual != expected.sha256:
-        raise ArtifactCorrupt(f"{artifact.path}: sha256 is {actual}, the manifest says {expected.sha256}")
+        raise ArtifactCorrupt(
+            f"{artifact.path}: the sha256 of the file is {actual}, but the manifest says {expected.sha256}"
+        )
     adapters = {one.file: one.sha256 for one in expected.adapters.values()}
     projector = {} if expected.projector is None else {expected.projector.file: expected.projector.sha256}
     for name, sha256 in (expected.files | adapters | projector).items():
         path = artifact.folder / name
         if not path.is_file():
-            raise ArtifactNotFound(f"{path}: the manifest names this file, but it is not there")
+            raise ArtifactNotFound(f"{path}: the manifest names this file, but the file does not exist")
         if sha256_of(path) != sha256:
-            raise ArtifactCorrupt(f"{path}: its sha256 is not the manifest's")
+            raise ArtifactCorrupt(f"{path}: the sha256 of the file is not the one in the manifest")
 
 
 def find_signal(kind: SignalKind, model: Artifact | None = None, extra_dirs: Sequence[Path] = ()) -> Artifact:
@@ -272,9 +278,12 @@ def find_signal(kind: SignalKind, model: Artifact | None = None, extra_dirs: Seq
         if model is None or artifact.manifest.judges_sha256 == model.manifest.sha256:
             return artifact
     if model is None or not candidates:
-        raise ArtifactNotFound(f"no artifact computes {kind}")
+        raise ArtifactNotFound(f"no artifact computes the signal {kind}")
     names = ", ".join(artifact.name for artifact in candidates)
-    raise ArtifactNotFound(f"{names}: made for another version of {model.name} than {model.manifest.sha256[:12]}")
+    raise ArtifactNotFound(
+        f"{names}: the signal was made for another version of {model.name} than the installed version "
+        f"{model.manifest.sha256[:12]}"
+    )
 
 
 def find_judged_artifact(signal: Artifact, extra_dirs: Sequence[Path] = ()) -> Artifact:

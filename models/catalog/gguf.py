@@ -138,12 +138,16 @@ class _HeaderReader:
     def preamble(self) -> tuple[int, int]:
         """Return the numbers of key-value pairs and tensors."""
         if bytes(self._data[:4]) != MAGIC:
-            self.fail(f"it starts with {bytes(self._data[:4])!r}, not {MAGIC!r}")
+            self.fail(f"the file starts with {bytes(self._data[:4])!r}, not {MAGIC!r}")
         self.at = 4
         (version,) = self._unpack("I", "the version")
         if version not in _VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
-            self.fail("its byte order is big endian" if swapped else f"version {version} of the format is not known")
+            self.fail(
+                "the byte order of the file is big endian"
+                if swapped
+                else f"version {version} of the format is not known"
+            )
         tensors, pairs = self._unpack("QQ", "the counts")
         self._check_count(pairs, 13, "key-value pairs", _MAX_PAIRS)
         self._check_count(tensors, 24, "tensors", _MAX_TENSORS)
@@ -152,7 +156,7 @@ class _HeaderReader:
     def name(self, what: str) -> str:
         raw = self._string(what)
         if not raw or len(raw) > _MAX_NAME_BYTES:
-            self.fail(f"{what} of {len(raw):,} bytes")
+            self.fail(f"{what} has the invalid length of {len(raw):,} bytes")
         try:
             return raw.decode()
         except UnicodeDecodeError:
@@ -174,7 +178,7 @@ class _HeaderReader:
         name = self.name("a tensor's name")
         (dimensions,) = self._unpack("I", f"the tensor {name!r}")
         if not 0 < dimensions <= _MAX_DIMENSIONS:
-            self.fail(f"the tensor {name!r} has {dimensions} dimensions")
+            self.fail(f"the tensor {name!r} has {dimensions} dimensions, which is not supported")
         shape = self._unpack("Q" * dimensions, f"the tensor {name!r}")
         kind, offset = self._unpack("IQ", f"the tensor {name!r}")
         try:
@@ -216,7 +220,7 @@ class _HeaderReader:
     def _string(self, what: str) -> bytes:
         (length,) = self._unpack("Q", what)
         if _MAX_TEXT_BYTES < length <= self._size_bytes:
-            self.fail(f"{what} takes {length:,} bytes, more than {_MAX_TEXT_BYTES:,}")
+            self.fail(f"{what} takes {length:,} bytes, which is more than {_MAX_TEXT_BYTES:,} bytes")
         start = self.at
         self._advance(length, what)
         return bytes(self._data[start : self.at])
@@ -236,7 +240,9 @@ class _HeaderReader:
 
     def _check_count(self, count: int, least_bytes: int, what: str, most: int) -> None:
         if count > most or count * least_bytes > self._size_bytes - self.at:
-            self.fail(f"{count:,} {what} in a file of {self._size_bytes:,} bytes; at most {most:,} are accepted")
+            self.fail(
+                f"the file of {self._size_bytes:,} bytes declares {count:,} {what}, but at most {most:,} are accepted"
+            )
 
 
 class GgufFile(msgspec.Struct, frozen=True):
@@ -299,7 +305,8 @@ def adapted_architecture(path: Path) -> str:
     kind = metadata.get("adapter.type") or metadata.get("general.type") or "a model"
     if kind != "lora":
         raise ArtifactError(
-            f"{path}: not a LoRA adapter but {kind}; llama.cpp's convert_lora_to_gguf.py makes one from PEFT's files"
+            f"{path} is not a LoRA adapter but {kind}; llama.cpp's convert_lora_to_gguf.py makes an adapter from "
+            "PEFT's files"
         )
     return str(metadata.get("general.architecture"))
 

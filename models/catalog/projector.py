@@ -50,7 +50,7 @@ def find_projector(model: str, model_dirs: Sequence[Path] = ()) -> Projector | N
     if entry.model_sha256 != artifact.manifest.sha256:
         raise ArtifactCorrupt(
             f"{path}: the projector was made for {artifact.name} with SHA-256 {entry.model_sha256[:12]}, but the "
-            f"installed one has {artifact.manifest.sha256[:12]}: add the mmproj file of the installed one"
+            f"installed model has {artifact.manifest.sha256[:12]}: add the mmproj file of the installed model"
         )
     if not _has_hash(path, entry.sha256):
         raise ArtifactCorrupt(f"{path}: the projector is missing, or is not the one that the manifest describes")
@@ -101,12 +101,12 @@ def read_mmproj(path: Path) -> MmprojFile:
     gguf = read_gguf(path)
     if gguf.architecture != "clip":
         raise ArtifactError(
-            f"{path}: a model of the architecture {gguf.architecture}, not an mmproj file; llama.cpp's "
+            f"{path} is a model of the architecture {gguf.architecture} and not an mmproj file; llama.cpp's "
             "convert_hf_to_gguf.py --mmproj converts a vision model"
         )
     values = read_metadata(path, lambda key: key.startswith("clip."))
     if not values.get("clip.has_vision_encoder"):
-        raise ArtifactError(f"{path}: an mmproj file without an image encoder")
+        raise ArtifactError(f"{path} is an mmproj file without an image encoder")
     side, patch, width, hidden = (_number(values, name) for name in _NUMBERS)
     patches = max((side // patch) ** 2, _MAX_PATCHES) if patch else _MAX_PATCHES
     kind = values.get("clip.vision.projector_type") or values.get("clip.projector_type") or "unknown"

@@ -338,7 +338,7 @@ def _render(
 
 def _message_value(message: Message, guard: str, images: bool) -> dict[str, object]:
     if not _ROLE.fullmatch(message.role):
-        raise InvalidRequest(f"Role {message.role[:40]!r} is not a name.", param="messages")
+        raise InvalidRequest(f"The role {message.role[:40]!r} is not a valid name.", param="messages")
     seen = (
         images and isinstance(message.content, tuple) and any(isinstance(part, ImagePart) for part in message.content)
     )

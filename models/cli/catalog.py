@@ -177,7 +177,7 @@ def add_adapter_command(
     artifact = find_artifact(model, extra_dirs)
     answers: Answers | None = "calls" if calls else None
     added = add_adapter(artifact, file, name=name, scale=scale, mode=mode, replace=replace, answers=answers)
-    console.print(f"added {added}; a running daemon offers it after SIGHUP", soft_wrap=True)
+    console.print(f"added {added}; a running daemon offers the adapter after SIGHUP", soft_wrap=True)
 
 
 @click.command("add-mmproj")
@@ -279,7 +279,7 @@ def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]
         soft_wrap=True,
     )
     if beside_bytes:
-        console.print(f"images: {mebibytes(beside_bytes)} in a process of their own, from the first image on")
+        console.print(f"images: {mebibytes(beside_bytes)} in a separate process, which begins with the first image")
     table = Table("device", "usable memory", "fits", "largest batch at this context")
     for device in fit.DEVICES.values():
         largest = fit.largest_batch(gguf, device, context, vision_bytes=beside_bytes)
@@ -290,7 +290,7 @@ def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]
 
 def _print_fit(title: str, memory_bytes: int) -> None:
     """Print the memory need of an encoder or a voice. Its one process handles one part after the other."""
-    console.print(f"{title}, {mebibytes(memory_bytes)} in its process")
+    console.print(f"{title}: its process needs {mebibytes(memory_bytes)}")
     table = Table("device", "usable memory", "fits")
     for device in fit.DEVICES.values():
         fits = "yes" if memory_bytes <= device.usable_bytes else "no"

@@ -61,7 +61,7 @@ def make_gate(
     if not any(given):
         return None
     if against is None or not all(given):
-        raise click.UsageError("--against, --prompts and --limit belong together")
+        raise click.UsageError("--against, --prompts and --limit must be given together")
     from ..comparison.compare import Gate, Run, parse_limits
     from ..comparison.prompts import read_prompts
 

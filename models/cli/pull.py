@@ -99,7 +99,7 @@ class _Pull:
         for key, value in {**facts, "to": str(self._root / self._name)}.items():
             _console.print(f"{key:8} {value}", soft_wrap=True, markup=False)
         if not self._yes:
-            click.confirm("Pull it? (--yes answers this)", abort=True)
+            click.confirm("Pull this model? (--yes answers this question)", abort=True)
 
 
 @click.command()
@@ -141,7 +141,7 @@ def pull(
         return
     wanted = parse_source(source, sha256)
     if mmproj and not isinstance(wanted, HubSource):
-        raise PullError(f"{source}: --mmproj is for hf:OWNER/REPO; add a local file with `add-mmproj`")
+        raise PullError(f"{source}: --mmproj works only with hf:OWNER/REPO; add a local file with `add-mmproj`")
 
     def prepared(file_name: str) -> _Pull:
         return _Pull(to, name or model_name(PurePosixPath(file_name).stem), options, yes=yes)

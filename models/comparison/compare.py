@@ -104,7 +104,9 @@ class Gate(msgspec.Struct, frozen=True):
         found = compare(self.against, file, self.prompts, self.run)
         if broken := broken_limits(found, self.limits):
             counts = f"{found.answered} of {found.prompts} prompts were answered"
-            raise ArtifactError(f"{file}: refused beside {self.against}: {'; '.join(broken)} ({counts})")
+            raise ArtifactError(
+                f"{file}: refused in the comparison with {self.against}: {'; '.join(broken)} ({counts})"
+            )
         figures = {name: found.figure(name) for name in LIMITS} | {"prompts": found.prompts, "answered": found.answered}
         return {f"compared/{name}": round(value, 5) for name, value in figures.items() if value is not None}
 

@@ -101,7 +101,7 @@ def _parse(line: bytes) -> EvaluationPrompt:
     if not prompt.prompt.strip():
         raise ValueError("`prompt` is empty")
     if (prompt.metric == "none") != (prompt.answer is None):
-        raise ValueError("`answer` and `metric` (choice, number, text or exact) belong together")
+        raise ValueError("`answer` and `metric` (choice, number, text or exact) must be given together")
     if prompt.metric == "choice" and prompt.answer not in prompt.choices:
         raise ValueError(f"`answer` is {prompt.answer!r}, which is not among the `choices`")
     if prompt.metric == "number" and last_number(prompt.answer or "") is None:

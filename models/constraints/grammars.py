@@ -198,14 +198,14 @@ def _rewritten(schema: str) -> Node:
     """Check that the schema can be enforced. Raises Unenforceable."""
     if len(schema) > _MAX_CHARACTERS:
         raise Unenforceable(
-            "#", "schema", (f"it has {len(schema)} characters; at most {_MAX_CHARACTERS} are supported")
+            "#", "schema", (f"the schema has {len(schema)} characters, but at most {_MAX_CHARACTERS} are supported")
         )
     try:
         document = json.loads(schema)
     except (ValueError, RecursionError) as error:
-        raise Unenforceable("#", "schema", f"it is not JSON: {error}") from error
+        raise Unenforceable("#", "schema", f"the schema is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise Unenforceable("#", "schema", "it is not an object")
+        raise Unenforceable("#", "schema", "the schema is not an object")
     if not any(key in document for key in _VALUE_KEYS) or ("properties" in document and "type" not in document):
         document = {"type": "object", **document}
     return Rewriter(document).document()

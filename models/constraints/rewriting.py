@@ -126,11 +126,11 @@ class Rewriter:
         """Return the schema in enforceable forms. Raises Unenforceable."""
         self._nodes += 1
         if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
-            raise Unenforceable(path, "schema", "it is nested too deeply or too large")
+            raise Unenforceable(path, "schema", "the schema is nested too deeply or is too large")
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise Unenforceable(path, "schema", "it is neither an object nor a boolean")
+            raise Unenforceable(path, "schema", "the schema is neither an object nor a boolean")
         node: Node = {key: value for key, value in schema.items() if key in _KEPT}
         for keyword in sorted(_REFUSED & schema.keys()):
             if schema[keyword] not in _NO_EFFECT.get(keyword, ()):
@@ -152,7 +152,7 @@ class Rewriter:
             if key in node:
                 members = node[key]
                 if not isinstance(members, dict):
-                    raise Unenforceable(path, key, "it is not an object")
+                    raise Unenforceable(path, key, "the value is not an object")
                 node[key] = {
                     name: self.rewrite(member, f"{path}/{key}/{_escaped(name)}", depth + 1)
                     for name, member in members.items()
@@ -161,7 +161,7 @@ class Rewriter:
             if key in node:
                 branches = node[key]
                 if not isinstance(branches, list) or not branches:
-                    raise Unenforceable(path, key, "it is not a list of schemas")
+                    raise Unenforceable(path, key, "the value is not a list of schemas")
                 node[key] = [self.rewrite(one, f"{path}/{key}/{at}", depth + 1) for at, one in enumerate(branches)]
         for key in _SCHEMAS:
             if key in node:
@@ -180,7 +180,7 @@ class Rewriter:
         elif keyword == "propertyNames" and not node.get("properties") and "patternProperties" not in node:
             self._name_properties(node, _mapping(value), path)
         else:
-            raise Unenforceable(path, keyword, "it is not supported")
+            raise Unenforceable(path, keyword, "the keyword is not supported")
 
     def _name_properties(self, node: Node, names: Node, path: str) -> None:
         """Replace `propertyNames` by properties of these names. Raises Unenforceable."""
@@ -250,7 +250,7 @@ def _bounded_repeats(node: Node, path: str) -> None:
         if isinstance(limit := node.get(high), int) and limit > most:
             node[high] = most
         if isinstance(least := node.get(low), int) and least > most:
-            raise Unenforceable(path, low, f"more than {most} is not supported")
+            raise Unenforceable(path, low, f"a value above {most} is not supported")
     for key in ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"):
         if isinstance(value := node.get(key), float) and value.is_integer():
             node[key] = int(value)
@@ -294,7 +294,7 @@ def _checked_format(node: Node, path: str) -> None:
     if not isinstance(name, str):
         return
     if name in _FORMATS_REFUSED:
-        raise Unenforceable(path, "format", f"{name} is not supported")
+        raise Unenforceable(path, "format", f"the format {name} is not supported")
     if name in _FORMATS_ENFORCED:
         node["format"] = name
     elif pattern := _FORMAT_PATTERNS.get(name):
@@ -343,10 +343,10 @@ def _counted_properties(node: Node, path: str) -> None:
     least, most = node.get("minProperties", 0), node.get("maxProperties")
     if isinstance(least, int) and least - fixed > 1 and node.get("additionalProperties") is not False:
         raise Unenforceable(
-            path, "minProperties", "at most one more than the number of required properties is supported"
+            path, "minProperties", "the value may be at most one more than the number of required properties"
         )
     if isinstance(most, int) and most < fixed:
-        raise Unenforceable(path, "maxProperties", "it is less than the number of required properties")
+        raise Unenforceable(path, "maxProperties", "the value is less than the number of required properties")
 
 
 _RULES: Final[tuple[Callable[[Node, str], None], ...]] = (

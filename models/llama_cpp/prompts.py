@@ -95,7 +95,10 @@ class SoftTokenIds:
     def _rows(self, soft: SoftTokens) -> NDArray[np.float32]:
         size = 4 * self._dimensions
         if not soft.vectors or len(soft.vectors) % size:
-            raise InvalidRequest(f"{len(soft.vectors)} bytes are not vectors of {self._dimensions} values.")
+            raise InvalidRequest(
+                f"{len(soft.vectors)} bytes of soft tokens are not a whole number of vectors of {self._dimensions} "
+                "values."
+            )
         rows = np.frombuffer(soft.vectors, "<f4").reshape(-1, self._dimensions)
         if not np.isfinite(rows).all():
             raise InvalidRequest("A soft token has a value that is not finite.")
@@ -104,13 +107,14 @@ class SoftTokenIds:
     def _check(self, runs: Sequence[SoftRun], vectors: int) -> None:
         if sum(run.vectors for run in runs) != vectors:
             raise InvalidRequest(
-                f"The prompt has {vectors} vectors, but its runs have {sum(run.vectors for run in runs)}."
+                f"The prompt has {vectors} vectors of soft tokens, but its runs name "
+                f"{sum(run.vectors for run in runs)}."
             )
         for run in runs:
             if min(run.tokens, default=0) < 0:
-                raise InvalidRequest(f"Soft tokens come after the unknown token {min(run.tokens)}.")
+                raise InvalidRequest(f"A run of soft tokens follows the unknown token {min(run.tokens)}.")
             if len(run.positions) != (4 * _PARTS * run.vectors if self._parts else 0):
-                raise InvalidRequest("The positions of soft tokens are not those of this model.")
+                raise InvalidRequest("The positions of the soft tokens do not have the form that this model needs.")
             if run.whole and run.vectors > self._largest_run:
                 raise UnsupportedFeature(
                     f"An image is {run.vectors} soft tokens, which this model reads in one batch, but a "

@@ -323,14 +323,14 @@ class FrameReader(Generic[M]):
             while len(buffer) - start >= LENGTH.size:
                 (length,) = LENGTH.unpack_from(buffer, start)
                 if length > _MAX_BYTES:
-                    raise FrameError(f"a frame of {length} bytes; at most {_MAX_BYTES} are allowed")
+                    raise FrameError(f"a frame has {length} bytes, but at most {_MAX_BYTES} are allowed")
                 end = start + LENGTH.size + length
                 if len(buffer) < end:
                     break
                 try:
                     messages.append(self._decoder.decode(view[start + LENGTH.size : end]))
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise FrameError(f"the frame does not hold a message: {error}") from error
+                    raise FrameError(f"the frame does not contain a message: {error}") from error
                 start = end
         del buffer[:start]
         return messages

@@ -78,17 +78,17 @@ class VoiceSynthesizer:
                 return None
         thread.join()
         if faults:
-            raise Refusal(f"ONNX Runtime cannot run it ({_first_line(faults[0])})")
+            raise Refusal(f"ONNX Runtime cannot run the voice ({_first_line(faults[0])})")
         return found[0]
 
     def _samples(self, audio: npt.NDArray[np.float32]) -> bytes:
         """Return the samples as int16, little endian, scaled to full loudness as Piper does it. Raises Refusal."""
         if not 0 < audio.size <= self._max_samples:
-            raise Refusal(f"it made {audio.size} samples of one sentence, not 1 to {self._max_samples}")
+            raise Refusal(f"the voice made {audio.size} samples of one sentence, not 1 to {self._max_samples}")
         flat = np.asarray(audio, np.float32).reshape(-1)
         peak = float(np.abs(flat).max())
         if not np.isfinite(peak):
-            raise Refusal("it made samples that are not finite numbers")
+            raise Refusal("the voice made samples that are not finite numbers")
         flat = flat / np.float32(max(peak, _QUIETEST))
         return np.round(flat * np.float32(32767.0)).astype("<i2").tobytes()
 
@@ -99,7 +99,7 @@ class VoiceSynthesizer:
         except OSError as error:
             raise Refusal(f"{path}: {error.strerror}; add the voice again") from error
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise Refusal(f"{path}: altered after the voice was added; add the voice again")
+            raise Refusal(f"{path}: the file was altered after the voice was added; add the voice again")
         options = onnxruntime.SessionOptions()
         options.inter_op_num_threads, options.intra_op_num_threads = 1, _THREADS
         options.enable_cpu_mem_arena = False  # what a long sentence needed is given back
@@ -107,7 +107,7 @@ class VoiceSynthesizer:
         try:
             session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exception classes have no common base
-            raise Refusal(f"ONNX Runtime cannot load it ({_first_line(error)})") from error
+            raise Refusal(f"ONNX Runtime cannot load the voice ({_first_line(error)})") from error
         self._check(session)
         return session
 
@@ -116,10 +116,10 @@ class VoiceSynthesizer:
         wanted = _INPUTS | _SPEAKER if self._has_speakers else _INPUTS
         found = {one.name: (one.type, len(one.shape)) for one in session.get_inputs()}
         if found != wanted:
-            raise Refusal(f"it is not a Piper voice: its inputs are {_ports(found)}, not {_ports(wanted)}")
+            raise Refusal(f"the file is not a Piper voice: its inputs are {_ports(found)}, not {_ports(wanted)}")
         types = [one.type for one in session.get_outputs()]
         if types[:1] != ["tensor(float)"]:
-            raise Refusal(f"it is not a Piper voice: its output is {types or 'missing'}, not tensor(float)")
+            raise Refusal(f"the file is not a Piper voice: its output is {types or 'missing'}, not tensor(float)")
 
 
 def _ports(ports: dict[str, tuple[str, int]]) -> str:

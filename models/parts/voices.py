@@ -122,7 +122,7 @@ def read_settings(file: Path) -> VoiceSettings:
     try:
         if file.stat().st_size > _MAX_SETTINGS_BYTES:
             raise ArtifactError(
-                f"{file}: larger than {_MAX_SETTINGS_BYTES // _MIB} MiB, so it is not a voice's .onnx.json"
+                f"{file} is larger than {_MAX_SETTINGS_BYTES // _MIB} MiB, so it is not a voice's .onnx.json"
             )
         content = file.read_bytes()
     except OSError as error:
@@ -130,7 +130,7 @@ def read_settings(file: Path) -> VoiceSettings:
     try:
         settings = msgspec.json.decode(content, type=VoiceSettings)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtifactError(f"{file}: not a Piper voice's .onnx.json: {error}") from error
+        raise ArtifactError(f"{file} is not a Piper voice's .onnx.json: {error}") from error
     _check(file, settings)
     return settings
 
@@ -195,7 +195,7 @@ def voice_of(artifact: Artifact) -> Voice:
     except OSError as error:
         raise ArtifactNotFound(f"{path}: {error.strerror}; add the voice again") from error
     if sha256 != manifest.files.get(SETTINGS):
-        raise ArtifactCorrupt(f"{path}: altered after the voice was added; add the voice again")
+        raise ArtifactCorrupt(f"{path}: the file was altered after the voice was added; add the voice again")
     return Voice(manifest.name, artifact.path, manifest.sha256, manifest.size_bytes, settings)
 
 

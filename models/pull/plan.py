@@ -68,7 +68,7 @@ def parse_source(text: str, sha256: str | None) -> Source:
     if sha256 is not None:
         sha256 = sha256.lower().removeprefix("sha256:")
         if not _SHA256.fullmatch(sha256):
-            raise PullError(f"--sha256 {sha256}: 64 hexadecimal digits are expected")
+            raise PullError(f"--sha256 {sha256}: the value must have 64 hexadecimal digits")
     if kind in ("http", "https") and urlsplit(text).hostname:
         if sha256 is None:
             raise PullError(f"{text}: a URL needs --sha256, so that you get the file that you mean")
@@ -103,8 +103,8 @@ def check_sha256(partial: Path, expected: str, origin: str) -> None:
 def no_space(error: OSError, partial: Path, left_bytes: int) -> PullError:
     """Return the error for a disk that became full."""
     return PullError(
-        f"{partial.parent}: {error.strerror}: {left_bytes / 2**20:,.0f} MiB are still to come; free some space and "
-        "repeat the command, which resumes"
+        f"{partial.parent}: {error.strerror}: {left_bytes / 2**20:,.0f} MiB are still to be downloaded; free some "
+        "space and repeat the command, which resumes the download"
     )
 
 
@@ -120,7 +120,9 @@ def locked(partial: Path) -> Iterator[None]:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise PullError(f"{partial}: another process is downloading this file; wait for it") from error
+            raise PullError(
+                f"{partial}: another process is downloading this file; wait until it has finished"
+            ) from error
         yield
 
 
@@ -142,7 +144,9 @@ def is_present(name: str, root: Path, sha256: str) -> bool:
         return False
     if artifact.manifest.sha256 == sha256 and artifact.path.is_file():
         return True
-    raise PullError(f"{artifact.folder}: another model has this name; choose one with --name, or delete the folder")
+    raise PullError(
+        f"{artifact.folder}: another model has this name; choose another name with --name, or delete the folder"
+    )
 
 
 def check_disk(left_bytes: int, folder: Path, what: str) -> None:

@@ -248,9 +248,11 @@ def read_judge(path: Path) -> JudgeFile:
         file = msgspec.json.decode(path.read_bytes(), type=JudgeFile)
         shapes = file.text_words.shape[0], file.pair_words.shape[0], len(file.mean), len(file.spread)
         if shapes != (TEXT_BUCKETS, WORD_BUCKETS, FEATURES, FEATURES):
-            raise ValueError(f"its arrays have {shapes} rows")
+            raise ValueError(f"the arrays of the file have {shapes} rows")
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{path}: not a file of the semantic cache's judge ({error})") from error
+        raise ArtifactError(
+            f"{path} is not a file of the model that compares questions for the semantic cache ({error})"
+        ) from error
     return file
 
 

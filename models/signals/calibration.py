@@ -120,7 +120,7 @@ class ConfidenceCalibrator:
             for stage in parameters.stages
         )
         if not parameters.stages or not fits:
-            raise ArtifactError(f"a calibrator has stages of {INPUT_COUNT} and {INPUT_COUNT + 1} weights")
+            raise ArtifactError(f"each stage of a calibrator must have {INPUT_COUNT} and {INPUT_COUNT + 1} weights")
         if parameters.spoken is not None and len(parameters.spoken.weights) != SPOKEN_INPUTS:
             raise ArtifactError(f"a calibrator's stage for spoken requests must have {SPOKEN_INPUTS} weights")
         self._stages = parameters.stages

@@ -103,7 +103,9 @@ class CandidateEstimator:
         """Check and keep `parameters`. Raises ArtifactError if numbers of models, inputs or prompts do not fit."""
         inputs, dimensions = len(prompt_features("", encoder)), len(encoder(""))
         if not parameters.models or not parameters.estimator.fits(len(parameters.models), inputs, dimensions):
-            raise ArtifactError(f"estimates of {len(parameters.models)} models do not have {inputs} inputs each")
+            raise ArtifactError(
+                f"the estimates of {len(parameters.models)} models do not have {inputs} inputs for each model"
+            )
         self.parameters = parameters
         self.models: Mapping[str, CandidateModel] = {one.identity.name: one for one in parameters.models}
         self._estimator = parameters.estimator
@@ -165,5 +167,5 @@ def check_weights(parameters: CandidateParameters, models: Sequence[str], extra_
         except ArtifactNotFound:
             continue  # only the cloud has the weights
         if expected not in ("", found):
-            raise ArtifactError(f"made for other weights of {name}: sha256 {expected}")
+            raise ArtifactError(f"the estimates were made for other weights of {name}: sha256 {expected}")
     return encoder

@@ -41,7 +41,7 @@ class WordPieces:
         self.listed = tuple(pieces)
         self._ids = {piece: number for number, piece in enumerate(pieces)}
         if UNKNOWN not in self._ids:
-            raise ArtifactError(f"these word pieces have no {UNKNOWN}")
+            raise ArtifactError(f"the word pieces have no piece {UNKNOWN}")
         self.unknown = self._ids[UNKNOWN]
 
     def __call__(self, text: str) -> list[int]:
@@ -79,7 +79,7 @@ class SentenceEncoder:
         metadata = self._graph.metadata
         if PIECES_KEY not in metadata or self._graph.inputs != ("ids",):
             raise ArtifactError(
-                f"{path}: not a sentence encoder (it has no {PIECES_KEY}, or takes more inputs than `ids`)"
+                f"{path} is not a sentence encoder (it has no {PIECES_KEY}, or takes more inputs than `ids`)"
             )
         self.pieces = WordPieces(metadata[PIECES_KEY].split("\n"))
         special = [int(number) for number in metadata.get(SPECIAL_IDS_KEY, "").split()]

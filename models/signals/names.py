@@ -56,7 +56,7 @@ class NamesModel:
         labels = msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config).id2label
         self._kinds = [_kind(labels.get(str(number), "")) for number in range(len(labels))]
         if not any(self._kinds):
-            raise ValueError("No label of `id2label` in config.json is that of a name or of an address.")
+            raise ValueError("No label of `id2label` in config.json stands for a name or an address.")
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.enable_truncation(_WINDOW, stride=_STRIDE)
         self._tokenizer.no_padding()

@@ -39,7 +39,7 @@ class OnnxGraph:
         try:
             self._session = opened(fastest(path, opened, cache_file(), onnxruntime.get_available_providers()))
         except Exception as error:  # onnxruntime raises classes of its own without a common base
-            raise ArtifactError(f"{path}: ONNX Runtime cannot load it ({error})") from error
+            raise ArtifactError(f"{path}: ONNX Runtime cannot load the file ({error})") from error
         self._outputs = [output.name for output in self._session.get_outputs()][:1]
 
     def __call__(self, inputs: Arrays) -> NDArray[np.float32]:

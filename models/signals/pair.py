@@ -136,7 +136,10 @@ class PairEstimator:
             ("word vectors", encoder, parameters.encoder_sha256),
         ):
             if model.manifest.sha256 != sha256:
-                raise ArtifactError(f"{signal.path}: made for {part} with sha256 {sha256}, but {model.name} has others")
+                raise ArtifactError(
+                    f"{signal.path}: the signals were made for {part} with sha256 {sha256}, but {model.name} has "
+                    "another sha256"
+                )
         return cls(parameters, SentenceEncoder(encoder.path), signal.manifest.sha256)
 
     def __call__(self, confidence: Confidence, after: int, text: str, quality: float, *, ended: bool) -> float:
@@ -189,13 +192,17 @@ def load_pair_file(
     """Load one file's signals, as `find_pair`. Raises ArtifactError for other weights, models or encoders."""
     large = read_parameters(signal).large
     if large.name not in others:
-        raise ArtifactError(f"{signal.path}: calibrated beside {large.name}, which is not a target of this policy")
+        raise ArtifactError(
+            f"{signal.path}: the signals were calibrated beside {large.name}, which is not a target of this policy"
+        )
     try:
         found = find_artifact(large.name, extra_dirs).manifest.sha256
     except ArtifactNotFound:
         found = large.sha256  # only the cloud has the weights
     if large.sha256 not in ("", found):
-        raise ArtifactError(f"{signal.path}: calibrated beside other weights of {large.name}: sha256 {large.sha256}")
+        raise ArtifactError(
+            f"{signal.path}: the signals were calibrated beside other weights of {large.name}: sha256 {large.sha256}"
+        )
     return PairEstimator.for_models(signal, small, find_signal("embedding", None, extra_dirs))
 
 

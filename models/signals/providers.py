@@ -112,5 +112,5 @@ def _measure(path: Path, opened: Open, provider: str, clock: Callable[[], float]
             times.append(clock() - started)
         return statistics.median(times[_WARM:])
     except Exception as error:  # onnxruntime raises classes of its own without a common base
-        log.warning("%s cannot run %s, so another processor does: %s", short_name(provider), path, error)
+        log.warning("%s cannot run %s, so another processor runs it: %s", short_name(provider), path, error)
         return None

@@ -165,7 +165,10 @@ def _request(wire: WireCountTokens, hints: RoutingHints) -> Request:
     for name, reason in _UNSUPPORTED.items():
         _refuse(getattr(wire, name), name, reason)
     if wire.thread not in (None, False):
-        raise ThreadsUnsupported("`thread`: conversations are not kept here. Send all messages.", param="thread")
+        raise ThreadsUnsupported(
+            "`thread` is not supported, because this server does not keep conversations. Send all messages.",
+            param="thread",
+        )
     if wire.messages[-1].role == "assistant":
         message = "an answer cannot continue a last message of the assistant (prefill). End with one of the user."
         raise UnsupportedFeature(f"`messages`: {message}", param="messages")

@@ -175,9 +175,9 @@ def read_manifest(
     """
     found = hashlib.sha256(content).hexdigest()
     if found != expected_id:
-        raise BundleAltered(f"Bundle {expected_id}: the content has the sha256 {found}.")
+        raise BundleAltered(f"Bundle {expected_id}: the content was altered, because its sha256 is {found}.")
     if len(content) > MAX_MANIFEST_BYTES:
-        raise BundleInvalid(f"Bundle {expected_id}: larger than {MAX_MANIFEST_BYTES} bytes.")
+        raise BundleInvalid(f"Bundle {expected_id} is larger than {MAX_MANIFEST_BYTES} bytes.")
     try:
         _check_version(msgspec.json.decode(content, type=_Header), expected_id, daemon_version)
         manifest = decode_installed(content) if is_installed else msgspec.json.decode(content, type=BundleManifest)
@@ -186,7 +186,7 @@ def read_manifest(
         raise BundleInvalid(f"Bundle {expected_id}: {error}{hint}.") from error
     check_manifest(manifest)
     if not is_installed and encode_canonical(manifest) != content:
-        raise BundleInvalid(f"Bundle {expected_id}: the JSON is not canonical.")
+        raise BundleInvalid(f"Bundle {expected_id}: the JSON is not in canonical form.")
     return manifest
 
 
@@ -229,7 +229,9 @@ def check_manifest(manifest: BundleManifest) -> None:
     _check_once("adapter", [name for name, _ in adapters])
     for name, adapter in adapters:
         if not is_scale(adapter.scale):
-            raise BundleInvalid(f"{name}: the scale {adapter.scale:g} is not a finite number other than 0.")
+            raise BundleInvalid(
+                f"The adapter {name} has the scale {adapter.scale:g}, which is not a finite number other than 0."
+            )
     for model in manifest.models:
         _check_projector(model)
         _check_signals(model)
@@ -283,7 +285,9 @@ def _check_signals(model: BundleModel) -> None:
 def _check_weights(model: BundleModel, what: str, sha256: str) -> None:
     if sha256 != model.blob.sha256:
         ours = model.blob.sha256[:12]
-        raise BundleInvalid(f"{model.name}: its {what} the weights {sha256[:12]}, but the bundle's are {ours}.")
+        raise BundleInvalid(
+            f"{model.name}: its {what} the weights {sha256[:12]}, but the weights in the bundle are {ours}."
+        )
 
 
 def _check_version(header: _Header, expected_id: str, daemon_version: str) -> None:
@@ -358,13 +362,13 @@ def assigned_bundle(plan: RolloutPlan, device: str, running: str | None) -> str 
 def read_plan(content: bytes, cohort: str) -> RolloutPlan:
     """Read the plan of a cohort. Raises BundleInvalid: malformed, too large, or the plan of another cohort."""
     if len(content) > MAX_PLAN_BYTES:
-        raise BundleInvalid(f"Rollout plan of {cohort}: larger than {MAX_PLAN_BYTES} bytes.")
+        raise BundleInvalid(f"The rollout plan of {cohort} is larger than {MAX_PLAN_BYTES} bytes.")
     try:
         plan = msgspec.json.decode(content, type=RolloutPlan)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BundleInvalid(f"Rollout plan of {cohort}: {error}.") from error
+        raise BundleInvalid(f"The rollout plan of {cohort} cannot be read: {error}.") from error
     if plan.cohort != cohort:
-        raise BundleInvalid(f"Rollout plan of {cohort}: it is the plan of {plan.cohort}.")
+        raise BundleInvalid(f"The rollout plan of {cohort} is the plan of another cohort, {plan.cohort}.")
     return plan
 
 

@@ -240,7 +240,9 @@ def read_cases(text: str, file: str) -> tuple[CaseFile | None, KeyLocations, tup
     cases, locations, problems = read_struct(text, file, CaseFile)
     if cases is not None:
         problems = tuple(
-            Problem(locations.find(f"cases[{index}].expect"), "expects nothing: add `targets`, `cache` or `error`")
+            Problem(
+                locations.find(f"cases[{index}].expect"), "the case expects nothing: add `targets`, `cache` or `error`"
+            )
             for index, case in enumerate(cases.cases)
             if case.expect == Expect()
         )

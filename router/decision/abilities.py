@@ -120,7 +120,8 @@ def no_route(decision: Decision) -> CausewayError:
     if decision.refused_by:  # (0)
         return GuardRefused(
             f"The rule `{decision.refused_by}` of policy {decision.policy}@{decision.revision} refuses this request "
-            "for what its texts contain, such as personal data or keys. Remove that, and send it again."
+            "for what its texts contain, such as personal data or keys. Remove that content, and send the request "
+            "again."
         )
     if decision.pinned:
         return SessionTargetUnavailable(

@@ -188,7 +188,10 @@ class Attempt:
         """Move to the next state by `TABLE`. Raises IllegalTransition if the table has no such transition."""
         following = TABLE[self.state].get(event)
         if following is None:
-            raise IllegalTransition(f"{event.value} in state {self.state.value} of {self.plan.target.name}")
+            raise IllegalTransition(
+                f"The event {event.value} is not allowed in the state {self.state.value} of the target "
+                f"{self.plan.target.name}."
+            )
         if event is AttemptEvent.START:
             self._started = now
         if not TABLE[following]:

@@ -95,16 +95,16 @@ class YamlError(Exception):
 def read_yaml(text: str, file: str) -> Tree:
     """Parse `text`. `file` is its name in messages. Raises only YamlError, whatever the text is."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise YamlError(Problem(SourceLocation(file), f"larger than {MAX_BYTES // 1024} KiB"))
+        raise YamlError(Problem(SourceLocation(file), f"the file is larger than {MAX_BYTES // 1024} KiB"))
     try:
         loader = _Loader(text, file)
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         explanation, mark = explain(error, text)
-        raise YamlError(Problem(_location(file, mark), f"not valid YAML: {explanation}")) from error
+        raise YamlError(Problem(_location(file, mark), f"the file is not valid YAML: {explanation}")) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML raises ValueError for escapes beyond Unicode and for absurd version directives.
-        raise YamlError(Problem(SourceLocation(file), f"not valid YAML: {_first_line(error)}")) from error
+        raise YamlError(Problem(SourceLocation(file), f"the file is not valid YAML: {_first_line(error)}")) from error
     if node is None:
         raise YamlError(Problem(SourceLocation(file, 1, 1), "the file is empty"))
     return _convert(node, file, "")
@@ -182,7 +182,7 @@ def _mapping(node: MappingNode, file: str, location: SourceLocation) -> Mapping:
 def _scalar(node: ScalarNode, location: SourceLocation) -> Scalar:
     text: str = node.value
     if any("\ud800" <= char <= "\udfff" for char in text):
-        raise YamlError(Problem(location, "a character that is not Unicode text (a lone surrogate)"))
+        raise YamlError(Problem(location, "the value has a character that is not Unicode text (a lone surrogate)"))
     quoted = node.style in ("'", '"')
     one_line = node.start_mark.line == node.end_mark.line and node.style not in ("|", ">")
     # Escapes shift the columns: only plain text, and quoted text without escapes, keeps them.

@@ -128,7 +128,7 @@ def _addresses(text: str, characters: bytes) -> Iterator[Found]:
 
 def _check(expired: Expired) -> None:
     if expired():
-        raise TimeoutError("The time for the guard's detectors is over.")
+        raise TimeoutError("The guard's detectors took too long.")
 
 
 def _touches(text: str, start: int, end: int, joins: str) -> bool:

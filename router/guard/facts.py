@@ -67,7 +67,7 @@ class Detector:
             from .detectors import find, without_overlaps  # on demand: most devices have no guard
 
             if self._expired():
-                raise TimeoutError("The time for the guard's detectors is over.")
+                raise TimeoutError("The guard's detectors took too long.")
             found = find(text, self._regions, self._expired)
             if self._model is not None:
                 found = without_overlaps([*found, *self._model.find(text)])

@@ -155,7 +155,7 @@ class Log:
             if head.head is not None or start.size:
                 self.sign(head.head or TreeHead(0, "", 0.0, ""))
         elif (key, start.size, start.root()) != (self.key, self.frontier.size, self.frontier.root()):
-            raise ValueError("this file does not continue the one before it")
+            raise ValueError("the file does not continue the previous file")
 
     def add(self, line: bytes) -> None:
         """Append a record. Raises ValueError if it does not follow from those before it."""
@@ -171,7 +171,7 @@ class Log:
             return
         epoch = self.epochs.get(self._epoch, Epoch(0, 0, 0.0, is_closed=True))
         if epoch.is_closed:
-            raise ValueError("no epoch is open here")
+            raise ValueError("the record is outside of an epoch")
         if isinstance(record, Closed):
             epoch.is_closed = True
         elif isinstance(record, Confirmed):
@@ -196,7 +196,9 @@ class Log:
         self.head = head
         if (head.size, head.root) != (self.frontier.size, self.frontier.root().hex()) and not self._is_changed:
             self._is_changed = True  # and so are the roots of all later heads
-            raise ValueError(f"{self.frontier.size} records, which are not the {head.size} that were signed")
+            raise ValueError(
+                f"the log has {self.frontier.size} records, which are not the {head.size} records that were signed"
+            )
 
 
 def read_log(files: Iterable[tuple[str, bytes]], verify: Verify) -> Log:
@@ -226,4 +228,4 @@ def read_log(files: Iterable[tuple[str, bytes]], verify: Verify) -> Log:
 
 def _expect(expected: int, found: int) -> None:
     if found != expected:
-        raise ValueError(f"the number {expected} should be here, not {found}")
+        raise ValueError(f"the number should be {expected}, but it is {found}")

@@ -104,7 +104,7 @@ def applied(lines: list[str], edits: Sequence[Edit], file: str, left: tuple[str,
     for edit in sorted(edits, reverse=True):
         line = lines[edit.line]
         if not line[edit.column :].startswith(edit.old):
-            raise ConfigError("This line cannot be rewritten. Edit it by hand.", where=f"{file}:{edit.line + 1}")
+            raise ConfigError("This line cannot be rewritten. Edit the line by hand.", where=f"{file}:{edit.line + 1}")
         lines[edit.line] = line[: edit.column] + edit.new + line[edit.column + len(edit.old) :]
     changes = tuple(Change(edit.line + 1, edit.old.strip(), edit.new.strip()) for edit in sorted(edits))
     return Rewritten("".join(lines), changes, left)
@@ -161,7 +161,8 @@ def replaced(scalar: Tree, new: str) -> Edit:
     where = scalar.location
     if not isinstance(scalar, Scalar) or scalar.offset is None:
         raise ConfigError(
-            f"The name is now `{new}`, but the old one is written with escapes. Edit it by hand.", where=str(where)
+            f"The name is now `{new}`, but the old name is written with escapes. Edit the old name by hand.",
+            where=str(where),
         )
     return Edit(where.line - 1, where.column - 1 + scalar.offset, scalar.text, new)
 

@@ -457,9 +457,9 @@ def decode_chunks(data: bytes) -> tuple[Chunk, ...]:
     try:
         version, stored = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"these bytes are not stored chunks: {error}") from None
+        raise ValueError(f"the bytes are not stored chunks of an answer: {error}") from None
     if version != VERSION:
-        raise ValueError(f"stored chunks have version {version}, but this is version {VERSION}")
+        raise ValueError(f"the stored chunks have version {version}, but this program reads version {VERSION}")
     return tuple([Chunk(*msgspec.structs.astuple(chunk)) for chunk in stored])
 
 

@@ -147,7 +147,9 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
                 raise InvalidRequest(f"`{name}` must be `segment` or `word`.", param=name)
             granularities.add(value)
         elif name not in _FIELDS:
-            raise UnknownField(f"`{name[:64]}` is not a known field. Remove it or correct its name.", param=name[:64])
+            raise UnknownField(
+                f"`{name[:64]}` is not a known field. Remove the field, or correct its name.", param=name[:64]
+            )
         elif name in values:
             raise InvalidRequest(f"`{name}` is in the form twice. Send it once.", param=name)
         else:
@@ -157,7 +159,9 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
             raise MissingField(f"`{name}` is missing. {advice}", param=name)
     stream = values.get("stream", b"").lower() not in (b"false", b"0", b"")
     if stream and values.get("response_format", b"json") not in (b"json", b"text"):
-        raise UnsupportedFeature("`response_format`: a stream has only words. Leave it out.", param="response_format")
+        raise UnsupportedFeature(
+            "`response_format`: a stream has only words. Leave `response_format` out.", param="response_format"
+        )
     if b"word" in granularities and values.get("response_format") != b"verbose_json":
         message = f"`{GRANULARITIES}`: words with their times need `response_format` `verbose_json`. Send that, too."
         raise InvalidRequest(message, param=GRANULARITIES)
@@ -336,11 +340,12 @@ def parse_speech(body: bytes) -> SpeechRequest:
         )
     if wire.instructions:
         raise UnsupportedFeature(
-            "`instructions` are not supported by this voice. Leave them out.", param="instructions"
+            "This voice does not support `instructions`. Leave `instructions` out.", param="instructions"
         )
     if wire.stream_format not in (None, "audio"):
         raise UnsupportedFeature(
-            "`stream_format` must be `audio`, because the audio is sent without events. Send that, or leave it out.",
+            "`stream_format` must be `audio`, because the audio is sent without events. Send `audio`, or leave "
+            "`stream_format` out.",
             param="stream_format",
         )
     return SpeechRequest(wire.input, wire.model, wire.voice, audio, 1.0 if wire.speed is None else wire.speed)

@@ -218,7 +218,7 @@ def _check(wire: WireMessage, path: str) -> None:
         raise MissingField(f"`{path}.content` is missing. Send the {role} message's text.", param=f"{path}.content")
     if wire.tool_calls and role != "assistant":
         raise InvalidRequest(
-            f"`{path}.tool_calls` belongs to an assistant message, but this one is from {role}. Remove it.",
+            f"`{path}.tool_calls` belongs to an assistant message, but this one is from {role}. Remove `tool_calls`.",
             param=f"{path}.tool_calls",
         )
     if role == "tool" and not wire.tool_call_id:
@@ -252,7 +252,7 @@ def _refuse_legacy(wire: WireChat) -> None:
         raise _legacy("function_call", "tool_choice", "function_call")
     if wire.audio is not None or (wire.modalities is not None and wire.modalities != ["text"]):
         param = "audio" if wire.audio is not None else "modalities"
-        raise UnsupportedFeature(f"`{param}`: answers are text only. Remove it.", param=param)
+        raise UnsupportedFeature(f"`{param}`: answers are text only. Remove the field.", param=param)
 
 
 def _legacy(old: str, new: str, param: str) -> InvalidRequest:

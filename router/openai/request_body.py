@@ -77,7 +77,7 @@ def check_media_type(content_type: str | None, content_encoding: str | None) -> 
 def check_encoding(content_encoding: str | None) -> None:
     """Check the header of this name. Raises UnsupportedMediaType for a compressed body."""
     if content_encoding is not None and content_encoding.lower() != "identity":
-        raise UnsupportedMediaType(f"The body is encoded as {content_encoding[:32]!r}. Send it uncompressed.")
+        raise UnsupportedMediaType(f"The body is encoded as {content_encoding[:32]!r}. Send the body uncompressed.")
 
 
 def load(body: bytes) -> JSONObject:
@@ -244,7 +244,7 @@ def tool_choice_of(choice: str | None, name: str | None, param: str, tools: Sequ
         where = param.rpartition(".")[0]
         raise MissingField(f"`{where}` is missing. Send an object with `name`.", param=where)
     if all(tool.name != name for tool in tools):
-        raise InvalidRequest(f"`{param}` is not the name of one of `tools`. Name one of them.", param=param)
+        raise InvalidRequest(f"`{param}` is not the name of one of `tools`. Name one of these tools.", param=param)
     return ToolChoice("function", name)
 
 
@@ -291,7 +291,7 @@ def check_header_names(headers: Mapping[str, str], known: frozenset[str]) -> Non
 def hint_advice(name: str) -> str:
     """Return advice for an unknown key of the object `causeway`."""
     if name == "continue":
-        return ": a truncated answer is not continued. Leave it out."
+        return ": a truncated answer is not continued. Leave `continue` out."
     near = _near(name, HINTS, 0.6)
     return f", did you mean `{near}`?" if near else f". Known keys are {', '.join(HINTS)}."
 
@@ -422,9 +422,9 @@ def _translate(text: str, document: JSONObject, all_advice: Mapping[str, str]) -
 
 def _field_error(fault: str, path: str, advice: str) -> InvalidRequest:
     if fault == "missing required":
-        return MissingField(f"`{path}` is missing. {advice or 'Send it.'}", param=path)
+        return MissingField(f"`{path}` is missing. {advice or 'Send this field.'}", param=path)
     parent, _, name = path.rpartition(".")
-    mend = hint_advice(name) if parent == "causeway" else ". Remove it or correct its name."
+    mend = hint_advice(name) if parent == "causeway" else ". Remove the field, or correct its name."
     return UnknownField(f"`{path}` is not a known field{mend}", param=path)
 
 

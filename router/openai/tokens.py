@@ -92,7 +92,7 @@ def parse_tokenize(body: bytes, hints: RoutingHints) -> TokenizeRequest:
         for name in ("messages", "tools"):
             if getattr(wire, name) is not None:
                 raise InvalidRequest(
-                    f"`{name}` belongs to a chat, but this has a `prompt`. Send one of them.", param=name
+                    f"`{name}` belongs to a chat, but the request has a `prompt`. Send one of them.", param=name
                 )
         request = Request(kind="completion", model=wire.model, prompts=(wire.prompt,), hints=hints)
         return TokenizeRequest(request, wire.add_special_tokens is not False)

@@ -233,14 +233,12 @@ def _check_last(at: int, content: tuple[Part, ...], facts: Facts, kinds: Sequenc
         else:
             left.append(modality_of(part) not in kinds or facts.get((at, index)))
     if not any(left):
-        raise EncoderFailed("No part of the last message could be read in time. Send it again.", phase="send")
+        raise EncoderFailed("No part of the last message could be read in time. Send the message again.", phase="send")
     fact = facts.get((at, 0))
     if len(content) == 1 and "audio" in kinds and isinstance(content[0], AudioPart) and fact is not None:
         path = f"messages[{at}].content[0].input_audio.data"
         if not fact.text:
-            raise InvalidRequest(
-                f"`{path}`: the audio contains no speech. Send speech, or text besides it.", param=path
-            )
+            raise InvalidRequest(f"`{path}`: the audio contains no speech. Send speech, or add a text.", param=path)
 
 
 def _fused(part: Part, place: tuple[int, int], facts: Facts, kinds: Sequence[Modality], markers: Markers) -> Part:

@@ -260,7 +260,7 @@ def _ttl_s(fields: Mapping[str, str], max_ttl_s: float) -> int | None:
     if anchor is None and text is None:
         return None
     if anchor != "created_at":
-        raise InvalidRequest(f"`{_ANCHOR}` must be created_at.", param=_ANCHOR)
+        raise InvalidRequest(f"`{_ANCHOR}` must be `created_at`.", param=_ANCHOR)
     ttl_s = whole_number(text or "", int(max_ttl_s))
     if not ttl_s:
         raise InvalidRequest(

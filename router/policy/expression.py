@@ -202,7 +202,7 @@ def compile_expression(source: str, more: Mapping[str, SignalSpec] = {}) -> Expr
         more: Signals that it may name beside those of policies.
     """
     if len(source) > MAX_LENGTH:
-        raise ExpressionError(f"longer than {MAX_LENGTH} characters")
+        raise ExpressionError(f"the expression is longer than {MAX_LENGTH} characters")
     tokens = scan(source)
     try:
         _compile(source)  # the original first, so that the binding's message points into the written text
@@ -238,7 +238,7 @@ def _compile(source: str) -> cel.Program:
         column, _, explanation = rest.partition(": ")
         offset = int(column) - 1 if line == "1" and column.isdigit() else None
         explanation = explain_syntax_error(explanation or message, scan(source))
-        raise ExpressionError(f"not valid CEL: {explanation}", offset) from error
+        raise ExpressionError(f"the expression is not valid CEL: {explanation}", offset) from error
 
 
 def _check(condition: list[Token], written: str) -> None:

@@ -388,11 +388,14 @@ class RealtimeSession:
 
     def _start(self, event: ResponseCreate) -> StartResponse:
         if self.running:
-            raise ResponseActive("A response is already running. Wait for its `response.done`, or cancel it.")
+            raise ResponseActive("A response is already running. Wait for its `response.done`, or cancel the response.")
         fields = supported(event.response or {}, "response")
         for name in _SESSION_ONLY:
             if fields.get(name) is not None:
-                raise InvalidRequest(f"`response.{name}` can only be set for the session.", param=f"response.{name}")
+                raise InvalidRequest(
+                    f"`response.{name}` cannot be set for one response. Set it for the session.",
+                    param=f"response.{name}",
+                )
         self._check_spoken(fields, "response")
         response_fields = merged(
             ResponseFields(), {key: fields.pop(key) for key in [*fields] if key in _RESPONSE_FIELDS}, "response"

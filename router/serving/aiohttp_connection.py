@@ -72,7 +72,7 @@ class AiohttpConnection(RequestHandler):
     ) -> web.StreamResponse:
         """Shape aiohttp's own errors like OpenAI's; of its message, which quotes the bytes, use the first line."""
         if has_response_begun(request):
-            raise ConnectionError("The response has begun: the connection can only be closed.")
+            raise ConnectionError("The response has begun, so the connection can only be closed.")
         if status >= 500:
             log.error("A request failed in the HTTP server: %s.", "" if exc is None else redacted(exc))
             error = CausewayError("The server failed.")

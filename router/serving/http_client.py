@@ -217,7 +217,7 @@ class HttpResponse:
                     raise self.error
                 if self.complete:
                     if self._inflater is not None and not self._inflater.ended:
-                        raise MalformedError("The body ends within its encoding.")
+                        raise MalformedError("The encoded body ends too early.")
                     return b""
                 await self.wait()
             if data := self.take():  # empty while there are too few compressed bytes
@@ -431,7 +431,9 @@ class HttpConnection(asyncio.Protocol):
         else:
             response, self._response = self._response, None
             response.fail(
-                TruncatedError("The answer was given up.") if response.status else DisconnectedError(begun=True)
+                TruncatedError("The answer was given up before its end.")
+                if response.status
+                else DisconnectedError(begun=True)
             )
             self._transport.abort()
         self._pool.closed(self)
@@ -490,7 +492,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._fault is not None:
             self._fail(self._fault)
         elif self._bare_bytes > _MAX_HEAD_BYTES:
-            self._fail(MalformedError("The head is too large."))
+            self._fail(MalformedError("The head of the response is too large."))
         elif response.status:
             response.wake()
 
@@ -518,7 +520,7 @@ class HttpConnection(asyncio.Protocol):
         elif response is None or not response.status:
             self._fail(DisconnectedError(begun=self._bare_bytes > 0))
         elif response.has_length or not is_whole:
-            self._fail(TruncatedError("The connection ended within the body."))
+            self._fail(TruncatedError("The connection ended before the end of the body."))
         else:
             response.complete, self._keeps_alive = True, False
             self._finish(response)
@@ -545,9 +547,9 @@ class HttpConnection(asyncio.Protocol):
             return
         self._fields += 1
         if self._fields > _MAX_FIELDS or len(name) > _MAX_FIELD_BYTES or len(value) > _MAX_FIELD_BYTES:
-            self._fault = MalformedError("The head has too many or too large fields.")
+            self._fault = MalformedError("The head of the response has too many or too large fields.")
         elif b"\0" in value:
-            self._fault = MalformedError("A field of the head contains a NUL.")
+            self._fault = MalformedError("A field in the head of the response contains a NUL.")
         else:
             response.headers.setdefault(name.lower(), value.rstrip())
 

@@ -172,7 +172,8 @@ class ConnectionTable:
         if now < self._report_at:
             return
         log.warning(
-            "Refused %d %s connections: all %d have a request in progress (server.max_connections).",
+            "Refused %d connections to %s, because all %d connections have a request in progress "
+            "(server.max_connections).",
             self._refused - self._reported,
             self._address,
             self._open.capacity,
@@ -722,7 +723,7 @@ class Listener:
         address.connections.begin_request(connection)
         try:
             if connection.certificate is not None and connection.certificate.ends < self._wall_clock():
-                raise AuthenticationFailed("The client certificate has expired: connect again with a new one.")
+                raise AuthenticationFailed("The client certificate has expired. Connect again with a new certificate.")
             if isinstance(http, PlainRequest):
                 cors = http.head.cors
                 if cors is None:

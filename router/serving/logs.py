@@ -116,7 +116,9 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any])
         if _logged.get(key) == second:
             return
         _logged[key] = second
-    log.error("The event loop: %s.", what, exc_info=error if isinstance(error, BaseException) else None)
+    log.error(
+        "The event loop reported a fault: %s.", what, exc_info=error if isinstance(error, BaseException) else None
+    )
 
 
 def _log_crash(what: str, error: BaseException) -> None:

@@ -283,7 +283,9 @@ async def read_upload(http: AiohttpRequest, write: WriteFile, piece_s: float) ->
         with anyio.fail_after(_WHOLE_S):
             return await _read(http, write, piece_s)
     except TimeoutError:
-        raise RequestTimeout(f"The file did not arrive within {_WHOLE_S:g} s, or {piece_s:g} s passed idly.") from None
+        raise RequestTimeout(
+            f"The file did not arrive within {_WHOLE_S:g} s, or nothing arrived for {piece_s:g} s."
+        ) from None
     except (ValueError, AssertionError, HttpProcessingError, RequestPayloadError):
         raise InvalidRequest("The body is not valid multipart/form-data.") from None
     except ConnectionResetError:
@@ -305,10 +307,10 @@ async def _read(http: AiohttpRequest, write: WriteFile, piece_s: float) -> Uploa
             break
         count += 1
         if not isinstance(part, BodyPartReader) or count > _MAX_FIELDS:
-            raise InvalidRequest("The form has too many fields, or a form in it. Send plain fields.")
+            raise InvalidRequest("The form has too many fields, or another form in it. Send plain fields.")
         if part.name == "file":
             if filename is not None:
-                raise InvalidRequest("`file` is there twice. Send one file for each request.", param="file")
+                raise InvalidRequest("The form has `file` twice. Send one file for each request.", param="file")
             filename = clean_filename(part.filename or "")
             async for piece in _pieces(part, piece_s):
                 is_empty = False

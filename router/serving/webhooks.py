@@ -177,7 +177,9 @@ class WebhookSender(Generic[Webhook]):
             try:
                 outcome, status = await self._post(webhook, secrets)
             except Exception as error:  # a fault of one webhook must not stop the others
-                log.error("%s: not delivered, because of an unexpected fault: %s.", webhook.id, redacted(error))
+                log.error(
+                    "Webhook %s was not delivered, because of an unexpected fault: %s.", webhook.id, redacted(error)
+                )
                 outcome, status = "retried", 0
             delay_s: float | None = 0.0
             if outcome == "retried" or (outcome == "unreachable" and self.queue.counts_unreachable):
@@ -187,7 +189,7 @@ class WebhookSender(Generic[Webhook]):
                 end_attempt(outcome, status)
             await self.queue.finish(webhook, outcome, delay_s or 0.0)
         except JobStoreUnavailable as error:
-            log.warning("%s: the delivery will be repeated: %s.", webhook.id, error.message)
+            log.warning("Webhook %s: the delivery will be repeated: %s.", webhook.id, error.message)
             await anyio.sleep(_REPEAT_S)
         finally:
             self._in_flight.remove(webhook)
@@ -206,14 +208,14 @@ class WebhookSender(Generic[Webhook]):
             ) as response:
                 status = response.status  # the body is not read: the connection is closed instead
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            log.info("%s: no connection to the receiver: %s.", webhook.id, type(error).__name__)
+            log.info("Webhook %s: the receiver cannot be reached: %s.", webhook.id, type(error).__name__)
             return "unreachable", 0  # (4)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            log.info("%s: not delivered: %s.", webhook.id, type(error).__name__)
+            log.info("Webhook %s was not delivered: %s.", webhook.id, type(error).__name__)
             return "retried", 0  # (3)
         if 200 <= status < 300:
             return "delivered", status  # (1)
-        log.info("%s: the receiver answered %d.", webhook.id, status)
+        log.info("Webhook %s: the receiver answered with HTTP %d.", webhook.id, status)
         return ("disabled" if status == 410 else "retried"), status  # (2), (3)
 
     def _session(self) -> aiohttp.ClientSession:

@@ -91,7 +91,7 @@ def load_model(path: Path, **params: int) -> Pointer:
         setattr(settings, name, value)
     model: Pointer = native.llama_model_load_from_file(str(path).encode(), settings)
     if not model:
-        raise EngineUnavailable(f"{path}: llama.cpp cannot load it: {last_errors() or 'it does not say why'}")
+        raise EngineUnavailable(f"{path}: llama.cpp cannot load the file: {last_errors() or 'it does not say why'}")
     return model
 
 

@@ -105,7 +105,9 @@ class Context:
         params.pooling_type = native.LLAMA_POOLING_TYPE_NONE
         self.pointer: bindings.Pointer = native.llama_init_from_model(weights.pointer, params)
         if not self.pointer:
-            raise EngineUnavailable(f"{weights.path}: no context of {kv_tokens} tokens: {bindings.last_errors()}")
+            raise EngineUnavailable(
+                f"{weights.path}: llama.cpp cannot make a context of {kv_tokens} tokens: {bindings.last_errors()}"
+            )
         self.memory: bindings.Pointer = native.llama_get_memory(self.pointer)
         self.capacity = batch_tokens
         self._threads = threads

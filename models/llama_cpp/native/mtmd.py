@@ -45,7 +45,9 @@ class VisionEncoder:
                 params.image_max_tokens = _MAX_TOKENS
             self._context = mtmd.mtmd_init_from_file(str(mmproj).encode(), self._model, params)
             if not self._context:
-                raise EngineUnavailable(f"{mmproj}: not for {model.name}: {bindings.last_errors()}")
+                raise EngineUnavailable(
+                    f"{mmproj}: the projector does not fit the model {model.name}: {bindings.last_errors()}"
+                )
             on_error.callback(mtmd.mtmd_free, self._context)
             if not mtmd.mtmd_support_vision(self._context):
                 raise EngineUnavailable(f"{mmproj}: the model does not take images.")
@@ -108,7 +110,7 @@ class VisionEncoder:
         count = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
         found = np.ctypeslib.as_array(mtmd.mtmd_get_output_embd(self._context), (count, self._dimensions))
         if not np.isfinite(found).all():
-            raise EngineUnavailable(f"{self._path}: it produces vectors that are not finite.")
+            raise EngineUnavailable(f"{self._path}: the projector produces vectors with values that are not finite.")
         return np.array(found, np.float32)  # the context keeps the original for the next chunk
 
     def _run(self, chunk: int, tokens: tuple[int, ...]) -> SoftRun:
@@ -119,6 +121,9 @@ class VisionEncoder:
         image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         places = [mtmd.mtmd_image_tokens_get_decoder_pos(image, 0, index) for index in range(count)]
         if any(place.z for place in places):
-            raise EngineUnavailable(f"{self._path}: positions of four parts, which this version does not support.")
+            raise EngineUnavailable(
+                f"{self._path}: the projector gives an image positions of four parts, which this version does not "
+                "support."
+            )
         rows = np.array([[place.t, place.y, place.x] for place in places], np.int32)
         return SoftRun(tokens, count, rows.T.tobytes(), int(mtmd.mtmd_input_chunk_get_n_pos(chunk)), whole)

@@ -185,8 +185,8 @@ def check_weights_fit(path: Path, size_bytes: int, free: int) -> None:
     """Check that the weights fit in `free` bytes. Raises EngineUnavailable: they do not."""
     if size_bytes > free:
         raise EngineUnavailable(
-            f"{path}: the model needs {size_bytes // _MB} MB and {free // _MB} MB of memory are free. "
-            "Free some, or use a smaller model."
+            f"{path}: the model needs {size_bytes // _MB} MB, but only {free // _MB} MB of memory are free. Free some "
+            "memory, or use a smaller model."
         )
 
 
@@ -208,8 +208,8 @@ def plan_memory(
     if needed * kv_bytes_per_token > free * (1.0 if configured else _KV_SHARE):
         raise EngineUnavailable(
             f"A context of {needed} tokens needs {needed * kv_bytes_per_token // _MB} MB of KV cache beside "
-            f"{weights_bytes // _MB} MB of weights, and {free // _MB} MB of memory are free. "
-            "Set engine.context_tokens lower, or use a smaller model."
+            f"{weights_bytes // _MB} MB of weights, but only {free // _MB} MB of memory are free. Set "
+            "engine.context_tokens lower, or use a smaller model."
         )
     if not options.kv_tokens:
         total = max(min(total, affordable), needed)

@@ -102,7 +102,7 @@ class Vocabulary:
         """Frame a prompt's tokens for an answer between `before` and the text `suffix`. Raises UnsupportedFeature."""
         if self._middle_tokens is None:
             raise UnsupportedFeature(
-                "`suffix`: This model has no tokens for filling in the middle. Remove it.", param="suffix"
+                "`suffix`: This model has no tokens for filling in the middle. Remove `suffix`.", param="suffix"
             )
         start = int(self._adds_bos and len(before) > 0 and before[0] == self.bos)
         prefix, suffix_mark, middle = self._middle_tokens

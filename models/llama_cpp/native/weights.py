@@ -64,8 +64,8 @@ class Weights:
         if kv_type == "q8_0" and any(width % resources.Q8_BLOCK for width in self._head_widths):
             widths = " and ".join(map(str, dict.fromkeys(self._head_widths)))
             raise EngineUnavailable(
-                f"{self.path}: engine.kv_type q8_0 needs heads whose width is a multiple of "
-                f"{resources.Q8_BLOCK}, but this model's heads have {widths}. Set it to f16."
+                f"{self.path}: engine.kv_type q8_0 needs heads whose width is a multiple of {resources.Q8_BLOCK}, but "
+                f"this model's heads have {widths}. Set engine.kv_type to f16."
             )
         return max(1, int(self._kv_elements * resources.KV_BYTES[kv_type]))
 
@@ -90,14 +90,14 @@ def _check_header(path: Path) -> int:
     except OSError as error:
         raise EngineUnavailable(f"{path}: {error.strerror}") from error
     if head[:4] != _MAGIC:
-        raise EngineUnavailable(f"{path}: not a GGUF file (it begins with {head[:4]!r}).")
+        raise EngineUnavailable(f"{path} is not a GGUF file (it begins with {head[:4]!r}).")
     version = struct.unpack("<I", head[4:8])[0] if len(head) == 8 else 0
     if version > max(_VERSIONS):
         raise EngineUnavailable(
             f"{path}: GGUF version {version} is newer than this llama.cpp reads ({max(_VERSIONS)})."
         )
     if version not in _VERSIONS:
-        raise EngineUnavailable(f"{path}: GGUF version {version} is not one that llama.cpp reads.")
+        raise EngineUnavailable(f"{path}: llama.cpp does not read GGUF version {version}.")
     return size
 
 
@@ -133,7 +133,7 @@ class Adapters:
             raise EngineUnavailable(f"The adapter {name} cannot be used: {self._problems[name]}")
         if name not in self._loaded:
             known = ", ".join(self._loaded) or "none"
-            raise ModelNotFound(f"{self._model} has no adapter `{name[:100]}`; there are: {known}", param="model")
+            raise ModelNotFound(f"{self._model} has no adapter `{name[:100]}`. Its adapters: {known}", param="model")
         return self._loaded[name]
 
 
@@ -143,9 +143,11 @@ def load_adapter(weights: Weights, file: AdapterFile) -> Adapter:
     pointer = bindings.init_adapter(weights.pointer, file.path.encode())
     if not pointer:
         reason = bindings.last_errors() or "it does not say why"
-        raise EngineUnavailable(f"{file.path}: llama.cpp cannot load it as an adapter of {weights.path}: {reason}")
+        raise EngineUnavailable(
+            f"{file.path}: llama.cpp cannot load the file as an adapter of {weights.path}: {reason}"
+        )
     if bindings.invocation_tokens(pointer):
         raise EngineUnavailable(
-            f"{file.path}: an activated LoRA (aLoRA), which begins inside a prompt, is not supported."
+            f"{file.path} is an activated LoRA (aLoRA), which begins inside a prompt and is not supported."
         )
     return Adapter(file.name, pointer, file.scale)

@@ -101,13 +101,13 @@ class PromptStore:
                     return None
                 pieces, at = self._open(file, stored.path, header), 0
                 if next(pieces) != stored.tokens.tobytes():
-                    raise ValueError("it has other tokens than before")
+                    raise ValueError("the file has other tokens than before")
                 for piece in pieces:
                     state[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
                     at += len(piece)
             os.utime(stored.path)
         except (OSError, ValueError, RecordUnreadable) as error:
-            log.warning("A stored system prompt is not used: %s: %s.", stored.path, error)
+            log.warning("The stored system prompt %s is not used: %s.", stored.path, error)
             self.forget(stored)
             return None
         self._files.move_to_end(stored.path.name)
@@ -152,10 +152,10 @@ class PromptStore:
                 with path.open("rb") as file:
                     header = _read_header(file)
                     if header.identity != self._identity:
-                        raise RecordUnreadable("It belongs to other weights or another llama.cpp.")
+                        raise RecordUnreadable("The file belongs to other weights or to another version of llama.cpp.")
                     tokens = np.frombuffer(next(self._open(file, path, header)), np.int32)
             except (OSError, ValueError) as error:
-                log.warning("The file is not a stored system prompt: %s: %s.", path, error)
+                log.warning("The file %s is not a stored system prompt: %s.", path, error)
             except RecordUnreadable as error:  # also that of another key
                 log.warning("%s is removed: %s", path, error)
                 path.unlink(missing_ok=True)
@@ -206,17 +206,17 @@ def _try(work: Callable[[], None]) -> None:
 def _read_header(file: BinaryIO) -> _Header:
     """Return the content of a file of prefixes. Raises ValueError if it is not one."""
     if file.read(len(_MAGIC)) != _MAGIC:
-        raise ValueError("its header is missing")
+        raise ValueError("the header of the file is missing")
     raw = file.read(_LENGTH.size)
     length = _LENGTH.unpack(raw)[0] if len(raw) == _LENGTH.size else 0
     if not 0 < length <= _HEADER_BYTES:
-        raise ValueError("its header is damaged")
+        raise ValueError("the header of the file is damaged")
     header = msgspec.json.decode(file.read(length), type=_Header)  # a DecodeError is a ValueError
     size = os.fstat(file.fileno()).st_size
     if header.tokens <= 0 or header.state_bytes <= 0:
-        raise ValueError("its header is damaged")
+        raise ValueError("the header of the file is damaged")
     if file.tell() + sum(header.pieces) + len(header.pieces) * sealed_bytes(_KEY_ID) != size:
-        raise ValueError("its size is not the one in its header")
+        raise ValueError("the size of the file is not the one in its header")
     return header
 
 

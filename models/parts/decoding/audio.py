@@ -44,12 +44,12 @@ _MP3_KBITS = {  # of layer III, by whether it is MPEG-1
 def decode_audio(data: bytes, max_s: float) -> AudioSamples:
     """Return the audio as one channel at `SAMPLE_RATE`. Raises Refusal, also beyond `max_s` seconds."""
     if not data:
-        raise Refusal(f"it is empty. {_SEND}")
+        raise Refusal(f"the audio is empty. {_SEND}")
     if is_cut_off(data):
-        raise Refusal(f"it is cut off: its end is missing. Send the whole file. {_SEND}")
+        raise Refusal(f"the audio is cut off: its end is missing. Send the whole file. {_SEND}")
     samples, rate = _decode_wav(data, max_s) if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else _by_pyav(data, max_s)
     if not samples.size:
-        raise Refusal(f"it has no samples. {_SEND}")
+        raise Refusal(f"the audio has no samples. {_SEND}")
     return AudioSamples(np.ascontiguousarray(resample(samples, rate), "<f4").tobytes())
 
 
@@ -82,11 +82,11 @@ def _decode_wav(data: bytes, max_s: float) -> tuple[Samples, int]:
     except wave.Error as error:
         if "unknown format" in str(error):  # floats, compressed, or an extensible header
             return _by_pyav(data, max_s)
-        raise Refusal(f"its WAV header is invalid ({error}). {_SEND}") from None
+        raise Refusal(f"the WAV header of the audio is invalid ({error}). {_SEND}") from None
     except (EOFError, ValueError, OverflowError, RuntimeError, struct.error):  # RuntimeError: a seek past the end
-        raise Refusal(f"its WAV header is cut off or invalid. {_SEND}") from None
+        raise Refusal(f"the WAV header of the audio is cut off or invalid. {_SEND}") from None
     if width not in _WIDTHS:
-        raise Refusal(f"its samples have {8 * width} bits. {_SEND}")
+        raise Refusal(f"the samples of the audio have {8 * width} bits. {_SEND}")
     frames = frames[: len(frames) - len(frames) % (width * channels)]
     samples = _WIDTHS[width](frames)
     mono: Samples = samples.reshape(-1, channels).mean(axis=1, dtype=np.float32)
@@ -95,14 +95,14 @@ def _decode_wav(data: bytes, max_s: float) -> tuple[Samples, int]:
 
 def _check(rate: int, channels: int) -> None:
     if rate not in _RATES:
-        raise Refusal(f"its sample rate is {rate} Hz. Send {_RATES[0]} to {_RATES[-1]} Hz")
+        raise Refusal(f"the sample rate of the audio is {rate} Hz. Send {_RATES[0]} to {_RATES[-1]} Hz")
     if channels not in range(1, _MAX_CHANNELS + 1):
-        raise Refusal(f"it has {channels} channels. Send at most {_MAX_CHANNELS}")
+        raise Refusal(f"the audio has {channels} channels. Send at most {_MAX_CHANNELS}")
 
 
 def _check_length(seconds: float, max_s: float) -> None:
     if seconds > max_s:
-        raise Refusal(f"it is longer than {max_s:g} s. Send it in pieces")
+        raise Refusal(f"the audio is longer than {max_s:g} s. Send the audio in pieces")
 
 
 def _bits24(frames: bytes) -> Samples:
@@ -129,7 +129,9 @@ def _by_pyav(data: bytes, max_s: float) -> tuple[Samples, int]:
     try:
         import av
     except ModuleNotFoundError:
-        raise Refusal(f"it is not a WAV file with PCM, and this device decodes no other format. {_SEND}") from None
+        raise Refusal(
+            f"the audio is not a WAV file with PCM, and this device decodes no other format. {_SEND}"
+        ) from None
     blocks: list[Samples] = []
     seconds = 0.0
     try:
@@ -139,9 +141,11 @@ def _by_pyav(data: bytes, max_s: float) -> tuple[Samples, int]:
             _check_length(seconds, max_s)
             blocks.append(block)
         if declared_s - seconds > _CUT_S:
-            raise Refusal(f"it is cut off: {declared_s:.1f} s are declared, {seconds:.1f} s are there. {_SEND}")
+            raise Refusal(
+                f"the audio is cut off: {declared_s:.1f} s are declared, but only {seconds:.1f} s are there. {_SEND}"
+            )
     except (av.FFmpegError, ValueError, IndexError):
-        raise Refusal(f"it is broken, cut off or in a format that cannot be decoded. {_SEND}") from None
+        raise Refusal(f"the audio is broken, cut off or in a format that cannot be decoded. {_SEND}") from None
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), SAMPLE_RATE
 
 

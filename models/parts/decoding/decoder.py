@@ -56,20 +56,20 @@ class PartDecoder:
 def decode_text(data: bytes, max_bytes: int) -> Found:
     """Return the text, with line ends as `\n`. Raises Refusal if it is longer than `max_bytes`, empty, or not text."""
     if len(data) > max_bytes:
-        raise Refusal(f"it has more than {max_bytes / 1024:g} KiB. Send a smaller file")
+        raise Refusal(f"the file has more than {max_bytes / 1024:g} KiB. Send a smaller file")
     other = next((name for start, name in _OTHERS.items() if data.startswith(start)), "")
     if other:
-        raise Refusal(f"it is {other}. {_IMAGE if other == 'an image' else _SEND}")
+        raise Refusal(f"the file is {other}. {_IMAGE if other == 'an image' else _SEND}")
     if b"<svg" in data[:4096].lower():
-        raise Refusal("it is SVG, which is not accepted. Send it rendered as PNG")
+        raise Refusal("the file is an SVG image, which is not accepted. Send the image rendered as PNG")
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
-        raise Refusal(f"it is not text in UTF-8. {_SEND}") from None
+        raise Refusal(f"the file is not text in UTF-8. {_SEND}") from None
     if any(character < " " and character not in _ALLOWED for character in text):
-        raise Refusal(f"it has control characters, which text does not contain. {_SEND}")
+        raise Refusal(f"the file has control characters, which text does not contain. {_SEND}")
     text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
     if not text:
-        raise Refusal(f"it is empty. {_SEND}")
+        raise Refusal(f"the file is empty. {_SEND}")
     return Found(Fact(text, 1.0))

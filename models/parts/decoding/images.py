@@ -33,7 +33,7 @@ def decode_image(data: bytes, limits: PartLimits) -> ImagePixels:
     """Return the image's pixels, turned as its EXIF says, and scaled down to `limits.side`. Raises Refusal."""
     with _opened(data, limits) as image:
         if getattr(image, "n_frames", 1) > 1:
-            raise Refusal("it is animated. Send a single frame")
+            raise Refusal("the image is animated. Send a single frame")
         image.draft("RGB", (limits.side, limits.side))  # a JPEG decoder then skips what scaling would drop
         image.load()
         upright = ImageOps.exif_transpose(image)
@@ -65,7 +65,7 @@ def _opened(data: bytes, limits: PartLimits) -> Iterator[Image.Image]:
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise _too_large(limits) from None
         except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, TypeError):
-            raise Refusal(f"it is broken or cut off. {_SEND}") from None
+            raise Refusal(f"the image is broken or cut off. {_SEND}") from None
 
 
 def _kind_of(data: bytes) -> str:
@@ -74,7 +74,7 @@ def _kind_of(data: bytes) -> str:
         kind = ""
     if not kind:
         what = "SVG, which is not accepted" if b"<svg" in data[:4096].lower() else "not an image of an accepted format"
-        raise Refusal(f"it is {what if data else 'empty'}. {_SEND}")
+        raise Refusal(f"the file is {what if data else 'empty'}. {_SEND}")
     tail = data[data.rfind(_END[kind]) :].lower() if kind in _END and _END[kind] in data else b""
     if any(foreign.lower() in tail for foreign in _FOREIGN):
         raise Refusal("a file of another kind follows after the image's end. Save the image again")
@@ -82,4 +82,4 @@ def _kind_of(data: bytes) -> str:
 
 
 def _too_large(limits: PartLimits) -> Refusal:
-    return Refusal(f"it has more than {limits.pixels / 1000000.0:g} megapixels. Send a smaller image")
+    return Refusal(f"the image has more than {limits.pixels / 1000000.0:g} megapixels. Send a smaller image")

@@ -23,7 +23,7 @@ class ImageEncoder:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, ImagePixels):
-            raise Refusal("it is not an image")
+            raise Refusal("the part is not an image")
         pixels = np.frombuffer(job.pixels, np.uint8).reshape(job.height, job.width, 3)
         lines, _ = self._read(np.ascontiguousarray(pixels[:, :, ::-1]))  # OpenCV's order
         segments = tuple(Segment(text, float(score)) for _, text, score in lines or ())

@@ -21,7 +21,7 @@ class VisionModel:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, ProjectImage):
-            raise Refusal("it is not an image")
+            raise Refusal("the part is not an image")
         image = job.image
         try:
             vectors, runs = self._encoder.encode(image.pixels, image.width, image.height)

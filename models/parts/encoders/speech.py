@@ -103,10 +103,11 @@ class SpeechEncoder:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, Transcribe):
-            raise Refusal("it is not audio")
+            raise Refusal("the part is not audio")
         if job.terms.language and job.terms.language not in self._model.supported_languages:
             raise Refusal(
-                f"the language {job.terms.language!r} is not known. Leave it out, to detect the language", "language"
+                f"the language {job.terms.language!r} is not known. Leave the language out, so that it is detected",
+                "language",
             )
         samples = np.frombuffer(job.audio.samples, "<f4")
         if self._words is not None and self._is_command(job, self._words):

@@ -47,9 +47,9 @@ class SpeechDetector:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, DetectSpeech):
-            raise Refusal("it is not audio")
+            raise Refusal("the part is not audio")
         if not job.pcm or len(job.pcm) % (2 * SPEECH_WINDOW):
-            raise Refusal(f"it has {len(job.pcm)} bytes, which is not a whole number of windows")
+            raise Refusal(f"the audio has {len(job.pcm)} bytes, which is not a whole number of windows")
         state = np.frombuffer(job.state, "<f4") if job.state else np.zeros(_STATE, np.float32)
         if state.size != _STATE:
             raise Refusal("the state that was sent with it belongs to another speech detector")

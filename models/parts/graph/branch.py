@@ -175,7 +175,7 @@ class SpeechDetection:
             self._timeout_s = _START_S  # the next one may begin in a new child
             log.warning("Speech detection failed: %s.", error)
             raise EncoderFailed(
-                f"Speech turns cannot be detected now: {error}. Continue to send audio, or commit it yourself."
+                f"Speech turns cannot be detected now: {error}. Continue to send audio, or commit the audio yourself."
             ) from None
         assert isinstance(found, SpeechProbabilities)
         self._timeout_s = _TIMEOUT_S

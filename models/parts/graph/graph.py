@@ -215,7 +215,7 @@ class EncoderGraph:
         """Read a part, or encode it as soft tokens of `model`. Raises only CancelledError: other branches go on."""
         started = self._clock()
         if not model and part.reader not in self._branches:
-            return invalid_part(part, "it is an image, and no encoder for images is installed. Send its text")
+            return invalid_part(part, "the part is an image, and no encoder for images is installed. Send its text")
         status: PartStatus = "ok"
         found = self._known(part, model)
         cached = found is not None
@@ -295,7 +295,7 @@ class EncoderGraph:
             read = await branch.run(request.data, deadline, terms, tell)
         except Refusal as refusal:
             if refusal.param and not request.language:
-                raise WorkerFailed(f"the configured {refusal.param}: {refusal}") from None
+                raise WorkerFailed(f"the configured {refusal.param} was refused: {refusal}") from None
             raise
         finally:
             self.running -= 1

@@ -83,7 +83,7 @@ def serve(link: Link) -> None:
         except messages.Refusal as refusal:
             result = messages.Refused(str(refusal), refusal.param)
         except MemoryError:
-            result = messages.Refused("it needs more memory than it may have. Send a smaller part")
+            result = messages.Refused("the part needs more memory than its process may have. Send a smaller part")
         link.send(result)
         del job, result  # each may have megabytes
 

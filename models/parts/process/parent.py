@@ -75,7 +75,7 @@ class WorkerProcess:
             async with asyncio.timeout_at(deadline):
                 result = await self._in_turn(job, tell)
         except TimeoutError:
-            raise WorkerTimeout("it took too long") from None
+            raise WorkerTimeout("the work took too long") from None
         if isinstance(result, Refused):
             raise Refusal(result.reason, result.param)
         return result
@@ -163,7 +163,9 @@ class WorkerProcess:
                         pass
         except TimeoutError:
             worker = self._spec.worker.rpartition(":")[2]
-            log.warning("%s hung: its process is replaced %g s after its job was cancelled.", worker, self._settle_s)
+            log.warning(
+                "The worker %s hung: its process is replaced %g s after its job was cancelled.", worker, self._settle_s
+            )
             self._end_child()
         except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError):
             self._end_child()
@@ -181,7 +183,7 @@ class WorkerProcess:
                 "causeway_server.models.parts.process.child", _environment(self._python), self._python
             )
         except OSError as error:
-            raise WorkerFailed(f"its process cannot be started: {error.strerror}") from error
+            raise WorkerFailed(f"the worker process cannot be started: {error.strerror}") from error
         self.starts += 1
         self._load_by = asyncio.get_running_loop().time() + _LOAD_S
         try:

@@ -65,6 +65,6 @@ def compaction_request(body: bytes) -> bytes:
     wire = validate(load(body), WireCompaction)
     items = [{"role": "user", "content": wire.input}] if isinstance(wire.input, str) else wire.input or []
     if not items and wire.previous_response_id is None:
-        raise InvalidRequest("`input` is missing. Send it, or a `previous_response_id`.", param="input")
+        raise InvalidRequest("`input` is missing. Send `input`, or a `previous_response_id`.", param="input")
     ask: JSONObject = {"role": "user", "content": COMPACT}
     return _encode({**msgspec.to_builtins(wire), "input": [*items, ask], "store": False})

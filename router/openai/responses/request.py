@@ -312,7 +312,7 @@ def _refuse(wire: WireResponse) -> None:
         if is_refused:
             raise UnsupportedFeature(f"`{param}`: this server cannot do that. {advice or 'Leave it out.'}", param=param)
     if (wire.n or 1) != 1:
-        raise InvalidRequest("`n`: a response has only one answer. Remove it.", param="n")
+        raise InvalidRequest("`n`: a response has only one answer. Remove `n`.", param="n")
 
 
 def _messages(items: Sequence[WireItem]) -> list[Message]:

@@ -231,8 +231,8 @@ class StateKeys:
             return msgspec.json.decode(self._path.read_bytes(), type=_Stored)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ConfigError(
-                f"{self._path} is damaged, and the folder cannot be read without it. Restore a copy of it, or delete "
-                "the files of the folder to begin again.",
+                f"{self._path} is damaged, and the folder cannot be read without this file. Restore a copy of this "
+                "file, or delete the files of the folder to begin again.",
                 where=_WHERE,
             ) from None
 
@@ -241,8 +241,8 @@ class StateKeys:
         sealed = next((path for path in sorted(self.folder.glob("*.sqlite")) if is_sealed(path)), None)
         if sealed is not None:
             raise ConfigError(
-                f"{self._path} is missing, and {sealed.name} cannot be read without it. Restore a copy of it, or "
-                "delete the files of the folder to begin again.",
+                f"{self._path} is missing, and {sealed.name} cannot be read without it. Restore a copy of the missing "
+                "file, or delete the files of the folder to begin again.",
                 where=_WHERE,
             )
         return None if self._credential else Path(self._key_file or f"{self.folder}.key").absolute()
@@ -274,16 +274,16 @@ class StateKeys:
         secret = _secret_of(path)
         if secret is None:
             raise ConfigError(
-                f"{self._path} is encrypted with a key that is not on this device: {path} does not exist. Restore it, "
-                f"give its place with {_WHERE} or as the credential {CREDENTIAL}; or, if this folder was copied from "
-                "another device, delete its files.",
+                f"{self._path} is encrypted with a key that is not on this device: {path} does not exist. Restore the "
+                f"key file, name its place with {_WHERE}, or give it as the credential {CREDENTIAL}. If this folder "
+                "was copied from another device, delete the folder's files instead.",
                 where=_WHERE,
             )
         master = _master_of(secret, stored.salt, str(path))
         if stored.keys and not hmac.compare_digest(_code(stored, master), stored.code):
             raise ConfigError(
-                f"The key in {path} is not the one that encrypts {self._path}, or that file was modified. Nothing was "
-                "changed. Give the key of this folder; a folder of another device cannot be read here.",
+                f"The key in {path} is not the key that encrypts {self._path}, or {self._path} was modified. Nothing "
+                "was changed. Give the key of this folder; a folder of another device cannot be read on this device.",
                 where=_WHERE,
             )
         return master

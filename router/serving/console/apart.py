@@ -35,7 +35,9 @@ def run_apart(seconds: float, work: Callable[..., _T], *arguments: object) -> _T
             process.start()
         try:
             if not ours.poll(seconds):
-                raise InvalidRequest(f"The policy takes longer than {seconds:g} s: simplify its conditions.")
+                raise InvalidRequest(
+                    f"The policy takes longer than {seconds:g} s to evaluate: simplify its conditions."
+                )
             return ours.recv()  # type: ignore[no-any-return]
         except EOFError:
             message = "This takes more time or memory than a draft may: simplify its conditions."

@@ -254,7 +254,9 @@ class EgressLedger:
             aside.mkdir(mode=0o700)
             for path in files:
                 path.rename(aside / path.name)
-            log.error("The egress ledger in %s was changed; it was moved to %s and begins again.", self._folder, aside)
+            log.error(
+                "The egress ledger in %s was altered. It was moved to %s, and a new ledger begins.", self._folder, aside
+            )
             self._tree = Frontier()
             return self._new_file()
         self._file, self._size = os.open(files[-1], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), end

@@ -47,7 +47,7 @@ def check_claims(
 ) -> tuple[float, float]:
     """Check the registered claims, and return when the token begins and ends (Unix s). Raises AuthenticationFailed."""
     if claims.get("iss") != issuer:  # (1)
-        raise AuthenticationFailed("The token is from another issuer.")
+        raise AuthenticationFailed("The token is from an issuer that this server does not accept.")
     if audience not in _texts(claims.get("aud")):
         raise AuthenticationFailed(f"The token is for another service than {audience!r}.")
     issued, ends = _number(claims, "iat"), _number(claims, "exp")
@@ -76,7 +76,7 @@ def identity_of(claims: Mapping[str, Any], config: IssuerConfig, digest: str) ->
     if tenant not in config.tenants:  # (4)
         told = f"the tenant {tenant[:64]!r}" if isinstance(tenant, str) else f"no tenant in `{names.tenant}`"
         raise PermissionDenied(
-            f"The token names {told}, and this issuer's tokens are accepted for {', '.join(config.tenants)} only "
+            f"The token names {told}, but this issuer's tokens are accepted only for {', '.join(config.tenants)} "
             "(`identity.issuers[].tenants`)."
         )
     regions = _claim(claims, names.regions)

@@ -54,6 +54,9 @@ def check_issuers(issuers: Sequence[IssuerConfig], own: str = "") -> None:
         where = f"identity.issuers[{index}]"
         check_url(each.issuer, f"{where}.issuer")
         if each.issuer == own or each.issuer in (other.issuer for other in issuers[:index]):
-            raise ConfigError(f"{each.issuer!r} is configured twice.", where=f"{where}.issuer")
+            raise ConfigError(f"The issuer {each.issuer!r} is configured twice.", where=f"{where}.issuer")
         if not each.claims.tenant and len(each.tenants) > 1:
-            raise ConfigError("Name one tenant, or the claim that tells which.", where=f"{where}.claims.tenant")
+            raise ConfigError(
+                "Name one tenant in `tenants`, or name in `claims.tenant` the claim that has the tenant.",
+                where=f"{where}.claims.tenant",
+            )

@@ -79,7 +79,7 @@ class IssuerDocuments:
         url = self.issuer.rstrip("/") + "/.well-known/openid-configuration"
         found = await self.read(url, Discovery)
         if found.issuer != self.issuer:
-            raise DocumentsUnavailable(f"{url} is the document of {found.issuer}, not of {self.issuer}.")
+            raise DocumentsUnavailable(f"{url} is the document of the issuer {found.issuer}, not of {self.issuer}.")
         try:
             for other in filter(None, (found.jwks_uri, found.token_endpoint)):
                 check_url(other.partition("?")[0], url)
@@ -112,5 +112,8 @@ class IssuerDocuments:
         method, headers = "GET" if form is None else "POST", {"Accept-Encoding": "identity"}
         async with self._session.request(method, url, data=form, headers=headers, allow_redirects=False) as response:
             if response.status != 200 or "Content-Encoding" in response.headers:
-                raise ValueError(f"HTTP {response.status}, {response.headers.get('Content-Encoding', 'not encoded')}")
+                raise ValueError(
+                    f"HTTP status {response.status}, content encoding: "
+                    f"{response.headers.get('Content-Encoding', 'not encoded')}"
+                )
             return await read_bounded(response, MAX_BYTES)

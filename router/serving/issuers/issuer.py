@@ -75,7 +75,9 @@ class Issuer:
         except (DocumentsUnavailable, *UNREADABLE, OSError) as error:
             failed = str(error)
         if bool(failed) != bool(self.last_error):
-            log.warning("Keys of the issuer %s: %s", self.config.issuer, failed or "they can be read again.")
+            log.warning(
+                "Reading the keys of the issuer %s: %s", self.config.issuer, failed or "they can be read again."
+            )
         self.last_error = failed
         self._ended = number
         read, self._read = self._read, anyio.Event()
@@ -86,7 +88,9 @@ class Issuer:
         Raises IdentityUnavailable if too many tokens wait.
         """
         if self._waiting >= _MAX_WAITING:
-            raise IdentityUnavailable("Too many tokens with unknown keys wait for their issuer.", retry_after_s=5.0)
+            raise IdentityUnavailable(
+                "Too many tokens with unknown keys wait until the keys of their issuer are read.", retry_after_s=5.0
+            )
         begun = self._begun  # a reading in progress may be too old
         self._waiting += 1
         self._wanted.set()

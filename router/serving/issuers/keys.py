@@ -52,7 +52,7 @@ def parse_jwks(content: bytes) -> tuple[PublicKey, ...]:
     found = msgspec.json.decode(content, type=dict[str, list[dict[str, Any]]]).get("keys", [])
     keys = [key for jwk in found[: _MAX_KEYS + 1] if (key := _public_key(jwk)) is not None]
     if not keys or len(found) > _MAX_KEYS:
-        raise ValueError(f"The key set has {len(found)} keys, and {len(keys)} of them can verify signatures.")
+        raise ValueError(f"The key set has {len(found)} keys, of which {len(keys)} can verify signatures.")
     return tuple(keys)
 
 
@@ -75,12 +75,12 @@ def read_header(token: str) -> TokenHeader:
     """Decode a token's header, which nothing protects yet. Raises AuthenticationFailed."""
     try:
         if token.count(".") != 2 or not token.isascii():
-            raise ValueError("A JWT has three parts.")
+            raise ValueError("The token is not a JWT, because a JWT has three parts.")
         header = msgspec.json.decode(_part(token, 0), type=TokenHeader)
     except (ValueError, RecursionError) as error:  # also those of base64 and msgspec
         raise AuthenticationFailed("The token is not a JWT.") from error
     if bytes(header.crit):
-        raise AuthenticationFailed("The token requires an extension that is not supported here.")
+        raise AuthenticationFailed("The token requires an extension that this server does not support.")
     if header.typ.lower() not in _TYPES:
         raise AuthenticationFailed(f"A token of the type {header.typ[:32]!r} is not for this service.")
     return header

@@ -174,8 +174,8 @@ class Sessions(Generic[Client]):
             if not cut:
                 self._refused += 1
                 raise QueueFull(
-                    f"{self._shares.held_by(share)} sessions are open, your share of {self._config.max_sessions} "
-                    "(realtime.max_sessions). End one, or connect again later.",
+                    f"{self._shares.held_by(share)} sessions are open, which is your share of "
+                    f"{self._config.max_sessions} (realtime.max_sessions). End one of them, or connect again later.",
                     retry_after_s=_RETRY_S,
                 )
             self._end(min(cut, key=lambda live: live.changed_at), "gave_way", CloseCode.GOING_AWAY)
@@ -193,7 +193,9 @@ class Sessions(Generic[Client]):
         """Resume a session (3). Raises SessionUnknown, EventsLost or InvalidRequest."""
         live = self._sessions.get(session_id)
         if live is None or live.requests.client.owner != client.owner:
-            raise SessionUnknown("The session was not found; it may have ended. Start a new one.", param="session_id")
+            raise SessionUnknown(
+                "The session was not found; it may have ended. Start a new session.", param="session_id"
+            )
         if not after.isascii() or not after.isdigit() or len(after) > _DIGITS:
             raise InvalidRequest("`after` must be the sequence number of the last event received.", param="after")
         live.session.narrow(client.hints)

@@ -155,7 +155,7 @@ class StoredResponses:
             if turn is not None:
                 await self.turns(owner, [turn.id])
         except CausewayError as error:
-            log.warning("The answer of a response in the background is not stored yet: %s", error.message)
+            log.warning("The answer of a background response is not stored yet: %s", error.message)
 
     async def turns(self, owner: str, names: Sequence[str]) -> list[StoredTurn | None]:
         """Return turns as they are now, None for each that is not there."""

@@ -86,7 +86,7 @@ class TlsContext(ssl.SSLContext):
             self._made = self._make()
         except ConfigError as error:  # perhaps the files are being written; so the next check tries again
             if error.message != self.fault:
-                log.error("New certificates are not used, and the last ones stay in use: %s", error.message)
+                log.error("The new certificates cannot be used, so the previous ones stay in use: %s", error.message)
             self.fault = error.message
             return self._made
         self._versions, self.fault = versions, ""
@@ -137,10 +137,16 @@ def server_tls(config: ListenerTls, where: str, alpn: Sequence[str] = HTTP1) -> 
     """Return the context of a listener; None if its section `where` names no certificate. Raises ConfigError."""
     if not config.cert_file:
         if config.key_file or config.client_ca_file:
-            raise ConfigError("Name the certificate, too: set this key.", where=f"{where}.cert_file")
+            raise ConfigError(
+                "A listener with `key_file` or `client_ca_file` also needs its certificate: set `cert_file`.",
+                where=f"{where}.cert_file",
+            )
         return None
     if not config.key_file:
-        raise ConfigError("Name the certificate's private key, too: set this key.", where=f"{where}.key_file")
+        raise ConfigError(
+            "A listener with `cert_file` also needs the certificate's private key: set `key_file`.",
+            where=f"{where}.key_file",
+        )
     files = TlsFiles(
         where=where,
         cert_file=config.cert_file,
@@ -225,7 +231,9 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
     except OSError as error:
         raise ConfigError(f"{files.key_file} cannot be read: {error.strerror or error}.", where=where) from error
     except _PassphraseNeeded:
-        raise ConfigError(f"{files.key_file} has a passphrase: write it without one, mode 0600.", where=where) from None
+        raise ConfigError(
+            f"{files.key_file} has a passphrase. Write the key without a passphrase, with mode 0600.", where=where
+        ) from None
 
 
 class _PassphraseNeeded(Exception):

@@ -84,7 +84,7 @@ class TlsServer:
         if now >= self._report_at:
             reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or type(error).__name__
             log.warning(
-                "%s: failed TLS handshakes: %d; the last one, from %s: %s.", self._key, self._failed, peer, reason
+                "%s: %d TLS handshakes failed; the most recent one, from %s: %s.", self._key, self._failed, peer, reason
             )
             self._failed, self._report_at = 0, now + _LOG_INTERVAL_S
 

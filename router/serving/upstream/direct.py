@@ -57,7 +57,7 @@ class DirectResponse:
                 self._hand_over()
         except Exception as failure:
             if not isinstance(failure, CausewayError):  # one of ours is raised again in the task
-                log.error("A direct answer failed unexpectedly: %s", redacted(failure))
+                log.error("An answer on the fast path failed unexpectedly: %s", redacted(failure))
             if response.owner is self:
                 self._hand_over()
 

@@ -81,7 +81,11 @@ class KeyFile:
                 self._stamp = stamp
                 self._token = self._read()
         except (OSError, ValueError) as error:
-            log.warning("%s cannot be read (%s): its last token stays in use.", self._path, type(error).__name__)
+            log.warning(
+                "%s cannot be read (%s), so the token that was read before stays in use.",
+                self._path,
+                type(error).__name__,
+            )
         return self._token
 
     async def renew(self, refused: str) -> bool:
@@ -95,7 +99,7 @@ class KeyFile:
     def _read(self) -> str:
         token = self._path.read_text(encoding="ascii").strip()
         if not token or len(token.split()) != 1:
-            raise ValueError("The file does not hold one token.")
+            raise ValueError("The file must contain exactly one token.")
         return token
 
 
@@ -285,7 +289,9 @@ class OpenAIServer:
             except (InvalidRequest, CloudUnprocessable) as error:
                 if _STREAM_OPTIONS not in f"{error.param} {error.message}":
                     raise
-                log.info("%s does not support stream_options: the tokens of its streams are counted here.", call.name)
+                log.info(
+                    "%s does not support stream_options, so this server counts the tokens of its streams.", call.name
+                )
                 self._asks_usage = False
         body = encode_request(request, model, stream=True, ask_usage=False)
         return await self.post(call, request.kind, body, until, lines)

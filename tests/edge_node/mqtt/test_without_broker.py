@@ -221,7 +221,7 @@ async def test_a_password_that_cannot_be_read_is_named_and_lasts(tmp_path: Path,
     if content is not None:
         file.write_bytes(content)
     error = await fault_of(mqtt_config(free_port(), username="device", password_file=str(file)))
-    assert str(error).startswith(f"mqtt.password_file {file} cannot be read")
+    assert str(error).startswith(f"The file {file} (mqtt.password_file) cannot be read")
     assert error.lasting
 
 

@@ -284,7 +284,7 @@ async def test_labels_against_a_refit_give_it_up(tmp_path: Path, caplog: pytest.
     await made.run()
     for label in labels(1.0, count=100):
         made.add(found.pairs["assistant"], label)
-    assert "The calibration of assistant is the shipped one again: an e-value of " in caplog.text
+    assert "The calibration of assistant is again the one that was shipped: an e-value of " in caplog.text
     assert made.results["assistant", "given_up"] == 1
     assert score(found, chat(OPEN), SURE) == pytest.approx(0.9)
     assert not (tmp_path / FILE).exists()

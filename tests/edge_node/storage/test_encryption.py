@@ -298,7 +298,7 @@ async def test_an_erased_key_makes_the_folder_unreadable(tmp_path: Path) -> None
     keys = await filled(tmp_path / "state")
     keys.erase()
     assert not (tmp_path / "state" / "keys.json").exists()
-    with pytest.raises(ConfigError, match="cannot be read without it"):
+    with pytest.raises(ConfigError, match="cannot be read without"):
         open_folder(StateKeys(tmp_path / "state"))
 
 

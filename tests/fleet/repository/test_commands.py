@@ -157,7 +157,7 @@ def test_a_target_s_adapter_must_be_in_the_bundle(fleet: Path) -> None:
         edit(fleet / "policies" / f"{policy}.yaml", "model: assistant}", "model: assistant+night}")
     result = run("lint", fleet)
     assert result.exit_code == 1
-    assert "assistant+night, and the model has no such adapter. Its adapters: none" in result.output
+    assert "assistant+night, but the model has no such adapter. Its adapters: none" in result.output
     assert "1 error" in result.output
     edit(fleet / "fleet.yaml", "golden:", "adapters: {night: {file: models/assistant.gguf}}\n        golden:")
     assert run("lint", fleet).exit_code == 0

@@ -135,7 +135,7 @@ def test_a_private_key_is_for_its_owner_only(tmp_path: Path) -> None:
     new_key(tmp_path, "anna", None)
     assert (tmp_path / "anna.pem").stat().st_mode & 0o777 == 0o600
     (tmp_path / "anna.pem").chmod(0o640)
-    with pytest.raises(KeyInvalid, match="Other accounts can read"):
+    with pytest.raises(KeyInvalid, match="readable by others"):
         load_signer(tmp_path / "anna.pem", None)
 
 

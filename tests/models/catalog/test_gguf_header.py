@@ -22,11 +22,17 @@ HUGE = 2**60
 
 HOSTILE = {
     "empty": (b"", "it is truncated"),
-    "another format": (b"PK\x03\x04" + bytes(60), "it starts with b'PK"),
+    "another format": (b"PK\x03\x04" + bytes(60), "the file starts with b'PK"),
     "version": (header([], version=9), "version 9 of the format is not known"),
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big endian"),
-    "pairs beyond the file": (header([ARCHITECTURE], counts=(0, HUGE)), "key-value pairs in a file of"),
-    "tensors beyond the file": (header([ARCHITECTURE], counts=(HUGE, 1)), "tensors in a file of"),
+    "pairs beyond the file": (
+        header([ARCHITECTURE], counts=(0, HUGE)),
+        r"bytes declares 1,152,921,504,606,846,976 key-value pairs",
+    ),
+    "tensors beyond the file": (
+        header([ARCHITECTURE], counts=(HUGE, 1)),
+        r"bytes declares 1,152,921,504,606,846,976 tensors",
+    ),
     "a text beyond the file": (
         header([text("general.architecture") + struct.pack("<IQ", STRING, HUGE)]),
         "'general.architecture' takes 1,152,921,504,606,846,976 bytes, but the file ends at",

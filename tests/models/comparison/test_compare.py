@@ -145,7 +145,7 @@ def test_the_gate_refuses_a_damaged_model_with_the_figures(
     gate = ("--against", original, "--prompts", prompts_file, "--limit", "kl_mean=0.05", "--limit", "top1=0.9")
     damaged = call("add", write("damaged.gguf", noise), "--name", "mine", "--to", tmp_path, "--context", 512, *gate)
     assert damaged.exit_code == 1
-    assert f"refused beside {original}: kl_mean is " in damaged.output
+    assert f"refused in the comparison with {original}: kl_mean is " in damaged.output
     assert "the limit is 0.05; top1 is " in damaged.output
     assert "(2 of 2 prompts were answered)" in damaged.output
     assert not list(tmp_path.iterdir())
@@ -170,7 +170,7 @@ def test_the_command_prints_json_and_exits_with_1_beyond_a_limit(original: Path,
 
 def test_options_of_the_gate_belong_together(original: Path, prompts_file: Path, tmp_path: Path) -> None:
     alone = call("add", original, "--to", tmp_path, "--prompts", prompts_file)
-    assert (alone.exit_code, "--against, --prompts and --limit belong together" in alone.output) == (2, True)
+    assert (alone.exit_code, "--against, --prompts and --limit must be given together" in alone.output) == (2, True)
     for limit in ("speed=1", "kl_mean", "kl_mean=small"):
         with pytest.raises(ArtifactError, match=f"--limit {limit}: write FIGURE=NUMBER; the figures are kl_mean"):
             parse_limits([limit])

@@ -19,7 +19,7 @@ GOOD = b'{"prompt": "hello"}\n'
         (b'["hello"]', "Expected `object`"),
         (b'{"text": "hello"}', "unknown field `text`"),
         (b'{"prompt": " "}', "`prompt` is empty"),
-        (b'{"prompt": "x", "answer": "y"}', "belong together"),
+        (b'{"prompt": "x", "answer": "y"}', "must be given together"),
         (b'{"prompt": "x", "answer": "C", "metric": "choice", "choices": {"A": "1"}}', "not among the `choices`"),
         (b'{"prompt": "x", "answer": "many", "metric": "number"}', "no number"),
     ],

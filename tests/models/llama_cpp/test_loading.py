@@ -56,7 +56,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, tiny_model: Path, kept: int
 def test_noise_behind_a_good_header_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(tiny_model.read_bytes()[:64] + b"\xff" * 5000)
-    assert "llama.cpp cannot load it" in refusal(path)
+    assert "llama.cpp cannot load the file" in refusal(path)
 
 
 def test_a_refusal_token_that_is_not_one_token_is_refused(tiny_model: Path) -> None:

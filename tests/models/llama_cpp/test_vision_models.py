@@ -193,7 +193,7 @@ def test_runs_that_are_not_of_this_model_are_refused(vision: Vision, see: Callab
     run = good.runs[0]
     first = good.vectors[: 4 * 64 * run.vectors]
     for runs, words in (
-        ((SoftRun(vectors=run.vectors + 1),), "its runs have"),
+        ((SoftRun(vectors=run.vectors + 1),), "its runs name"),
         ((SoftRun((), run.vectors, run.positions[4:] or bytes(12)),), "positions"),
         ((SoftRun((-7,), run.vectors, run.positions, run.span),), "token"),
     ):

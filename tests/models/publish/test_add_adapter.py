@@ -53,9 +53,9 @@ def test_an_added_adapter_is_listed_verified_and_replaced(tmp_path: Path, model:
     [
         (lambda path: write_tiny_adapter(path, architecture="qwen2"), "an adapter for qwen2 models"),
         (lambda path: write_tiny_adapter(path, kind="control_vector"), "not a LoRA adapter but control_vector"),
-        (lambda path: write_tiny_adapter(path, name="blk.9.attn_q.weight"), "cannot load it as an adapter"),
-        (lambda path: write_tiny_adapter(path, name="blk.0.ffn_down.weight"), "cannot load it as an adapter"),
-        (lambda path: write_tiny_adapter(path, rank_of_b=2), "cannot load it as an adapter"),
+        (lambda path: write_tiny_adapter(path, name="blk.9.attn_q.weight"), "cannot load the file as an adapter"),
+        (lambda path: write_tiny_adapter(path, name="blk.0.ffn_down.weight"), "cannot load the file as an adapter"),
+        (lambda path: write_tiny_adapter(path, rank_of_b=2), "cannot load the file as an adapter"),
         (write_tiny_gguf, "not a LoRA adapter but a model"),
         (lambda path: path.write_bytes(write_tiny_adapter(path).read_bytes()[:-700]) and path, "refused|cannot|ends"),
         (lambda path: path.write_bytes(b"GGUF garbage") and path, "GGUF|version"),
@@ -78,8 +78,8 @@ def test_what_is_no_adapter_of_the_model_is_refused(
     [
         ("tiny", ("--name", "No Good"), "not a valid name"),
         ("tiny", ("--name", "a+b"), "not a valid name"),
-        ("tiny", ("--scale", 0), "a scale of 0"),
-        ("tiny", ("--scale", "nan"), "a scale of nan"),
+        ("tiny", ("--scale", 0), "the scale 0"),
+        ("tiny", ("--scale", "nan"), "the scale nan"),
         ("assistant", (), "ships with Causeway"),
         ("edge-quality", (), "not a language model"),
         ("nothing", (), "no model named"),

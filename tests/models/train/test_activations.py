@@ -25,7 +25,7 @@ def test_the_output_matrix_reads_normalised_inputs(tmp_path: Path) -> None:
     assert found["blk.0.attn_q.weight"].mean() == pytest.approx(1, abs=0.01)
     assert np.array_equal(found["blk.1.ffn_gate.weight"], found["blk.1.ffn_up.weight"])
     assert found["blk.0.attn_output.weight"].mean() != pytest.approx(1, abs=0.01)
-    with pytest.raises(ArtifactError, match="cannot load it"):
+    with pytest.raises(ArtifactError, match="cannot load the file"):
         importance_of(Path(__file__), TEXTS)
 
 

@@ -50,7 +50,7 @@ def test_each_weight_is_the_weighted_mean_of_both(tmp_path: Path) -> None:
     [
         (partial(write, tokens=["a", "b", "c", "e"]), "not related.*tokenizer.ggml.tokens"),
         (partial(write, width=8), "not related.*token_embd.weight"),
-        (partial(write, kind=np.float16), "F16.*average F32"),
+        (partial(write, kind=np.float16), "F16.*only F32"),
     ],
 )
 def test_unrelated_networks_are_refused(tmp_path: Path, write_other: Callable[[Path, float], Path], why: str) -> None:
@@ -67,6 +67,6 @@ def test_junk_and_quantised_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="not a readable GGUF"):
         average(whole, junk, tmp_path / "made.gguf", 0.5)
     shipped = SHIPPED / "assistant" / "model.gguf"
-    with pytest.raises(ArtifactError, match="average F32"):
+    with pytest.raises(ArtifactError, match="only F32"):
         average(shipped, shipped, tmp_path / "made.gguf", 0.5)
     assert not (tmp_path / "made.gguf").exists()

@@ -392,7 +392,7 @@ def test_layers_before_the_first_one_have_no_adapter(tmp_path: Path, student: Pa
 
 
 def test_a_student_of_another_family_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="gemma3; students are of llama, qwen2"):
+    with pytest.raises(ArtifactError, match="gemma3, but that of a student must be llama, qwen2"):
         read_student(write_tiny_gguf(tmp_path / "tiny.gguf", architecture="gemma3"), torch.float32)
     (tmp_path / "junk.gguf").write_bytes(b"GGUF")
     with pytest.raises(ArtifactError, match="not a readable GGUF"):

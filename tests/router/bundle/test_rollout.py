@@ -95,7 +95,7 @@ def test_reading_gives_what_was_written() -> None:
     ("content", "words"),
     [
         (encode_canonical(PLAN)[:-1], "truncated"),
-        (encode_canonical(PLAN).replace(b'"kiosk"', b'"office"'), "it is the plan of office"),
+        (encode_canonical(PLAN).replace(b'"kiosk"', b'"office"'), "the plan of another cohort, office"),
         (encode_canonical(PLAN).replace(b'"share":0', b'"share":100001'), "share"),
         (encode_canonical(PLAN).replace(b'"salt":"salt"', b'"salt":"a:b"'), "salt"),
         (encode_canonical(PLAN).replace(b'"pins":{}', b'"pins":{"a":"x"}'), "pins"),

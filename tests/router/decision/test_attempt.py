@@ -80,7 +80,7 @@ def test_error_cancel_and_deadline_can_come_at_any_moment_before_the_end() -> No
 def test_a_missing_key_is_an_illegal_transition(state: AttemptState, event: AttemptEvent) -> None:
     attempt = new_attempt(started=False)
     attempt.state = state
-    with pytest.raises(IllegalTransition, match=f"{event.value} in state {state.value}"):
+    with pytest.raises(IllegalTransition, match=f"{event.value} is not allowed in the state {state.value}"):
         attempt.transition(event, 101.0)
     assert attempt.state is state
 

@@ -161,7 +161,7 @@ async def test_errors_of_the_system_are_held_back_only_for_want_of_files(caplog:
             loop.call_exception_handler({"message": "Exception in f()(secret)", "exception": error})
     finally:
         del loop.time
-    assert {record.getMessage() for record in caplog.records} == {"The event loop: Exception in f()."}
+    assert {record.getMessage() for record in caplog.records} == {"The event loop reported a fault: Exception in f()."}
     shown = [redacted(record.exc_info[1]) for record in caplog.records if record.exc_info and record.exc_info[1]]
     assert shown == ["OSError EMFILE", "OSError ENFILE", "PermissionError EACCES", "PermissionError EACCES"]
 

@@ -43,7 +43,7 @@ def test_a_run_that_was_killed_in_the_first_line_begins_again(path: Path) -> Non
 
 def test_answers_of_other_weights_are_refused(path: Path) -> None:
     for other in (Pair(PAIR.small, ModelIdentity("large", "c" * 64)), Pair(PAIR.large, PAIR.small)):
-        with pytest.raises(ArtifactError, match=r"not of these weights\. Name another --run-dir folder"):
+        with pytest.raises(ArtifactError, match=r"not of the weights of this run\. Name another --run-dir folder"):
             AnswerLog(path, other)
 
 

@@ -91,7 +91,7 @@ def test_signals_of_other_weights_are_refused(calibrated: tuple[Path, Result]) -
     to, _ = calibrated
     signal, encoder = find_signal("pair", None, (to,)), find_signal("embedding")
     for small, other in (("assistant-large", encoder), ("assistant", find_signal("edge.quality"))):
-        with pytest.raises(ArtifactError, match=r"made for .* but .* has others"):
+        with pytest.raises(ArtifactError, match=r"made for .* but .* has another sha256"):
             PairEstimator.for_models(signal, find_artifact(small), other)
 
 
@@ -141,7 +141,7 @@ def test_published_signals_are_checked_on_prompts_that_their_fit_did_not_see(
 
 def test_wrong_options_and_files_are_refused_in_one_line(tmp_path: Path) -> None:
     command = prepared(tmp_path, telling=True)
-    assert "belong together" in call(*command, "--judge", "m").output
+    assert "must be given together" in call(*command, "--judge", "m").output
     assert "exclude each other" in call(*command, "--keep", "0.9", "--cloud-share", "0.1").output
     shadow = ["calibrate", "--small", "assistant", "--large", "l", "--from-shadow", tmp_path, "--to", tmp_path]
     assert "leave out --keep" in call(*command, "--check", "--keep", "0.9").output

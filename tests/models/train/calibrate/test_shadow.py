@@ -98,7 +98,7 @@ def test_answers_that_cannot_be_fitted_on_are_said(
 
 
 def test_a_folder_without_shadow_answers_and_wrong_options_are_refused(tmp_path: Path) -> None:
-    assert "no such file" in refit(tmp_path).output
+    assert "does not exist. The daemon writes this file" in refit(tmp_path).output
     (tmp_path / FILE).write_bytes(b"garbage" * 100)
     assert "not a database" in refit(tmp_path).output
     both = ["calibrate", "--small", "assistant", "--large", "assistant-large", "--to", str(tmp_path)]

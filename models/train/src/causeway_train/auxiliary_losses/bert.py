@@ -112,7 +112,7 @@ def load_bert(folder: Path) -> tuple[Bert, BertTokenizer]:
         bert.load_state_dict(_rename(tensors, sizes.num_hidden_layers))
         return bert, BertTokenizer(WordPieces(pieces), pieces.index("[CLS]"), pieces.index("[SEP]"))
     except (OSError, KeyError, ValueError, RuntimeError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{folder}: not a BERT sentence encoder ({error})") from error
+        raise ArtifactError(f"{folder} is not a BERT sentence encoder ({error})") from error
 
 
 def batches_by_length(ids: Sequence[Sequence[int]], tokens: int, draw: random.Random) -> Iterator[list[int]]:

@@ -113,7 +113,9 @@ def read_graded(files: Sequence[Path]) -> tuple[GradedPrompt, ...]:
         if row.grades.keys() != models or not all(0.0 <= grade <= 1.0 for grade in row.grades.values()):
             raise ArtifactError(f"Row {number}: `grades` must have {', '.join(models)}, each from 0 to 1.")
     if len(rows) < MIN_ROWS or len(models) < 2:
-        raise ArtifactError(f"{len(rows)} rows of {len(models)} models; {MIN_ROWS} rows of 2 models are the least.")
+        raise ArtifactError(
+            f"There are {len(rows)} rows of {len(models)} models, but at least {MIN_ROWS} rows of 2 models are needed."
+        )
     return tuple(rows)
 
 

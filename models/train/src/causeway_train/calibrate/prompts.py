@@ -113,8 +113,8 @@ class AnswerLog:
 def _check_pair(path: Path, found: Pair, wanted: Pair) -> None:
     if found != wanted:
         raise ArtifactError(
-            f"{path}: answers of {found.small.name} ({found.small.sha256[:12]}) and {found.large.name} "
-            f"({found.large.sha256[:12]}), not of these weights. Name another --run-dir folder."
+            f"{path} has answers of {found.small.name} ({found.small.sha256[:12]}) and {found.large.name} "
+            f"({found.large.sha256[:12]}), and not of the weights of this run. Name another --run-dir folder."
         )
 
 

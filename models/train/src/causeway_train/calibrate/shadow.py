@@ -38,7 +38,9 @@ def read_shadow_rows(state_dir: Path, pair: Pair, encoder_sha256: str) -> tuple[
             usable.append(answer)
     if not usable:
         found = "; ".join(f"{count} are {fault}" for fault, count in skipped.most_common()) or "it is empty"
-        raise ArtifactError(f"{path}: no shadow answers of {pair.small.name} and {pair.large.name} to fit on: {found}")
+        raise ArtifactError(
+            f"{path} has no shadow answers of {pair.small.name} and {pair.large.name} to fit on: {found}"
+        )
     # Routes may wait for different numbers of tokens; confidences of one number are fitted together.
     after = Counter(answer.after for answer in usable).most_common(1)[0][0]
     chosen = [answer for answer in usable if answer.after == after]
@@ -54,8 +56,8 @@ def read_shadow_rows(state_dir: Path, pair: Pair, encoder_sha256: str) -> tuple[
 def _read(path: Path) -> Iterator[ShadowAnswer]:
     if not path.is_file():
         raise ArtifactError(
-            f"{path}: no such file. The daemon writes it if its policy has `shadow`; "
-            "see docs/how-to/policies-for-quality.md."
+            f"{path} does not exist. The daemon writes this file if its policy has `shadow`; see "
+            "docs/how-to/policies-for-quality.md."
         )
     keys = StateKeys(path.parent)
     try:

@@ -359,7 +359,7 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
     from ..export.averaging import average as write_average
 
     write_average(first, second, target, share)
-    click.echo(f"{target}: {share:g} of {second}, {1.0 - share:g} of {first}")
+    click.echo(f"{target}: {second} has the share {share:g} in the average, {first} the share {1.0 - share:g}")
 
 
 @click.command()

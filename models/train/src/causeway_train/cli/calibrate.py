@@ -156,7 +156,7 @@ def calibrate(
     if keep is not None and cloud_share is not None:
         raise click.UsageError("--keep and --cloud-share exclude each other: name one target")
     if bool(judge) != bool(judge_url):
-        raise click.UsageError("--judge and --judge-url belong together")
+        raise click.UsageError("--judge and --judge-url must be given together")
     if (state_dir is None) == (not files):
         raise click.UsageError("name either --prompts or --from-shadow")
     if check and state_dir is not None:
@@ -195,7 +195,7 @@ def calibrate(
                 return
             published = calibrate_pair(plan, prompts, log, click.echo)
     if published is not None:
-        click.echo(f"published {published.path}, for {small} beside {large}")
+        click.echo(f"published {published.path}, which calibrates {small} beside {large}")
 
 
 def _large(name: str, dirs: Sequence[Path], *, is_remote: bool, may_be_absent: bool) -> Artifact | str:

@@ -170,7 +170,9 @@ def _evaluated(
     artifact = find_artifact(model, folders)
     adapter = next((one for one in adapter_files(artifact) if one.name == wanted), None)
     if wanted and adapter is None:
-        raise ArtifactNotFound(f"{model} has no adapter {wanted!r}; there are: {', '.join(artifact.manifest.adapters)}")
+        raise ArtifactNotFound(
+            f"{model} has no adapter {wanted!r}. Its adapters: {', '.join(artifact.manifest.adapters)}"
+        )
     with _progress(quiet) as progress:
         task = progress.add_task(name, total=len(rows))
 

@@ -133,7 +133,10 @@ def evaluate_semantic(
     console = Console()
     console.print(table)
     alone = similarity_alone(stream(rows, part, seed, paraphrased), judge, max_error)
-    console.print(f"upper bound with hindsight, by a threshold on the similarity alone: hits {100 * alone:.2f} %")
+    console.print(
+        f"upper bound, known only with hindsight: a threshold on the similarity alone would give {100 * alone:.2f} % "
+        "hits"
+    )
 
 
 def _measured(
@@ -150,7 +153,9 @@ def _measured(
     from ..evaluate.semantic_stream import run_stream, stream, summarize
 
     if judge.calibration is None:
-        raise ArtifactError("This judge has no calibration. Train it again with `causeway-train train-semantic`.")
+        raise ArtifactError(
+            "This model of the semantic cache has no calibration. Train it again with `causeway-train train-semantic`."
+        )
     requests = [request for request in stream(rows, part, seed, paraphrased) if request.source in sources]
     scored, seconds = run_stream(judge, requests)
     result = summarize(requests, scored, seconds, judge.calibration.threshold(max_error))

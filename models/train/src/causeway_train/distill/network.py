@@ -226,7 +226,9 @@ def read_student(path: Path, dtype: torch.dtype) -> tuple[Shape, dict[str, Tenso
     reader = open_gguf(path)
     architecture = str(_field(reader, path, "general.architecture"))
     if architecture not in INTERLEAVED:
-        raise ArtifactError(f"{path}: the architecture is {architecture}; students are of {', '.join(INTERLEAVED)}")
+        raise ArtifactError(
+            f"{path}: the architecture is {architecture}, but that of a student must be {', '.join(INTERLEAVED)}"
+        )
 
     def number(key: str) -> float:
         return float(str(_field(reader, path, f"{architecture}.{key}")))

@@ -119,7 +119,9 @@ def _train(
     counts = f"{len(examples)} of {len(learned)} answers are learned"
     echo(f"{counts}; {len(held)} prompts are held back, {refused} were refused.")
     if len(examples) < MIN_EXAMPLES:
-        raise ArtifactError(f"{log.path}: {len(examples)} answers can be learned, at least {MIN_EXAMPLES} are needed")
+        raise ArtifactError(
+            f"{log.path}: {len(examples)} answers can be learned, but at least {MIN_EXAMPLES} are needed"
+        )
     texts = [f"{one.question} {log.rows[one.id].samples[0].text}" for one in learned if log.rows[one.id].samples]
     references = [_with_reference(prompt, log, plan.least_agreement) for prompt in held]
     (plan.run / HELD_BACK).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in references))

@@ -115,7 +115,7 @@ class AdapterTrainer:
         shapes = [list(one.shape) for one in self._parameters]
         groups = state["optimizer"]["param_groups"]
         if state["shapes"] != shapes or len(groups) != len(self._optimizer.param_groups):
-            raise ArtifactError(f"{path} is of another student, rank or version: use another folder for this run")
+            raise ArtifactError(f"{path} belongs to another student, rank or version: use another folder for this run")
         with torch.no_grad():
             for one, values in zip(self._parameters, state["adapter"], strict=True):
                 one.copy_(values)

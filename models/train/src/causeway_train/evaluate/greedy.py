@@ -83,7 +83,7 @@ class GreedyModel:
         self._slots = slots
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         if not self._model:
-            raise ArtifactError(f"{path}: llama.cpp cannot load it")
+            raise ArtifactError(f"{path}: llama.cpp cannot load the file")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context, 2048, 512
         params.n_seq_max, params.kv_unified = slots, True
@@ -100,7 +100,7 @@ class GreedyModel:
         self._batch = llama_cpp.llama_batch_init(2048, 0, 1)
         if adapter is not None and not self._use(adapter):
             self.close()
-            raise ArtifactError(f"{adapter.path}: llama.cpp cannot load it as an adapter of {path}")
+            raise ArtifactError(f"{adapter.path}: llama.cpp cannot load the file as an adapter of {path}")
         self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
         self._refuse = int(self.metadata("causeway.refuse_token_id") or -1)
         self._grammars = GrammarCompiler(Vocabulary(self._model))

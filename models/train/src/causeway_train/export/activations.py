@@ -84,7 +84,7 @@ def importance_of(
     settings.use_extra_bufts = False  # repacked matrices are not multiplied by MUL_MAT of plain rows
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
     if not model:
-        raise ArtifactError(f"{path}: llama.cpp cannot load it")
+        raise ArtifactError(f"{path}: llama.cpp cannot load the file")
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = _CHUNK_TOKENS
     params.n_threads = params.n_threads_batch = threads

@@ -48,7 +48,7 @@ def open_gguf(path: Path, mode: Literal["r", "r+"] = "r") -> GGUFReader:
         return GGUFReader(path, mode)
     except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise ArtifactError(
-            f"{path}: not a readable GGUF file: cut short or damaged; copy it again ({error})"
+            f"{path} is not a readable GGUF file, because it is cut short or damaged; copy the file again ({error})"
         ) from error
 
 
@@ -56,7 +56,7 @@ def _check_related(first: GGUFReader, second: GGUFReader, name: Path, other: Pat
     for key in _FAMILY:
         one, two = (reader.get_field(key) for reader in (first, second))
         if (one and one.contents()) != (two and two.contents()):
-            raise ArtifactError(f"{name} and {other} are not related: they differ in {key}")
+            raise ArtifactError(f"{name} and {other} are not related: they differ in the key {key}")
     shapes = [{tensor.name: tuple(tensor.shape) for tensor in reader.tensors} for reader in (first, second)]
     if shapes[0] != shapes[1]:
         differing = sorted(
@@ -67,4 +67,7 @@ def _check_related(first: GGUFReader, second: GGUFReader, name: Path, other: Pat
         other_type = next((tensor for tensor in reader.tensors if tensor.data.dtype != np.float32), None)
         if other_type is not None:
             kind = other_type.tensor_type.name
-            raise ArtifactError(f"{path}: {other_type.name} is {kind}; average F32 files, then quantise")
+            raise ArtifactError(
+                f"{path}: the tensor {other_type.name} is {kind}, but only F32 files can be averaged; quantise the "
+                "average"
+            )

@@ -28,7 +28,7 @@ def read_network(path: Path, repeat_prompt: bool) -> tuple[Llama, AssistantToken
         reader = gguf.GGUFReader(path)
         return _network(reader), _tokenizer(reader, repeat_prompt)
     except (KeyError, ValueError) as error:
-        raise ArtifactError(f"{path}: not a GGUF written by `causeway-train export` ({error})") from error
+        raise ArtifactError(f"{path} is not a GGUF written by `causeway-train export` ({error})") from error
 
 
 def _value(reader: gguf.GGUFReader, key: str) -> object:
@@ -93,7 +93,7 @@ def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
 def _tokenizer(reader: gguf.GGUFReader, repeat_prompt: bool) -> AssistantTokenizer:
     tokens, kinds, merges = (_value(reader, f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges"))
     if not (isinstance(tokens, list) and isinstance(kinds, list) and isinstance(merges, list)):
-        raise ValueError("not a byte-level BPE tokenizer")
+        raise ValueError("the tokenizer is not a byte-level BPE tokenizer")
     if repeat_prompt:
         tokens = [REPEAT if token == NO_REPEAT else token for token in tokens]
     pieces = [token for token, kind in zip(tokens, kinds, strict=True) if kind == gguf.TokenType.USER_DEFINED]

@@ -53,7 +53,7 @@ def quantize(
         params.imatrix = entries
     failed = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
     if failed:
-        raise ArtifactError(f"{source}: llama.cpp failed to quantise it to {to} (code {failed})")
+        raise ArtifactError(f"{source}: llama.cpp failed to quantise the file to {to} (code {failed})")
 
 
 def _columns(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -61,7 +61,7 @@ def _columns(path: Path) -> dict[str, NDArray[np.float32]]:
         with np.load(path, allow_pickle=False) as found:
             return {name: np.ascontiguousarray(found[name], dtype=np.float32) for name in found.files}
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: not an importance matrix ({error})") from error
+        raise ArtifactError(f"{path} is not an importance matrix ({error})") from error
 
 
 def _entries(columns: dict[str, NDArray[np.float32]]) -> ctypes.Array[llama_cpp.llama_model_imatrix_data]:

@@ -52,7 +52,7 @@ def convert(folder: Path, target: Path, *, int8: bool = False) -> None:
         graph = _Builder(weights, shape, int8)
         output = graph.build()
     except (OSError, KeyError, ValueError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{folder}: not a BERT sentence encoder ({error})") from error
+        raise ArtifactError(f"{folder} is not a BERT sentence encoder ({error})") from error
     write_onnx(
         target,
         "sentence_transformer",
