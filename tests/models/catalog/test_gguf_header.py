@@ -51,7 +51,7 @@ HOSTILE = {
     ),
     "a key twice": (header([ARCHITECTURE, ARCHITECTURE]), "the key 'general.architecture' occurs twice"),
     "an unknown type": (header([text("x") + struct.pack("<II", 77, 0)]), "'x' has the unknown type 77"),
-    "no name": (header([text("") + struct.pack("<II", 4, 0)]), "a key of 0 bytes"),
+    "no name": (header([text("") + struct.pack("<II", 4, 0)]), "a key has the invalid length of 0 bytes"),
     "a name that is no text": (header([text(b"\xff\xfe") + struct.pack("<II", 4, 0)]), "a key is not UTF-8"),
     "too many dimensions": (header([ARCHITECTURE], [tensor("w", [2] * 40)]), "has 40 dimensions"),
     "an unknown tensor type": (header([ARCHITECTURE], [tensor("w", [32], kind=999)]), "unknown type 999"),
