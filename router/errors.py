@@ -144,7 +144,7 @@ class PermissionDenied(CausewayError, status=403, type="permission_error", code=
 
 
 class OriginNotAllowed(PermissionDenied, code="origin_not_allowed"):
-    """The request comes from a web page of another origin, which may not send it."""
+    """The request comes from a web page of another origin. Such a page may not send this request."""
 
 
 # --- the request is valid, but cannot be served now ------------------------------------------------------------------
@@ -206,7 +206,7 @@ class ClientGone(CausewayError, status=499, code="client_gone"):
 
 
 class JobStoreUnavailable(CausewayError, status=503, code="job_store_unavailable", retryable=True):
-    """The store of jobs does not answer, or cannot write. It may or may not have executed the last command."""
+    """The store of jobs does not answer, or cannot write. The last command may or may not have been executed."""
 
 
 class RecordUnreadable(CausewayError, code="record_unreadable"):

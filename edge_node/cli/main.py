@@ -64,8 +64,8 @@ def serve(config: Config) -> None:
 @format_option
 @option(
     "--drop-refits",
-    "First drop the corrections of calibrated signals that the device made itself (refits). A running "
-    "daemon drops them at SIGHUP.",
+    "Before the checks, drop the corrections that the device itself made to calibrated signals "
+    "(refits). A running daemon drops the refits at SIGHUP.",
     is_flag=True,
 )
 def doctor(config: Config, as_json: bool, drop_refits: bool) -> None:

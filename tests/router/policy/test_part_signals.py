@@ -204,7 +204,7 @@ def test_lint_names_a_wait_for_the_first_branch_that_a_signal_of_the_text_preven
         ("request.image_pixels < 0", "at least 0"),
         ("audio.speech", "absent (this device has no encoder"),
         ("request.audio_s < 0.0", "at least 0"),
-        ('request.language == "en"', "absent (no audio has speech"),
+        ('request.language == "en"', "absent (the request's audio has no speech"),
     ],
 )
 def test_lint_knows_them(condition: str, says: str) -> None:

@@ -502,12 +502,12 @@ WARNINGS = {
             "{name: b, use: [large]}",
         ),
         "routes[0].when",
-        "device.battery is absent (no battery)",
+        "device.battery is absent (the device has no battery)",
     ),
     "a negated rule that needs a sensor": (
         routes("{name: a, when: '!(device.throttled || request.stream)', use: [small]}", "{name: b, use: [large]}"),
         "routes[0].when",
-        "device.throttled is absent (not readable)",
+        "device.throttled is absent (the state of the clock is not readable)",
     ),
     "a signal of the cloud without a cloud target": (
         routes("{name: a, when: cloud.reachable, use: [small]}", "{name: b, use: [small]}").replace(

@@ -302,8 +302,8 @@ def compare(
     threads: int,
     importance: Path | None,
 ) -> None:
-    """Measure exact match and perplexity of the model SOURCE on FILES. SOURCE is an F32 GGUF file; it is measured in
-    the formats F32, Q8_0, Q4_0 and Q4_K_M.
+    """Measure exact match and perplexity of the model SOURCE on the rows in FILES. SOURCE is an F32 GGUF file. The
+    model is measured in the formats F32, Q8_0, Q4_0 and Q4_K_M.
     """
     from ..export.compare_precisions import PrecisionResult
     from ..export.compare_precisions import compare as measure
