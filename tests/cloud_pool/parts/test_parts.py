@@ -197,7 +197,7 @@ async def test_an_encoder_outside_the_regions_gets_no_part(replica: Replica, tmp
     async with running(tmp_path, replica, regions=regions, tenants=bound) as gateway:
         heard = await gateway.hear(WAV)
         assert heard.status == 503
-        assert "bound to eu, and the tier speech (tiers.region) is in us" in heard.message
+        assert "bound to eu, but the tier speech (tiers.region) is in us" in heard.message
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -102,7 +102,7 @@ async def test_with_no_tier_left_it_is_503_and_names_the_regions(tmp_path: Path,
         sent = {name: body[name] for name in ("model", *kept)}
         answer = await bed.gateway.post(path, sent, {"x-causeway-tags": "in-region:eu,in-region:eu+ch", **_CRITICAL})
         assert (answer.status, answer.code) == (503, "outside_region")
-        assert f"bound to eu, and the tier {model} (tiers.region) is in" in answer.message
+        assert f"bound to eu, but the tier {model} (tiers.region) is in" in answer.message
         assert sum(bed.asked.values()) == 0
 
 

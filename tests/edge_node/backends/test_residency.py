@@ -141,7 +141,7 @@ async def test_the_clouds_refuse_a_bound_request_whatever_was_decided(tmp_path: 
         call = BackendRequest("1", question, Target("large", "cloud", "m", cloud="us"), 1e9, regions=frozenset({"eu"}))
         clouds = bed.device.parts.clouds
         for ask in (clouds.generate, clouds.complete):
-            with pytest.raises(OutsideRegion, match=r"bound to eu, and clouds\.us is in us"):
+            with pytest.raises(OutsideRegion, match=r"bound to eu, but clouds\.us is in us"):
                 ask(call)
         with pytest.raises(OutsideRegion):
             await clouds.embed(call)

@@ -133,7 +133,7 @@ async def test_a_key_names_one_job(tmp_path: Path) -> None:
                 assert (same.status, (await same.json())["id"]) == (202, first.json["id"])
         other = await submit(device, "something else", key="report-1")
         assert (other.status, other.code) == (409, "idempotency_conflict")
-        assert f"was used for {first.json['id']} with another body" in other.message
+        assert f"was used for the job {first.json['id']} with another body" in other.message
 
 
 async def test_bulk_jobs_give_way_to_others_oldest_first_and_say_so(tmp_path: Path) -> None:

@@ -458,7 +458,7 @@ async def test_a_rollout_whose_row_cannot_be_read_pauses_by_name_until_it_can(be
         readable = await body_of(store, "{}")
         assert not await controller.tick()
         (problem,) = controller.problems
-        assert problem.startswith("The cohort kiosk pauses: the row of its rollout r1")
+        assert problem.startswith("The cohort kiosk pauses, because the row of its rollout r1")
         assert bed.publisher().published() == {}
         await body_of(store, readable)
         async with store.write() as connection:

@@ -119,7 +119,7 @@ async def test_fewer_records_than_the_cohort_asks_for_pause_by_name(bed: Bed) ->
         await bed.turn(store, controller, 2)
         paused = await bed.rollout(store, "r1")
         assert paused.state == "paused"
-        assert "60 recorded requests of 6 devices over 1 day to replay, but kiosk asks for 61" in paused.reason
+        assert "60 recorded requests of 6 devices over 1 day to replay, but the cohort kiosk needs 61" in paused.reason
         await send(store, "")
         await bed.decide(store, "r1", RolloutEvent.RESUME)
         await bed.turn(store, controller)

@@ -246,7 +246,7 @@ async def test_another_issuers_document_is_refused(signed: SignedFleet, issuer: 
     async with serving(signed) as server:
         start = await server.ask("GET", "/v1/oidc/start", as_="")
     assert (start.status, start.code) == (401, "sign_in_failed")
-    assert f"is the document of {issuer.url}, not of {issuer.url}/." in start.body["error"]["message"]
+    assert f"is the document of the issuer {issuer.url}, not of {issuer.url}/." in start.body["error"]["message"]
 
 
 @pytest.mark.parametrize(

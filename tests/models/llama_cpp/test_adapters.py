@@ -103,7 +103,7 @@ def test_embeddings_are_those_of_the_adapter(rig: Rig, merged: dict[str, Rig]) -
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("nope", "model_not_found", "no adapter `nope`; there are: one, two"),
+        ("nope", "model_not_found", "no adapter `nope`. Its adapters: one, two"),
         ("damaged", "engine_unavailable", "cannot be used"),
         ("missing", "engine_unavailable", "cannot be used"),
     ],

@@ -172,7 +172,7 @@ def test_bindings_narrow_and_a_place_without_region_is_outside() -> None:
     check_region(None, "", "jobs.region")
     check_webhook_region(frozenset({"eu"}), "https://hooks.example/a", {"hooks.example": "EU"})
     for region in ("", "us"):
-        with pytest.raises(OutsideRegion, match=r"bound to eu, and jobs\.region is in"):
+        with pytest.raises(OutsideRegion, match=r"bound to eu, but jobs\.region is in"):
             check_region(frozenset({"eu"}), region, "jobs.region")
     with pytest.raises(OutsideRegion, match=r"the receiver hooks\.example of the webhook"):
         check_webhook_region(frozenset({"eu"}), "https://hooks.example:8443/a", {"example": "eu"})
