@@ -12,7 +12,7 @@ class JoinTokenUnknown(AuthenticationFailed, code="join_token_unknown"):
 
 
 class JoinTokenUsed(PermissionDenied, code="join_token_used"):
-    """The join token has no uses left. If your device did not use it, it was stolen: revoke the device that did."""
+    """The join token has no uses left. If your device did not use it, revoke the device that used the stolen token."""
 
 
 class JoinTokenExpired(PermissionDenied, code="join_token_expired"):
@@ -51,15 +51,15 @@ class ForeignDevice(PermissionDenied, code="foreign_device"):
 
 
 class RequestStale(AuthenticationFailed, code="request_stale"):
-    """The request's `sent` is over five minutes off: take the time from the header `Date` and send again."""
+    """The request's time `sent` is over five minutes off. Take the time from the header `Date`, and send again."""
 
 
 class TokenRequestReplayed(CausewayError, status=409, type="invalid_request_error", code="token_request_replayed"):
-    """A token request with this or a later `sent` was answered before."""
+    """The control plane has already answered a token request with the same time `sent`, or a later one."""
 
 
 class StatusReplayed(CausewayError, status=409, type="invalid_request_error", code="status_replayed"):
-    """A report of this boot with this or a later `seq` arrived before."""
+    """The control plane already has a report of this boot with the same number `seq`, or a later one."""
 
 
 class TokenExpired(AuthenticationFailed, code="token_expired"):

@@ -86,7 +86,7 @@ class CasesFailed(UpdateRefused, code="cases_failed"):
 
 
 class RequestsLeave(UpdateRefused, code="requests_leave"):
-    """Under the new policy some recent requests would leave the device, and `leaving` is `refuse`."""
+    """Under the new policy some recent requests would leave the device, and the cohort's `leaving` is `refuse`."""
 
 
 class ModelUnusable(UpdateRefused, code="model_unusable"):
