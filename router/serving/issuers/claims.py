@@ -76,7 +76,7 @@ def identity_of(claims: Mapping[str, Any], config: IssuerConfig, digest: str) ->
     if tenant not in config.tenants:  # (4)
         told = f"the tenant {tenant[:64]!r}" if isinstance(tenant, str) else f"no tenant in `{names.tenant}`"
         raise PermissionDenied(
-            f"The token names {told}, but this issuer's tokens are accepted only for {', '.join(config.tenants)} "
+            f"The token names {told}, but this issuer's tokens are accepted for {', '.join(config.tenants)} only "
             "(`identity.issuers[].tenants`)."
         )
     regions = _claim(claims, names.regions)

@@ -156,7 +156,7 @@ async def test_a_server_that_reports_nothing_useful_takes_nothing_from_the_other
             assert await reader.read([well, ill, "http://127.0.0.1:1/v1"]) == {well: ServerLoad(8, 0.28, 454_142)}
         reader.close()
     warned = [record.getMessage() for record in caplog.records if record.name.endswith("server_load")]
-    assert sorted(text.split()[0] for text in warned) == sorted([ill, "http://127.0.0.1:1/v1"]), "each once"
+    assert sorted(text.split()[3] for text in warned) == sorted([ill, "http://127.0.0.1:1/v1"]), "each once"
 
 
 async def test_what_servers_report_steers_a_pool_and_ends_with_them() -> None:

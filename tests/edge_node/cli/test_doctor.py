@@ -98,13 +98,15 @@ def test_two_distributions_of_onnxruntime_fail(site: Path) -> None:
     (finding,) = packages.check_owners(packages.read_installed([str(site)]), lambda name: site / name)
     assert finding.level == "fail"
     assert "onnxruntime and onnxruntime-gpu" in finding.found
-    assert finding.advice.startswith("`pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu`")
+    assert finding.advice.startswith(
+        "Run `pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu`"
+    )
 
 
 def test_another_distribution_with_one_of_our_import_names_fails(site: Path) -> None:
     distribution(site, "some-server", top="causeway_server")
     (finding,) = packages.check_owners(packages.read_installed([str(site)]), lambda name: site / name)
-    assert (finding.level, finding.found) == ("fail", "`causeway_server` also belongs to some-server")
+    assert (finding.level, finding.found) == ("fail", "The import name `causeway_server` also belongs to some-server")
 
 
 def test_a_folder_that_shadows_one_of_our_packages_fails(site: Path, tmp_path: Path) -> None:
