@@ -22,19 +22,19 @@ def _spec(name: str, kind: SignalType, meaning: str, values: tuple[str, ...] = (
 OUTCOMES: Mapping[str, SignalSpec] = {
     spec.name: spec
     for spec in (
-        _spec("leaves", "bool", "a cloud may get the request: at first, after a failure or a handoff, or as a shadow"),
-        _spec("parts_leave", "bool", "a cloud may get its audio, images or files as they are"),
-        _spec("edge", "bool", "a target on the device may answer"),
-        _spec("targets", "list", "names of the targets that may be tried, in order, each once"),
-        _spec("first", "string", 'name of the target that is tried first; "" for none'),
-        _spec("regions", "list", 'regions of the clouds that may get the request; "" for one without a region'),
-        _spec("route", "string", 'name of the route that decides; "" for none'),
-        _spec("handoff", "bool", "the device's answer may be given up after its first tokens"),
-        _spec("shadow", "bool", "a target on the other side may be asked too, after the answer"),
-        _spec("cached", "bool", "the answer may come from the cache, and is kept there"),
-        _spec("shared", "bool", "it is kept for all clients"),
-        _spec("refused", "bool", "a rule of the guard refuses the request"),
-        _spec("mask", "list", "classes of values that clouds get as placeholders", GUARD_CLASSES),
+        _spec("leaves", "bool", "true: a cloud may get the request: at first, after a failure or handoff, or as a shadow"),
+        _spec("parts_leave", "bool", "true: a cloud may get audio, images or files of the request unchanged"),
+        _spec("edge", "bool", "true: a target on the device may answer the request"),
+        _spec("targets", "list", "names of the targets that may be tried, in order, without repetitions"),
+        _spec("first", "string", 'name of the target that is tried first; "" if no target is tried'),
+        _spec("regions", "list", 'regions of clouds that may get the request; "" is a cloud without a region'),
+        _spec("route", "string", 'name of the route that decides the request; "" if no route decides'),
+        _spec("handoff", "bool", "true: another target may take over after the first tokens of the device's answer"),
+        _spec("shadow", "bool", "true: a target on the other side may also get a copy of the request after the answer"),
+        _spec("cached", "bool", "true: the answer may come from the cache, and a new answer is cached"),
+        _spec("shared", "bool", "true: the cached answer may go to any client"),
+        _spec("refused", "bool", "true: a rule of the guard refuses the request"),
+        _spec("mask", "list", "classes of personal values that clouds get as placeholders", GUARD_CLASSES),
     )
 }
 
