@@ -22,7 +22,11 @@ def _spec(name: str, kind: SignalType, meaning: str, values: tuple[str, ...] = (
 OUTCOMES: Mapping[str, SignalSpec] = {
     spec.name: spec
     for spec in (
-        _spec("leaves", "bool", "true: a cloud may get the request at first, after a failure or handoff, or as shadow"),
+        _spec(
+            "leaves",
+            "bool",
+            "true: a cloud may get the request at once, after a failure or handoff, or as a shadow request",
+        ),
         _spec("parts_leave", "bool", "true: a cloud may get audio, images or files of the request unchanged"),
         _spec("edge", "bool", "true: a target on the device may answer the request"),
         _spec("targets", "list", "names of the targets that may be tried, in order, without repetitions"),
