@@ -80,7 +80,7 @@ def list_config_keys(*, schema: bool) -> None:
 @main.command()
 @click.argument("file", type=PATH)
 def migrate(file: Path) -> None:
-    """Replace names that the previous version used in a configuration file by the present names.
+    """In the configuration file FILE, change the names of the previous version to the present names.
 
     Layout and comments are kept, and the original is saved as FILE.before.
     """

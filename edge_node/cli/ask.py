@@ -82,7 +82,7 @@ def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **fla
 @option("--policy", "Policy file that decides. Without this option the running daemon decides.", PATH, to="policy_path")
 @option(
     "--set",
-    "Value of a signal, such as device.temperature_c=90, or down=TARGET for a target that is down. "
+    "Value of a signal, such as device.temperature_c=90. To say that a target is down, write down=TARGET. "
     "Only with --policy. May be repeated. Signals without a value are absent.",
     to="settings",
     multiple=True,

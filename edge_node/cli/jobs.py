@@ -66,7 +66,9 @@ def show(url: str, api_key: str, as_json: bool, job: str) -> None:
 @daemon_options
 @click.argument("job")
 def retry(url: str, api_key: str, as_json: bool, job: str) -> None:
-    """Queue JOB, a dead letter (a job that used up its attempts), again with all attempts and a new deadline."""
+    """Queue the dead letter JOB again, with all attempts and a new deadline. A dead letter is a job that used up its
+    attempts.
+    """
     _print(_ask(url, api_key, lambda causeway: [causeway.retry(job)]), as_json=as_json)
 
 

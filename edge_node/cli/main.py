@@ -139,7 +139,7 @@ def _without_secret(config: Config) -> Config:
 @main.command()
 @click.argument("file", type=PATH, envvar=CONFIG_VARIABLE)
 def migrate(file: Path) -> None:
-    """Replace the key names of the previous version in the configuration file FILE by the present names.
+    """In the configuration file FILE, change the key names of the previous version to the present names.
 
     Its policy and the folders of pulled models are rewritten, too. FILE is by default $CAUSEWAY_CONFIG. Layout and
     comments are kept, and each original is saved as FILE.before.

@@ -114,13 +114,13 @@ def init(folder: Path) -> None:
 @option("--strict", "Treat each warning as an error.", is_flag=True)
 @option(
     "--signals",
-    "Signals of the groups device, edge and cloud that the devices can read: a list separated by "
+    "The signals that the devices can read, from the groups device, edge and cloud. Give a list separated by "
     "commas, or a file. `lint` warns if a policy uses other signals of these groups.",
     metavar="FILE|LIST",
 )
 @option(
     "--fix",
-    "First replace names of the previous version by the present names, in policies and in test cases.",
+    "First change the names of the previous version to the present names, in policies and in test cases.",
     is_flag=True,
 )
 def lint(paths: tuple[Path, ...], as_json: bool, strict: bool, signals: str | None, fix: bool) -> None:
@@ -146,7 +146,7 @@ def lint(paths: tuple[Path, ...], as_json: bool, strict: bool, signals: str | No
 @main.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def migrate(files: tuple[Path, ...]) -> None:
-    """Replace names of metrics of the previous version by the present names in FILES, which are alert rules and
+    """Change the metric names of the previous version to the present names in FILES. FILES are alert rules and
     dashboards.
 
     `lint --fix` rewrites policies, test cases and fleets. Exit code: 0 done, 1 some changes must be made by hand.
@@ -204,9 +204,9 @@ def test(folder: Path) -> None:
 @click.argument("text")
 @option(
     "--set",
-    "Value of a signal, such as device.temperature_c=90 or request.tags=private. Further values: "
-    "request.model=TARGET for the model that the request names, and down=TARGET for a target that is "
-    "down. May be repeated. Signals without a value are absent.",
+    "Value of a signal, such as device.temperature_c=90 or request.tags=private. request.model=TARGET says "
+    "which model the request names, and down=TARGET says that a target is down. May be repeated. "
+    "Signals without a value are absent.",
     to="settings",
     multiple=True,
     metavar="SIGNAL=VALUE",

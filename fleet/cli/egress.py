@@ -94,7 +94,8 @@ def _print(logs: list[Log], report: Report) -> None:
 @click.argument("name", metavar="ID")
 @option(
     "--since",
-    "Also prove that the ledger's first SINCE records are unchanged, and that later records only follow them.",
+    "Also prove that the ledger's first SINCE records are unchanged, and that all later records were appended "
+    "after them.",
     click.IntRange(min=1),
 )
 def proof(folder: Path, name: str, since: int | None) -> None:

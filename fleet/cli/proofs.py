@@ -45,8 +45,8 @@ class ProofReport(msgspec.Struct, frozen=True):
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @option(
     "--old",
-    "File of an earlier policy. The command proves that the policies in PATHS let nothing leave the "
-    "device that the earlier policy keeps there.",
+    "File of an earlier policy. The command proves that the policies in PATHS keep on the device everything "
+    "that the earlier policy keeps on the device.",
     click.Path(path_type=Path, dir_okay=False, exists=True),
 )
 @option(

@@ -105,8 +105,8 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
 @option("--force", "Add the model even if it does not fit into the device's memory.", is_flag=True)
 @option(
     "--calls",
-    "Constrain the model's answers to the call grammar. Use this option for a model that answers with "
-    "function calls, as the shipped models do.",
+    "Let the model generate only answers in the form of function calls. Use this option for a model that "
+    "answers with function calls, as the shipped models do.",
     is_flag=True,
 )
 @option(
@@ -157,8 +157,8 @@ def add(
 @option("--replace", "Replace the adapter of this name if the model already has one.", is_flag=True)
 @option(
     "--calls",
-    "Constrain the answers with this adapter to the call grammar. Use this option if the model answers "
-    "with function calls when it has the adapter.",
+    "With this adapter, let the model generate only answers in the form of function calls. Use this option "
+    "if the model with this adapter answers with function calls.",
     is_flag=True,
 )
 @models_option

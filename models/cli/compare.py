@@ -33,10 +33,10 @@ prompts_option = option(
 )
 limits_option = option(
     "--limit",
-    "Limit for a figure of the comparison, as FIGURE=NUMBER. The new model (for `compare`: the model "
-    "SECOND) is refused if it does not keep the limit. NUMBER is a maximum for kl_mean, kl_p99 and "
-    "perplexity_ratio, and a minimum for top1, exact_match, rouge_l and accuracy_change. May be "
-    "repeated.",
+    "Limit for a figure of the comparison, as FIGURE=NUMBER. The command refuses the new model if the "
+    "figure is beyond the limit. For `compare`, the new model is the model SECOND. NUMBER is a maximum for "
+    "kl_mean, kl_p99 and perplexity_ratio, and a minimum for top1, exact_match, rouge_l and "
+    "accuracy_change. May be repeated.",
     to="limits",
     multiple=True,
 )

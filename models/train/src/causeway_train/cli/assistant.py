@@ -64,8 +64,13 @@ def _schedule(command: Callable[..., None]) -> Callable[..., None]:
         ("--attention-weight", _WEIGHT, 0.3, "Weight of the supervised-attention loss in the total loss."),
         ("--tagging-weight", _WEIGHT, 0.5, "Weight of the slot-tagging loss in the total loss."),
         ("--ema-decay", click.FloatRange(0, 1), 0.998, "Decay, per step, of the moving average of the weights."),
-        ("--refusals", _COUNT, 6000, "Number of examples in an epoch that the model must learn to refuse."),
-        ("--hwu64-repeats", click.IntRange(1), 2, "Number of times that an epoch has each row of the data set HWU64."),
+        ("--refusals", _COUNT, 6000, "Number of examples, in each epoch, that teach the model to refuse a request."),
+        (
+            "--hwu64-repeats",
+            click.IntRange(1),
+            2,
+            "Number of times that each row of the data set HWU64 occurs in an epoch.",
+        ),
         ("--report-minutes", click.FloatRange(0.01), 3.0, "Time between two checkpoints and reports, in minutes."),
     )
     for name, kind, default, text in reversed(options):
@@ -91,21 +96,23 @@ def _schedule(command: Callable[..., None]) -> Callable[..., None]:
     help="Width of the network. Default: the width in --from or --grow-from; without these options, 256.",
 )
 @click.option(
-    "--grow-from", type=existing_folder, help="Folder of a run with fewer layers, which initialises the network."
+    "--grow-from",
+    type=existing_folder,
+    help="Folder of a run with fewer layers. The weights of this run initialise the new network.",
 )
 @click.option(
     "--from",
     "start",
     type=existing_file,
-    help="GGUF file, exported by causeway-train, that initialises the network. --layers may be greater than "
-    "the number of layers in this file.",
+    help="GGUF file that causeway-train exported. The weights of this file initialise the new network. --layers "
+    "may be greater than the number of layers in this file.",
 )
 @click.option(
     "--repeat-prompt/--single-prompt",
     default=True,
     show_default=True,
-    help="--repeat-prompt: the chat template repeats the last message. --single-prompt: it does not. The "
-    "option applies to a new run and to --from.",
+    help="--repeat-prompt: the chat template repeats the last message. --single-prompt: the chat "
+    "template does not repeat the last message. The option applies to a new run and to --from.",
 )
 @click.option(
     "--encoder",
@@ -115,8 +122,8 @@ def _schedule(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--minilm",
     type=existing_folder,
-    help="Folder with the published files of MiniLM. MiniLM is trained on the rows as a teacher for "
-    "functions, and the network learns from this teacher's soft labels and embeddings.",
+    help="Folder with the published files of MiniLM. First the command trains MiniLM on the rows, to recognise "
+    "functions. Then the network learns from MiniLM's soft labels and embeddings.",
 )
 @click.option(
     "--soft-labels",
@@ -289,7 +296,7 @@ def importance_gguf(source: Path, target: Path, files: Sequence[Path], threads: 
     help="--held-back: use only the rows that were held back from training. --all-rows: use all rows.",
 )
 @click.option("--all-domains", is_flag=True, help="Also use rows that are outside the domain of the device's model.")
-@click.option("--limit", type=click.IntRange(1), help="Maximum number of rows that are used of each file.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of rows that the command uses from each file.")
 @threads_option(2)
 @_importance
 def compare(

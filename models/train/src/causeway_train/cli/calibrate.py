@@ -35,7 +35,7 @@ from causeway_server.models.cli.options import (
 @click.option(
     "--judge",
     default="",
-    help="Model that compares the answers of both models if a prompt has no reference answer (the judge).",
+    help="Model (the judge) that compares the answers of both models if a prompt has no reference answer.",
 )
 @click.option(
     "--judge-url",
@@ -66,8 +66,8 @@ from causeway_server.models.cli.options import (
     "--sources",
     type=existing_file,
     help=(
-        "File with the sources of the prompts, which the manifest and the card name: JSON lines with "
-        '{"name": ..., "licence": ..., "attribution": ...}.'
+        "File that lists the sources of the prompts, as JSON lines with "
+        '{"name": ..., "licence": ..., "attribution": ...}. The manifest and the card name these sources.'
     ),
 )
 @click.option(
@@ -140,7 +140,8 @@ def calibrate(
     extra_dirs: Sequence[Path],
     **bounds: int,
 ) -> None:
-    """Learn from answers when the small model of a pair is good enough, and choose the threshold of the handoff.
+    """From the answers of a pair of models, learn which prompts the small model answers well enough, and choose the
+    threshold of the handoff.
 
     Asks both models every prompt, compares the answers with the references or with each other, and publishes
     `edge.quality` and the confidence of a handoff as one artifact with a report. A run that was killed resumes. With
@@ -225,7 +226,8 @@ def _large(name: str, dirs: Sequence[Path], *, is_remote: bool, may_be_absent: b
 @click.option(
     "--sources",
     type=existing_file,
-    help="File with the sources of the data, which the card names. Same form as --sources of the command `calibrate`.",
+    help="File that lists the sources of the data, as JSON lines with "
+    '{"name": ..., "licence": ..., "attribution": ...}. The card names these sources.',
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed for random choices.")
 def candidates(files: Sequence[Path], to: Path, name: str, sources: Path | None, seed: int) -> None:

@@ -112,7 +112,7 @@ def _schedule(command: Callable[..., None]) -> Callable[..., None]:
     default=0.5,
     show_default=True,
     help="Weight, 0 to 1, of the teacher's probabilities; the rest is the weight of the teacher's answer. "
-    "The weight applies to those tokens of the student for which the teacher gives probabilities.",
+    "For a token without probabilities from the teacher, only the teacher's answer counts.",
 )
 @click.option(
     "--quantisation",
@@ -187,14 +187,14 @@ def distill(
     type=_COUNT,
     default=2,
     show_default=True,
-    help="Number of examples made of each row of the data set HWU64.",
+    help="Number of examples that the command makes from each row of the data set HWU64.",
 )
 @click.option(
     "--refusals",
     type=click.IntRange(0),
     default=1000,
     show_default=True,
-    help="Number of examples that the model must learn to refuse.",
+    help="Number of examples that teach the model to refuse a request.",
 )
 @_schedule
 def train_adapter(

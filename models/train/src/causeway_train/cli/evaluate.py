@@ -54,7 +54,8 @@ _held = click.option(
 @click.option(
     "--grammar/--no-grammar",
     default=False,
-    help="--grammar: constrain each answer to the call grammar. --no-grammar: do not constrain answers.",
+    help="--grammar: the model can generate only answers in the form of function calls. --no-grammar: answers are "
+    "not constrained.",
 )
 @limit_option
 @threads_option(2)
@@ -130,8 +131,8 @@ def evaluate_routing(
     threads: int,
     extra_dirs: Sequence[Path],
 ) -> None:
-    """Measure a pair of models (device and cloud): how much of the cloud model's exact match the pair retains, for each
-    share of the requests that the device answers.
+    """Measure a pair of models (device and cloud). The report says how much of the cloud model's exact match the pair
+    retains if the device answers a given share of the requests.
 
     Requests in the device's domain are weighted to make up each --share of the traffic. With --held-back, the rows
     that the signals were calibrated on are left out.

@@ -20,7 +20,7 @@ rows_argument = click.argument("files", nargs=-1, required=True, type=existing_f
 limit_option = click.option(
     "--limit",
     type=click.IntRange(1),
-    help="Maximum number of rows that are used of each file. The rows are spread evenly over the file.",
+    help="Maximum number of rows that the command uses from each file. The rows are spread evenly over the file.",
 )
 
 

@@ -46,7 +46,8 @@ _max_error = click.option(
     type=click.FloatRange(0),
     default=0.5,
     show_default=True,
-    help="Weight decay for the judge's table of differing words.",
+    help="Weight decay for the table in which the judge has a weight for each word that only one of the two "
+    "questions has.",
 )
 @_seed
 def train_semantic(data: Path, run: Path, to: Path, epochs: int, decay: float, seed: int) -> None:

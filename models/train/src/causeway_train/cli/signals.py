@@ -239,7 +239,8 @@ _SPOKEN_NOTE = "The stage for spoken requests is"
     type=click.FloatRange(0.0, 1.0),
     default=0.55,
     show_default=True,
-    help="Threshold of the handoff that is measured: a confidence below it leads to a handoff.",
+    help="Threshold of the handoff that the command measures. If the confidence of an answer is below this "
+    "threshold, the request is handed off.",
 )
 @click.option(
     "--tokens",
@@ -316,8 +317,8 @@ def train_spoken(
 @_run
 @to_option
 def train_heard_words(data: Path, run: Path, to: Path) -> None:
-    """Count the words in the training rows. By these counts the device chooses the likeliest of several transcripts of
-    a spoken command.
+    """Count the words in the training rows. If a spoken command has several possible transcripts, the device uses these
+    counts to choose the likeliest.
     """
     from ..data.corpus import Corpus
     from ..signals.spoken import count_words
