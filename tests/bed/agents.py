@@ -444,8 +444,20 @@ def compared(turns: int, seed: int, usd: float = 20.0) -> tuple[list[Row], str]:
     fewer = 1.0 - with_cost["switches"] / without["switches"]
     lost = 1.0 - with_cost["lost"] / without["lost"]
     rows = [
-        Row("share of model switches that `switch_cost` avoids", fewer, "", 0.7, better="higher"),
-        Row("share of lost prefix tokens that `switch_cost` avoids", lost, "", 0.0, better="higher"),
+        Row(
+            "changes of model that `switch_cost` avoids, as a share of those without it",
+            fewer,
+            "",
+            0.7,
+            better="higher",
+        ),
+        Row(
+            "prefix tokens that stay cached thanks to `switch_cost`, as a share of those lost without it",
+            lost,
+            "",
+            0.0,
+            better="higher",
+        ),
     ]
     return rows, "\n".join(lines)
 

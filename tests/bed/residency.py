@@ -339,11 +339,11 @@ async def measure(bed: Bed, requests: int, stages: Sequence[Stage] = STAGES) -> 
     print(textwrap.fill("; ".join(f"{how}: {count}" for how, count in sorted(total.items())), 110))
     print("probes of the ways: " + ", ".join(f"{name} {way.probes}" for name, way in bed.ways.items()) + " bytes")
     return [
-        Row("requests that were bound to one region", sum(total.values()), "", each * len(stages), better="higher"),
-        Row("bytes of bound requests that reached the other region", elsewhere, "B", 0.0),
-        Row("bytes of bound requests that reached their own region", bed.at_home, "B", 1.0, better="higher"),
+        Row("requests that were bound to eu", sum(total.values()), "", each * len(stages), better="higher"),
+        Row("bytes of requests bound to eu that reached us", elsewhere, "B", 0.0),
+        Row("bytes of requests bound to eu that reached eu", bed.at_home, "B", 1.0, better="higher"),
         Row(
-            "bytes of 100 unbound requests that reached the other region",
+            "bytes of 100 requests bound to no region that reached us",
             bed.elsewhere - elsewhere,
             "B",
             1.0,

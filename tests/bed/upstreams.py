@@ -296,7 +296,7 @@ async def leave(upstreams: Upstreams, session: aiohttp.ClientSession, clients: i
         await asyncio.sleep(0.01)
     took_s, step_s = time.perf_counter() - left, max(steps)
     note = f"a step takes {step_s:.2f} s"
-    what = f"time until vLLM runs nothing after {clients} clients left"
+    what = f"time from the moment when {clients} clients leave to the moment when vLLM runs no request"
     return [Row(what, took_s, "s", step_s + 1.0, note=note)]
 
 

@@ -104,7 +104,7 @@ async def _left(url: str, cloud: ScriptedCloud, clients: int) -> list[Row]:
     began = time.perf_counter()
     await until(lambda: cloud.running == 0)
     await process.wait()
-    what = f"time until the server runs nothing after {clients} clients left"
+    what = f"time from the moment when {clients} clients leave to the moment when the server runs no request"
     return [Row(what, time.perf_counter() - began, "s", 1.0)]
 
 

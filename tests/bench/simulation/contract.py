@@ -209,7 +209,7 @@ def main(options: argparse.Namespace) -> list[Row]:
                 f"          quality {KEEP - whole.mean():.2%}, 95 % of streams at least "
                 f"{KEEP - np.quantile(whole, 0.95):.2%}, worst 1,000 {KEEP - np.quantile(window, 0.95):.2%}"
             )
-            rows.append(Row(f"the share of the oracle's, {kind} streams", 100 * share.sum() / oracle.sum(), "%"))
+            rows.append(Row(f"the same share for {kind} streams", 100 * share.sum() / oracle.sum(), "%"))
             broken += is_broken.tolist()
             shares += share.tolist()
             oracles += oracle.tolist()
@@ -225,7 +225,7 @@ def main(options: argparse.Namespace) -> list[Row]:
     return [
         Row("broken streams", 100 * float(np.mean(broken)), "%", 5.0),
         Row(
-            "requests answered on the device, as a share of the oracle's",
+            "requests answered on the device, as a share of those that the oracle keeps there",
             100 * sum(shares) / sum(oracles),
             "%",
             80.0,
@@ -233,11 +233,17 @@ def main(options: argparse.Namespace) -> list[Row]:
         ),
         *rows,
         Row(
-            "labels until the device finds a drop of ten points, 95th percentile",
+            "labels that the device needs to notice that quality dropped by ten points, 95th percentile",
             float(np.quantile(drops, 0.95)),
             "",
             300.0,
         ),
-        Row("drops of ten points that the device finds", 100 * float(np.mean(drops >= 0)), "%", 99.0, "higher"),
+        Row(
+            "drops in quality of ten points that the device notices",
+            100 * float(np.mean(drops >= 0)),
+            "%",
+            99.0,
+            "higher",
+        ),
         Row("broken streams of adversaries", 100 * float(np.mean(attacks)), "%", 5.0),
     ]
