@@ -58,7 +58,7 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     assert (scripted.exit_code, "Nothing was changed: there is no terminal" in scripted.output) == (2, True)
     code, output = process.at_terminal("abort", "kiosk", keys="n\n")
     assert (code, f"Abort {name[1]}?" in output, "Nothing was changed" in output) == (1, True, True)
-    assert "devices that run this one keep it; an aborted rollout cannot continue" in output
+    assert "devices that run the bundle of this rollout keep it; an aborted rollout cannot continue" in output
     assert "note: the cohort has no earlier bundle" in process.done("abort", name[1], "--yes")
     until(lambda: re.search(" revert", process.done("status", "kiosk")))
     detail = process.done("status", name[1])
@@ -139,7 +139,7 @@ def test_devices_tokens_and_the_log(process: Process) -> None:
     token = process.done("enroll", "--cohort", "kiosk", "--uses", "2", "--label", "site=7")
     assert token.startswith("cwjoin_")
     assert process.done("devices") == "No device has joined.\n"
-    assert process.done("devices", "--state", "trial") == "no such device\n"
+    assert process.done("devices", "--state", "trial") == "There is no such device.\n"
     assert "no bundles of the newest rollouts begin with 'ab'" in process.run("pin", "device-9", "ab").output
     assert "Device device-9 not found." in process.run("hold", "device-9").output
     assert "NAME=VALUE" in process.run("enroll", "--label", "site").output
