@@ -55,7 +55,8 @@ def worker(process: ConfiguredProcess) -> None:
 @_OPERATOR_PORT
 @configured_command
 def stream(process: ConfiguredProcess, source: str, sink: str, dead: str | None, name: str) -> None:
-    """Answer the messages of a broker's topic with the tiers. After SIGTERM only messages in progress are finished.
+    """Read messages from a topic of a broker, and let the models of the tiers answer them. After SIGTERM the command
+    only finishes the messages in progress.
 
     When it is ready, it prints `ready stream=…` on stdout.
     """

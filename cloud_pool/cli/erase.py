@@ -24,7 +24,9 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @option("--tenant", "Erase the data of a tenant, with all its devices and users.")
 @option("--device", "Erase the data of a device, written as tenant/device.")
 @option(
-    "--user", "Erase the jobs of a user, written as tenant/user: the jobs whose requests have this value in `user`."
+    "--user",
+    "Erase the jobs of a user, written as tenant/user. These are the tenant's jobs whose requests name the user in the "
+    "field `user`.",
 )
 @option("--sign", "File with the private key that signs the receipt, made by `keys new`.", _FILE, to="private")
 @option("--receipt", "File for the receipt; default: stdout.", PATH, to="file")

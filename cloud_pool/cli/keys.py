@@ -150,7 +150,8 @@ def issue(
 )
 @report_errors
 def rotate(file: Path, after_s: float) -> None:
-    """Add a key that encrypts jobs to FILE (the gateways' `jobs.encryption_key_file`), and print the id of the key.
+    """Make a key that encrypts jobs, add the key to FILE (the gateways' `jobs.encryption_key_file`), and print the id
+    of the key.
 
     The first key of a new file encrypts at once. No key is removed: older ones decrypt what they have encrypted.
     """

@@ -59,7 +59,7 @@ class LoadSettings(msgspec.Struct, frozen=True):
 @option("--words", "Number of words of each generated turn.", _SOME, 16)
 @option("--think-s", "Pause between an answer and the next generated turn, in seconds.", click.FloatRange(0), 0.0)
 @option("--max-tokens", "Maximum number of tokens of each answer.", _SOME, 64)
-@option("--stream/--no-stream", "Ask for streamed answers, or for whole answers.", default=True)
+@option("--stream/--no-stream", "--stream: ask for streamed answers. --no-stream: ask for whole answers.", default=True)
 @option("--timeout-s", "Time after which a request counts as failed, in seconds.", _POSITIVE, 60.0)
 @option("--seed", "Seed of the random numbers for texts and times.", int, 1)
 @option("--key-env", "Name of the environment variable that contains the API key.", default="")

@@ -27,7 +27,7 @@ ON_DEMAND = {
         "Manage device tokens and the keys that encrypt jobs. Commands: new, issue, rotate, revoke, show.",
     ),
     "worker": (".background", "worker", "Run jobs from Redis on the tiers."),
-    "stream": (".background", "stream", "Answer the messages of a broker's topic on the tiers."),
+    "stream": (".background", "stream", "Answer messages from a topic of a broker with the models of the tiers."),
     "doctor": (".doctor", "doctor", "Check Redis, the store of jobs and the collector of traces."),
     "dlq": (
         *(".jobs", "dlq"),
@@ -67,7 +67,7 @@ def serve(process: ConfiguredProcess) -> None:
 
 
 @main.command("config")
-@option("--schema", "Print the JSON schema of the configuration file instead, for editors.", is_flag=True)
+@option("--schema", "Print the JSON schema of the configuration file, which editors can use.", is_flag=True)
 def list_config_keys(*, schema: bool) -> None:
     """List all keys of the configuration file with their defaults and meanings."""
     if schema:
@@ -93,7 +93,9 @@ def migrate(file: Path) -> None:
 
 @main.command()
 def openapi() -> None:
-    """Print the OpenAPI document of a gateway with jobs. A running gateway serves its own document at /openapi.json."""
+    """Print the OpenAPI document of a gateway that accepts jobs. A running gateway serves its own OpenAPI document at
+    /openapi.json.
+    """
     from ..openapi import gateway_document
 
     click.echo(msgspec.json.format(msgspec.json.encode(gateway_document())))

@@ -84,7 +84,7 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
 )
 @option(
     "--threads",
-    "Number of CPU threads of a model; 0: the number that trial runs find fastest.",
+    "Number of CPU threads of a model. 0: the server tries several numbers and uses the fastest.",
     click.IntRange(min=0),
     0,
     show_default=False,
@@ -112,7 +112,11 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
     "URL of an OpenTelemetry collector (OTLP over HTTP), such as http://host:4318; empty: no traces.",
     default="",
 )
-@option("--restart/--no-restart", "Start the Triton server again after a crash, or not.", default=True)
+@option(
+    "--restart/--no-restart",
+    "--restart: start the Triton server again after a crash. --no-restart: do not start it again.",
+    default=True,
+)
 def triton(
     host: str,
     grpc_port: int,

@@ -21,13 +21,13 @@ _PLACEHOLDER = re.compile(r"<(\w+)>")
 _TEXTS = {"receiver": ".+", "rank": "[^:]*"}
 _ENDED = (
     "kept for `jobs.result_ttl_s` after the job's end, or for `jobs.dead_letter_ttl_s` if the job is a dead letter; "
-    "a job of a batch is kept as long as the batch's files"
+    "for a job of a batch, the key is kept as long as the batch's files"
 )
 _OPEN = "limited by the number of unfinished jobs"
 _ONE = "a single number"
 _VALUE = "a single value"
 _BILLED = "workers empty this key every second"
-_BATCHES_KEPT = "a batch is removed with its record, or when a quota requires it"
+_BATCHES_KEPT = "a batch is removed after its record has expired, or when it is erased"
 _FILES = "limited by the tenant's maximum number of files"
 _RECEIVERS = "limited by the number of receivers with pending webhooks"
 _SENDING = "limited by the number of webhooks that are being sent"
@@ -68,7 +68,7 @@ _JOBS = _keys(
         "content_keys",
         "zset",
         "fixed",
-        "ids that were not used for a long time are removed",
+        "ids of keys that were not used for a long time are removed",
         "ids of encryption keys, ordered by the time of their last use",
     ),
     ("job:<id>", "hash", "ends", _ENDED, "record of the job"),
@@ -89,7 +89,7 @@ _JOBS = _keys(
         "hash",
         "fixed",
         "two numbers",
-        "number of queued jobs of all tenants, and virtual time of the fair queue",
+        "number of queued jobs of all tenants, and the counter (virtual time) that orders the turns of the tenants",
     ),
     ("queue:<tier>:<priority>:<tenant>", "zset", "ends", _OPEN, "queued jobs of the tenant"),
     (
@@ -97,14 +97,14 @@ _JOBS = _keys(
         "zset",
         "ends",
         "limited by the number of tenants with queued jobs",
-        "tenants that take turns in the queue, ordered by the virtual time of their next turn",
+        "tenants with queued jobs that take turns; the tenant with the lowest counter value (virtual time) is next",
     ),
     (
         "tags:<tier>:<priority>",
         "zset",
         "ttl",
         "kept for an hour",
-        "tenants that take no turns at present, with the virtual time of their next turn",
+        "tenants that take no turns at present, each with the counter value (virtual time) of its next turn",
     ),
     (
         "leases:<tier>:<priority>",
@@ -128,7 +128,7 @@ _JOBS = _keys(
         "zset",
         "ends",
         "a tenant is removed 5 s after the reset of the limit",
-        "tenants whose jobs start one at a time because a limit was just reset",
+        "tenants whose limit was just reset; their jobs start one at a time",
     ),
     ("open:<tenant>", "zset", "ends", _OPEN, "unfinished jobs of the tenant"),
     (
@@ -146,8 +146,14 @@ _JOBS = _keys(
         "ended jobs of the tenant, ordered by the time at which they expire",
     ),
     ("ended_bytes:<tenant>", "string", "ttl", _ONE, "size of the tenant's ended jobs in bytes"),
-    ("jobs:<owner>", "zset", "ttl", "a job is removed when its record must have expired", "all jobs of the owner"),
-    ("usage", "hash", "ends", _BILLED, "usage of finished runs that is not yet added to the usage of the tenants"),
+    ("jobs:<owner>", "zset", "ttl", "a job is removed when its record has certainly expired", "all jobs of the owner"),
+    (
+        "usage",
+        "hash",
+        "ends",
+        _BILLED,
+        "usage of finished runs of jobs that workers have not yet added to the usage of the tenants",
+    ),
     (
         "usage_batch",
         "hash",
@@ -174,8 +180,8 @@ _JOBS = _keys(
         "response_bytes:<tenant>",
         "hash",
         "ttl",
-        "limited as the key `<jobs>:responses:<tenant>`",
-        "size in bytes of each of the tenant's stored responses, and of all together",
+        "limited like the key `<jobs>:responses:<tenant>`",
+        "size in bytes of each stored response of the tenant, and the total size of these responses",
     ),
 )
 _WEBHOOKS = _keys(
@@ -185,7 +191,7 @@ _WEBHOOKS = _keys(
         "webhook:<id>",
         "hash",
         "ends",
-        "removed after the last attempt, at most about four days later",
+        "removed after the last attempt to send the webhook, at most about four days after the job's end",
         "a pending webhook",
     ),
     (
@@ -256,7 +262,7 @@ _BATCHES = _keys(
         "content:<id>",
         "hash",
         "ends",
-        "kept as long as the file's record; limited by quotas",
+        "kept as long as the file's record; `jobs.batches.max_redis_bytes` limits the total size per tenant",
         "content of the file, if Redis stores it",
     ),
     (
@@ -302,7 +308,13 @@ _STREAMS = _keys(
         "kept for `streams.lease_s`",
         "the process that receives the messages of the pipeline",
     ),
-    ("effect:<pipeline>:<digest>", "hash", "ttl", "kept for `streams.effect_ttl_s`", "state of a message"),
+    (
+        "effect:<pipeline>:<digest>",
+        "hash",
+        "ttl",
+        "kept for `streams.effect_ttl_s`",
+        "whether the outcome of a message is already recorded or published",
+    ),
 )
 _IDENTITY = _keys(
     "accounts/identity",
@@ -352,11 +364,27 @@ _TENANTS = _keys(
     ),
     ("budget", "hash", "ttl", _RESERVED, "maximum cost of each of the tenant's requests in progress (reservation)"),
     ("budget:ends", "zset", "ttl", _RESERVED, "the requests in progress, ordered by the end of their reservation"),
-    ("batch:<id>", "string", "ttl", "kept for a day", "mark that a part of the usage was added"),
+    (
+        "batch:<id>",
+        "string",
+        "ttl",
+        "kept for a day",
+        "mark that a process has already added this part of the usage to the tenant's usage",
+    ),
     ("charge:<id>", "string", "ttl", "kept for two minutes", "mark that a request was charged to the token buckets"),
 )
 _SHARED = (
-    *_keys("accounts", "causeway:", ("layout", "string", "fixed", _ONE, "version of the format of the accounts' keys")),
+    *_keys(
+        "accounts",
+        "causeway:",
+        (
+            "layout",
+            "string",
+            "fixed",
+            _ONE,
+            "version of the format of the Redis keys for revocations, usage and limits",
+        ),
+    ),
     *_keys(
         "accounts/tenants",
         "causeway:",
@@ -369,10 +397,16 @@ _SHARED = (
             "counts",
             "hash",
             "ttl",
-            "kept for an hour after the last process that has the variant",
+            "kept until an hour after the last process with this variant ended",
             "answers and errors that were counted for the trial of a variant",
         ),
-        ("batch:<id>", "string", "ttl", "kept for ten minutes", "mark that a process added its new counts"),
+        (
+            "batch:<id>",
+            "string",
+            "ttl",
+            "kept for ten minutes",
+            "mark that a process has already added these new counts to the key `counts` of the trial",
+        ),
     ),
     *_keys(
         "tiers",
@@ -381,10 +415,16 @@ _SHARED = (
             "",
             "stream",
             "ttl",
-            "about 1,000 scores; kept for an hour after the newest",
-            "scores for answers that another gateway made",
+            "about 1,000 scores; kept for an hour after the newest score",
+            "clients' scores for answers that were made by another gateway than the one that received the score",
         ),
-        (":<id>", "string", "ttl", "kept for a minute", "reply to a score, by the gateway that made the answer"),
+        (
+            ":<id>",
+            "string",
+            "ttl",
+            "kept for a minute",
+            "reply to a client's score, which the gateway that made the answer stores here",
+        ),
     ),
     *_keys(
         "degradation",
@@ -394,7 +434,7 @@ _SHARED = (
             "zset",
             "ttl",
             "limited by `degradation.sessions.max_per_tenant`",
-            "keys of the sessions of one tenant, ordered by the time of the last turn",
+            "the part `<key>` of the names of a tenant's session keys (next row), ordered by the time of the last turn",
         ),
         (
             "sessions:{<digest>}:<key>",
