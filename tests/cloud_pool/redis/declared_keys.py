@@ -452,7 +452,7 @@ _SHARED = (
             "hash",
             "ttl",
             "kept for a minute",
-            "gateways and workers that share the tier's permits, with their demand",
+            "gateways and workers that share the tier's permits, and how many permits each of them could use",
         ),
     ),
 )
