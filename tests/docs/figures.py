@@ -26,8 +26,9 @@ def readme_figures(results: str = "") -> str:
         _figure(page, "Beside other proxies", name, "to the first token") for name in ("our edge", "LiteLLM")
     )
     text = (
-        f"A decision takes {decision_us} µs, an answer from the cache {hit_ms} ms. While 32 clients stream, the daemon "
-        f"delays a first token by {ours_ms} ms, LiteLLM by {litellm_ms} ms ([figures](tests/bench/RESULTS.md))."
+        f"A decision takes {decision_us} µs, and an answer from the cache takes {hit_ms} ms. While 32 clients receive "
+        f"streams, the daemon delays a first token by {ours_ms} ms, and LiteLLM delays it by {litellm_ms} ms "
+        "([figures](tests/bench/RESULTS.md))."
     )
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
 

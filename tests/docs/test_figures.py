@@ -37,8 +37,9 @@ Words.
 
 def test_the_paragraph_has_the_figures_of_the_tables() -> None:
     assert " ".join(readme_figures(PAGE).split()) == (
-        "A decision takes 9.4 µs, an answer from the cache 0.055 ms. While 32 clients stream, the daemon delays a "
-        "first token by 1.25 ms, LiteLLM by 1,018.5 ms ([figures](tests/bench/RESULTS.md))."
+        "A decision takes 9.4 µs, and an answer from the cache takes 0.055 ms. While 32 clients receive streams, the "
+        "daemon delays a first token by 1.25 ms, and LiteLLM delays it by 1,018.5 ms "
+        "([figures](tests/bench/RESULTS.md))."
     )
 
 
