@@ -63,14 +63,14 @@ def log_decision(request_id: str, decision: Decision) -> None:
     bound = "; bound to the device" if decision.on_device else ""
     if decision.regions is not None:
         bound += f"; bound to {', '.join(decision.regions) or 'no region'}"
-    log.debug("%s decided: %s%s%s.", request_id, targets, rule, bound)
+    log.debug("Request %s was decided: %s%s%s.", request_id, targets, rule, bound)
 
 
 def log_outcome(record: DecisionRecord) -> None:
     """Log the attempts, then the outcome."""
     outcome = record.outcome
     for attempt in outcome.attempts:
-        log.debug("Request %s, attempt at %s: %s.", record.id, attempt.target, _attempt(attempt))
+        log.debug("Request %s tried %s: %s.", record.id, attempt.target, _attempt(attempt))
     cache = f"{outcome.cache} ({outcome.cache_reason})" if outcome.cache_reason else outcome.cache
     error = f", {outcome.error}" if outcome.error else ""
     log.debug(

@@ -203,13 +203,13 @@ async def test_debug_tells_each_requests_hops_without_content(tmp_path: Path, ca
             answer = await device.ask("my secret", tags="edge-ish", temperature=0.5)
             await until(lambda: "ended" in caplog.text)
     request_id = answer.headers["x-causeway-decision"]
-    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith(request_id)]
-    hops = [line.removeprefix(f"{request_id} ").partition(",")[0] for line in told]
+    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"Request {request_id}")]
+    hops = [line.removeprefix(f"Request {request_id} ").partition(",")[0] for line in told]
     assert hops == [
         "arrived: chat auto from 127.0.0.1",
-        "decided: small",
-        "attempt small: failed engine_unavailable",
-        "attempt large: done",
+        "was decided: small",
+        "tried small: failed engine_unavailable",
+        "tried large: done",
         "ended: ok 200",
     ]
     assert "secret" not in caplog.text
