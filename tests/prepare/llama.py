@@ -58,8 +58,10 @@ endfunction()
 cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL join_graphs)
 """
 # A released wheel has several CPU backends (see dist.py). ggml builds those of our list, and looks for them beside its
-# own library: left alone it looks beside the executable, which is Python, and in the working directory.
+# own library: left alone it looks beside the executable, which is Python, and in the working directory. A library that
+# is built with a search path keeps zeros of that length when CMake removes it, so that its bytes depend on the folder.
 CHOICE = """\
+set(CMAKE_SKIP_BUILD_RPATH ON)
 function(change file old new)
   file(READ "${CMAKE_CURRENT_SOURCE_DIR}/ggml/src/${file}" text)
   string(FIND "${text}" "${new}" done)
