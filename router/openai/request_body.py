@@ -1,4 +1,4 @@
-"""The parsing of a request's body: bytes → JSON object → checked struct, and the fields that all kinds share.
+"""Parsing of a request's body into a JSON object and a checked struct, with the fields that all requests share.
 
 For any bytes, only `InvalidRequest` and its subclasses are raised; each message names the fault, its place, and the
 correction. `chat.py`, `completions.py` and `embeddings.py` build the `Request`.

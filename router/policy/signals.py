@@ -1,4 +1,4 @@
-"""The signals that a policy can name (`SIGNALS`), reading them for a request, and evaluating conditions.
+"""The signals that a policy can name (`SIGNALS`), and functions that read them and that evaluate conditions.
 
 The table is also the source for the checks of expressions and for the documentation. A signal is `group.name`. A reader
 returns None if the device or the request has no such value: the signal is then absent.

@@ -32,7 +32,11 @@ _REQUEST = (
     b"Content-Length: %d\r\n\r\n" % len(_BODY)
 ) + _BODY
 _LIMITS = {"calm": 4096, "crowded": 4096, "full": 1024}  # server.max_connections
-WORDS = {"calm": "without idle connections", "crowded": f"with {IDLE} of them", "full": "at the limit"}
+WORDS = {
+    "calm": "without idle connections",
+    "crowded": f"with {IDLE} of them",
+    "full": "with as many as the limit of connections allows",
+}
 Address = tuple[str, int] | str
 
 

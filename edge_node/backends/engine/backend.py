@@ -1,4 +1,4 @@
-"""A model on this device as a Backend: it sends requests to its engine child and makes Chunks of the emissions."""
+"""A model on this device as a Backend: it sends requests to its engine child and makes Chunks of the output."""
 
 from __future__ import annotations
 

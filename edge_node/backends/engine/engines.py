@@ -1,4 +1,4 @@
-"""The engines of this device, one per model: the `Backend` of the location `edge`.
+"""The engines of this device, one per model; together they are the `Backend` for the location `edge`.
 
 A new policy may name other models: their engines start when it is activated, and engines whose model is no longer named
 are closed once they are idle. Other weights under the same name are loaded beside the old ones (`load_beside`), or

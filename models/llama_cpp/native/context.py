@@ -1,4 +1,4 @@
-"""The llama.cpp context, with its batch and its logits as numpy views: a step copies and allocates nothing."""
+"""The llama.cpp context; its batch and logits are numpy views, so a step copies and allocates nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model's tokens as bytes and text, and text as tokens."""
+"""Converts the model's tokens to bytes and text, and text to tokens."""
 
 from __future__ import annotations
 

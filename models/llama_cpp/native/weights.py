@@ -1,4 +1,4 @@
-"""A GGUF file in memory, with its metadata and its LoRA adapters, after a check that this machine's memory fits it.
+"""Loads a GGUF file with its metadata and LoRA adapters, after a check that it fits into this machine's memory.
 
 Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"; the files of adapters are what llama.cpp's
 `convert_lora_to_gguf.py` makes. llama.cpp frees adapters together with their model.

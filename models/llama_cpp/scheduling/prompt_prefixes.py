@@ -1,4 +1,4 @@
-"""Sources of a prompt's prefix that is already decoded: a running slot, a prefix saved in memory, or a file.
+"""Finds a decoded prefix of a prompt: in a running slot, in a prefix saved in memory, or in a file.
 
 A source must have the same adapter, because keys and values depend on the adapter.
 

@@ -1,4 +1,4 @@
-"""Prompt-lookup speculation: if text repeats, the tokens that followed it before are decoded in one batch as drafts.
+"""Prompt-lookup speculation: if text repeats, the tokens that followed its earlier occurrence are decoded as drafts.
 
 A draft is accepted only as far as the model samples the same tokens, so the distribution of answers is unchanged.
 Saxena 2023, "Prompt Lookup Decoding"; Leviathan et al. 2023 for the verification.
