@@ -134,7 +134,7 @@ async def test_an_unexpected_fault_of_one_delivery_leaves_the_others(
     job = await bed.ended_job(url(receiver, "faulty.example.com"), "acme/device")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sender.run)
-        await until(lambda: f"{job}.1: not delivered, because of an unexpected fault" in caplog.text)
+        await until(lambda: f"{job}.1 was not delivered, because of an unexpected fault" in caplog.text)
         await bed.ended_job(url(receiver), "other/device")
         await until(lambda: len(receiver.arrived) == 1)
         tasks.cancel_scope.cancel()

@@ -125,7 +125,7 @@ async def test_page_of_files_costs_its_files_alone(config: JobsConfig, clock: Cl
 async def test_devices_of_a_tenant_share_its_bytes(stores: JobStores) -> None:
     await upload(stores, b"x" * (2 * MIB), "acme/1")
     await upload(stores, b"x" * MIB, "acme/2")
-    with pytest.raises(QuotaExceeded, match=r"exceed 4194304 \(jobs.batches.max_redis_bytes\)") as caught:
+    with pytest.raises(QuotaExceeded, match=r"exceed the limit of 4194304 \(jobs.batches.max_redis_bytes\)") as caught:
         await upload(stores, b"x" * (MIB + 1), "acme/3")
     assert (caught.value.status, caught.value.retry_after_s) == (429, 60.0)
     await upload(stores, b"x" * MIB, "acme/3")

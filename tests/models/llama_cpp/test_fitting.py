@@ -93,5 +93,5 @@ def test_a_configured_context_is_kept_or_refused() -> None:
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:
-    with pytest.raises(EngineUnavailable, match=r"needs 700 MB and 300 MB"):
+    with pytest.raises(EngineUnavailable, match=r"needs 700 MB, but only 300 MB"):
         check_weights_fit(Path("m.gguf"), 700 * MB, 300 * MB)
