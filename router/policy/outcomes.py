@@ -34,7 +34,11 @@ OUTCOMES: Mapping[str, SignalSpec] = {
         _spec("regions", "list", 'regions of clouds that may get the request; "" is a cloud without a region'),
         _spec("route", "string", 'name of the route that decides the request; "" if no route decides'),
         _spec("handoff", "bool", "true: another target may take over after the first tokens of the device's answer"),
-        _spec("shadow", "bool", "true: a target on the other side may also get a copy of the request after the answer"),
+        _spec(
+            "shadow",
+            "bool",
+            "true: after the answer, a copy of the request may also go from the device to a cloud, or the reverse",
+        ),
         _spec("cached", "bool", "true: the answer may come from the cache, and a new answer is cached"),
         _spec("shared", "bool", "true: the cached answer may go to any client"),
         _spec("refused", "bool", "true: a rule of the guard refuses the request"),
