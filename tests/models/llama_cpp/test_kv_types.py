@@ -38,6 +38,6 @@ def test_prefixes_are_restored_at_q8_0(make_rig: Callable[..., Rig]) -> None:
 def test_heads_that_q8_0_cannot_hold_are_refused(tmp_path: Path) -> None:
     weights = Weights(write_tiny_gguf(tmp_path / "narrow.gguf", heads=4))
     assert weights.kv_bytes_per_token("f16") == 2 * 2 * 64 * 2
-    with pytest.raises(EngineUnavailable, match=r"multiple of 32, but this model's heads have 16. Set engine.kv_type to f16"):
+    with pytest.raises(EngineUnavailable, match=r"heads have 16. Set engine.kv_type to f16"):
         weights.kv_bytes_per_token("q8_0")
     weights.close()
