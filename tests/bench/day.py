@@ -58,7 +58,7 @@ SLICES = 24
 _DEMAND = 2  # the row of a store of spending
 LOAD_S, ANSWER_S = 900.0, 900.0  # on a busy machine
 PRIVATE, PROMISED, REPEATED = 0.08, 0.6, 0.1
-SHARE = 0.15  # of what all answers of the cloud would cost: the budget
+SHARE = 0.55  # of what all answers of the cloud would cost: the budget
 CUT, KILLED = (0.40, 0.45), 0.65  # of the day
 AFTER = 24  # tokens that the handoff holds back
 LONG = 50  # questions with long answers
@@ -114,6 +114,7 @@ class Answered(msgspec.Struct):
     took_s: float = 0.0
     usd: float = 0.0
     price: float | None = None  # of a dollar, when it was decided
+    covered: bool = False  # by the promise
     right: bool = False
     cloud_right: bool | None = None
 
@@ -245,7 +246,7 @@ class Run:
                 task.cancel()
             self.charges.append(self.charge)
             for one in self.answered:  # what the large model says to what the device answered under the promise
-                if one.rule == "promised" and one.route == "edge":
+                if one.covered and one.route == "edge":
                     one.cloud_right, _ = await self._graded(session, self.stack.gateway_url, LARGE, one.ask.prompt)
 
     async def _send(self, session: aiohttp.ClientSession, ask: Ask) -> None:
@@ -264,6 +265,7 @@ class Run:
         async with session.get(f"{self.stack.edge_url}/v1/decisions/{headers['x-causeway-decision']}") as found:
             record = await found.json()
         decision = record.get("decision") or {}
+        one.covered = decision.get("promise") is not None and not one.reason.startswith("fallback")
         one.rule, one.price = decision.get("rule", ""), record["snapshot"]["spend"].get("price")
         one.usd = record["outcome"].get("usd") or 0.0
         with (self.stack.folder / "answered.jsonl").open("ab") as log:
@@ -387,7 +389,7 @@ def table(run: Run, budget: float) -> Iterator[str]:
 def rows_of(run: Run, budget: float) -> list[Row]:
     done = [one for one in run.answered if one.status == 200]
     at_all = [one for one in done if one.rule == "promised"]
-    promised = [one for one in at_all if not one.reason.startswith("fallback")]  # it does not cover degraded answers
+    promised = [one for one in at_all if one.covered]
     kept_here = [one for one in promised if one.route == "edge"]
     worse = sum(bool(one.cloud_right) and not one.right for one in kept_here)
     private = [one for one in done if one.ask.private]
@@ -417,7 +419,7 @@ def rows_of(run: Run, budget: float) -> list[Row]:
             note=f"promised 95 %; {len(promised)} answers",
         ),
         Row("promise: answers of the device", share * len(kept_here), "%"),
-        Row("promise: fallbacks on the device, which it does not cover", len(at_all) - len(promised), ""),
+        Row("promise: answers that it does not cover: fallbacks, or no money was left", len(at_all) - len(promised), ""),
         Row(
             "scored: answers of the device", 100 * sum(one.route == "edge" for one in scored) / max(1, len(scored)), "%"
         ),
