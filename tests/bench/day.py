@@ -419,7 +419,7 @@ def rows_of(run: Run, budget: float) -> list[Row]:
             note=f"promised 95 %; {len(promised)} answers",
         ),
         Row("promise: answers of the device", share * len(kept_here), "%"),
-        Row("promise: answers that it does not cover: fallbacks, or no money was left", len(at_all) - len(promised), ""),
+        Row("promise: answers without it: fallbacks, or no money was left", len(at_all) - len(promised), ""),
         Row(
             "scored: answers of the device", 100 * sum(one.route == "edge" for one in scored) / max(1, len(scored)), "%"
         ),

@@ -198,7 +198,7 @@ async def test_a_fleet_uses_the_tenants_that_the_gateway_names(fleet: ScriptedFl
     """Its operators choose each device's tenant: they cannot spend the budget of another one."""
     gateway = Gateway(config(fleet))
     await gateway.trust.refresh()
-    with pytest.raises(PermissionDenied, match=r"'acme' here.*identity\.fleet\.tenants"):
+    with pytest.raises(PermissionDenied, match=r"'acme' on this gateway.*identity\.fleet\.tenants"):
         gateway.device(fleet.token(tenant="acme"))
     assert gateway.device(fleet.token()) == "kiosk-1"
     await gateway.trust.close()

@@ -81,7 +81,7 @@ async def test_a_device_erases_once_and_the_control_plane_gets_the_receipt(tmp_p
         first = await order()
         await server.post(f"{PATH}/erase", {}, as_="olga")
         waiting = await server.ask("POST", f"{PATH}/erase", {"client": "till"}, as_="olga")
-        assert (waiting.status, "has not carried out the order for all clients" in str(waiting)) == (409, True)
+        assert (waiting.status, "has not carried out the erasure order for all clients" in str(waiting)) == (409, True)
         assert await order() == first, "the open order stays"
         assert (await server.get(PATH))["erasure"]["finished"] is None
         async with device.running():

@@ -89,7 +89,9 @@ async def test_a_signal_that_cannot_be_used_is_refused_and_the_last_bundle_stays
     bad = release(publisher, number=2, files={kind: "broken"})
     await device.until(DeviceState.IDLE)
     assert (device.agent.running, device.agent.row.code) == (good, "model_unusable")
-    assert device.agent.row.quarantined[bad].startswith(f"model_unusable: The signal {kind} of m-small: ")
+    assert device.agent.row.quarantined[bad].startswith(
+        f"model_unusable: The signal {kind} of m-small cannot be used: "
+    )
 
 
 async def test_a_damaged_signal_is_seen_at_the_start(publisher: Publisher, device: TestDevice) -> None:

@@ -191,7 +191,7 @@ def test_a_model_that_is_not_on_the_device_is_a_red_line_at_the_start(tmp_path: 
                 break
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(60)
-    assert any(line.startswith("\x1b[31mproblem    no model named 'gone'") for line in lines), lines
+    assert any(line.startswith("\x1b[31mproblem    there is no model named 'gone'") for line in lines), lines
     assert lines[-1] == "waiting    no target can answer yet: target small"
     assert not any(line.startswith("ready") for line in lines)
     assert daemon.returncode == 0

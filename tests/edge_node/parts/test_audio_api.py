@@ -270,7 +270,7 @@ async def test_a_configured_language_that_the_encoder_does_not_know_is_not_blame
     async with running(tmp_path, encoders=encoders, parts=config) as device:
         unread = await send(device, "transcriptions", form())
         assert (unread.status, unread.code) == (503, "encoder_failed")
-        assert "the configured language: the language 'xx' is not known" in unread.message
+        assert "the configured language was refused: the language 'xx' is not known" in unread.message
         degraded = await ask(device, text("hello"), audio())
         assert (degraded.status, degraded.headers["x-causeway-modalities"]) == (200, "audio=failed")
         assert (await send(device, "transcriptions", form(language="en"))).status == 200

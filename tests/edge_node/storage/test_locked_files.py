@@ -60,12 +60,18 @@ async def test_a_file_that_stays_locked_ends_with_the_daemon_and_what_is_lost_is
     file = BackgroundSqlite(path, SCHEMA, linger_s=0.0)
     file.start()
     file.write(Write(INSERT, (1,)))
-    await until(lambda: path.exists() and file.stats().available and not file.stats().queued_writes)
+    await until(lambda: path.exists() and file.stats().available and _rows(path) == 1)
     with locked(path, "for writing"):
         file.write(Write(INSERT, (2,)))
         await until(lambda: "locked" in file.stats().problem)
         file.close(timeout_s=60.0)
         assert file.stats().lost_writes == 1
+
+
+def _rows(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as database:
+        (count,) = database.execute("SELECT count(*) FROM numbers").fetchone()
+    return int(count)
 
 
 def _problem(spend: SpendStore) -> str:

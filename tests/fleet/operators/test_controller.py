@@ -173,7 +173,7 @@ async def test_without_the_online_key_it_says_so_and_goes_on_when_it_is_there(be
         controller = bed.controller(store)
         await bed.begin(store, "r1", bundle, None)
         await bed.turn(store, controller)
-        assert "needs one of server" in controller.problems[0]
+        assert "needs one of these private keys: server" in controller.problems[0]
         hidden.rename(key)
         await bed.turn(store, controller)
         assert controller.problems == ()

@@ -42,7 +42,7 @@ async def test_weights_with_calibration_and_a_promise_reach_devices_and_what_lac
     output = capsys.readouterr().out
     assert "the policy 'first' reached 2 of 2 devices" in output
     assert "weights come without a signal `confidence` or `pair`" in output
-    assert "kiosks asks for 10000 (`replay.records`)" in output
+    assert "the cohort kiosks needs 10000 (`replay.records`)" in output
     assert "the policy 'second' reached 2 of 2 devices" in output
     assert "route long promises 95.0% as good as large (risk 0.05)" in output
     assert re.search(r"replayed [1-9]\d* recorded requests of 2 devices over", output)

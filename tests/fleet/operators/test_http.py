@@ -268,6 +268,6 @@ async def test_devices_and_the_rollout_are_counted_by_cohort(server: Server) -> 
 async def test_a_server_without_the_online_keys_does_not_start(signed: SignedFleet, tmp_path: Path) -> None:
     """It would answer, and renew nothing: after two days no device would take an update any more."""
     settings = ServeSettings(signed.path, tmp_path / "none", signed.path / "data", port=0)
-    with pytest.raises(ConfigError, match=r"none: The role rollout needs one of server \(\.pem\)"):
+    with pytest.raises(ConfigError, match=r"none: The role rollout needs one of these private keys: server \(\.pem\)"):
         async with running(settings):
             pass

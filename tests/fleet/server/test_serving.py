@@ -198,7 +198,7 @@ async def test_rows_that_cannot_be_read_stop_nothing_else(fleet_folder: Path) ->
         assert plane.wakes.pace("kiosk") == CohortPace()
         async with plane.store.read() as connection:
             assert await list_rollouts(connection, readable=True) == []
-            assert (await working_rollouts(connection))[1][0].startswith("The cohort kiosk pauses: ")
+            assert (await working_rollouts(connection))[1][0].startswith("The cohort kiosk pauses, because ")
             with pytest.raises(RolloutUnreadable):
                 await list_rollouts(connection, "kiosk")
 

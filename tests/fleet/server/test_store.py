@@ -80,7 +80,7 @@ async def test_a_database_of_a_newer_version_is_refused_unchanged(database: str)
     await revision_of(database, write="9999")
     for downgrade in (None, "", "0001"):
         with pytest.raises(
-            ConfigError, match=r"revision 9999, from a newer version of causeway-fleet; this version knows 0004"
+            ConfigError, match=r"revision 9999, from a newer version of causeway-fleet; this version knows only 0004"
         ) as refused:
             await Store.open(database, downgrade=downgrade)
         assert shlex.split(refused.value.message.split("`")[1]) == [

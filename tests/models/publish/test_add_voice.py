@@ -146,12 +146,12 @@ def test_a_model_that_is_no_voice_is_refused(tmp_path: Path, root: Path) -> None
     write_onnx(file, "no voice", [node], inputs=[pixels], outputs=[features], constants={})
     json_of(file).write_bytes(msgspec.json.encode(settings()))
     refused = run("add-voice", file, "--to", root, "--name", "bad")
-    assert "it is not a Piper voice: its inputs are pixels tensor(uint8)" in refused.output.replace("\n", " ")
+    assert "the file is not a Piper voice: its inputs are pixels tensor(uint8)" in refused.output.replace("\n", " ")
 
 
 def test_a_voice_that_takes_too_long_or_does_not_fit_is_refused(tmp_path: Path, root: Path) -> None:
     file = write_voice(tmp_path)
-    with pytest.raises(ArtifactError, match=r"cannot run it within 512 MiB and 0\.001 s"):
+    with pytest.raises(ArtifactError, match=r"cannot run the file within 512 MiB and 0\.001 s"):
         add_voice(file, root, device=BIG, name="slow", check_s=0.001)
     small = Device("small", 2**20)
     with pytest.raises(ArtifactError, match="small has 1 MiB of usable memory"):
