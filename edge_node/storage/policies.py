@@ -116,7 +116,7 @@ class PolicyStore:
             if last_good is None:
                 raise
             self._activate(last_good, refused=error.message)
-            log.error("The policy was rejected, and the last good policy is active: %s", error.message)
+            log.error("The policy was rejected, so the last good policy stays active. The reason: %s", error.message)
             return
         self._activate(loaded)
         self._persist(loaded.text)

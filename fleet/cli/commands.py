@@ -342,6 +342,13 @@ def _checked(paths: tuple[Path, ...], readable: frozenset[str] | None = None) ->
 
 _Folder = click.Path(path_type=Path, file_okay=False)
 _File = click.Path(path_type=Path, dir_okay=False)
+_database = option(
+    "--database",
+    "URL of a PostgreSQL database, as postgresql://USER:PASSWORD@HOST/NAME. Default: a SQLite database "
+    "in the state folder.",
+    default="",
+    metavar="URL",
+)
 
 
 @main.command()
@@ -364,13 +371,7 @@ _File = click.Path(path_type=Path, dir_okay=False)
     default="127.0.0.1:8090",
     metavar="HOST:PORT",
 )
-@option(
-    "--database",
-    "URL of a PostgreSQL database, as postgresql://USER:PASSWORD@HOST/NAME. Default: a SQLite database "
-    "in the state folder.",
-    default="",
-    metavar="URL",
-)
+@_database
 @option("--issuer", "Value of the claim `iss` in the tokens that devices get.", default="causeway")
 @option(
     "--max-files",
@@ -445,13 +446,7 @@ def serve(
     "State folder of the control plane, which has SQLite's database. Not needed with --database.",
     _Folder,
 )
-@option(
-    "--database",
-    "URL of a PostgreSQL database, as postgresql://USER:PASSWORD@HOST/NAME. Default: a SQLite database "
-    "in the state folder.",
-    default="",
-    metavar="URL",
-)
+@_database
 def downgrade(revision: str, state_dir: Path | None, database: str) -> None:
     """Take the database of a stopped control plane back to the schema REVISION, so that an earlier version of the
     control plane can use it.

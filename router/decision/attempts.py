@@ -480,4 +480,5 @@ def _too_long(attempts: Sequence[Attempt]) -> ContextLengthExceeded:
 
 
 def _failure_reason(attempt: Attempt) -> str:
-    return attempt.state.value if attempt.error is None else f"{attempt.error.code} ({attempt.error.message})"
+    error = attempt.error
+    return attempt.state.value if error is None else f"{error.code} ({error.message.removesuffix('.')})"

@@ -69,7 +69,7 @@ from ..types import (
     replace_surrogates,
 )
 from .abilities import PartForms, part_forms, unmet_abilities
-from .candidates import expected_tokens, expected_usd, most_usd, ranked
+from .candidates import expected_tokens, expected_usd, expected_wh, most_usd, ranked
 from .features import without_question
 from .sessions import NO_SESSION, SESSION_BOUND, counts_prefix, pinned_route
 
@@ -201,8 +201,7 @@ def _with_promise(
     state = snapshot.promises.get(name, _NO_EVIDENCE)
     if shadow is not None and state.threshold is not None:  # (1)
         reasons.append(Reason("promise_kept", rule=name, detail=f"{state.threshold:.3f}"))
-        kept = [plan if plan.handoff is None else _with_threshold(plan, state.threshold) for plan in attempts]
-        return tuple(kept), promise
+        return tuple([_with_threshold(plan, state.threshold) for plan in attempts]), promise
     detail = "the request gives no label" if shadow is None else state.detail  # (2)
     reasons.append(Reason("promise_unmeasured", rule=name, detail=detail))
     measured = None if shadow is None else promise
@@ -370,17 +369,14 @@ def _affordable(
 ) -> tuple[Target, ...]:
     """Return the targets whose answer costs at most what is left of the policy's budgets."""
     (snapshot, estimates), allowed = signals, []
-    left, energy = snapshot.spend.usd_left, snapshot.energy
-    wh_left, edge_wh, cloud_wh = energy.wh_left, 0.0, energy.cloud_wh or 0.0
-    if wh_left is not None:
-        edge_wh = expected_tokens(request) * (energy.token_wh or 0.0)
+    left, wh_left, tokens = snapshot.spend.usd_left, snapshot.energy.wh_left, expected_tokens(request)
     for target in targets:
         detail = ""
         if left is not None and target.price.costs:
             most = most_usd(target, request, estimates)
             if most > left or left < 0.0:
                 detail = f"{most:.6f} USD at most, {max(0.0, left):.6f} USD left"
-        if wh_left is not None and (wh := edge_wh if target.at == "edge" else cloud_wh) >= wh_left:
+        if wh_left is not None and (wh := expected_wh(target, tokens, snapshot)) >= wh_left:
             detail = f"{wh:.6f} Wh, {max(0.0, wh_left):.6f} Wh left"
         if detail:
             reasons.append(Reason("budget_excluded", rule=rule, target=target.key, detail=detail))
@@ -397,7 +393,7 @@ def _priced(
     """
     (snapshot, estimates), below, tokens = signals, handoff.below, expected_tokens(request)
     if price := snapshot.spend.price:
-        for target in targets:
+        for target in targets:  # `next` with a generator takes longer
             if target.price.costs:
                 below -= price * expected_usd(target, tokens, estimates)
                 break
@@ -405,8 +401,7 @@ def _priced(
     if energy.price:
         edge_wh = (tokens - handoff.after_tokens) * (energy.token_wh or 0.0)
         below += energy.price * (edge_wh - (energy.cloud_wh or 0.0))
-    below = 0.0 if below < 0.0 else min(1.0, below)
-    return Handoff(handoff.after_tokens, below, handoff.within_s)
+    return Handoff(handoff.after_tokens, min(1.0, max(0.0, below)), handoff.within_s)
 
 
 def _outside(target: Target, regions: frozenset[str], snapshot: Snapshot) -> str:

@@ -141,9 +141,7 @@ class GrpcStream:
         while end - at >= 5:
             length = int.from_bytes(data[at + 1 : at + 5], "big")
             if data[at] or length > _MAX_RESPONSE_BYTES:
-                raise ProtocolError(
-                    "The server sent a compressed response, although the client does not accept compression."
-                )
+                raise ProtocolError("The server sent a response that is compressed or too long.")
             if end - at - 5 < length:
                 break
             at += 5

@@ -174,7 +174,7 @@ def test_a_whole_answer_that_breaks_is_made_by_the_next_target() -> None:
 
 def test_the_last_error_has_every_attempts_reason() -> None:
     sequence = new_sequence(AttemptPlan(LARGE), AttemptPlan(SMALL))
-    fail(sequence, CloudSaturated("busy", retry_after_s=7.0))
+    fail(sequence, CloudSaturated("busy.", retry_after_s=7.0))
     error = EngineCrashed("killed", retry_after_s=2.0)
     fail(sequence, error)
     final = final_error(sequence.attempts, error)
